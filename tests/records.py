@@ -149,7 +149,7 @@ def record(
             "peak_after": 2.0,
             "mean_peak_before": 2.0,
             "mean_peak_after": 2.0,
-            **({"weights": WEIGHTS} if of.method.weighs_tokens else {}),
+            **({"weights": WEIGHTS} if of.method.name == "macs" else {}),
             **(load or {}),
         },
         "layers": list(layers),
@@ -161,7 +161,7 @@ def record(
         "provenance": {
             "date": "2026-11-22T00:00:00+00:00",
             "seconds": 1.5,
-            "seeds": {"eval": of.eval_seed, "method": of.method.seed},
+            "seeds": {"eval": of.eval_seed, "method": of.method.setting("seed")},
             "versions": {"torch": "2.9.0"},
             "git_revision": None,
             "model": {
@@ -281,10 +281,12 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
     """A record that looks like a real one: seeded by the cell's own identity."""
     rng = random.Random(f"{of.model.name} {of.task.name}")
     method = of.method
-    gamma = 8.0 if method.gamma is None else method.gamma
+    uniform = None if method.factor is None else method.factor.uniform
+    gamma = 8.0 if uniform is None else uniform
     gammas = [gamma] * depth
-    if method.budget is not None:
-        gammas = [2 - 3 * method.budget + number / 4 for number in range(depth)]
+    budget = method.setting("budget")
+    if budget is not None:
+        gammas = [2 - 3 * budget + number / 4 for number in range(depth)]
     top_k = max(1, experts // 8)
     layers = []
     for number in range(depth):
@@ -294,13 +296,14 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
         cap = math.ceil(gammas[number] * mean)
         after = [min(n, cap) for n in before]
         if method.name in ("expanded_drop", "token_reroute"):
-            more = 1.0 if method.candidates == "global" else 0.3 + 0.03 * method.m
+            is_global = method.setting("candidates") == "global"
+            more = 1.0 if is_global else 0.3 + 0.03 * method.setting("m")
             after = [n + int(more * 0.8 * (cap - n)) for n in after]
         falling = [math.exp(-0.35 * rank) + 0.02 for rank in range(experts)]
-        scores = [s / sum(falling) for s in falling] if method.name == "baseline" else None
+        scores = [s / sum(falling) for s in falling] if method.is_stock else None
         name = f"model.layers.{number}.mlp"
         layers.append(layer(before, after, top_k=top_k, scores=scores, name=name))
-        if method.budget is not None:
+        if budget is not None:
             layers[-1]["gamma"] = gammas[number]
     drop = sum(one["drop_rate"] for one in layers) / depth
     cost = {"score": 0.25, "expanded_drop": 0.2, "order": 0.9, "reverse_order": 0.8, "random": 0.6}
@@ -317,7 +320,7 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
         value=max(0.25, value),
         stderr=0.02,
         load={"drop_rate": drop, **dict.fromkeys(_PEAKS, peak)},
-        **({} if method.budget is None else {"calibration": calibrated(gammas)}),
+        **({} if budget is None else {"calibration": calibrated(gammas)}),
     )
     return of_images(found) if of.task.images else found
 

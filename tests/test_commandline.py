@@ -23,7 +23,7 @@ from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.tables import command as tables
-from capmoe_eval.routing.method import METHODS
+from capmoe_eval.routing.registry import method_names
 from capmoe_eval.serving import calibration
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.hub import ready
@@ -121,7 +121,7 @@ def test_a_grid_of_models_is_composed_inside_hydras_job(
 
 
 def test_every_method_name_works(shell: Shell) -> None:
-    named = [method for method in METHODS if method != "macs"]  # which needs images
+    named = [method for method in method_names() if method != "macs"]  # which needs images
     status, out, _ = shell("-m", f"method={','.join(named)}", "gamma=1.0", "tasks=obqa", "limit=2")
     assert status == 0
     assert f"{len(named)} computed" in out
@@ -476,18 +476,15 @@ def test_paper_profiles_plan_the_papers_grids() -> None:
     assert len(one) == 8 * (1 + 3 * (3 + 3))
     two = plans(composed(["experiment=table2", "profile=paper"]))
     assert len(two) == 9 * 4 * 4
-    gammas = {
-        plan.cell.model.name: plan.cell.method.gamma for plan in two if plan.cell.method.gamma
-    }
+    bounded = [plan.cell for plan in two if plan.cell.method.is_capped]
+    gammas = {cell.model.name: cell.method.uniform_gamma for cell in bounded}
     assert gammas == {
         "olmoe_instruct": 2.0,
         "qwen1_5_moe_chat": 1.5,
         "deepseek_v2_lite_chat": 2.0,
         "mixtral_8x7b_instruct": 1.5,
     }
-    ranks = {
-        plan.cell.model.name: plan.cell.method.ep_size for plan in two if plan.cell.method.gamma
-    }
+    ranks = {cell.model.name: cell.method.ep_size for cell in bounded}
     assert set(ranks.values()) == {6, 8} and ranks["qwen1_5_moe_chat"] == 6
 
 

@@ -19,13 +19,13 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.spread import Target
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.hub import ready
 
 SIDES = {
-    "baseline": Method("baseline"),
-    "prompt alone": Method("score", 1.0),
-    "every step": Method("score", 1.0, decode="constrained"),
+    "baseline": create_method("baseline"),
+    "prompt alone": create_method("score", 1.0),
+    "every step": create_method("score", 1.0, decode="constrained"),
 }
 """Token Drop at γ = 1 in both modes, the batch being one group; the baseline shows rounding."""
 

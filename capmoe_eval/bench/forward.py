@@ -28,6 +28,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
@@ -44,14 +45,16 @@ class Side(NamedTuple):
 
 
 SIDES = {
-    "baseline": Side(Method("baseline"), "meter and proofs alone", 0.98),
-    "score, γ=1000": Side(Method("score", 1000.0), "a whole decision that drops nothing", 0.98),
-    "score, γ=1": Side(Method("score", 1.0), "dropped pairs are not computed", 1.05),
+    "baseline": Side(create_method("baseline"), "meter and proofs alone", 0.98),
+    "score, γ=1000": Side(
+        create_method("score", 1000.0), "a whole decision that drops nothing", 0.98
+    ),
+    "score, γ=1": Side(create_method("score", 1.0), "dropped pairs are not computed", 1.05),
     "score, γ=1, examined": Side(
-        Method("score", 1.0), "the same, compared with the definition", examined=True
+        create_method("score", 1.0), "the same, compared with the definition", examined=True
     ),
     f"expanded_drop local, γ=1, {RANKS} ranks": Side(
-        Method("expanded_drop", 1.0, ep_size=RANKS), "free slots are filled again"
+        create_method("expanded_drop", 1.0, ep_size=RANKS), "free slots are filled again"
     ),
 }
 _MIN_DROP = 0.15  # a speedup is a target only where the method drops at least this share

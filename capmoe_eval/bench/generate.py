@@ -17,20 +17,24 @@ from capmoe_eval.bench.options import RANKS
 from capmoe_eval.bench.rounds import dtype_name, finish, placement, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.spread import Target
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.recipes import trained_model
 
 # Shape suffixes: B sequences, S positions.
 
 SIDES = {
-    "baseline": Side(Method("baseline"), "meter and proofs alone"),
-    "score, γ=1000": Side(Method("score", 1000.0), "a decision for the prompt that drops nothing"),
-    "score, γ=1": Side(Method("score", 1.0), "the prompt is under a capacity"),
+    "baseline": Side(create_method("baseline"), "meter and proofs alone"),
+    "score, γ=1000": Side(
+        create_method("score", 1000.0), "a decision for the prompt that drops nothing"
+    ),
+    "score, γ=1": Side(create_method("score", 1.0), "the prompt is under a capacity"),
     f"expanded_drop local, γ=1, {RANKS} ranks": Side(
-        Method("expanded_drop", 1.0, ep_size=RANKS), "the same, and free slots are filled again"
+        create_method("expanded_drop", 1.0, ep_size=RANKS),
+        "the same, and free slots are filled again",
     ),
     "score, γ=1, every step": Side(
-        Method("score", 1.0, decode="constrained"), "every step is decided, counted and checked"
+        create_method("score", 1.0, decode="constrained"),
+        "every step is decided, counted and checked",
     ),
 }
 EMBEDDED = "zoo:"

@@ -9,11 +9,11 @@ from string import Template
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from capmoe_eval.errors import UsageError, choice
+from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.data_file import read_yaml
-from capmoe_eval.experiment.schema import DTYPES
 from capmoe_eval.experiment.timings.studies import STUDIES
+from capmoe_eval.experiment.values import DTYPES
 
 RANKS = 8
 """Emulated ranks of ``expanded_drop`` in ``forward``, as in the paper's efficiency runs."""
@@ -60,6 +60,6 @@ def check_names(model: str, tasks: Sequence[str]) -> None:
     """Refuse a model or a task that the configuration does not have, and name the closest one."""
     from capmoe_eval.experiment.configuration import options  # needs Hydra
 
-    choice(*options("model"))("--model", model)
+    check_choice("--model", model, options("model"))
     for task in tasks:
-        choice(*options("tasks"))("--tasks", task)
+        check_choice("--tasks", task, options("tasks"))

@@ -28,7 +28,7 @@ from capmoe_eval.serving.placement.layout import Counts, contiguous
 from capmoe_eval.serving.placement.llep import LeastLoaded
 from capmoe_eval.serving.placement.outcome import Outcome, judge
 from capmoe_eval.serving.trace import Trace
-from capmoe_eval.wrapper.recorder import Recorder
+from capmoe_eval.wrapper.observers.trace import Recorder
 from capmoe_eval.zoo.hub import ready
 
 # Shape suffixes: S steps, L layers, E experts.

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from capmoe_eval.errors import UsageError, choice
+from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.processes import process_rank
-from capmoe_eval.experiment.schema import DTYPES
 from capmoe_eval.experiment.timings.schema import Evaluation, Machine
 from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.values import DTYPES
 
 CPU = torch.device("cpu")
 _Spent = TypeVar("_Spent")
@@ -44,7 +44,7 @@ def placement(given: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dtype = given.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    choice(*DTYPES)("dtype", dtype)
+    check_choice("dtype", dtype, DTYPES)
     return device, getattr(torch, dtype)
 
 

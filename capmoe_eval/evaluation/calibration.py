@@ -21,8 +21,7 @@ from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import stored
-from capmoe_eval.routing.knobs import ADAPTIVE
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration import Applied, Calibration
 from capmoe_eval.serving.calibration_kinds import kind_of
@@ -80,12 +79,11 @@ def calibrate(
     asked = sorted(requests(tasks, cell, per_part), key=attrgetter("request_type"))
     lm.set_batches(cell.batch_size, cell.shuffle)
     knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}  # also of capacity groups
-    # It drops nothing, and a γ that is still to be chosen is in no simpler form.
-    unlimited = Method("score", ADAPTIVE, budget=0.5, **knobs)  # type: ignore[arg-type]
-    meter = lm.route(unlimited.at(math.inf))
+    # Not in its canonical form, the baseline, which has no groups.
+    meter = lm.route(TokenDrop(gamma=math.inf, **knobs))
     try:
-        layers = [of_layer.layer for of_layer in meter.layers]
-        observer = meter.recorder = kind.observer(layers, cell.method)
+        observer = kind.observer(meter.layers, cell.method)
+        meter.observe(observer)
         for request_type, alike in itertools.groupby(asked, attrgetter("request_type")):
             getattr(lm, request_type)(list(alike))
     finally:

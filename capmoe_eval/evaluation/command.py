@@ -23,10 +23,11 @@ from capmoe_eval.experiment.configuration import (
     model_notes,
     plans,
     share,
+    store_knobs,
 )
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.schema import CALIBRATE
+from capmoe_eval.experiment.settings import CALIBRATE
 
 
 def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
@@ -121,6 +122,7 @@ def main() -> None:
             raise UsageError(
                 "--experimental-rerun: would run what is pickled in a file; repeat the command line"
             )
+        store_knobs()
         sys.argv[1:] = for_hydra(sys.argv[1:])
         return command()
 

@@ -30,7 +30,7 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.serving.calibration import Applied
-from capmoe_eval.wrapper.recorder import Recorder
+from capmoe_eval.wrapper.observers.trace import Recorder
 
 
 def evaluate(
@@ -64,7 +64,8 @@ def evaluate(
     started = time.perf_counter()
     lm.set_batches(cell.batch_size, cell.shuffle)
     meter = lm.route(cell.method) if applied is None else lm.route(applied.method, applied.layers)
-    meter.recorder = recorder
+    if recorder is not None:
+        meter.observe(recorder)
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
         # as we do, and then spends seconds on describing the machine.
@@ -97,7 +98,7 @@ def evaluate(
         "provenance": {
             **provenance(lm.model, lm.reader),
             "seconds": round(seconds, 3),
-            "seeds": {"eval": cell.eval_seed, "method": cell.method.seed},
+            "seeds": {"eval": cell.eval_seed, "method": cell.method.setting("seed")},
             "data_fingerprint": library.fingerprint(cell.task, source),
         },
     }

@@ -35,8 +35,8 @@ from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.results import Reader, directories, stored
-from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import CONTIGUOUS, create_method
 from capmoe_eval.serving.calibration import DOCUMENTS
 from capmoe_eval.serving.calibration_kinds import KINDS
 
@@ -163,11 +163,12 @@ def measured_rate(
 
 def _timed(method: Method) -> Method:
     """Return a method that takes as long, and needs no calibration."""
-    if method.budget is not None:
-        return dataclasses.replace(method, gamma=1.0, budget=None)
+    if method.factor is not None and method.factor.calibration is not None:
+        return method.at(1.0).canonical()
     if method.is_placed:
-        return dataclasses.replace(method, placement=CONTIGUOUS)
-    return method if method.calibration is None else Method("baseline")
+        knobs = method.identity() | {"placement": CONTIGUOUS}
+        return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
+    return method if method.calibration is None else create_method("baseline")
 
 
 def _calibration_notes(missing: Sequence[Plan]) -> list[str]:

@@ -7,7 +7,6 @@ log-likelihood batch are known, so that pads never count. The inputs of the mode
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
 from array import array
@@ -27,17 +26,16 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method, knobs
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
-from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.wrapper.session import routed
 
 Document = tuple[str | None, int | None]  # name of the task, lm-eval's id of the document
 
 # Texts whose tokens are remembered: the cells of a grid ask one model the same questions.
 _REMEMBERED = 2**18
-
-_KNOBS = {field.name for field in dataclasses.fields(Method)} - {"name"}
 
 
 @register_model("capmoe")
@@ -46,7 +44,7 @@ class CapmoeLM(HFLM):
 
     Args:
         pretrained: As for ``hf``: a hub id, a path, or a loaded model.
-        method: A name of :data:`capmoe_eval.routing.method.METHODS`.
+        method: A name of :func:`capmoe_eval.routing.registry.method_names`.
         gamma: Capacity factor γ.
         **kwargs: The other knobs of :class:`Method` (``ep_size``, ``candidates``, …), and whatever
             ``hf`` takes.
@@ -77,8 +75,8 @@ class CapmoeLM(HFLM):
         gamma: float | None = None,
         **kwargs: Any,
     ) -> None:
-        knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
-        chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
+        settings = {knob: kwargs.pop(knob) for knob in knobs().keys() & kwargs.keys()}
+        chosen = method if isinstance(method, Method) else create_method(method, gamma, **settings)
         size = kwargs.get("batch_size") or 1
         check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
         self._tokens = functools.lru_cache(_REMEMBERED)(self._encoded)
@@ -134,9 +132,7 @@ class CapmoeLM(HFLM):
         check_batch_size(self.batch_size, method)
         self.release()
         self._n_batches, self.batches = 0, {}
-        self.meter = self._routing.enter_context(
-            capacity_aware(self.model, method, calibrated=calibrated)
-        )
+        self.meter = self._routing.enter_context(routed(self.model, method, calibrated=calibrated))
         return self.meter
 
     def release(self) -> None:
@@ -150,7 +146,7 @@ class CapmoeLM(HFLM):
         Raises:
             UsageError: Under a capacity, where an answer depends on both.
         """
-        if self.meter.method.name != "baseline":
+        if not self.meter.method.is_stock:
             raise UsageError(
                 "use_cache: under a capacity an answer depends on the method and on its batch, "
                 "which lm-eval's cache does not know; leave it out"

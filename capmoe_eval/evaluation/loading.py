@@ -23,7 +23,6 @@ from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.schema import check_key
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
 from capmoe_eval.zoo.recipes import trained_model, trained_processor, trained_tokenizer
@@ -42,8 +41,6 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> Capmoe
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
-    for key in ("dtype", "attention"):  # which a cell made in Python has unchecked
-        check_key(key, getattr(model, key))
     device = chosen_device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)

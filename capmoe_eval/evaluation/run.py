@@ -259,11 +259,12 @@ class _Work:
         from capmoe_eval.evaluation.calibration import apply_calibration
         from capmoe_eval.evaluation.evaluate import evaluate
         from capmoe_eval.evaluation.traces import write_trace
-        from capmoe_eval.wrapper.recorder import Recorder
+        from capmoe_eval.wrapper.observers.trace import Recorder
 
         plan = turn.plan
         inputs.check(plan.root, plan.cell, self._origin(plan, lm))
         self.progress.start(plan.cell)
+        recorder = None if plan.save_trace is None else Recorder(plan.trace_tokens)
         record = evaluate(
             plan.cell,
             lm,
@@ -272,9 +273,9 @@ class _Work:
             root=plan.root,
             sandbox=self.sandbox,
             applied=apply_calibration(plan, lm, self.progress.warn),
-            recorder=None if plan.save_trace is None else Recorder(plan.trace_tokens),
+            recorder=recorder,
         )
-        write_trace(plan, lm.meter)  # before the record, which says that the cell is finished
+        write_trace(plan, lm.meter, recorder)  # before the record, which says that it is finished
         if turn.reservation is not None:
             if not turn.reservation.held():
                 return None

@@ -60,15 +60,16 @@ def rounding_warning(record: Record) -> str | None:
     A γ above E/K is compared as E/K: the capacity is then all tokens of the group.
     """
     method, effective, mean = record.cell.method, record.load.effective_gamma, record.load.mean_load
-    if method.gamma is None or effective is None or mean is None:
+    gamma = method.uniform_gamma
+    if gamma is None or effective is None or mean is None:
         return None
-    nominal = min(method.gamma, max(layer.n_experts / layer.top_k for layer in record.layers))
+    nominal = min(gamma, max(layer.n_experts / layer.top_k for layer in record.layers))
     if abs(effective - nominal) <= nominal / 10:
         return None
     group = "sequence" if method.scope == "sequence" else "rank"
     fix = "larger batches (batch_size) or fewer ranks (ep_size)"
     return (
-        f"gamma={method.gamma:g}: rounding makes it {effective:.2f}, with {mean:.1f} tokens per "
+        f"gamma={gamma:g}: rounding makes it {effective:.2f}, with {mean:.1f} tokens per "
         f"{method.granularity} and {group} ({record.cell}); take "
         f"{'scope=batch' if group == 'sequence' else fix}, and compare cells by 'effective γ'"
     )

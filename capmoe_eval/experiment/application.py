@@ -290,10 +290,8 @@ _PROJECTS: Final = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
 
 def _refused(error: Exception) -> str:
     """Return the error line for an override that Hydra refused, with the closest known key."""
-    from omegaconf import OmegaConf
-
     from capmoe_eval.experiment.configuration import config_directory
-    from capmoe_eval.experiment.schema import fields
+    from capmoe_eval.experiment.settings import fields, keys
 
     told = f"{error} {error.__cause__ or ''}"
     unknown = re.search(r"Key '([^']+)' is not in struct", told)
@@ -303,6 +301,6 @@ def _refused(error: Exception) -> str:
     section = re.search(r"full_key: (\w+)\.", told)
     if section and fields(section[1]):
         return str(bad_choice(section[1], unknown[1], fields(section[1])))
-    keys = {str(key) for key in OmegaConf.load(config_directory() / "config.yaml")}
     groups = {path.name for path in config_directory().iterdir() if path.is_dir()}
-    return str(bad_choice("key", unknown[1], sorted(keys - {"defaults", "hydra"} | groups)))
+    every = {*keys(), "data", "grid", "parts", *groups} - {"hydra"}
+    return str(bad_choice("key", unknown[1], sorted(every)))

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
-from capmoe_eval.errors import CAPACITY, LARGEST, PLAIN, Check, UsageError, shown, whole
+from pydantic import Field
+
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.timings.names import FOLDER
+from capmoe_eval.experiment.values import NumpySeed, Threads
+from capmoe_eval.routing.factor import parse_factor
+from capmoe_eval.routing.knobs import LARGEST, Count, check
+
+PLAIN = re.compile(r"[!-^`-~]*")
+"""The text of a number, without what Python reads beside: 1_0, spaces, digits of other scripts."""
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -83,35 +91,43 @@ def _path(word: str) -> Path:
     return Path(word)
 
 
-def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
-    """Return a type of an option: the value of a word that keeps the rule."""
+def _typed(annotation: Any) -> Callable[[str], Any]:
+    """Return the type of an option: the number of a word, as an annotation allows it."""
+    parse = get_args(annotation)[0]
 
     def convert(word: str) -> Any:
         try:
-            value = parse(word) if PLAIN.fullmatch(word) else math.nan
+            value = parse(word) if PLAIN.fullmatch(word) else word
         except ValueError:
-            value = math.nan
-        if not check.holds(value):
-            raise argparse.ArgumentTypeError(f"={shown(word)}: {check.rule}")
-        return value
+            value = word
+        try:
+            return check("", value, annotation)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
     return convert
 
 
-COUNT = _typed(int, whole(1, LARGEST))
-EXPERTS = _typed(int, whole(1, 2**12))  # those of a layer, and what there are at most as many of
-TOKENS = _typed(int, whole(1, 2**40))
-BYTES = _typed(int, whole(1, 2**50))
-INDEX = _typed(int, whole(0, LARGEST))
-SEED = _typed(int, whole(0, 2**32 - 1))
-THREADS = _typed(int, whole(1, 1024))
-POSITIVE = _typed(
-    float, Check("must be a finite number above 0", lambda number: 0 < number < math.inf)
-)
-SECONDS = _typed(
-    float, Check("must be a finite number of at least 0", lambda number: 0 <= number < math.inf)
-)
-POINTS = _typed(float, Check("must be a number from 0 to 100", lambda number: 0 <= number <= 100))
-SHARE = _typed(float, Check("must be a number from 0 to 1", lambda number: 0 <= number <= 1))
-GAMMA = _typed(float, CAPACITY)
+def _gamma(word: str) -> float:
+    try:
+        factor = parse_factor(word)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("gamma")) from error
+    assert factor is not None and factor.uniform is not None
+    return factor.uniform
+
+
+COUNT = _typed(Count)
+# Those of a layer, and what there are at most as many of.
+EXPERTS = _typed(Annotated[int, Field(ge=1, le=2**12)])
+TOKENS = _typed(Annotated[int, Field(ge=1, le=2**40)])
+BYTES = _typed(Annotated[int, Field(ge=1, le=2**50)])
+INDEX = _typed(Annotated[int, Field(ge=0, le=LARGEST)])
+SEED = _typed(NumpySeed)
+THREADS = _typed(Threads)
+POSITIVE = _typed(Annotated[float, Field(gt=0)])
+SECONDS = _typed(Annotated[float, Field(ge=0)])
+POINTS = _typed(Annotated[float, Field(ge=0, le=100)])
+SHARE = _typed(Annotated[float, Field(ge=0, le=1)])
+GAMMA = _gamma
 PATH = _path

@@ -9,22 +9,33 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
-from capmoe_eval.errors import FLAG, LARGEST, NAME, TEXT, Check, UsageError, shown, whole
-from capmoe_eval.experiment.names import gamma_label
-from capmoe_eval.routing.method import DEFAULTS, Method
+from pydantic import Field
 
-_COUNT = whole(1, LARGEST)
-_OWN = "null for the model's own"
-_BATCH_SIZE = Check(
-    f"{_COUNT.rule}, or auto for the baseline",
-    lambda value: value == "auto" or _COUNT.holds(value),
+from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.experiment.values import (
+    Attention,
+    BatchSize,
+    Documents,
+    Dtype,
+    EveryDocument,
+    Name,
+    NumpySeed,
+    Own,
+    Text,
 )
-_LIMIT = whole(1, LARGEST, "a whole number of documents").or_null("null for all")
-_DATA = dataclasses.replace(NAME, rule=f"{NAME.rule}; call a local root data.name=NAME")
-_SHUFFLE = whole(0, 2**63 - 1, "a seed, a whole number").or_null("null for lm-eval's batches")
-
+from capmoe_eval.routing.knobs import (
+    LARGEST,
+    Count,
+    Seed,
+    check,
+    check_fields,
+    declared_knobs,
+    field_types,
+)
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
@@ -32,26 +43,19 @@ PROGRAMS = ("capmoe_humaneval",)
 """The suite's tasks, by lm-eval's name, whose answers are programs, which run in a sandbox."""
 
 
-@functools.cache
-def checks(kind: type) -> dict[str, Check]:
-    """Return the checks of a class's fields, which stand in their annotations."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {n: get_args(hint)[1] for n, hint in hints.items() if get_origin(hint) is Annotated}
-
-
 @dataclass(frozen=True)
 class ModelId:
     """A model: its weights and their precision."""
 
-    name: Annotated[str, NAME]  # its key, as in ``model=`` and in ``conf/model/``
+    name: Name  # its key, as in ``model=`` and in ``conf/model/``
     # Hub id, local path, or an embedded model: ``zoo:<family>``, trained, or ``tiny:<family>``,
     # with random weights.
-    pretrained: Annotated[str, TEXT]
-    revision: Annotated[str, TEXT] = "main"  # branch, tag or commit on the hub
-    dtype: str = "bfloat16"  # precision of the weights
-    tokenizer: Annotated[str | None, TEXT.or_null(_OWN)] = None  # path or hub id
-    max_length: Annotated[int | None, _COUNT.or_null(_OWN)] = None  # tokens of an input
-    attention: str | None = None  # implementation, such as ``eager``; None for the model's own
+    pretrained: Text
+    revision: Text = "main"  # branch, tag or commit on the hub
+    dtype: Dtype = "bfloat16"  # precision of the weights
+    tokenizer: Text | Own = None  # path or hub id
+    max_length: Count | Own = None  # tokens of an input
+    attention: Attention | Own = None  # its implementation
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the model, JSON-ready."""
@@ -61,10 +65,7 @@ class ModelId:
         return fields
 
     def __post_init__(self) -> None:
-        for field, check in checks(ModelId).items():
-            check(f"model.{field}", getattr(self, field))
-        TEXT("dtype", self.dtype)
-        TEXT.or_null(_OWN)("attention", self.attention)
+        check_fields(self, "model.")
 
 
 BERTSCORE: Mapping[str, Any] = {"encoder": None, "layer": None, "rescale": False}
@@ -75,20 +76,21 @@ BERTSCORE: Mapping[str, Any] = {"encoder": None, "layer": None, "rescale": False
 class TaskId:
     """A task: its documents, prompts and metric."""
 
-    name: Annotated[str, NAME]  # its key, as in ``tasks=`` and in ``conf/tasks/``
-    lm_eval: Annotated[str, TEXT]  # name of the task or group in lm-eval
-    dataset: Annotated[str, TEXT]  # on the hub, ``<org>/<name>``; several are joined by ``+``
-    metric: Annotated[str, TEXT]  # of Table 5
+    name: Name  # its key, as in ``tasks=`` and in ``conf/tasks/``
+    lm_eval: Text  # name of the task or group in lm-eval
+    dataset: Text  # on the hub, ``<org>/<name>``; several are joined by ``+``
+    metric: Text  # of Table 5
     # Few-shot examples, as in Table 5.
-    fewshot: Annotated[
-        int | None, whole(0, LARGEST).or_null("null for what the lm-eval task says")
-    ] = None
-    filter: Annotated[str, TEXT] = "none"  # lm-eval's, of the answers that the metric applies to
-    images: Annotated[bool, FLAG] = False  # whether its questions are about images
+    fewshot: (
+        Annotated[int, Field(ge=0, le=LARGEST)]
+        | Annotated[None, Field(description="null for what the lm-eval task says")]
+    ) = None
+    filter: Text = "none"  # lm-eval's, of the answers that the metric applies to
+    images: bool = False  # whether its questions are about images
     # Of BERTScore: its encoder (a path or hub id), the hidden layer, and whether it is rescaled.
-    encoder: Annotated[str | None, TEXT.or_null("null for no BERTScore")] = None
-    layer: Annotated[int | None, _COUNT.or_null("null for bert-score's choice")] = None
-    rescale: Annotated[bool, FLAG] = False
+    encoder: Text | Annotated[None, Field(description="null for no BERTScore")] = None
+    layer: Count | Annotated[None, Field(description="null for bert-score's choice")] = None
+    rescale: bool = False
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the task, JSON-ready.
@@ -102,8 +104,7 @@ class TaskId:
         return fields
 
     def __post_init__(self) -> None:
-        for field, check in checks(TaskId).items():
-            check(f"tasks.{shown(self.name)}.{field}", getattr(self, field))
+        check_fields(self, f"tasks.{shown(self.name)}.")
         for field, unsaid in BERTSCORE.items():
             if self.encoder is None and getattr(self, field) != unsaid:
                 raise UsageError(
@@ -112,9 +113,9 @@ class TaskId:
                 )
 
 
-MODEL_FIELDS = tuple(checks(ModelId))
+MODEL_FIELDS = tuple(n for n in field_types(ModelId) if n not in ("dtype", "attention"))
 """Fields of a model that are those of ``model`` in the configuration."""
-TASK_FIELDS = tuple(field for field in checks(TaskId) if field != "name")
+TASK_FIELDS = tuple(field for field in field_types(TaskId) if field != "name")
 """Fields of a task that are those of ``tasks.<name>`` in the configuration."""
 
 
@@ -126,26 +127,26 @@ class Cell:
     method: Method  # in its canonical form
     task: TaskId
     # Sequences per forward; under a capacity it is part of the result.
-    batch_size: Annotated[int | str, _BATCH_SIZE]
-    limit: Annotated[int | None, _LIMIT] = None  # documents per (sub)task; None for all
+    batch_size: BatchSize
+    limit: Count | EveryDocument = None  # documents per (sub)task
     # Source of the documents: ``hub``, an embedded source, or a local root's name.
-    data: Annotated[str, _DATA] = "hub"
-    eval_seed: Annotated[int, whole(0, 2**32 - 1)] = 1234  # of shots; numpy takes no larger one
+    data: Documents = "hub"
+    eval_seed: NumpySeed = 1234  # of few-shot examples
     # Seed of random batches; None for lm-eval's own batches, sorted by length.
-    shuffle: Annotated[int | None, _SHUFFLE] = None
+    shuffle: Seed | Annotated[None, Field(description="null for lm-eval's batches")] = None
 
     def __post_init__(self) -> None:
-        for field, check in checks(Cell).items():
-            check(field, getattr(self, field))
+        check_fields(self)
         check_batch_size(self.batch_size, self.method)
-        if not self.task.images and self.method.weighs_tokens:
-            raise UsageError(
-                f"method={self.method.name}: {self.task.name} asks about no images, whose tokens "
-                "it weighs; choose a task with images, such as tasks=mme, or method=score"
-            )
-        if not self.task.images and self.method.modality != "uniform":  # there is one modality
-            text = dataclasses.replace(self.method, modality="uniform")
-            object.__setattr__(self, "method", text)
+        setting = self.method.modality_setting
+        if not self.task.images and setting is not None:  # there is one modality
+            if "modality" not in declared_knobs(type(self.method)):
+                raise UsageError(
+                    f"{setting}: {self.task.name} asks about no images, whose tokens it weighs; "
+                    "choose a task with images, such as tasks=mme, or method=score"
+                )
+            text: Any = dataclasses.replace(self.method, modality="uniform")  # type: ignore[type-var]
+            object.__setattr__(self, "method", text.canonical())
         if self.task.images and self.batch_size == "auto":
             raise UsageError(
                 f"batch_size=auto: {self.task.name} asks about images, for which lm-eval searches "
@@ -163,7 +164,7 @@ class Cell:
             "model": self.model.identity(),
             "method": self.method.identity(),
             "task": self.task.identity(),
-            **{field: getattr(self, field) for field in checks(Cell)},
+            **{field: getattr(self, field) for field in CELL_FIELDS},
         }
 
     @functools.cached_property
@@ -174,8 +175,8 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The method and its knobs, as :func:`method_label` has them."""
-        return method_label(self.method)
+        """The method and the knobs that differ from their defaults, fit for a file name."""
+        return self.method.label
 
     def path(self, root: Path) -> Path:
         """Return the path of the cell's record under ``root``."""
@@ -191,41 +192,21 @@ class Cell:
         knobs = dict(identity["method"])
         return cls(
             model=ModelId(**identity["model"]),
-            method=Method(knobs.pop("method"), knobs.pop("gamma", None), **knobs),
+            method=create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs),
             task=TaskId(**identity["task"]),
-            **{key: identity[key] for key in checks(Cell)},
+            **{key: identity[key] for key in CELL_FIELDS},
         )
+
+
+CELL_FIELDS = tuple(field_types(Cell))
+"""Fields of a cell beside its parts; they are keys of the configuration."""
 
 
 def check_batch_size(batch_size: int | str, method: Method) -> None:
     """Refuse a batch size that is neither a positive whole number nor the baseline's ``auto``."""
-    _BATCH_SIZE("batch_size", batch_size)
+    check("batch_size", batch_size, BatchSize)
     if batch_size == "auto" and method.name != "baseline":
         raise UsageError(
             "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "
             "depend on free memory; choose a number, such as batch_size=16"
         )
-
-
-_ALWAYS_SHOWN = ("m", "k0", "expert_budget", "min_similarity")
-"""Knobs that have no natural default."""
-_SHORT = {
-    **{"ep_size": "ep", "seed": "s", "rounds": "r", "k0": "k"},
-    **{"expert_budget": "b", "min_similarity": "sim"},
-}
-
-
-def method_label(method: Method) -> str:
-    """Return a method and the knobs that differ from their defaults, fit for a file name."""
-    parts = [method.name]
-    if method.factor is not None:
-        parts.append(gamma_label(method.factor))
-    by_factor = ("method", "gamma", "budget", "layer_gammas")
-    for knob, value in method.identity().items():
-        if knob in by_factor or (value == DEFAULTS[knob] and knob not in _ALWAYS_SHOWN):
-            continue
-        if value is True:
-            parts.append(knob)
-        else:
-            parts.append(value if isinstance(value, str) else f"{_SHORT.get(knob, knob)}{value}")
-    return "-".join(parts)

@@ -14,10 +14,11 @@ from capmoe_eval.errors import shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
-from capmoe_eval.experiment.schema import TASK_DEFAULTS
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.routing.knobs import ADAPTIVE
-from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.experiment.settings import TASK_DEFAULTS
+from capmoe_eval.routing.knobs import declared_knobs
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import knobs, method_class
 
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a command for a directory that a record does not know."""
@@ -56,7 +57,7 @@ def row_command(
     if gamma is not None:
         words["gamma"] = (float(gamma),)
     words |= {knob: (value,) for knob, value in knobs.items()} | {"tasks": tuple(tasks)}
-    if method == "random":
+    if "seed" in declared_knobs(method_class(method)):
         words["seed"] = tuple(seeds)
     if any(_key(word) == "model" for word in overrides):  # as the user names a model of one's own
         del words["model"]
@@ -172,12 +173,12 @@ def _method_words(
     method: Method, defaults: Mapping[str, Any], always: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return a method, its γ, and the knobs that differ from the defaults or stand ``always``."""
-    knobs = method.identity()
-    words: dict[str, Any] = {"method": knobs.pop("method")}
-    if "gamma" in knobs:
-        gamma = knobs.pop("gamma")
-        words["gamma"] = gamma if gamma == ADAPTIVE else float(gamma)
-    return words | {k: v for k, v in knobs.items() if k in always or v != defaults[k]}
+    settings = method.identity()
+    words: dict[str, Any] = {"method": settings.pop("method")}
+    if "gamma" in settings:
+        gamma = settings.pop("gamma")
+        words["gamma"] = float(gamma) if gamma == "inf" else gamma
+    return words | {k: v for k, v in settings.items() if k in always or v != defaults[k]}
 
 
 def _different(
@@ -201,6 +202,6 @@ def _joined(found: Iterable[Words], key: str) -> list[Words]:
 def _without_defaults(words: Words) -> Words:
     """Leave out a modality, shuffle and batch size that every one of the models has by default."""
     batches = {_model_defaults(name)["batch_size"] for name in words["model"]}
-    quiet: dict[str, set[Any]] = {"modality": {DEFAULTS["modality"]}, "shuffle": {None}}
+    quiet: dict[str, set[Any]] = {"modality": {knobs()["modality"].default}, "shuffle": {None}}
     quiet["batch_size"] = batches if len(batches) == 1 else set()
     return {key: values for key, values in words.items() if set(values) != quiet.get(key)}

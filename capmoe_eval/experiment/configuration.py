@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from capmoe_eval.errors import NAME, NoModelError, UsageError, bad_choice, choice, shown
+from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, shown
 from capmoe_eval.experiment.arguments import check_once
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
+from capmoe_eval.experiment.knob_help import help_text
 from capmoe_eval.experiment.results import stored
-from capmoe_eval.experiment.schema import SHARD, TASK_DEFAULTS, check_key
-from capmoe_eval.routing.knobs import KNOBS
-from capmoe_eval.routing.method import Method
+from capmoe_eval.experiment.settings import TASK_DEFAULTS, check_key
+from capmoe_eval.experiment.values import Name
+from capmoe_eval.routing.knobs import check
+from capmoe_eval.routing.registry import create_method, knobs
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
 # ${capmoe.beside:path}, the directory that a path is in.
 OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
+
+# ${capmoe.knobs:}, the help of every method and knob.
+OmegaConf.register_new_resolver("capmoe.knobs", help_text)
 
 # The options that were composed, by group and name.
 _composed: dict[tuple[str, str], DictConfig] = {}
@@ -126,8 +132,7 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 def profile_name(config: DictConfig) -> str:
     """Return the profile's name, or raise UsageError if it cannot be a directory of reports."""
     name = (config.get("profile") or {}).get("name")
-    NAME("profile.name", name)
-    return str(name)
+    return str(check("profile.name", name, Name))
 
 
 def options(group: str) -> list[str]:
@@ -137,7 +142,7 @@ def options(group: str) -> list[str]:
 
 def load_option(group: str, name: str) -> DictConfig:
     """Return one option of a group, composed, or raise UsageError if there is none."""
-    choice(*options(group))(group, name)
+    check_choice(group, name, options(group))
     load_options(group, [name])
     return _composed[group, name].copy()
 
@@ -156,14 +161,24 @@ def composing() -> Iterator[None]:
     """Have Hydra's ``compose`` read ``conf/``, also inside a job that Hydra runs."""
     running = GlobalHydra.instance().hydra
     try:
-        GlobalHydra.instance().hydra = _hydra(config_directory())
+        GlobalHydra.instance().hydra = _hydra(config_directory(), store_knobs())
         yield
     finally:
         GlobalHydra.instance().hydra = running
 
 
+def store_knobs() -> tuple[str, ...]:
+    """Store the knobs of all methods and their defaults as Hydra's ``knobs``; return their names.
+
+    ``conf/config.yaml`` begins with them, so that a method that a user registers brings its own.
+    """
+    defaults = {name: knob.default for name, knob in knobs().items()}
+    ConfigStore.instance().store("knobs", defaults)
+    return tuple(defaults)
+
+
 @functools.cache
-def _hydra(directory: Path) -> Hydra | None:
+def _hydra(directory: Path, _knobs: tuple[str, ...]) -> Hydra | None:
     """Return a Hydra that parses a file of a directory once; by itself, it does at each compose."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(directory), version_base="1.3"):
@@ -262,7 +277,7 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
             )
         for value in values:
             if key == "model":
-                choice(*options(key))(key, value)
+                check_choice(key, value, options(key))
             elif key != "tasks":  # looked up at each point
                 check_key(key, value)
 
@@ -329,7 +344,7 @@ def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
     ``shard`` is ``i/n`` for the i-th of n processes, from 1, or None for all plans; anything else
     is a UsageError.
     """
-    SHARD("shard", shard)
+    check_key("shard", shard)
     if shard is None:
         return list(planned)
     number, _, count = shard.partition("/")
@@ -346,7 +361,9 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
             dtype=config["dtype"],
             attention=config["attention"],
         ),
-        method=Method(config["method"], config["gamma"], **{knob: config[knob] for knob in KNOBS}),
+        method=create_method(
+            config["method"], config["gamma"], **{knob: config[knob] for knob in knobs()}
+        ),
         task=TaskId(task_name, **{field: task[field] for field in TASK_FIELDS}),
         batch_size=task["batch_size"] or config["batch_size"],
         limit=config["limit"],

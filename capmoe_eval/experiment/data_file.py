@@ -6,8 +6,7 @@ from importlib import resources
 from typing import Any, TypeVar
 
 import yaml
-
-from capmoe_eval.experiment.checked import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 _T = TypeVar("_T")
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 from pydantic import Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import from_json
 
-from capmoe_eval.errors import UsageError, field_problem, writing
+from capmoe_eval.errors import UsageError, field_problem, shown, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import read_bytes, write_bytes
 from capmoe_eval.experiment.record_part import (
@@ -29,7 +29,8 @@ from capmoe_eval.experiment.record_part import (
     Proofs,
     Provenance,
 )
-from capmoe_eval.routing.method import Factor, as_json
+from capmoe_eval.routing.factor import CapacityFactor, factor_forms, gamma_json
+from capmoe_eval.routing.registry import knobs, method_names, placements
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,11 +128,17 @@ class Record(Part):
         if (method.calibration is None) != (calibration is None):
             raise ValueError("calibration is of methods that need one, and of all of them")
         chosen = calibration if isinstance(calibration, ChosenFactors) else None
-        if (method.budget is None) != (chosen is None):
+        factor, layers = method.factor, range(len(self.layers))
+        is_chosen = factor is not None and factor.calibration is not None
+        if is_chosen != (chosen is not None):
             raise ValueError("calibration.gammas is of gamma=adaptive, and of no other")
-        wanted = method.layer_gammas if chosen is None else chosen.gammas
-        found = [layer.gamma for layer in self.layers]
-        if found != ([None] * len(found) if wanted is None else list(map(as_json, wanted))):
+        expected: list[float | str | None] = [None for _ in layers]
+        if chosen is not None:
+            expected = list(map(gamma_json, chosen.gammas))
+        elif factor is not None and factor.uniform is None:
+            factor.check_layers(len(layers))
+            expected = [gamma_json(factor.of_layer(number)) for number in layers]
+        if [layer.gamma for layer in self.layers] != expected:
             raise ValueError("its layers have other capacity factors than were set or chosen")
 
     @property
@@ -155,11 +162,11 @@ class Record(Part):
     @property
     def gamma(self) -> float | None:
         """Capacity factor, or None where the method has none, or one for each layer."""
-        return self.cell.method.gamma
+        return self.cell.method.uniform_gamma
 
     @property
-    def factor(self) -> Factor | None:
-        """Capacity factor: a number, that of each layer, or the rule that chose them; or None."""
+    def factor(self) -> CapacityFactor | None:
+        """Capacity factor: uniform, by layer, or the rule that chose them; or None."""
         return self.cell.method.factor
 
     @property
@@ -170,7 +177,7 @@ class Record(Part):
     @property
     def seed(self) -> int | None:
         """Seed of a random method, else None."""
-        return self.cell.method.seed if self.cell.method.keep == "random" else None
+        return getattr(self.cell.method, "seed", None)
 
     @property
     def knobs(self) -> Mapping[str, object]:
@@ -279,6 +286,17 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class NotRegisteredError(UsageError):
+    """A record is of a method, or of a knob's value, that no installed package registers."""
+
+    def __init__(self, path: Path, missing: str) -> None:
+        super().__init__(
+            f"{path}: {missing} is not registered; install the package that has it, or delete the "
+            "record"
+        )
+        self.missing = missing
+
+
 def read_record(path: Path, root: Path | None = None) -> Record:
     """Read and validate a record.
 
@@ -286,15 +304,36 @@ def read_record(path: Path, root: Path | None = None) -> Record:
     given.
 
     Raises:
+        NotRegisteredError: If nothing registers its method.
         UsageError: If the file is truncated, changed, no record, of another schema or cell.
     """
     try:
         return _parsed(read_bytes(path), path, root)
+    except NotRegisteredError:
+        raise
     except OSError as error:
         wrong = f"not a whole record ({error})"
     except ValueError as error:
         wrong = str(error)
     raise UsageError(f"{path}: {' '.join(wrong.split())}; delete it to compute it anew")
+
+
+def _not_registered(cell: Any) -> str | None:
+    """Return the first setting of a cell's method that nothing registers; None if all are."""
+    settings = cell.get("method") if isinstance(cell, dict) else None
+    if not isinstance(settings, dict):
+        return None
+    choices: Mapping[str, Collection[object]] = {
+        "method": method_names(),
+        "placement": placements(),
+        "gamma": ("inf", *(form.keyword for form in factor_forms())),
+    }
+    for name, value in settings.items():
+        if name not in ("method", "gamma", *knobs()):
+            return name
+        if isinstance(value, str) and value not in choices.get(name, (value,)):
+            return f"{name}={shown(value)}"
+    return None
 
 
 def _parsed(data: bytes, path: Path, root: Path | None) -> Record:
@@ -308,6 +347,8 @@ def _parsed(data: bytes, path: Path, root: Path | None) -> Record:
     schema = content["capmoe"].get("schema")
     if schema != SCHEMA:
         raise ValueError(f"schema {str(schema)[:40]}, this version reads {SCHEMA}")
+    if missing := _not_registered(content["capmoe"].get("cell")):
+        raise NotRegisteredError(path, missing)
     try:
         record = Record(content, path)
     except ValidationError as error:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId, checks
-from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.routing.method import Method
+from capmoe_eval.experiment.cell import CELL_FIELDS, ModelId, TaskId
+from capmoe_eval.experiment.record import NotRegisteredError, Record, read_record
+from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,18 +63,29 @@ class Reader:
     ) -> Iterator[Record]:
         """Yield the records at some paths, each with its results directory, in their order.
 
-        ``broken`` receives a line for each file that is no whole record. Unless records are kept,
-        memory holds one at a time, and those that were kept before.
+        ``broken`` receives a line for each file that is no whole record, and one for all records of
+        methods that are not registered. Unless records are kept, memory holds one at a time, and
+        those that were kept before.
         """
+        missing: Counter[str] = Counter()
         for path, root in places:
             try:
                 record = self._known.get(path) or read_record(path, root)
+            except NotRegisteredError as error:
+                missing[error.missing] += 1
+                continue
             except UsageError as error:
                 broken.append(str(error))
                 continue
             if keep:
                 self._known[path] = record
             yield record
+        if missing:
+            names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
+            broken.append(
+                f"records of what is not registered: {names}; install the packages that have it, "
+                "or delete these records"
+            )
 
 
 def directories(root: Path) -> tuple[Path, ...]:
@@ -150,9 +162,8 @@ _OF_PARTS: Final = {
     "model": {f"model.{name}".removesuffix(".name"): name for name in _names(ModelId)},
     "task": {f"task.{name}".removesuffix(".name"): name for name in _names(TaskId)},
 }
-_OF_METHOD: Final = ("method", *_names(Method)[1:])
-_OF_CELL: Final = tuple(checks(Cell))
-IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *_OF_CELL)
+_OF_METHOD: Final = ("method", "gamma", *knobs())
+IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *CELL_FIELDS)
 """The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
 method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
 
@@ -169,7 +180,8 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     an independent check examined; missing in records from before it), ``seconds``, ``results_dir``
     and ``path``.
 
-    A file that is no whole record is left out, with a warning that names it. ``root`` is the
+    A file that is no whole record is left out, with a warning that names it; so are all records of
+    methods that are not registered, with a warning that counts them. ``root`` is the
     directory of a profile (``results/zoo``, and with the user's own ``results/local-zoo``), or of
     several (``results``).
 
@@ -200,7 +212,7 @@ def _row(record: Record) -> dict[str, object]:
     if "gamma" in method:
         method["gamma"] = record.gamma
     if "layer_gammas" in method:
-        method["layer_gammas"] = cell.method.layer_gammas
+        method["layer_gammas"] = tuple(map(float, method["layer_gammas"]))
     parts = {
         column: getattr(getattr(cell, part), name)
         for part, columns in _OF_PARTS.items()
@@ -209,7 +221,7 @@ def _row(record: Record) -> dict[str, object]:
     return {
         **parts,
         **method,
-        **{name: getattr(cell, name) for name in _OF_CELL},
+        **{name: getattr(cell, name) for name in CELL_FIELDS},
         "label": cell.label,
         "value": record.value,
         "stderr": record.stderr,

@@ -7,8 +7,9 @@ of a forward together. They bound the activated experts, not the load of any.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -16,6 +17,9 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.knobs import LARGEST
 from capmoe_eval.routing.method import LabelPart
 from capmoe_eval.routing.mixins import Counting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,31 @@ class BestFirst(Counting):
                 f"k0={self.k0}: a token of this model has {top_k} experts; choose at most "
                 f"k0={top_k}, at which OEA and SERE change nothing"
             )
+
+    def activation_bound(
+        self, demand_E: Tensor, kept_E: Tensor, first_E: Tensor, calibrated: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the state of the bound in a forward.
+
+        Args:
+            demand_E: Load of each expert by the router's own choice.
+            kept_E: Load that each expert was called with.
+            first_E: Number of tokens that have the expert among their k0 best.
+            calibrated: What a calibration measured of the layer.
+
+        Returns:
+            Which experts or units are beyond their bound; whether one would have been by the
+            router's own choice []; and whether the tokens' k0 best experts fit the bound [].
+        """
+        raise NotImplementedError
+
+    def observers(
+        self, layers: Sequence[Any], calibrated: Sequence[Tensor] | None
+    ) -> Sequence[Any]:
+        """Return the check of activated experts."""
+        from capmoe_eval.extensions.batch_observer import ActivationBound
+
+        return [ActivationBound(layers, self)]
 
     def _refuse_no_best(self) -> None:
         if self.k0 == 0:

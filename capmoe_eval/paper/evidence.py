@@ -23,6 +23,7 @@ from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.tables import ALL_TASKS
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
 
@@ -93,7 +94,7 @@ class Side(BaseModel):
         if isinstance(m, str):
             knobs["m"] = int(m.removesuffix("k") or 1) * top_k
         gamma = home.gamma if isinstance(self.gamma, str) else self.gamma
-        return Method(self.method, gamma, **knobs)
+        return create_method(self.method, gamma, **knobs)
 
     def __str__(self) -> str:
         """Return the side in a few words."""
@@ -175,7 +176,7 @@ class Evidence:
 
     def gammas(self, side: Side, model: str) -> list[float]:
         """Return every γ at which a model has records of a side, whatever γ the side names."""
-        factors = {record.cell.method.gamma for record in self._by_model.get(model, ())}
+        factors = {record.cell.method.uniform_gamma for record in self._by_model.get(model, ())}
         known = sorted(gamma for gamma in factors if gamma is not None)
         return [g for g in known if self.find(side.model_copy(update={"gamma": g}), model)]
 
@@ -244,10 +245,11 @@ class Evidence:
         for model in self._by_model.keys() - found:
             cells = [record.cell for record in self._by_model[model]]
             methods = [cell.method for cell in cells]
+            gammas = [method.uniform_gamma for method in methods]
             found[model] = Home(
                 _most([method.ep_size for method in methods if method.uses_ranks], 1),
                 _most([cell.batch_size for cell in cells], 1),
-                _most([method.gamma for method in methods if method.gamma is not None], 1.0),
+                _most([gamma for gamma in gammas if gamma is not None], 1.0),
             )
         return found
 
@@ -260,7 +262,7 @@ class Evidence:
                 if is_mix or cell.shuffle is None:
                     mixed = "sized" if cell.shuffle is None else "mixed"
                     batches = (mixed, None) if is_mix else ("single", cell.batch_size)
-                    tasks = found.setdefault((model, *batches, _unseeded(cell.method)), {})
+                    tasks = found.setdefault((model, *batches, unseeded(cell.method)), {})
                     tasks.setdefault(record.task, []).append(record)
         return found
 
@@ -300,8 +302,10 @@ def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
 
 
 @cache  # a method has many records, and is checked when it is made
-def _unseeded(method: Method) -> Method:
-    return dataclasses.replace(method, seed=0)
+def unseeded(method: Method) -> Method:
+    """Return a method with seed 0 where it has a seed."""
+    knobs = method.identity()
+    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs | {"seed": 0})
 
 
 def _most(values: Sequence[Any], default: Any) -> Any:

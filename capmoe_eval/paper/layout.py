@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import TITLES
+from capmoe_eval.experiment.names import is_stock, method_title
 from capmoe_eval.paper.printed import PrintedRow, find_row
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 OWN: Final = "own"
 """A row's γ is that of its model."""
@@ -72,12 +73,14 @@ class RowSpec:
 
     def method_on(self, slot: ModelSlot) -> Method:
         """Return the method on a model; UsageError for a value that a knob cannot have."""
-        return Method(self.method, self.gamma_on(slot), **{**slot.knobs, **self.knobs_on(slot)})
+        return create_method(
+            self.method, self.gamma_on(slot), **{**slot.knobs, **self.knobs_on(slot)}
+        )
 
 
 def _named(row: Any) -> Any:
     """Return a row of the file, with the method's printed name where it has none."""
-    return {"name": TITLES[row["method"]], **row} if isinstance(row, dict) else row
+    return {"name": method_title(row["method"]), **row} if isinstance(row, dict) else row
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class Layout(PaperTable):
         if not spec.in_print:
             raise LookupError(f"{self.name} has no row {spec.name} in print")
         where = {"version": self.version, "table": self.number, "model": slot.title}
-        gamma = math.inf if spec.method == "baseline" else spec.gamma_on(slot)
+        gamma = math.inf if is_stock(spec.method) else spec.gamma_on(slot)
         named = {"method": spec.name, "variant": spec.printed_variant, "gamma": [gamma, None]}
         return find_row(where | named)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
+from capmoe_eval.experiment.names import is_stock
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.effects import documents
 from capmoe_eval.paper.evidence import Batches, Evidence, Side, Training, not_paired
@@ -182,14 +183,13 @@ def _company(evidence: Evidence, methods: Sequence[str]) -> list[Finding]:
     findings = []
     for batches, varied in _VARIED.items():
         for name in methods:
-            gamma = None if name == "baseline" else 1.0
-            side = Side(method=name, gamma=gamma, batches=batches)
+            stable = is_stock(name)
+            side = Side(method=name, gamma=None if stable else 1.0, batches=batches)
             changed = {model: _changed(evidence, model, side) for model in evidence.models}
             shares = {model: 100 * share for model, share in changed.items() if share is not None}
             if not shares:
                 continue
             # The baseline's answers must not depend on their batch, those of the others do.
-            stable = name == "baseline"
             fits = [(share > CHANGED) is not stable for share in shares.values()]
             bound = f"{'at most' if stable else 'more than'} {CHANGED:g} %"
             label = f"{side}: {bound} of the answers change with {varied}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from operator import getitem
 from typing import Any, Final, NamedTuple
 
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.names import TITLES, gamma_suffix
+from capmoe_eval.experiment.names import gamma_suffix
 
 _DATA: Final = resources.files(__package__) / "data"
 
@@ -45,7 +46,7 @@ class PrintedRow(NamedTuple):
     def label(self) -> str:
         """The row's name for sentences: ``Table 1 Score γ=1``."""
         version = "v1" if self.version == "v1" else ""
-        gamma = "" if self.method == TITLES["baseline"] else gamma_suffix(self.gamma, "γ=")
+        gamma = "" if self.gamma == math.inf else gamma_suffix(self.gamma, "γ=")
         parts = (f"Table {self.table}", version, self.model, self.method, self.variant, gamma)
         return " ".join(part for part in parts if part not in ("", "–"))
 

@@ -9,9 +9,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.application import run_command, run_program
 from capmoe_eval.experiment.arguments import Parser
 from capmoe_eval.experiment.configuration import profile_name
-from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.experiment.selection import finished, refuse_experiment
-from capmoe_eval.routing.method import Adaptive
 from capmoe_eval.serving.trial import Outcome, Verdict, outcomes, points, primary, verdicts
 
 _HEAD = (
@@ -66,7 +64,7 @@ def _outcome(outcome: Outcome) -> str:
     lost = points(outcome)
     scores = "no static γ with this straggler factor" if lost is None else f"{lost:+.2f} points"
     return (
-        f"{outcome.model} {outcome.task} {gamma_number(outcome.rule)} of {outcome.rule.budget_of}: "
+        f"{outcome.model} {outcome.task} {outcome.factor.text()} of {outcome.budget_of}: "
         f"{100 * outcome.drop_rate:.1f} % dropped, straggler {outcome.straggler:.3f}, {beside}; "
         f"{scores}"
     )
@@ -74,7 +72,7 @@ def _outcome(outcome: Outcome) -> str:
 
 def _verdict(verdict: Verdict) -> str:
     budget, kind = verdict.budget, verdict.budget_of
-    name = "all budgets" if budget is None else gamma_number(Adaptive(budget, kind))
+    name = "all budgets" if budget is None else f"adaptive{budget:g}"
     parts = [f"{name} of {kind}, {verdict.cells} models and tasks:"]
     if verdict.straggler is not None:
         parts.append("straggler {:+.3f} [{:+.3f}, {:+.3f}] over models".format(*verdict.straggler))

@@ -12,24 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
+import inspect
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from capmoe_eval.errors import (
-    CAPACITY,
-    FLAG,
-    SHARE,
-    Check,
-    UsageError,
-    bad_choice,
-    choice,
-    shown,
-    whole,
-)
+from capmoe_eval.errors import UsageError, bad_choice, shown
 
 LARGEST: Final = 10**9
 """The largest count that a setting may have; what lies beyond would overflow or never end."""
@@ -80,10 +69,22 @@ def check(field: str, value: object, annotation: Any) -> Any:
 
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
-    """Return name → annotation of a dataclass's fields, without those that are dataclasses."""
-    hints = get_type_hints(kind, include_extras=True)
+    """Return name → annotation of a dataclass's fields, without those that hold other objects.
+
+    An inherited field has the base's annotation, the same object.
+    """
+    hints = {n: hint for base in reversed(kind.__mro__) for n, hint in _annotations(base).items()}
     names = [field.name for field in dataclasses.fields(kind) if field.init]
-    return {name: hints[name] for name in names if not dataclasses.is_dataclass(hints[name])}
+    return {name: hints[name] for name in names if not _is_class(hints[name])}
+
+
+@functools.cache
+def _annotations(kind: Any) -> dict[str, Any]:
+    return inspect.get_annotations(kind, eval_str=True)
+
+
+def _is_class(hint: Any) -> bool:
+    return isinstance(hint, type) and hint is not Any and hint.__module__ != "builtins"
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
@@ -144,8 +145,9 @@ class Knob:
 
     def agrees(self, other: Knob) -> bool:
         """Return whether two methods declare a knob alike."""
-        schemas = _schema(self.annotation), _schema(other.annotation)
-        return self.default == other.default and schemas[0] == schemas[1]
+        same = self.annotation is other.annotation
+        same = same or _schema(self.annotation) == _schema(other.annotation)
+        return same and self.default == other.default
 
 
 def declared_knobs(kind: type) -> dict[str, Knob]:
@@ -215,8 +217,11 @@ def _words(schema: dict[str, Any]) -> str:
         case "number":
             return f"a number{_bounds(schema)}"
         case "array":
-            return f"a list, each item of which is {_words(schema['items'])}"
-    return "text"
+            items = _words(schema["items"])
+            return f"a list, each item of which is {items}" if items else "a list"
+        case "string":
+            return "text"
+    return ""
 
 
 def _bounds(schema: dict[str, Any]) -> str:
@@ -225,80 +230,3 @@ def _bounds(schema: dict[str, Any]) -> str:
         return f" from {bounds['minimum']} to {bounds['maximum']}"
     words = " and ".join(f"{_BOUNDS[key]} {bound}" for key, bound in bounds.items())
     return f" {words}" if words else ""
-
-
-# Removed once routing/method.py declares its knobs in classes.
-ADAPTIVE: Final = "adaptive"
-"""The γ of the layers is chosen from recorded loads, under a budget of drops."""
-CONTIGUOUS: Final = "contiguous"
-"""Rank r holds the experts r·E/R, r·E/R + 1, …"""
-EPLB: Final = "eplb"
-"""The ranks hold the experts that EPLB gives them for recorded loads, without copies."""
-
-
-def _number(rule: str, holds: Callable[[float], bool]) -> Check:
-    """Return the rule of some numbers; true and false are none."""
-
-    def is_one(value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        return (isinstance(value, float) or abs(value) <= LARGEST) and holds(value)
-
-    return Check(f"must be {rule}", is_one)
-
-
-def _are_factors(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(CAPACITY.holds, value))
-
-
-GAMMA = Check(
-    f"{CAPACITY.rule}, or {ADAPTIVE} with a budget",
-    lambda value: value == ADAPTIVE or CAPACITY.holds(value),
-)
-"""The check of gamma."""
-KNOBS: dict[str, Check] = {
-    "layer_gammas": Check(
-        "must be a capacity factor for each MoE layer, for example layer_gammas=[1.0,1.5]",
-        _are_factors,
-    ).or_null("null for one gamma"),
-    "budget": _number(
-        "the share that may be dropped, between 0 and 1, for example budget=0.05",
-        lambda value: 0 < value < 1,
-    ).or_null("null without gamma=adaptive"),
-    "budget_of": choice("pairs", "scores"),
-    "ep_size": whole(1, LARGEST),
-    "scope": choice("batch", "sequence"),
-    "candidates": choice("local", "ranked", "global"),
-    "m": whole(1, LARGEST),
-    "protect_topk": FLAG,
-    "max_k": FLAG,
-    "rounds": whole(1, LARGEST),
-    "granularity": choice("expert", "device"),
-    "placement": choice(CONTIGUOUS, EPLB),
-    "rounding": choice("ceil", "floor"),
-    "count_padding": FLAG,
-    "decode": choice("unconstrained", "constrained", "only"),
-    "renormalize": choice("before", "after"),
-    "modality": choice("uniform", "image_first", "text_first"),
-    "seed": whole(0, 2**63 - 1),
-    "k0": whole(0, LARGEST),
-    "expert_budget": SHARE,
-    "min_similarity": _number(
-        "a number of at least 0 (above 1 no expert is similar enough), for example "
-        "min_similarity=0.3",
-        lambda value: value >= 0,
-    ),
-    "delta": _number(
-        "a number of at least 0, for example delta=1.0", lambda value: 0 <= value < math.inf
-    ),
-    "rho": _number(
-        "a number from 0 to 2, beyond which a capacity would be negative, for example rho=1.0",
-        lambda value: 0 <= value <= 2,
-    ),
-    "modality_threshold": _number(
-        "a share above 0.5, at most 1, for example modality_threshold=0.6",
-        lambda value: 0.5 < value <= 1,
-    ),
-    "reroute": choice("local", "none"),
-}
-"""The check of each knob beside gamma."""

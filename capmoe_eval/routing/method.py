@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.calibrated import CalibratedRule, placement_rule
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.routing.factor import CapacityFactor
 from capmoe_eval.routing.knobs import check, declared_knobs
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -67,6 +69,7 @@ class Method:
     row: ClassVar[int] = 1000  # the place among the methods, in tables and lists
     is_stock: ClassVar[bool] = False  # True if the method changes no decision of the router
     reads_hidden: ClassVar[bool] = False  # True if a decision depends on the router's input
+    needs_images: ClassVar[bool] = False  # True if the method has no sense for a model of text
 
     ep_size: int = 1
     scope: str = "batch"
@@ -126,6 +129,11 @@ class Method:
     def factor(self) -> CapacityFactor | None:
         """The capacity factor γ; None for a method that has none."""
         return None
+
+    @property
+    def uniform_gamma(self) -> float | None:
+        """The γ of all layers; None where layers have different ones, or the method has none."""
+        return None if self.factor is None else self.factor.uniform
 
     @property
     def unit(self) -> str | None:
@@ -261,6 +269,54 @@ class Method:
         return "-".join(parts)
 
     # The invariants.
+
+    @property
+    def bounds_pairs(self) -> bool:
+        """True if the capacity of a unit is the number of pairs that a group may send to it."""
+        return self.unit is not None
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array | None:
+        """Return the pairs [T, E] that are computed by the method's definition; None without one.
+
+        It shares no function with :meth:`decide`, and is compared with what the experts were called
+        with. See :mod:`capmoe_eval.routing.definition`.
+        """
+        return None
+
+    def combine_weights(self, tokens: RoutedTokens) -> tuple[Array, Array] | None:
+        """Return the weight of every pair [T, E] by the definition, and which are rounded.
+
+        None where a pair of the router's own choice has the router's own weight, and another its
+        score over the same denominator.
+        """
+        return None
+
+    def details_off(self, tokens: RoutedTokens) -> int:
+        """Return how many numbers of the decision's details are not those of the definition."""
+        return 0
+
+    def wrongly_computed(self, demand_E: Tensor, kept_E: Tensor) -> Tensor | None:
+        """Return how many experts compute that must not [], beside what a capacity says.
+
+        Args:
+            demand_E: Loads of the whole batch by the router's own choice.
+            kept_E: Loads that the experts were called with.
+        """
+        return None
+
+    def observers(
+        self, layers: Sequence[Any], calibrated: Sequence[Tensor] | None
+    ) -> Sequence[Any]:
+        """Return observers that the method brings, beside those of all methods.
+
+        Each is a :class:`capmoe_eval.wrapper.observers.observer.Observer` of the MoE layers, whose
+        calibrations are given where the method needs one.
+        """
+        return ()
+
+    def calibrated_rule(self, n_experts: int) -> CalibratedRule | None:
+        """Return what a calibration must say of a layer that the decision reads; None for none."""
+        return placement_rule(self, n_experts) if self.is_placed else None
 
     def never_binding(self, n_experts: int, top_k: int) -> Method:
         """Return a method that decides as this one does, with a bound that is never reached."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from capmoe_eval.experiment.configuration import options
-from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record_part import Amount, Count, Positive, Share
 from capmoe_eval.serving.front import Axis, axis_of, comparable, cost
 from capmoe_eval.serving.settings import AdvicePart, Change, Setting
@@ -178,7 +178,7 @@ def _changed(change: Change) -> str:
 def _by_layer(setting: Setting) -> str:
     if setting.layer_gammas is None:
         return ""
-    return f" The γ of its layers: {', '.join(map(gamma_number, setting.layer_gammas))}."
+    return f" The γ of its layers: {', '.join(map(gamma_text, setting.layer_gammas))}."
 
 
 def _gentler(known: Sequence[Setting], chosen: Setting) -> str:
@@ -316,7 +316,7 @@ def telling(
         words = [f"model={model}"]
     else:
         words = ["model=custom", f"model.name={model or 'NAME'}", "model.pretrained=PATH"]
-    swept = [f"gamma={','.join(map(gamma_number, gammas))}", "granularity=expert,device"]
+    swept = [f"gamma={','.join(map(gamma_text, gammas))}", "granularity=expert,device"]
     if any(setting.placement == "EPLB" for setting in settings):
         swept.append("placement=contiguous,eplb")
     swept = ["-m", *words, "method=score", *swept, f"ep_size={ranks}"]

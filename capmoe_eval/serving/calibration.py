@@ -26,7 +26,7 @@ from capmoe_eval.experiment.record_part import Calibrated, Count, Part, Positive
 from capmoe_eval.experiment.results import CALIBRATIONS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.recorder import Observer
+from capmoe_eval.wrapper.observers.observer import Observer
 
 Counted: TypeAlias = Sequence[Mapping[str, Any]]
 """What a meter reports of each layer."""

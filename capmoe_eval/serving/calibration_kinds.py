@@ -14,17 +14,15 @@ from torch import Tensor
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record_part import Amount, ChosenFactors, Count, Part, Positive, Share
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.knobs import EPLB
-from capmoe_eval.routing.method import Adaptive, Method
-from capmoe_eval.routing.weighted import modality_bias
+from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.adaptive import choose, grid
 from capmoe_eval.serving.calibration import Applied, Calibration, Counted, rounded_shares
 from capmoe_eval.serving.placement.eplb import plan_eplb
-from capmoe_eval.wrapper.curve_meter import CurveMeter
 from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.observers.curves import Curves
+from capmoe_eval.wrapper.observers.observer import Observer
+from capmoe_eval.wrapper.observers.similarity import Similarities
 from capmoe_eval.wrapper.ranks import ALONE
-from capmoe_eval.wrapper.recorder import Observer
-from capmoe_eval.wrapper.similarity_meter import SimilarityMeter
 
 # Shape suffixes: L layers, E routed experts, X capacity factors.
 
@@ -34,7 +32,7 @@ _CURVES: Final = ("dropped", "dropped_scores", "straggler")
 
 
 class LayerCurve(Part):
-    """One layer at each capacity factor; see :class:`capmoe_eval.wrapper.curve_meter.Curve`."""
+    """One layer at each capacity factor; see :class:`capmoe_eval.wrapper.observers.curves.Curve`."""
 
     name: str
     dropped: list[Share]
@@ -67,15 +65,15 @@ class FactorCurves(Calibration):
         return self
 
     @classmethod
-    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> CurveMeter:
+    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Curves:
         """Return a meter of a grid of factors, up to one at which nothing binds."""
         top = max(of.n_experts / of.top_k for of in layers)
         # No capacity binds at E/K of an expert's, R of a device's.
         never_binds = float(method.ep_size) if method.granularity == "device" else top
-        return CurveMeter(layers, method, grid(never_binds))
+        return Curves(layers, method, grid(never_binds))
 
     @classmethod
-    def measured(cls, observer: CurveMeter, layers: Counted) -> dict[str, Any]:
+    def measured(cls, observer: Curves, layers: Counted) -> dict[str, Any]:
         """Return the factors, and the curves of every layer."""
         curves = [
             LayerCurve(
@@ -90,13 +88,12 @@ class FactorCurves(Calibration):
 
     def applied(self, method: Method, file: str) -> Applied:
         """Choose the γ of every layer for a method with a budget."""
-        rule = method.factor
-        assert isinstance(rule, Adaptive)
+        rule = method.identity()
         dropped_LX, dropped_scores_LX, straggler_LX = curves = [
             np.array([getattr(layer, name) for layer in self.layers]) for name in _CURVES
         ]
-        priced_LX = dropped_LX if rule.budget_of == "pairs" else dropped_scores_LX
-        chosen = choose(priced_LX, straggler_LX, rule.budget)
+        priced_LX = dropped_LX if rule["budget_of"] == "pairs" else dropped_scores_LX
+        chosen = choose(priced_LX, straggler_LX, rule["budget"])
         gammas = [self.gammas[x] for x in chosen]
         drop_rate, dropped_scores, straggler = (
             fmean(curve_LX[np.arange(len(chosen)), chosen]) for curve_LX in curves
@@ -109,7 +106,7 @@ class FactorCurves(Calibration):
             dropped_scores=dropped_scores,
             straggler=straggler,
         )
-        return Applied(method.at(None, tuple(gammas)), found)
+        return Applied(method.at(tuple(gammas)), found)
 
 
 class LayerFrequencies(Part):
@@ -169,7 +166,9 @@ class ExpertModalities(Calibration):
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the modality of every expert [E] by the method's threshold, for every layer."""
-        least = method.modality_threshold
+        from capmoe_eval.extensions.macs.decision import modality_bias
+
+        least = method.setting("modality_threshold")
         return tuple(
             modality_bias(torch.tensor(layer.image), torch.tensor(layer.text), least)
             for layer in self.layers
@@ -186,7 +185,7 @@ class LayerLoads(Part):
 class ExpertLoads(Calibration):
     """The tokens that choose each expert, for ``placement=eplb``; it serves any number of ranks."""
 
-    asked_by: ClassVar[str] = f"placement={EPLB}"
+    asked_by: ClassVar[str] = "placement=eplb"
     stem: ClassVar[str] = "loads"
     constants: ClassVar[dict[str, Any]] = {"kind": "expert_loads"}
 
@@ -254,7 +253,7 @@ class ExpertSimilarity(Calibration):
     layers: Annotated[list[LayerSimilarity], Field(min_length=1)]
 
     @classmethod
-    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> SimilarityMeter:
+    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Similarities:
         """Return a meter of all experts' outputs.
 
         Raises:
@@ -265,19 +264,20 @@ class ExpertSimilarity(Calibration):
                 "parallel=ep: method=sere first compares the outputs of all experts, which are "
                 "spread over processes here; run one such cell without parallel=ep before"
             )
-        return SimilarityMeter(layers, TOKENS)
+        return Similarities(layers, TOKENS)
 
     @classmethod
-    def measured(cls, observer: SimilarityMeter, layers: Counted) -> dict[str, Any]:
+    def measured(cls, observer: Similarities, layers: Counted) -> dict[str, Any]:
         """Return the similarities of every layer."""
         similarities = []
-        for layer, similarity_EE in zip(observer.layers, observer.similarities(), strict=True):
+        for outputs, similarity_EE in zip(observer.sums, observer.similarities(), strict=True):
+            layer = outputs.layer
             one, other = torch.triu_indices(layer.n_experts, layer.n_experts, offset=1)
             pairs = rounded_shares(similarity_EE.cpu()[one, other].tolist())
             similarities.append(
                 LayerSimilarity(name=layer.name, n_experts=layer.n_experts, similarity=pairs)
             )
-        return {"compared": max(observer.tokens), "layers": similarities}
+        return {"compared": observer.tokens, "layers": similarities}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the similarities of every layer's experts [E, E]."""

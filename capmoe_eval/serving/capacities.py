@@ -181,9 +181,11 @@ class CapacityCounter:
             step_P = np.repeat(np.arange(len(load_SB)), load_SB.sum(axis=1))
             slot_P = slots_in_turn(expert_TK.ravel(), step_P, placement, layer)
             slot_TK, size = slot_P.reshape(expert_TK.shape), placement.expert_LRN.shape[2]
+            by_keeper = {"order": None, "score": score_TK}
             for keeper, active_XL in self._active_XL.items():
-                by_TK = score_TK if keeper == "score" else None
-                active_XL[:, layer] += active_copies(slot_TK, by_TK, load_SB, limit_XS, size)
+                active_XL[:, layer] += active_copies(
+                    slot_TK, by_keeper[keeper], load_SB, limit_XS, size
+                )
             bucket_TK = slot_TK // size
         if score_TK is not None:
             mass, lost_XM = dropped_mass(bucket_TK, score_TK, load_SB, limit_XS)

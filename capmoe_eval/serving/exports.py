@@ -44,6 +44,8 @@ VLLM: Final = "vllm_eplb_config.json"
 MEGATRON: Final = "megatron_arguments.txt"
 SERVER_FILES: Final = (SGLANG, TENSORRT_LLM, VLLM, MEGATRON)
 
+_POLICIES: Final = {"score": "probs"}
+"""Megatron-LM's names of the methods that it has, by ours."""
 _MEGATRON_USAGE: Final = (
     f"pretrain_gpt.py, or a server of Megatron-LM, with: … $(cat {MEGATRON}); --transformer-impl "
     "inference_optimized refuses every capacity, and with --moe-pad-experts-for-cuda-graph-"
@@ -119,10 +121,11 @@ def capacity_files(setting: Setting) -> dict[str, ServerFile]:
     """
     of_experts = setting.kind == "capacity" and setting.granularity == "expert"
     is_plain = setting.layer_gammas is None and setting.placement is None and not setting.knobs
-    if setting.method != "score" or not of_experts or not is_plain:
+    policy = _POLICIES.get(setting.method)
+    if policy is None or not of_experts or not is_plain:
         return {}
     arguments = (
-        f"--moe-expert-capacity-factor {setting.gamma} --moe-token-drop-policy probs "
+        f"--moe-expert-capacity-factor {setting.gamma} --moe-token-drop-policy {policy} "
         "--moe-token-dispatcher-type alltoall\n"
     )
     return {MEGATRON: ServerFile(arguments, _MEGATRON_USAGE)}

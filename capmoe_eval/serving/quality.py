@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +11,15 @@ from typing import Final
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, record_places
-from capmoe_eval.paper.evidence import Evidence, Side
-from capmoe_eval.routing.knobs import CONTIGUOUS, EPLB
-from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.paper.evidence import Evidence, Side, unseeded
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import CONTIGUOUS, create_method, knobs
 from capmoe_eval.serving.pairs import KEEPERS
 from capmoe_eval.serving.settings import Change, Setting, speedup
 
 _BASELINE = Side(method="baseline")
 # The placements of settings that records may be of, by the names that settings have for them.
-_PLACEMENTS: Final = {None: CONTIGUOUS, "EPLB": EPLB}
+_PLACEMENTS: Final = {None: CONTIGUOUS, "EPLB": "eplb"}
 _SHARED = ("granularity", "count_padding", "decode", "renormalize")  # knobs of many methods
 
 
@@ -100,8 +99,8 @@ class Quality:
             placement = CONTIGUOUS
         if setting.kind != "capacity" or setting.gamma is None or placement is None:
             return setting
-        knobs = {"granularity": setting.granularity, "placement": placement}
-        method = Method(setting.method, setting.gamma, ep_size=self._ranks, **knobs)  # type: ignore[arg-type]
+        of = {"granularity": setting.granularity, "placement": placement}
+        method = create_method(setting.method, setting.gamma, ep_size=self._ranks, **of)
         return setting.model_copy(update={"change": self.change(method)})
 
     def _of_prompts(self, setting: Setting) -> Setting:
@@ -110,8 +109,10 @@ class Quality:
         Weights after it (``renormalize``) change no expert: the first such record is taken.
         """
         for method in self._methods():
-            is_same = method.name == setting.method and f"k0={method.k0}" == setting.knobs
-            of_all = method.decode == DEFAULTS["decode"]
+            is_same = (
+                method.name == setting.method and f"k0={method.setting('k0')}" == setting.knobs
+            )
+            of_all = method.decode == knobs()["decode"].default
             if is_same and of_all and (change := self.change(method)) is not None:
                 return setting.model_copy(update={"change": change, "knobs": _knobs(method)})
         return setting
@@ -149,16 +150,17 @@ class Quality:
 
         They are on blocks; the loads of records tell nothing of placements. Seeds are one.
         """
-        methods = {dataclasses.replace(record.cell.method, seed=0) for record in self.records}
+        methods = {unseeded(record.cell.method) for record in self.records}
         return sorted(filter(self._is_served, methods), key=lambda one: repr(one.identity()))
 
     def _is_served(self, method: Method) -> bool:
         if method.is_stock or method.is_placed:
             return False
-        if method.bound is None:  # the experts of a batch are chosen for all ranks together
+        if method.unit is None:  # the experts of a batch are chosen for all ranks together
             return method.ep_size == self._ranks or method.granularity == "expert"
         # With γ=0 there is nothing to speed up.
-        is_finite = bool(method.gamma) and method.gamma != math.inf
+        gamma = method.uniform_gamma
+        is_finite = bool(gamma) and gamma != math.inf
         return method.ep_size == self._ranks and is_finite
 
     def _recorded(self, method: Method, link_share: float) -> Setting | None:
@@ -170,10 +172,10 @@ class Quality:
         drop_rate = fmean(load.drop_rate for load in loads)
         wastes = [load.pad_waste for load in loads if load.pad_waste is not None]
         fields = {
-            "kind": "activation" if method.bound is None else "capacity",
+            "kind": "activation" if method.unit is None else "capacity",
             "method": method.name,
-            "gamma": method.gamma,
-            "granularity": None if method.bound is None else method.granularity,
+            "gamma": method.uniform_gamma,
+            "granularity": None if method.unit is None else method.granularity,
             "knobs": _knobs(method),
             "loads": "records",
             "drop_rate": drop_rate,
@@ -210,9 +212,11 @@ def _knobs(method: Method) -> str:
 
     What bounds the activated experts is always said.
     """
-    capacity = ("method", "gamma", "ep_size", "seed", *(("granularity",) if method.bound else ()))
+    capacity = ("method", "gamma", "ep_size", "seed", *(("granularity",) if method.unit else ()))
     others = {k: v for k, v in method.identity().items() if k not in capacity}
-    named = {k: v for k, v in others.items() if method.bound is None and k not in _SHARED}
+    named = {k: v for k, v in others.items() if method.unit is None and k not in _SHARED}
     return " ".join(
-        f"{k}={shown(v)}" for k, v in (named | others).items() if k in named or v != DEFAULTS[k]
+        f"{k}={shown(v)}"
+        for k, v in (named | others).items()
+        if k in named or v != knobs()[k].default
     )

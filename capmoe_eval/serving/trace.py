@@ -11,11 +11,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from capmoe_eval.errors import Check, UsageError, whole
+from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.knobs import check
 from capmoe_eval.serving.trace_checks import (
-    MOST_EXPERTS,
-    NAME,
+    ExpertCount,
+    Label,
     check_ids,
     check_pairs,
     check_scores,
@@ -80,15 +81,13 @@ class Trace:
                 "expert_TLK, load_SLE: a trace has exactly one of them: the experts of every token "
                 "or the counts of every step"
             )
-        whole(1, MOST_EXPERTS)("n_experts", self.n_experts)
-        NAME("source", self.source)
-        if self.model is not None:
-            NAME("model", self.model)
-        bounds = f"from 1 to n_experts={self.n_experts}"
-        some = Check(f"must be a whole number {bounds}", whole(1, self.n_experts).holds)
+        check("n_experts", self.n_experts, ExpertCount)
+        check("source", self.source, Label)
+        check("model", self.model, Label | None)
         for name in ("top_k", "ranks"):
-            if (value := getattr(self, name)) is not None:
-                some(name, value)
+            value = check(name, getattr(self, name), ExpertCount | None)
+            if value is not None and value > self.n_experts:
+                raise UsageError(f"{name}={value}: must be at most n_experts={self.n_experts}")
         if self.ranks is not None:
             experts_per_rank(self.n_experts, self.ranks, "ranks")
         if self.load_SLE is None:
@@ -102,7 +101,7 @@ class Trace:
         if len(self.layers) != n_layers:
             raise UsageError(f"layers: {len(self.layers)} names for {n_layers} layers; name each")
         for layer in self.layers:
-            NAME("layers", layer)
+            check("layers", layer, Label)
 
     def _check_tokens(self) -> None:
         ids = self.expert_TLK

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Predicate
+from pydantic import Field
 
-from capmoe_eval.errors import Check, UsageError
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.knobs import says
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k.
 
@@ -17,10 +20,13 @@ _Array = npt.NDArray[Any]
 MOST_EXPERTS = 2**12
 """Routed experts of a layer, twice those of the largest Switch Transformer."""
 
-NAME = Check(
-    "must be text in one line of at most 1,000 characters",
-    lambda value: isinstance(value, str) and 0 < len(value) <= 1000 and value.isprintable(),
-)
+ExpertCount: TypeAlias = Annotated[int, Field(ge=1, le=MOST_EXPERTS)]
+Label: TypeAlias = Annotated[
+    str,
+    Field(min_length=1, max_length=1000),
+    Predicate(str.isprintable),
+    says("text in one line of at most 1,000 characters"),
+]
 _MOST_PAIRS = 2**46  # in counts alone: times ranks and slots they still are 64-bit integers
 _HIGHEST_SCORE = float(np.finfo(np.float32).max)  # sums are of single precision
 

@@ -14,7 +14,7 @@ import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.knobs import CONTIGUOUS
+from capmoe_eval.routing.registry import CONTIGUOUS
 from capmoe_eval.serving.capacities import CapacityCounter, Factors, layer_factors
 from capmoe_eval.serving.pairs import KEEPERS, activated_by_oea
 from capmoe_eval.serving.placement.comparison import compare, halves

@@ -24,7 +24,8 @@ import numpy as np
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Paired, Unpaired, pair, pool
 from capmoe_eval.paper.statistics import Interval, interval
-from capmoe_eval.routing.method import Adaptive
+from capmoe_eval.routing.factor import CapacityFactor
+from capmoe_eval.routing.method import Method
 
 
 class Between(NamedTuple):
@@ -88,13 +89,23 @@ class Outcome(NamedTuple):
 
     model: str
     task: str
-    rule: Adaptive
+    factor: CapacityFactor  # whose calibration has a budget
     drop_rate: float
     straggler: float
     static_straggler: float | None  # of the static γ with as many drops; None beyond the curve
     static_least: float | None  # the same, if the curve between its points were lowest
     apart: float | None  # how much the two static γ around it differ in drops
     scores: Paired | None  # against the static γ with the same straggler factor
+
+    @property
+    def budget(self) -> float:
+        """The share that may be dropped."""
+        return float(self.factor.identity()["budget"])
+
+    @property
+    def budget_of(self) -> str:
+        """What it is a share of: pairs, or scores."""
+        return str(self.factor.identity()["budget_of"])
 
     @property
     def gain(self) -> float | None:
@@ -150,10 +161,10 @@ def outcomes(records: Iterable[Record]) -> list[Outcome]:
     for record in records:
         groups.setdefault((record.model, record.task), []).append(record)
     return [
-        _outcome(record, record.factor, [one for one in same if _is_static(one, record)])
+        _outcome(record, factor, [one for one in same if _is_static(one, record)])
         for same in groups.values()
         for record in same
-        if isinstance(record.factor, Adaptive)
+        if (factor := record.factor) is not None and budget_in(record.cell.method)[0] is not None
     ]
 
 
@@ -163,15 +174,20 @@ def _is_static(record: Record, adaptive: Record) -> bool:
     The baseline is a point of the curve, with no drops; but it knows no ranks, and so no loads of
     devices.
     """
-    if record.method == "baseline":
+    if record.cell.method.is_stock:
         return adaptive.cell.method.granularity == "expert"
     if record.gamma is None:
         return False
-    method = dataclasses.replace(adaptive.cell.method, gamma=record.gamma, budget=None)
-    return record.cell.method == method
+    return record.cell.method == adaptive.cell.method.at(record.gamma).canonical()
 
 
-def _outcome(record: Record, rule: Adaptive, static: Sequence[Record]) -> Outcome:
+def budget_in(method: Method) -> tuple[float | None, str | None]:
+    """Return the share that an adaptive γ may drop, and of what it is; None, None for a static."""
+    settings = {} if method.factor is None else method.factor.identity()
+    return settings.get("budget"), settings.get("budget_of")
+
+
+def _outcome(record: Record, factor: CapacityFactor, static: Sequence[Record]) -> Outcome:
     stragglers = [straggler(one) for one in static]
     drops = [one.load.drop_rate for one in static]
     by_drops = between(record.load.drop_rate, drops)
@@ -179,7 +195,7 @@ def _outcome(record: Record, rule: Adaptive, static: Sequence[Record]) -> Outcom
     return Outcome(
         record.model,
         record.task,
-        rule,
+        factor,
         record.load.drop_rate,
         straggler(record),
         None if by_drops is None else by_drops.mix(stragglers),
@@ -207,10 +223,10 @@ def paired_between(record: Record, static: Sequence[Record], at: Between | None)
 def verdicts(found: Sequence[Outcome]) -> list[Verdict]:
     """Return the verdict of each budget, and after those of one kind that of all of them."""
     judged = []
-    for kind in sorted({outcome.rule.budget_of for outcome in found}):
-        own = [outcome for outcome in found if outcome.rule.budget_of == kind]
-        for budget in sorted({outcome.rule.budget for outcome in own}):
-            same = [outcome for outcome in own if outcome.rule.budget == budget]
+    for kind in sorted({outcome.budget_of for outcome in found}):
+        own = [outcome for outcome in found if outcome.budget_of == kind]
+        for budget in sorted({outcome.budget for outcome in own}):
+            same = [outcome for outcome in own if outcome.budget == budget]
             judged.append(_verdict(kind, budget, same))
         judged.append(_verdict(kind, None, own))
     return judged

@@ -64,7 +64,6 @@ class _GuardedForward:
         self._stock, self._meter, self._watcher = stock, meter, watcher
         self._alone = threading.Lock()  # held by the forward that runs
         self._is_closed = False
-        self._half_recorded = False  # whether a forward that was recorded was broken off
 
     @property
     def runs(self) -> bool:
@@ -99,17 +98,10 @@ class _GuardedForward:
             self._alone.release()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._half_recorded:
-            raise UsageError(
-                "capacity_aware: a forward whose routing is recorded was broken off, and half of "
-                "it is in the record; begin a new block"
-            )
-        undo, is_recorded = [remembered(self._meter)], False
+        undo = [remembered(*self._meter.observers)]
         try:
             plan = self._watcher.before_forward(args, kwargs)
-            is_recorded = self._meter.recorder is not None
-            if plan.constrained:
-                undo.append(remembered(*self._meter.layers))
+            undo.append(remembered(*(sums for of in plan.observers for sums in of.sums)))
             output = self._stock(*args, **kwargs)
             self._watcher.after_forward()
         except EnforcementError:  # what a broken invariant counted stays: the proofs tell of it
@@ -117,13 +109,12 @@ class _GuardedForward:
         except BaseException:
             for take_back in undo:
                 take_back()
-            self._half_recorded = is_recorded
             raise
         return output
 
     def _leave_kernels_alone(self) -> None:
         """Have the stock kernels compute all that the routers choose."""
-        for meter in self._meter.layers:
-            experts: Any = meter.layer.experts
+        for layer in self._meter.layers:
+            experts: Any = layer.experts
             if hasattr(experts, "capmoe_untouched"):
                 experts.capmoe_untouched = True

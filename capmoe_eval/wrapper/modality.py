@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.groups import moved
+from capmoe_eval.routing.tokens import moved
 
 # Shape suffixes: B sequences, S positions.
 

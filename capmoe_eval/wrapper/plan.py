@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,10 +13,8 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.assign import bucket_limits
-from capmoe_eval.routing.groups import TokenGroups, group_tokens, moved
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.invariants.event import ForwardEvent
+from capmoe_eval.routing.tokens import TokenGroups, group_tokens, moved
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
@@ -83,6 +82,25 @@ class Tokens(NamedTuple):
     band_T: Tensor | None  # its part of the image, see :func:`image_bands`
 
 
+@dataclass(frozen=True)
+class ForwardStart:
+    """What a forward of the model is called with."""
+
+    number: int  # forwards of the model before this one
+    mask_BM: Tensor | None  # real tokens; None if all are real
+    first_column: int  # of the mask that is of a new token
+    n_sequences: int  # B
+    n_new: int  # S
+    n_cached: int
+    # In a generation, whether the forward computes the prompt; None outside of any.
+    is_prompt: bool | None
+    is_idle: bool  # True for a process without a sequence of the batch
+    config: Any  # of the model, which names the tokens that stand for images
+    input_ids_BS: Tensor | None
+    token_types_BS: Tensor | None  # 0 for text
+    prompt_length: int  # new tokens that are of the prompt; those after them were generated
+
+
 @dataclass(eq=False)
 class ForwardPlan:
     """The tokens, groups and capacities of one forward, shared by its layers."""
@@ -99,7 +117,9 @@ class ForwardPlan:
     # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
     choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer
-    event: ForwardEvent | None = None  # what happens in a forward that is examined
+    start: ForwardStart | None = None  # its call; None in tests of the capacities alone
+    observers: Sequence[Any] = ()  # those that see its layers
+    routed: dict[int, Any] = field(default_factory=dict)  # layers whose experts are still to run
     _on: dict[torch.device, Tokens] = field(default_factory=dict)
     _capacities: dict[object, Tensor] = field(default_factory=dict)
 
@@ -142,6 +162,14 @@ class ForwardPlan:
         sizes = {"top_k": layer.top_k, "n_experts": layer.n_experts}
         key = (gammas, *sizes.values(), device)
         if key not in self._capacities:
-            limits = [bucket_limits(self.method, self.groups, **sizes, gamma=g) for g in gammas]
+            tokens = self.groups.tokens
+            limits = [self.method.limits(tokens, gamma=gamma, **sizes) for gamma in gammas]
             self._capacities[key] = moved(torch.tensor(limits), device)
         return self._capacities[key]
+
+    def limit_G(self, method: Method, layer: MoeLayer, device: torch.device) -> Tensor | None:
+        """Return the capacity of each group [G] at the γ of a layer's method; None without."""
+        if method.factor is None:
+            return None
+        assert method.factor.uniform is not None
+        return self.capacities((method.factor.uniform,), layer, device)[0]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.forward import hooked
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layers import MoeLayer
@@ -46,7 +46,7 @@ def prove_on_entry(model: nn.Module, meter: Meter) -> None:
     Raises:
         EnforcementError: If one of them does not hold.
     """
-    layers = [of_layer.layer for of_layer in meter.layers]
+    layers = meter.layers
     with _evaluating(model), torch.no_grad():
         tokens_BS = _probe_tokens(model, 2 * meter.ranks.size)
         meter.kernel_agrees = _prove_kernel(model, layers, tokens_BS)
@@ -82,15 +82,15 @@ def _run(model: nn.Module, tokens_BS: Tensor) -> Tensor:
 
 
 def _prove_stock_at_infinity(
-    model: nn.Module, layers: list[MoeLayer], under: Meter, tokens_BS: Tensor
+    model: nn.Module, layers: Sequence[MoeLayer], under: Meter, tokens_BS: Tensor
 ) -> dict[str, Any]:
     """Compare the model's logits with those under the method where no bound is reached.
 
     They are compared twice: at γ=∞ on a padded batch, and at γ=E, where the whole decision is made
     and must be the router's own. There the batch has pads, too, where the stock kernel computes
     them: where one process has all experts, and the method has γ. A method that adds candidates
-    does not equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of
-    methods without γ, except that OEA and XShare have bounds of their own that are never reached.
+    does not equal the stock model at γ=∞: :meth:`Method.never_binding` says which method stands for
+    it, and what makes others keep all pairs.
     """
 
     def run_under(unbounded: Method, real_BS: Tensor) -> Tensor:
@@ -101,14 +101,15 @@ def _prove_stock_at_infinity(
     everyone_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
     padded_BS = everyone_BS.clone()
     padded_BS[1::2, 5:] = False
-    method = under.method
-    by_itself = method.candidate_rule == "topk" and method.bound is not None
-    name = method.name if by_itself or method.bounds_activation else "score"
-    never_binds = _unbounded(name, method, layers)
-    no_capacity = Method("score", math.inf)
+    never_binds = under.method.never_binding(
+        max(layer.n_experts for layer in layers), min(layer.top_k for layer in layers)
+    )
+    if never_binds.renormalize == "always":  # other weights than the stock model's, by intent
+        never_binds = dataclasses.replace(never_binds, renormalize="before")  # type: ignore[type-var]
+    no_capacity = create_method("baseline")
     logits = _run(model, tokens_BS)
     is_same = functools.partial(torch.allclose, logits, rtol=0, atol=0, equal_nan=True)
-    pads_run = under.ranks is ALONE and never_binds.bound is not None
+    pads_run = under.ranks is ALONE and never_binds.unit is not None
     decided_BS = padded_BS if pads_run else everyone_BS
     equal = all(
         is_same(run_under(unbounded, real_BS))
@@ -118,26 +119,12 @@ def _prove_stock_at_infinity(
         return {"passed": None, "why": "the stock model is not deterministic"}
     if not equal:
         raise EnforcementError("γ=∞ does not give the stock model's logits bit for bit")
-    return {"passed": True, "method": name, "compared": 2 * logits.numel()}
+    return {"passed": True, "method": never_binds.name, "compared": 2 * logits.numel()}
 
 
-def _unbounded(name: str, method: Method, layers: list[MoeLayer]) -> Method:
-    """Return a method of that name with this one's hooks, whose bound is never reached."""
-    n_experts = max(layer.n_experts for layer in layers)
-    if method.bounds_activation:
-        top_k = min(layer.top_k for layer in layers)
-        every_expert = 1 - 0.5 / n_experts  # rounded up; 1 itself is the baseline
-        return dataclasses.replace(
-            method, k0=top_k, expert_budget=every_expert, decode="unconstrained"
-        )
-    kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
-    knobs = {knob: getattr(method, knob) for knob in kept_knobs}
-    # A capacity that depends on modalities may bind at any γ. The canonical form of a device's
-    # capacity at γ=E is the baseline, which decides nothing.
-    return Method(name, 0.5, rho=0, **knobs).at(float(n_experts))
-
-
-def _prove_kernel(model: nn.Module, layers: list[MoeLayer], tokens_BS: Tensor) -> dict[str, Any]:
+def _prove_kernel(
+    model: nn.Module, layers: Sequence[MoeLayer], tokens_BS: Tensor
+) -> dict[str, Any]:
     """Return the proof of the kept-pairs kernel, computed again only if the experts changed."""
     if layers[0].ranks is not ALONE:
         why = "the experts are spread over processes: another kernel, which never sends a drop"
@@ -154,7 +141,9 @@ def _state(experts: Any) -> tuple[Any, ...]:
     return experts.config._experts_implementation, weights
 
 
-def _compare_kernels(model: nn.Module, layers: list[MoeLayer], tokens_BS: Tensor) -> dict[str, Any]:
+def _compare_kernels(
+    model: nn.Module, layers: Sequence[MoeLayer], tokens_BS: Tensor
+) -> dict[str, Any]:
     """Compare the outputs of every layer's experts in the probe, by both kernels."""
     pairs: list[tuple[Tensor, Tensor]] = []
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.groups import BatchShare
+from capmoe_eval.routing.tokens import BatchShare
 
 EXPERTS_RANKS = "capmoe_ranks"
 """Name of the attribute that holds the :class:`Ranks` of experts spread over processes."""

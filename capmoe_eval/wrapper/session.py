@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from capmoe_eval.errors import UsageError, choice, shown
-from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.knobs import KNOBS
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.forward import hooked
 from capmoe_eval.wrapper.layers import MoeLayer, expected_moe_layers, find_moe_layers
 from capmoe_eval.wrapper.meter import Meter
@@ -44,15 +42,14 @@ def capacity_aware(
     Args:
         model: A loaded model with MoE layers (transformers ≥ 5), with or without a head, or a
             module around one, such as an adapter's: the capacity is the transformers model's.
-        method: A name of :data:`capmoe_eval.routing.METHODS`, or a ready :class:`Method`.
-        gamma: Capacity factor γ; not needed by ``baseline``, ``expert_drop``, ``oea``,
-            ``xshare`` and ``sere``, nor where ``layer_gammas`` has one for each MoE layer.
+        method: The name of a method, or a method, for example ``TokenDrop(gamma=1.0)``.
+        gamma: Capacity factor γ, where the method is a name and has one.
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
         calibrated: What a calibration measured of each MoE layer, where the method needs that: for
             ``sere`` the similarity [E, E] of its experts, for ``macs`` their modality [E], for
             ``placement="eplb"`` the experts of each rank [R, E/R], rising.
-        **knobs: The other fields of :class:`Method`.
+        **knobs: The other knobs of the method, where it is a name.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -62,15 +59,34 @@ def capacity_aware(
             is under a capacity already, and in the block for a forward beside another one.
         EnforcementError: If an invariant is broken.
     """
-    for knob in knobs:
-        choice(*sorted(KNOBS))("knob", knob)
-    given = [*(["gamma"] if gamma is not None else []), *knobs]
-    if isinstance(method, Method) and given:
-        raise UsageError(f"{given[0]}: is a field of the Method that was given; set it there")
-    chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
+    arguments = [*(["gamma"] if gamma is not None else []), *knobs]
+    if isinstance(method, Method):
+        if arguments:
+            knob, made_by = arguments[0], type(method).__name__
+            raise UsageError(f"{knob}: is a knob of the method; set it there, {made_by}({knob}=…)")
+        chosen = method.canonical()
+    else:
+        chosen = create_method(method, gamma, **knobs)
+    with routed(model, chosen, verify=verify, calibrated=calibrated) as meter:
+        yield meter
+
+
+@contextmanager
+def routed(
+    model: nn.Module,
+    method: Method,
+    *,
+    verify: bool = True,
+    calibrated: Sequence[Tensor] | None = None,
+) -> Iterator[Meter]:
+    """Run a model as :func:`capacity_aware` does, under a method as it is.
+
+    A method that is in no canonical form keeps its capacity groups where it drops nothing, as a
+    calibration needs them.
+    """
     target = target_model(model)
     with claimed(target):
-        meter = _new_meter(target, chosen, calibrated)
+        meter = _new_meter(target, method, calibrated)
         if verify:
             prove_on_entry(target, meter)
         with hooked(target, meter):
@@ -86,21 +102,15 @@ def _new_meter(model: Any, chosen: Method, calibrated: Sequence[Tensor] | None) 
     layers = find_moe_layers(model)
     if layers[0].ranks is not ALONE:
         chosen.check_processes(layers[0].ranks.size)
-    _check_factors(chosen, len(layers))
     for layer in layers:
-        experts_per_rank(layer.n_experts, chosen.ep_size)
-        if chosen.bounds_activation and chosen.k0 > layer.top_k:
-            raise UsageError(
-                f"k0={chosen.k0}: a token of this model has {layer.top_k} experts; choose at most "
-                f"k0={layer.top_k}, at which OEA and SERE change nothing"
-            )
-    if chosen.weighs_tokens and not ImageFinder(model).knows_images:
+        chosen.check_layers(len(layers), layer.n_experts, layer.top_k)
+    if chosen.needs_images and not ImageFinder(model).knows_images:
         raise UsageError(
-            f"method={chosen.name}: model {type(model).__name__} has no images, whose tokens it "
-            "weighs; choose a model of images and text, or method=score"
+            f"method={chosen.name}: model {type(model).__name__} has no images, which the method "
+            "weighs; choose a model of images and text, or another method"
         )
-    known = _checked(chosen, layers, calibrated)
-    meter = Meter(layers, chosen, expected_moe_layers(model.config), known)
+    tensors = _checked(chosen, layers, calibrated)
+    meter = Meter(layers, chosen, expected_moe_layers(model.config), tensors)
     layer_count = meter.proofs()["every_layer_hooked"]
     if not layer_count["passed"]:
         raise UsageError(
@@ -108,63 +118,6 @@ def _new_meter(model: Any, chosen: Method, calibrated: Sequence[Tensor] | None) 
             f"MoE layers, {layer_count['hooked']} were found; {_why_another_number(model)}"
         )
     return meter
-
-
-def _check_factors(method: Method, n_layers: int) -> None:
-    """Refuse a method whose layers have no γ yet, or another number of them than the model has."""
-    if method.budget is not None:
-        raise UsageError(
-            "gamma=adaptive: a calibration chooses the γ of each layer, as python -m capmoe_eval "
-            f"gamma=adaptive budget={method.budget:g} does; here name them with layer_gammas=…"
-        )
-    factors = method.layer_gammas
-    if factors is not None and len(factors) != n_layers:
-        raise UsageError(
-            f"layer_gammas: {len(factors)} capacity factors for {n_layers} MoE layers; give one "
-            "for each layer"
-        )
-
-
-class _Known(NamedTuple):
-    """The rule of a kind of calibration: what it says of each MoE layer."""
-
-    what: str
-    shape: Callable[[Method, MoeLayer], tuple[int, ...]]
-    rule: str  # of its values, which follows "must have"
-    holds: Callable[[Tensor], bool]
-    instead: str  # what needs no calibration
-
-
-def _is_placement(placed_RN: Tensor) -> bool:
-    each_once = placed_RN.flatten().sort().values.tolist() == list(range(placed_RN.numel()))
-    rises = bool((placed_RN == placed_RN.sort(dim=1).values).all())
-    return each_once and rises and not placed_RN.is_floating_point()
-
-
-_KNOWN = {
-    "expert_modalities": _Known(
-        "the modality of every expert",
-        lambda _method, layer: (layer.n_experts,),
-        "1 for a visual expert, -1 for one of text and 0 for others",
-        lambda bias_E: bool(((bias_E == 1) | (bias_E == -1) | (bias_E == 0)).all()),
-        "set rho=0",
-    ),
-    "expert_loads": _Known(
-        "the experts of each rank",
-        lambda method, layer: (method.ep_size, layer.n_experts // method.ep_size),
-        "each of its experts on one rank, in rising order",
-        _is_placement,
-        "leave placement out",
-    ),
-    "expert_similarity": _Known(
-        "the similarity of the experts",
-        lambda _method, layer: (layer.n_experts, layer.n_experts),
-        "similarities from 0 to 1",
-        lambda similarity_EE: bool(((similarity_EE >= 0) & (similarity_EE <= 1)).all()),
-        "choose another method",
-    ),
-}
-"""By :attr:`Method.calibration`; of factor_curves no more is known once the layers have factors."""
 
 
 def _checked(
@@ -175,25 +128,25 @@ def _checked(
     Raises:
         UsageError: If it is missing, or of other shapes or values.
     """
-    kind = _KNOWN.get(method.calibration or "")
-    if kind is None:  # without a calibration no expert is of a modality
-        return [torch.zeros(of.n_experts) for of in layers] if method.weighs_tokens else None
+    rules = [rule for layer in layers if (rule := method.calibrated_rule(layer.n_experts))]
+    if not rules:
+        return None
+    rule = rules[0]
     if calibrated is None:
-        asked = f"placement={method.placement}" if method.is_placed else f"method={method.name}"
         raise UsageError(
-            f"{asked}: needs {kind.what}, which a calibration finds, as python -m capmoe_eval "
-            f"does; here pass calibrated=[…], a tensor for each MoE layer, or {kind.instead}"
+            f"{rule.asked_by}: needs {rule.content}, which a calibration finds, as python -m "
+            "capmoe_eval does; here pass calibrated=[…], a tensor for each MoE layer, or "
+            f"{rule.instead}"
         )
-    shapes = [tuple(known.shape) for known in calibrated]
-    wanted = [kind.shape(method, layer) for layer in layers]
-    if shapes != wanted:
+    shapes, expected = [tuple(tensor.shape) for tensor in calibrated], [of.shape for of in rules]
+    if shapes != expected:
         raise UsageError(
-            f"calibrated: has shapes {shown(shapes)}; give {kind.what} for each of {len(layers)} "
-            f"MoE layers, {shown(wanted)}"
+            f"calibrated: has shapes {shown(shapes)}; give {rule.content} for each of "
+            f"{len(layers)} MoE layers, {shown(expected)}"
         )
-    for layer, known in zip(layers, calibrated, strict=True):
-        if not kind.holds(known):
-            raise UsageError(f"calibrated: {layer.name} must have {kind.rule}")
+    for layer, tensor in zip(layers, calibrated, strict=True):
+        if not rule.holds(tensor):
+            raise UsageError(f"calibrated: {layer.name} must have {rule.values}")
     return calibrated
 
 

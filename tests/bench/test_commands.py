@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
@@ -173,11 +174,20 @@ def test_placement_judges_other_steps_than_it_plans_on() -> None:
 def test_decision(tmp_path: Path) -> None:
     shapes = ["--shapes", "small", "small_mixtral"]
     few = ["--tokens", "512", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
-    status, content = bench(tmp_path, "decision", *shapes, *few)
-    assert status == 0
-    assert len(content["details"]) == 4 and len(content["targets"]) == 12
+    threads = torch.get_num_threads()
+    steps = ["--step-shapes", "tiny_olmoe", "--step-tokens", "3", "8"]
+    status, content = bench(
+        tmp_path, "decision", *shapes, *few, *steps, "--threads", str(threads + 1)
+    )
+    assert status == 0 and torch.get_num_threads() == threads
+    assert len(content["details"]) == len(content["threads"]) == 4
+    assert [(row["shape"], row["tokens"]) for row in content["steps"]] == [
+        ("tiny_olmoe", 3),
+        ("tiny_olmoe", 8),
+    ]
+    assert len(content["targets"]) == 12 + 4 + 4
     # What is timed against one another keeps the same pairs.
-    assert all(row["equal"] for row in content["details"])
+    assert all(row["equal"] for row in content["details"] + content["threads"])
     # The one number that no clock disturbs.
     assert all(row["extra_matrices"] <= 2 for row in content["details"])
     assert {t["target"] for t in content["targets"] if t["unit"] == "share"} == {0.1}

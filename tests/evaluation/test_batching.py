@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.lm import CapmoeLM, deal
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.synthetic.models import tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 
@@ -103,6 +103,6 @@ def test_continuations_come_back_in_order() -> None:
 def test_a_shuffle_is_a_seed(shuffle: object, said: str) -> None:
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
     with pytest.raises(UsageError, match=f"shuffle={said}: must be a seed"):
-        Cell(ModelId("m", "p"), Method("baseline"), task, 4, shuffle=shuffle)  # type: ignore[arg-type]
+        Cell(ModelId("m", "p"), create_method("baseline"), task, 4, shuffle=shuffle)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="batch_size=auto"):
-        Cell(ModelId("m", "p"), Method("baseline"), task, "auto", shuffle=1)
+        Cell(ModelId("m", "p"), create_method("baseline"), task, "auto", shuffle=1)

@@ -23,7 +23,7 @@ from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record, sealed
 from capmoe_eval.experiment.record_part import ChosenFactors
 from capmoe_eval.experiment.results import load_frame, record_paths
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration as serving_calibration
 from capmoe_eval.serving.calibration_kinds import FactorCurves
 from capmoe_eval.serving.trial import outcomes, straggler
@@ -34,7 +34,7 @@ HUMANEVAL = TaskId("humaneval", "capmoe_humaneval", "openai/openai_humaneval", "
 
 
 def plan(root: Path, budget: float, **knobs: Any) -> Plan:
-    method = Method("score", "adaptive", budget=budget, ep_size=2, **knobs)  # type: ignore[arg-type]
+    method = create_method("score", "adaptive", budget=budget, ep_size=2, **knobs)  # type: ignore[arg-type]
     cell = Cell(ModelId("tiny", "tiny:olmoe", dtype="float32"), method, OBQA, 4, 4, "synthetic")
     return Plan(cell, data_source("synthetic"), root, Placement("cpu"))
 
@@ -62,13 +62,13 @@ def test_the_trial_sets_them_beside_the_static_ones(records: list[Record], tmp_p
     static = [
         dataclasses.replace(
             plan(tmp_path, 0.1),
-            cell=dataclasses.replace(records[0].cell, method=Method(*said, ep_size=2)),  # type: ignore[arg-type]
+            cell=dataclasses.replace(records[0].cell, method=create_method(*said, ep_size=2)),  # type: ignore[arg-type]
         )
         for said in (("baseline",), ("score", 0.5), ("score", 1.5), ("order", 1.0))
     ]
     beside = run(static).records
     found = outcomes([*records, *beside])
-    assert [outcome.rule for outcome in found] == [record.factor for record in records]
+    assert [outcome.factor for outcome in found] == [record.factor for record in records]
     low, high = (next(one for one in beside if one.gamma == gamma) for gamma in (0.5, 1.5))
     for record, outcome in zip(records, found, strict=True):
         assert outcome.straggler == pytest.approx(record.load.mean_peak_after)

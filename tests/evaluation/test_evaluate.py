@@ -28,6 +28,7 @@ from capmoe_eval.experiment.configuration import Placement, load_option, options
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 SINGLE_TASKS = [name for name in options("tasks") if name in load_option("tasks", name)]
 TEN = [
@@ -89,7 +90,7 @@ def test_a_record_is_whole_and_can_be_read_again(
     name: str, lm: CapmoeLM, library: TaskLibrary, hub: Path, tmp_path: Path
 ) -> None:
     source = DataSource("synthetic", hub)
-    record = run(lm, library, source, name, Method("score", 1.0, ep_size=2))
+    record = run(lm, library, source, name, create_method("score", 1.0, ep_size=2))
     record = Record(record.content, record.cell.path(tmp_path))
     record.write()
     again = read_record(record.path)
@@ -113,7 +114,7 @@ def test_a_record_is_whole_and_can_be_read_again(
 def test_a_bound_on_activated_experts_is_proven_in_the_record(
     lm: CapmoeLM, library: TaskLibrary, hub: Path, tmp_path: Path
 ) -> None:
-    method = Method("xshare", expert_budget=0.25, decode="only")
+    method = create_method("xshare", expert_budget=0.25, decode="only")
     source = DataSource("synthetic", hub)
     record = run(lm, library, source, "gsm8k", method)
     record = Record(record.content, record.cell.path(tmp_path))
@@ -139,10 +140,10 @@ def test_a_score_does_not_depend_on_what_ran_before(
     lm: CapmoeLM, library: TaskLibrary, hub: Path
 ) -> None:
     source = DataSource("synthetic", hub)
-    method = Method("random", 1.0, seed=1)
+    method = create_method("random", 1.0, seed=1)
     first = run(lm, library, source, "winogrande", method)
     for name in ("gsm8k", "mmlu", "winogrande"):
-        run(lm, library, source, name, Method("score", 0.5), limit=1)
+        run(lm, library, source, name, create_method("score", 0.5), limit=1)
     again = run(lm, library, source, "winogrande", method)
     fresh = run(load_lm(TINY, Placement("cpu"), 4), TaskLibrary(), source, "winogrande", method)
     for other in (again, fresh):
@@ -156,7 +157,7 @@ def cell(name: str, method: Method, fewshot: int | None = None, **changes: objec
     return Cell(TINY, method, asked, **values)  # type: ignore[arg-type]
 
 
-SCORE = Method("score", 1.0)
+SCORE = create_method("score", 1.0)
 # Each leaves something behind that the next could take over: shots, seeds, batches, a batch size.
 CELLS = [
     cell("arc_c", SCORE),
@@ -164,10 +165,10 @@ CELLS = [
     cell("arc_c", SCORE, fewshot=3, eval_seed=7),
     cell("gsm8k", SCORE, fewshot=1),
     cell("gsm8k", SCORE, limit=1),  # five shots are the task's own
-    cell("obqa", Method("baseline"), batch_size="auto"),
+    cell("obqa", create_method("baseline"), batch_size="auto"),
     cell("obqa", SCORE, shuffle=1),
     cell("obqa", SCORE),
-    cell("obqa", Method("random", 1.0, seed=3), batch_size=2),
+    cell("obqa", create_method("random", 1.0, seed=3), batch_size=2),
     cell("zero_shot_mix", SCORE, fewshot=2, limit=1),
     cell("zero_shot_mix", SCORE, limit=1),
 ]
@@ -238,7 +239,7 @@ def test_the_standard_error_is_lm_evals(lm: CapmoeLM, library: TaskLibrary, hub:
 def test_functions_of_a_task_are_recorded_by_name(
     lm: CapmoeLM, library: TaskLibrary, hub: Path
 ) -> None:
-    record = run(lm, library, DataSource("synthetic", hub), "winogrande", Method("baseline"))
+    record = run(lm, library, DataSource("synthetic", hub), "winogrande", create_method("baseline"))
     config = record.content["configs"]["winogrande"]
     assert config["doc_to_text"] == "lm_eval.tasks.winogrande.preprocess_winogrande.doc_to_text"
     assert " at 0x" not in json.dumps(record.content)
@@ -248,7 +249,7 @@ def test_functions_of_a_task_are_recorded_by_name(
 def test_value_is_the_mean_over_the_documents(
     lm: CapmoeLM, library: TaskLibrary, hub: Path
 ) -> None:
-    record = run(lm, library, DataSource("synthetic", hub), "mmlu", Method("baseline"))
+    record = run(lm, library, DataSource("synthetic", hub), "mmlu", create_method("baseline"))
     assert len(record.documents) == 57
     correct = [score for part in record.subtasks.values() for score in part.correct]
     assert record.n == len(correct) == 57 * 2
@@ -293,7 +294,7 @@ def test_an_unknown_metric_or_task_is_refused_by_name(
     with pytest.raises(UsageError, match="did you mean 'openbookqa'"):
         library.get("openbokqa", source)
     wrong = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_nrm", 0)
-    cell = Cell(TINY, Method("baseline"), wrong, 4, 1, "synthetic")
+    cell = Cell(TINY, create_method("baseline"), wrong, 4, 1, "synthetic")
     with pytest.raises(UsageError, match="did you mean 'acc_norm,none'"):
         evaluate(cell, lm, library, source, root=Path("unused"))
 
@@ -317,14 +318,14 @@ def test_real_documents(
     """All ten tasks run on real data; the baseline answers exactly as lm-eval's own model does."""
     ours, stock, source = real
     limit = 1 if name in ("mmlu", "longicl_1") else 2
-    baseline = run(ours, library, source, name, Method("baseline"), limit=limit)
+    baseline = run(ours, library, source, name, create_method("baseline"), limit=limit)
     cell = baseline.cell
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     prepare(tasks, cell)
     expected = lm_eval_evaluate(stock, tasks, limit=limit, bootstrap_iters=0)
     key = f"{cell.task.metric},{cell.task.filter}"
     assert baseline.value == expected["results"][cell.task.lm_eval][key]
-    dropped = run(ours, library, source, name, Method("score", 1.0, ep_size=2), limit=limit)
+    dropped = run(ours, library, source, name, create_method("score", 1.0, ep_size=2), limit=limit)
     assert dropped.load.drop_rate > 0.01
     assert dropped.n == baseline.n == (57 if name == "mmlu" else limit)
     assert all(promise.passed for _, promise, _ in dropped.proofs.given())
@@ -336,7 +337,7 @@ def test_real_log_likelihoods_are_those_of_lm_eval(
     name: str, real: tuple[CapmoeLM, HFLM, DataSource], library: TaskLibrary
 ) -> None:
     ours, stock, source = real
-    cell = Cell(TINY, Method("baseline"), task(name), 4)
+    cell = Cell(TINY, create_method("baseline"), task(name), 4)
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     prepare(tasks, cell)
     built = next(iter(tasks["tasks"].values()))
@@ -367,7 +368,7 @@ def test_a_mixture_pools_the_requests_of_its_tasks(
     lm: CapmoeLM, library: TaskLibrary, hub: Path
 ) -> None:
     source = DataSource("synthetic", hub)
-    method = Method("score", 0.5)
+    method = create_method("score", 0.5)
     record = run(lm, library, source, "zero_shot_mix", method, batch_size=8, shuffle=0)
     assert set(record.documents) == {"openbookqa", "piqa", "rte", "boolq"}
     correct = [part.correct for part in record.subtasks.values()]

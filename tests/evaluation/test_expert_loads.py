@@ -18,7 +18,7 @@ from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.record_part import Calibrated
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration_kinds import experts_of_ranks
 
@@ -27,7 +27,9 @@ TINY = ModelId("tiny", "tiny:olmoe", dtype="float32")
 
 
 def plan(root: Path, parallel: str = "none", **knobs: Any) -> Plan:
-    method = Method("score", **{"gamma": 0.5, "ep_size": 4, "granularity": "device", **knobs})
+    method = create_method(
+        "score", **{"gamma": 0.5, "ep_size": 4, "granularity": "device", **knobs}
+    )
     cell = Cell(TINY, method, OBQA, 4, 8, "synthetic")
     return Plan(cell, data_source("synthetic"), root, Placement("cpu", parallel=parallel))
 

@@ -14,7 +14,7 @@ from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration_kinds import ExpertModalities
 from capmoe_eval.wrapper.recorder import Observer
@@ -24,7 +24,7 @@ LLAVA = ModelId("tiny_llava", "tiny:llava_olmoe", dtype="float32")
 
 
 def plan(root: Path, name: str = "macs", **knobs: float) -> Plan:
-    cell = Cell(LLAVA, Method(name, 0.5, ep_size=2, **knobs), MME, 4, 4, "pictures")  # type: ignore[arg-type]
+    cell = Cell(LLAVA, create_method(name, 0.5, ep_size=2, **knobs), MME, 4, 4, "pictures")  # type: ignore[arg-type]
     return Plan(cell, data_source("pictures"), root, Placement("cpu"))
 
 
@@ -89,7 +89,7 @@ def test_records_hold_weights_and_keep_their_promises(records: list[Record], roo
 def test_a_task_without_images_is_refused() -> None:
     obqa = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
     with pytest.raises(UsageError, match="method=macs: obqa asks about no images"):
-        Cell(LLAVA, Method("macs", 1.0), obqa, 4)
+        Cell(LLAVA, create_method("macs", 1.0), obqa, 4)
 
 
 def test_a_calibration_needs_both_modalities() -> None:

@@ -26,7 +26,7 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import Placement
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.synthetic.models import TINY_LLAVA, tiny_llava
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor
@@ -98,7 +98,7 @@ def test_the_priority_reaches_the_model() -> None:
     lm = build(len(QUESTIONS), method="score", gamma=0.25)
     rates = []
     for modality in ("image_first", "uniform", "text_first"):
-        lm.route(Method("score", gamma=0.25, modality=modality))
+        lm.route(create_method("score", gamma=0.25, modality=modality))
         lm.generate_until(requests(), disable_tqdm=True)
         rates.append(lm.meter.summary()["modalities"]["text"]["drop_rate"])
     assert rates == sorted(rates) and rates[0] < rates[1] < rates[2]
@@ -108,7 +108,7 @@ def test_the_priority_reaches_the_model() -> None:
 def test_every_document_names_its_batch(shuffle: int | None) -> None:
     lm = build(2)
     plain = lm.generate_until(requests(), disable_tqdm=True)
-    lm.route(Method("baseline"))
+    lm.route(create_method("baseline"))
     lm.set_batches(2, shuffle)
     assert lm.generate_until(requests(), disable_tqdm=True) == plain
     numbers = [lm.batches["pictures", n] for n in range(len(QUESTIONS))]
@@ -194,7 +194,7 @@ MMMU = TaskId("mmmu", "mmmu_val_accounting", "MMMU/MMMU", "acc", 0, images=True)
 
 
 def cell(modality: str = "image_first", task: TaskId = MMMU, model: ModelId = LLAVA) -> Cell:
-    return Cell(model, Method("score", 0.5, modality=modality), task, 4, data="pictures")
+    return Cell(model, create_method("score", 0.5, modality=modality), task, 4, data="pictures")
 
 
 def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_saved_model_is_loaded_by_the_suite_and_by_lm_eval(tmp_path: Path) -> 
     assert isinstance(loaded, CapmoeMultimodalLM)
     assert reader_hash(loaded.reader) == reader_hash(named.reader)
     for lm in (ours, loaded, named):
-        lm.route(Method("score", 0.5, modality="image_first"))
+        lm.route(create_method("score", 0.5, modality="image_first"))
     answers = [lm.generate_until(requests(), disable_tqdm=True) for lm in (ours, loaded, named)]
     assert answers[0] == answers[1] == answers[2]
     assert ours.meter.report()["layers"] == named.meter.report()["layers"]
@@ -272,7 +272,7 @@ def test_molmoe_is_loaded_from_the_hubs_files_and_answers(tmp_path: Path) -> Non
     lm = load_lm(model, Placement("cpu"), 2)
     assert isinstance(lm, CapmoeMultimodalLM)
     stock = lm.generate_until(requests()[:2])
-    lm.route(Method("score", 0.5, modality="image_first"))
+    lm.route(create_method("score", 0.5, modality="image_first"))
     under = lm.generate_until(requests()[:2])
     assert len(stock) == len(under) == 2
     report = lm.meter.report()

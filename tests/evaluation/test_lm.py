@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 
@@ -118,11 +118,11 @@ def test_another_method_on_the_loaded_model_starts_afresh() -> None:
     baseline = likelihoods(lm)
     alone = likelihoods(build(CapmoeLM, "olmoe", 4, method="random", gamma=0.5, seed=1))
     for _ in range(2):
-        meter = lm.route(Method("random", gamma=0.5, seed=1))
+        meter = lm.route(create_method("random", gamma=0.5, seed=1))
         assert likelihoods(lm) == alone
         assert lm.meter is meter and meter.forwards == 2
     lm.release()
-    lm.route(Method("baseline"))
+    lm.route(create_method("baseline"))
     assert likelihoods(lm) == baseline
 
 

@@ -32,6 +32,7 @@ from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record import SCHEMA, read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.processes import command
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
@@ -47,7 +48,7 @@ def plan(root: Path, method: Method, *, model: str = "tiny:olmoe", **changes: ob
 
 
 def grid(root: Path) -> list[Plan]:
-    return [plan(root, Method(name, 1.0)) for name in ("baseline", "order", "score")]
+    return [plan(root, create_method(name, 1.0)) for name in ("baseline", "order", "score")]
 
 
 def test_finished_cells_are_skipped_and_kept_as_they_are(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_model_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return load_lm(model, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loading, "load_lm", counting)
-    methods = [Method("baseline"), Method("score", 1.0)]
+    methods = [create_method("baseline"), create_method("score", 1.0)]
     mixed = [plan(tmp_path, m, model=f"tiny:{f}") for m in methods for f in ("olmoe", "mixtral")]
     assert run(mixed).computed == 4
     assert loads == ["tiny_olmoe", "tiny_mixtral"]
@@ -129,7 +130,9 @@ def test_a_model_is_gone_before_the_next_is_loaded(
     families = ("olmoe", "mixtral", "qwen3_moe")
     gc.disable()  # what frees the model is no chance
     try:
-        outcome = run([plan(tmp_path, Method("score", 1.0), model=f"tiny:{f}") for f in families])
+        outcome = run(
+            [plan(tmp_path, create_method("score", 1.0), model=f"tiny:{f}") for f in families]
+        )
     finally:
         gc.enable()
     assert (outcome.computed, len(outcome.failures), len(loaded)) == (2, 1, 3)
@@ -139,9 +142,9 @@ def test_threads_are_those_of_a_models_own_cells(tmp_path: Path) -> None:
     """A number that one model's cells name is not that of the next model, which names none."""
     before = torch.get_num_threads()
     plans = [
-        plan(tmp_path, Method("baseline"), placement=Placement("cpu", threads=before + 1)),
-        plan(tmp_path, Method("baseline"), model="tiny:mixtral"),
-        plan(tmp_path, Method("score", 1.0), placement=Placement("cpu", threads=before + 2)),
+        plan(tmp_path, create_method("baseline"), placement=Placement("cpu", threads=before + 1)),
+        plan(tmp_path, create_method("baseline"), model="tiny:mixtral"),
+        plan(tmp_path, create_method("score", 1.0), placement=Placement("cpu", threads=before + 2)),
     ]
     try:
         used = [r.provenance.threads for r in run(plans).records]
@@ -172,7 +175,8 @@ def test_a_failed_cell_does_not_stop_the_others(
 
 def test_a_model_that_cannot_be_loaded_fails_its_cells_once(tmp_path: Path) -> None:
     absent = [
-        plan(tmp_path, m, model="/no/model") for m in (Method("baseline"), Method("score", 1))
+        plan(tmp_path, m, model="/no/model")
+        for m in (create_method("baseline"), create_method("score", 1))
     ]
     outcome = run([*absent, *grid(tmp_path)[:1]])
     assert [record.method for record in outcome.records] == ["baseline"]
@@ -254,7 +258,7 @@ def test_damaged_documents_give_one_line_before_a_model_is_loaded(
     (file,) = tmp_path.glob("data/allenai/openbookqa/**/test*.parquet")
     file.write_bytes(file.read_bytes()[:-20])
     monkeypatch.setattr(run_module._Work, "records", lambda *_: pytest.fail("a model was loaded"))
-    damaged = plan(tmp_path / "results", Method("baseline"))
+    damaged = plan(tmp_path / "results", create_method("baseline"))
     with pytest.raises(UsageError, match="task=openbookqa: ") as error:
         run([dataclasses.replace(damaged, source=data_source(str(tmp_path / "data")))])
     assert "\n" not in str(error.value)

@@ -21,7 +21,7 @@ from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record, sealed
 from capmoe_eval.experiment.record_part import Calibrated
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration_kinds import KINDS, TOKENS, ExpertSimilarity, LayerSimilarity
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
@@ -31,7 +31,7 @@ OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 
 
 def plan(root: Path, min_similarity: float, **knobs: Any) -> Plan:
-    method = Method("sere", min_similarity=min_similarity, **knobs)
+    method = create_method("sere", min_similarity=min_similarity, **knobs)
     cell = Cell(ModelId("tiny", "tiny:olmoe", dtype="float32"), method, OBQA, 4, 4, "synthetic")
     return Plan(cell, data_source("synthetic"), root, Placement("cpu"))
 
@@ -117,10 +117,10 @@ def test_experts_on_processes_are_not_compared() -> None:
         for layer in find_moe_layers(make("olmoe"))
     ]
     with pytest.raises(UsageError, match=r"^parallel=ep: method=sere first compares the outputs"):
-        ExpertSimilarity.observer(layers, Method("sere"))
+        ExpertSimilarity.observer(layers, create_method("sere"))
 
 
 def test_methods_name_kinds_that_there_are() -> None:
-    methods = (Method("score", "adaptive", budget=0.1), Method("sere"))  # type: ignore[arg-type]
+    methods = (create_method("score", "adaptive", budget=0.1), create_method("sere"))  # type: ignore[arg-type]
     assert {method.calibration for method in methods} <= set(KINDS)
-    assert Method("baseline").calibration is None
+    assert create_method("baseline").calibration is None

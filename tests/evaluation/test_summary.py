@@ -10,12 +10,12 @@ import pytest
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.summary import rounding_warning, summary
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests import records
 
 
 def applied(gamma: float, effective: float | None, **knobs: Any) -> Record:
-    method = Method("score", gamma, **{"ep_size": 8, **knobs})
+    method = create_method("score", gamma, **{"ep_size": 8, **knobs})
     return records.record(
         records.cell(method), load={"effective_gamma": effective, "mean_load": 1.125}
     )

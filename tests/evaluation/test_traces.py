@@ -15,6 +15,7 @@ from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace_file import load_trace
 from capmoe_eval.wrapper.plan import GAMMA_GRID
@@ -25,7 +26,7 @@ GSM8K = TaskId(
 )
 
 
-@pytest.mark.parametrize("method", [Method("baseline"), Method("score", 1.0)])
+@pytest.mark.parametrize("method", [create_method("baseline"), create_method("score", 1.0)])
 def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> None:
     traced = plan(tmp_path / "results", method, save_trace=str(tmp_path / "traces"))
     plain = plan(tmp_path / "plain", method)
@@ -62,8 +63,8 @@ def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> Non
 def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -> None:
     """Under a method that bounds decode steps and never binds, the record counts them, too."""
     methods = {
-        "prompts": Method("baseline"),
-        "both": Method("score", 1000.0, decode="constrained"),
+        "prompts": create_method("baseline"),
+        "both": create_method("score", 1000.0, decode="constrained"),
     }
     traces, records = {}, {}
     for name, method in methods.items():
@@ -84,7 +85,7 @@ def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -
         concerned = {"prompts": trace.only("prompts"), "both": trace}[name]
         for layer, counted in enumerate(records[name].layers):
             assert concerned.loads().sum(axis=0)[layer].tolist() == counted.load_before
-    asked = plan(tmp_path / "plain", Method("baseline"))
+    asked = plan(tmp_path / "plain", create_method("baseline"))
     cell = dataclasses.replace(asked.cell, task=GSM8K)
     (plain,) = run([dataclasses.replace(asked, cell=cell)]).records
     assert without_time(plain) == without_time(records["prompts"])
@@ -100,7 +101,7 @@ def without_time(record: Record) -> dict[str, Any]:
 
 def test_it_ends_with_the_forward_that_reaches_the_limit(tmp_path: Path) -> None:
     places = {"save_trace": str(tmp_path / "traces"), "trace_tokens": 1}
-    asked = plan(tmp_path / "results", Method("baseline"), **places)
+    asked = plan(tmp_path / "results", create_method("baseline"), **places)
     (record,) = run([asked]).records
     (path,) = (tmp_path / "traces").rglob("*.npz")
     trace = load_trace(path)

@@ -9,16 +9,16 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 MODEL = ModelId("mine", "org/model")
 TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
-CELL = Cell(MODEL, Method("score", 1.0), TASK, 16)
+CELL = Cell(MODEL, create_method("score", 1.0), TASK, 16)
 # Another value of each field.
 OTHERS: dict[type, dict[str, Any]] = {
     Cell: {
         "model": dataclasses.replace(MODEL, revision="v2"),
-        "method": Method("score", 1.5),
+        "method": create_method("score", 1.5),
         "task": dataclasses.replace(TASK, metric="acc"),
         "batch_size": 8,
         "limit": 100,
@@ -71,19 +71,19 @@ def test_every_field_is_part_of_the_identity(kind: type, field: str) -> None:
 
 
 def test_a_task_without_images_has_no_modality() -> None:
-    first = dataclasses.replace(CELL, method=Method("score", 1.0, modality="image_first"))
+    first = dataclasses.replace(CELL, method=create_method("score", 1.0, modality="image_first"))
     assert first == CELL and first.digest == CELL.digest
     images = dataclasses.replace(TASK, images=True)
     seen = [
-        dataclasses.replace(CELL, task=images, method=Method("score", 1.0, modality=modality))
-        for modality in ("uniform", "image_first", "text_first")
+        dataclasses.replace(CELL, task=images, method=create_method("score", 1.0, modality=name))
+        for name in ("uniform", "image_first", "text_first")
     ]
     assert len({cell.digest for cell in (CELL, *seen)}) == 4
     assert seen[1].label == f"{CELL.label}-image_first"
     for cell in seen:
         assert Cell.from_identity(cell.identity()) == cell
     with pytest.raises(UsageError, match="batch_size=auto: obqa asks about images"):
-        dataclasses.replace(seen[0], method=Method("baseline"), batch_size="auto")
+        dataclasses.replace(seen[0], method=create_method("baseline"), batch_size="auto")
 
 
 def test_the_digest_of_a_cell_stays() -> None:
@@ -112,4 +112,4 @@ def test_a_name_that_leads_elsewhere_is_refused(name: Any) -> None:
 )
 def test_a_value_that_cannot_be_is_refused(field: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"^{field}="):
-        dataclasses.replace(CELL, method=Method("baseline"), **{field: value})
+        dataclasses.replace(CELL, method=create_method("baseline"), **{field: value})

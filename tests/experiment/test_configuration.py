@@ -62,7 +62,7 @@ def test_an_interpolation_sees_the_model_of_a_point() -> None:
 
 def test_a_cell_of_two_parts_is_one_plan() -> None:
     words = ["tasks=obqa", "+parts.a.gamma=[1.0,2.0]", "+parts.b.gamma=[2.0]"]
-    assert [plan.cell.method.gamma for plan in planned(*words)] == [1.0, 2.0]
+    assert [plan.cell.method.factor.uniform for plan in planned(*words)] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_model_has_all_fields_as_hydra_composes_them(name: str) -> None:
 
 def test_a_part_may_take_some_of_the_tasks() -> None:
     words = ["tasks=[obqa,rte]", "+parts.a={tasks: [rte], gamma: [1.0]}", "+parts.b.gamma=[2.0]"]
-    found = [(plan.cell.task.name, plan.cell.method.gamma) for plan in planned(*words)]
+    found = [(plan.cell.task.name, plan.cell.method.factor.uniform) for plan in planned(*words)]
     assert found == [("rte", 1.0), ("obqa", 2.0), ("rte", 2.0)]
 
 

@@ -27,6 +27,7 @@ from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.synthetic.models import tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 
@@ -44,7 +45,7 @@ def plan(root: Path, pretrained: str, method: Method, task: TaskId = OBQA, **cha
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Record:
     root = tmp_path_factory.mktemp("computed")
-    (record,) = run([plan(root, "tiny:olmoe", Method("baseline"))]).records
+    (record,) = run([plan(root, "tiny:olmoe", create_method("baseline"))]).records
     return record
 
 
@@ -87,7 +88,7 @@ def test_another_input_under_the_same_name_is_refused(
     field: str, computed: Record, tmp_path: Path
 ) -> None:
     first = write(variant(computed, tmp_path), tmp_path)
-    other = variant(computed, tmp_path, method=Method("score", 1.0), **DECISIVE[field])
+    other = variant(computed, tmp_path, method=create_method("score", 1.0), **DECISIVE[field])
     for refused in (lambda: check(other, tmp_path), lambda: inputs.note(other, tmp_path)):
         with pytest.raises(UsageError, match=rf"^{tmp_path}/inputs\.json: .*other {field}") as line:
             refused()
@@ -105,11 +106,11 @@ def test_own_results_are_of_the_inputs_of_the_shipped(
     """Tables mix the two."""
     shipped, mine = tmp_path / "zoo", tmp_path / "local-zoo"
     first = write(variant(computed, shipped), shipped)
-    other = variant(computed, mine, method=Method("score", 1.0), **DECISIVE[field])
+    other = variant(computed, mine, method=create_method("score", 1.0), **DECISIVE[field])
     with pytest.raises(UsageError, match=rf"^{shipped}/inputs\.json: .*other {field}") as line:
         check(other, mine)
     assert str(first.path) in str(line.value)
-    threads = variant(computed, mine, method=Method("score", 1.0), threads=7)
+    threads = variant(computed, mine, method=create_method("score", 1.0), threads=7)
     assert "threads 1, now 7" in str(check(threads, mine))
     write(threads, mine)
     assert check(threads, mine) is None
@@ -122,7 +123,7 @@ def test_the_new_input_is_taken_where_no_record_has_the_old_one(
     first = write(variant(computed, tmp_path), tmp_path)
     again = variant(computed, tmp_path, **DECISIVE[field])
     write(again, tmp_path)  # in the place of the only record
-    back = variant(computed, tmp_path, method=Method("order", 1.0))
+    back = variant(computed, tmp_path, method=create_method("order", 1.0))
     with pytest.raises(UsageError, match=f"other {field}"):
         check(back, tmp_path)
     first.path.unlink()
@@ -152,14 +153,14 @@ def test_the_file_is_made_from_records_that_lack_it(computed: Record, tmp_path: 
     (tmp_path / "inputs.json").unlink()
     inputs.prepare(tmp_path)
     assert (tmp_path / "inputs.json").read_text() == known
-    other = variant(computed, tmp_path, method=Method("score", 1.0), model__weights="0123")
+    other = variant(computed, tmp_path, method=create_method("score", 1.0), model__weights="0123")
     with pytest.raises(UsageError, match="other weights"):
         check(other, tmp_path)
 
 
 def test_records_that_contradict_one_another_are_named(computed: Record, tmp_path: Path) -> None:
     one = variant(computed, tmp_path)
-    two = variant(computed, tmp_path, method=Method("score", 1.0), model__weights="0123")
+    two = variant(computed, tmp_path, method=create_method("score", 1.0), model__weights="0123")
     one.write()
     two.write()
     with pytest.raises(UsageError, match="other weights of model mine") as line:
@@ -211,7 +212,7 @@ def test_a_file_system_without_locks_will_do(
 def test_a_run_says_at_once_what_stands_in_a_reservations_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = plan(tmp_path, "tiny:olmoe", Method("baseline"))
+    asked = plan(tmp_path, "tiny:olmoe", create_method("baseline"))
     monkeypatch.setattr("capmoe_eval.evaluation.loading.load_planned", lambda _: pytest.fail())
     for place in (
         asked.path.with_name(f".{asked.path.name}.reservation"),
@@ -253,14 +254,14 @@ def test_other_conditions_are_worth_a_warning(
 
 def test_a_run_warns_once(computed: Record, tmp_path: Path, capsys: Any) -> None:
     write(variant(computed, tmp_path, threads=7), tmp_path)
-    plans = [plan(tmp_path, "tiny:olmoe", Method(name, 1.0)) for name in ("score", "order")]
+    plans = [plan(tmp_path, "tiny:olmoe", create_method(name, 1.0)) for name in ("score", "order")]
     assert run(plans).computed == 2
     assert capsys.readouterr().err.count("warning: ") == 1
 
 
 def test_nothing_is_written_where_nothing_is_computed(computed: Record, tmp_path: Path) -> None:
     variant(computed, tmp_path).write()
-    done = plan(tmp_path, "tiny:olmoe", Method("baseline"))
+    done = plan(tmp_path, "tiny:olmoe", create_method("baseline"))
     assert run([done]).computed == 0
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -274,8 +275,8 @@ def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> Non
         tiny_model("mixtral", vocab_size=vocabulary, seed=seed).save_pretrained(model)
 
     save(0)
-    first = plan(root, str(model), Method("baseline"))
-    other = plan(root, str(model), Method("score", 1.0), PIQA)
+    first = plan(root, str(model), create_method("baseline"))
+    other = plan(root, str(model), create_method("score", 1.0), PIQA)
     (record,) = run([first]).records
     save(1)
     assert run([first]).computed == 0, "finished before, by the old weights"
@@ -296,7 +297,7 @@ def test_changed_documents_are_refused_for_other_methods_too(hub: Path, tmp_path
 
     def asked(name: str) -> Plan:
         source = data_source(str(tmp_path / "data"))
-        one = plan(tmp_path / "results", "tiny:olmoe", Method(name, 1.0), source=source)
+        one = plan(tmp_path / "results", "tiny:olmoe", create_method(name, 1.0), source=source)
         return dataclasses.replace(one, cell=dataclasses.replace(one.cell, data="data"))
 
     run([asked("baseline")])
@@ -316,7 +317,7 @@ def _forget_hashes() -> None:
 
 
 def test_attention_is_a_choice_and_part_of_a_cell_that_makes_it(tmp_path: Path) -> None:
-    own = plan(tmp_path, "tiny:olmoe", Method("baseline"))
+    own = plan(tmp_path, "tiny:olmoe", create_method("baseline"))
     model = dataclasses.replace(own.cell.model, attention="eager")
     eager = dataclasses.replace(own, cell=dataclasses.replace(own.cell, model=model))
     assert "attention" not in own.cell.identity()["model"]

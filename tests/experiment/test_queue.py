@@ -25,13 +25,13 @@ from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.queue import Queue, Turn
 from capmoe_eval.experiment.reservations import Watch, holder_of, reserve, tidy
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 
 
 def plan(root: Path, model: str, seed: int, **changes: object) -> Plan:
-    method = Method("random", 1.0, seed=seed)
+    method = create_method("random", 1.0, seed=seed)
     cell = Cell(ModelId(model, model, dtype="float32"), method, TASK, 4, 2, "synthetic")
     made = Plan(cell, data_source("synthetic"), root)
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ def grid(root: Path, models: str = "ab", seeds: int = 3, **changes: object) -> l
 
 
 def name(turn: Turn) -> str:
-    return f"{turn.plan.cell.model.name}{turn.plan.cell.method.seed}"
+    return f"{turn.plan.cell.model.name}{turn.plan.cell.method.setting('seed')}"
 
 
 def drain(queue: Queue) -> list[str]:

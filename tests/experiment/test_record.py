@@ -25,7 +25,7 @@ from capmoe_eval.report.claims.command import build
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.site.inventory import take_inventory
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.records import (
     cell,
     forge,
@@ -43,7 +43,7 @@ Content = dict[str, Any]
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Record:
-    made = plausible(cell(Method("score", 1.0, ep_size=2)), tmp_path / "results", experts=8)
+    made = plausible(cell(create_method("score", 1.0, ep_size=2)), tmp_path / "results", experts=8)
     made.write()
     return made
 
@@ -178,12 +178,12 @@ NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
         (put("cell", "limit", value=8), "its cell has digest"),
         (put("cell", "limit", value=0), "capmoe.cell': cannot be read"),
         (put("cell", "model", "name", value=3), "capmoe.cell': cannot be read .model.name=3"),
-        (put("cell", "model", "dtype", value=3), "cannot be read .dtype=3"),
-        (put("cell", "model", "attention", value=3), "cannot be read .attention=3"),
+        (put("cell", "model", "dtype", value=3), "cannot be read .model.dtype=3"),
+        (put("cell", "model", "attention", value=3), "cannot be read .model.attention=3"),
         (drop("cell", "model", "revision"), "cannot be read .a field is missing"),
         (put("cell", "more", value=3), "cannot be read .a field is missing or has no effect"),
-        (put("cell", "method", "seeed", value=3), "capmoe.cell': cannot be read"),
-        (put("cell", "method", "gamma", value="x"), "capmoe.cell': cannot be read"),
+        (put("cell", "method", "seeed", value=3), "seeed is not registered"),
+        (put("cell", "method", "gamma", value="x"), "gamma=x is not registered"),
         (put("cell", "method", "gamma", value=HUGE), "capmoe.cell': cannot be read"),
     ],
 )
@@ -203,7 +203,7 @@ def test_what_no_reader_could_use_is_neither_written_nor_read(
 
 
 def test_a_metric_that_is_no_share_may_be_any_number(tmp_path: Path) -> None:
-    of = cell(Method("baseline"))
+    of = cell(create_method("baseline"))
     object.__setattr__(of.task, "metric", "word_perplexity")
     made = record(of, tmp_path, [12.5, 8.0], stderr=None)
     made.write()
@@ -211,7 +211,7 @@ def test_a_metric_that_is_no_share_may_be_any_number(tmp_path: Path) -> None:
 
 
 def test_what_lm_eval_could_not_compute_is_null(tmp_path: Path) -> None:
-    made = record(cell(Method("baseline")), tmp_path)
+    made = record(cell(create_method("baseline")), tmp_path)
     made.content["results"] = {"obqa": {"acc,none": 0.75, "f1,none": NAN, "all": [INFINITE]}}
     made.write()
     found = read_record(made.path, tmp_path).content["results"]["obqa"]
@@ -220,7 +220,7 @@ def test_what_lm_eval_could_not_compute_is_null(tmp_path: Path) -> None:
 
 def test_a_record_lies_where_its_cell_does(whole: Record) -> None:
     root = whole.path.parents[2]
-    other = record(cell(Method("score", 2.0, ep_size=2)), root)
+    other = record(cell(create_method("score", 2.0, ep_size=2)), root)
     for path in (
         other.path,
         whole.path.with_name("copy.json"),
@@ -283,7 +283,7 @@ def test_what_is_not_kept_is_read_again(whole: Record) -> None:
 def test_results_lie_in_a_directory_or_in_one_for_each_profile(tmp_path: Path) -> None:
     results = tmp_path / "results"
     for name in ("tiny", "zoo"):
-        record(cell(Method("baseline")), results / name).write()
+        record(cell(create_method("baseline")), results / name).write()
     (results / "bench").mkdir()
     (results / "bench/forward.json").write_text("{}")
     (results / "replication.json").write_text("{}")
@@ -291,7 +291,7 @@ def test_results_lie_in_a_directory_or_in_one_for_each_profile(tmp_path: Path) -
     assert [Path(path).parts[-4] for path in frame["path"]] == ["tiny", "zoo"]
     assert len(capmoe_eval.load_frame(results / "zoo")) == 1
     # A directory that holds records of its own beside those of a profile.
-    record(cell(Method("baseline"), model="own"), results).write()
+    record(cell(create_method("baseline"), model="own"), results).write()
     (results / "own/obqa/old").mkdir()
     shutil.copy(next(results.glob("own/obqa/*.json")), results / "own/obqa/old")
     assert result_directories(results) == [results, results / "tiny", results / "zoo"]
@@ -342,7 +342,7 @@ def test_json_is_what_any_reader_of_json_takes(whole: Record) -> None:
 
 
 def test_a_metric_has_its_own_documents() -> None:
-    found = of_images(record_of(Method("baseline"), (1, 0, 1, 1), task="mme"))
+    found = of_images(record_of(create_method("baseline"), (1, 0, 1, 1), task="mme"))
     cognition = found.score("cognition")
     assert cognition[:3] == (280.0, 5.6, 2)
     name, *numbers = cognition.documents["mme"]
@@ -359,7 +359,7 @@ def test_a_metric_has_its_own_documents() -> None:
     ],
 )
 def test_images_and_metrics_are_those_of_the_documents(lists: dict[str, Any], said: str) -> None:
-    content = of_images(record_of(Method("baseline"), task="mme")).content
+    content = of_images(record_of(create_method("baseline"), task="mme")).content
     content["capmoe"]["documents"]["mme"] |= lists
     with pytest.raises(ValidationError, match=said):
         Record(content, Path("x.json"))

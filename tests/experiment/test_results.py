@@ -15,13 +15,14 @@ from capmoe_eval import loads as loads_command
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId, method_label
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import IDENTITY, directories, load_frame, read_results
 from capmoe_eval.report.figures import loads
-from capmoe_eval.routing.method import METHODS, Method
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method, method_names
 from tests import records as made
 
 
@@ -30,7 +31,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     root = tmp_path_factory.mktemp("results")
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
     model = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
-    methods = [Method("baseline"), Method("score", 1.0, ep_size=2), Method("random", 0.5, seed=1)]
+    methods = [
+        create_method("baseline"),
+        create_method("score", 1.0, ep_size=2),
+        create_method("random", 0.5, seed=1),
+    ]
     plans = [
         Plan(Cell(model, method, task, 4, 2, "synthetic"), data_source("synthetic"), root)
         for method in methods
@@ -57,7 +62,7 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
     shipped, mine = tmp_path / "results/zoo", tmp_path / "results/local-zoo"
     for root, methods in ((shipped, ("baseline", "expert_drop")), (mine, ("baseline", "sere"))):
         for method in methods:
-            made.record_of(Method(method), [1.0] * 4, root=root).write()
+            made.record_of(create_method(method), [1.0] * 4, root=root).write()
     return shipped, mine
 
 
@@ -87,22 +92,23 @@ def values_of(identity: Mapping[str, object], prefix: str = "") -> Iterator[tupl
 
 
 METHODS_IN_EVERY_FORM = [
-    *(Method(name, 1.0) for name in METHODS),
-    Method("expanded_drop", 1.0, ep_size=2, candidates="ranked", protect_topk=True),
-    Method("score", 1.0, ep_size=2, placement="eplb", granularity="device"),
-    Method("score", layer_gammas=(0.5, 1.0)),
-    Method("score", "adaptive", budget=0.1),  # type: ignore[arg-type]
+    *(create_method(name, 1.0) for name in method_names()),
+    create_method("expanded_drop", 1.0, ep_size=2, candidates="ranked", protect_topk=True),
+    create_method("score", 1.0, ep_size=2, placement="eplb", granularity="device"),
+    create_method("score", layer_gammas=(0.5, 1.0)),
+    create_method("score", "adaptive", budget=0.1),
 ]
 
 
-@pytest.mark.parametrize("method", METHODS_IN_EVERY_FORM, ids=method_label)
+@pytest.mark.parametrize("method", METHODS_IN_EVERY_FORM, ids=lambda method: method.label)
 def test_every_field_of_an_identity_is_a_column(method: Method, tmp_path: Path) -> None:
-    task = "mme" if method.weighs_tokens else "obqa"
+    task = "mme" if method.name == "macs" else "obqa"
     of = made.cell(method, task=task, limit=4, shuffle=None if task == "obqa" else 3)
     of = dataclasses.replace(of, model=dataclasses.replace(of.model, attention="eager"))
     layers = [made.layer(name=f"layers.{n}", gamma=g) for n, g in enumerate((0.5, 1.0))]
-    parts = {"layers": layers} if method.layer_gammas or method.budget else {}
-    if method.budget:
+    is_uniform = method.factor is None or method.factor.uniform is not None
+    parts = {} if is_uniform else {"layers": layers}
+    if method.calibration == "factor_curves":
         parts["calibration"] = made.calibrated([0.5, 1.0])
     made.record(of, tmp_path, **parts).write()
     (row,) = load_frame(tmp_path).to_dict("records")
@@ -115,14 +121,14 @@ def test_every_field_of_an_identity_is_a_column(method: Method, tmp_path: Path) 
 
 
 def test_rows_of_cells_that_differ_differ_in_the_identity(tmp_path: Path) -> None:
-    base = made.cell(Method("score", 1.0))
+    base = made.cell(create_method("score", 1.0))
     changes: list[dict[str, Any]] = [
         {"batch_size": 4},
         {"limit": 10},
         {"data": "other"},
         {"eval_seed": 1},
         {"shuffle": 0},
-        {"method": Method("score", 1.0, scope="sequence")},
+        {"method": create_method("score", 1.0, scope="sequence")},
         {"model": dataclasses.replace(base.model, revision="other")},
         {"model": dataclasses.replace(base.model, max_length=64)},
         {"task": dataclasses.replace(base.task, fewshot=5)},

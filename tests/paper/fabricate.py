@@ -10,7 +10,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.claims.entries import read_claims
 from capmoe_eval.paper.claims.ledger import Verdict, ledger
 from capmoe_eval.paper.evidence import Evidence, Home
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests import records
 
 HOME = Home(ep_size=2, batch_size=16, gamma=1.5)
@@ -35,7 +35,7 @@ def record(
     """Return a record; nothing is written."""
     loads = {"peak_before": 4.0, "mean_peak_before": 3.0, **(load or {})}
     return records.record_of(
-        Method(method, gamma, **{"ep_size": HOME.ep_size, **knobs}),
+        create_method(method, gamma, **{"ep_size": HOME.ep_size, **knobs}),
         correct,
         model=model,
         task=task,

@@ -12,16 +12,20 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.evidence import Evidence, Training
 from capmoe_eval.paper.measures import balance, companions, decay, removed, text_kept
 from capmoe_eval.paper.verdicts import Outcome
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.records import layer, record_of
 
 
 def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> None:
     records = [
-        record_of(Method("score", 1.0), [1.0], parts={"load": {"drop_rate": 0.3}}),
-        record_of(Method("score", 1.0), [1.0], task="rte", parts={"load": {"drop_rate": 0.5}}),
-        record_of(Method("expert_drop"), [1.0], parts={"load": {"drop_rate": 0.1}}),
-        record_of(Method("expert_drop"), [1.0], task="rte", parts={"load": {"drop_rate": 0.1}}),
+        record_of(create_method("score", 1.0), [1.0], parts={"load": {"drop_rate": 0.3}}),
+        record_of(
+            create_method("score", 1.0), [1.0], task="rte", parts={"load": {"drop_rate": 0.5}}
+        ),
+        record_of(create_method("expert_drop"), [1.0], parts={"load": {"drop_rate": 0.1}}),
+        record_of(
+            create_method("expert_drop"), [1.0], task="rte", parts={"load": {"drop_rate": 0.1}}
+        ),
     ]
     (one,) = removed(Evidence("zoo", tuple(records)))
     assert (one.outcome, one.effect) == (Outcome.HOLDS, pytest.approx(30.0))
@@ -102,9 +106,13 @@ def test_balance_needs_two_seeds() -> None:
 def test_flips_of_other_documents_are_not_counted() -> None:
     mix = {"task": "zero_shot_mix"}
     records = [
-        record_of(Method("order", 1.0), {"piqa": [1.0, 0.0]}, shuffle=0, **mix),
+        record_of(create_method("order", 1.0), {"piqa": [1.0, 0.0]}, shuffle=0, **mix),
         record_of(
-            Method("order", 1.0), {"piqa": [1.0, 1.0]}, shuffle=1, parts={"documents": "x"}, **mix
+            create_method("order", 1.0),
+            {"piqa": [1.0, 1.0]},
+            shuffle=1,
+            parts={"documents": "x"},
+            **mix,
         ),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):
@@ -113,7 +121,7 @@ def test_flips_of_other_documents_are_not_counted() -> None:
 
 def routers(scores: list[float], top_k: int = 2) -> Evidence:
     layers = [layer([8] * len(scores), scores=scores, top_k=top_k)]
-    return Evidence("zoo", (record_of(Method("baseline"), [1.0], parts={"layers": layers}),))
+    return Evidence("zoo", (record_of(create_method("baseline"), [1.0], parts={"layers": layers}),))
 
 
 def noise(experts: int, spread: float, seed: int) -> list[float]:
@@ -150,12 +158,12 @@ def test_decay_states_what_noise_would_have() -> None:
 def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
     mix = {"task": "zero_shot_mix"}
     records = [
-        record_of(Method("order", 1.0), {"piqa": [1.0, 0.0, 1.0, 1.0]}, shuffle=0, **mix),
-        record_of(Method("order", 1.0), {"piqa": [1.0, 1.0, 1.0, 1.0]}, shuffle=1, **mix),
-        record_of(Method("order", 1.0), {"piqa": [1.0, 0.0, 0.0, 1.0]}, shuffle=2, **mix),
-        record_of(Method("order", 1.0), {"piqa": [0.0, 0.0, 0.0, 0.0]}, batch_size=4, **mix),
-        record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
-        record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
+        record_of(create_method("order", 1.0), {"piqa": [1.0, 0.0, 1.0, 1.0]}, shuffle=0, **mix),
+        record_of(create_method("order", 1.0), {"piqa": [1.0, 1.0, 1.0, 1.0]}, shuffle=1, **mix),
+        record_of(create_method("order", 1.0), {"piqa": [1.0, 0.0, 0.0, 1.0]}, shuffle=2, **mix),
+        record_of(create_method("order", 1.0), {"piqa": [0.0, 0.0, 0.0, 0.0]}, batch_size=4, **mix),
+        record_of(create_method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
+        record_of(create_method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
     ]
     baseline, order = companions(Evidence("zoo", tuple(records)))
     # Pairs of batches differ in 1, 1 and 2 of 4 documents.
@@ -179,7 +187,7 @@ def test_much_text_refutes_nothing_that_is_said_of_little(
 ) -> None:
     image = {"tokens": 80, "dropped": 40, "added": 0, "lost_all": 0, "drop_rate": 0.5}
     load = {"modalities": {"image": image, "text": image | {"tokens": tokens, "drop_rate": lost}}}
-    method = Method("score", 0.5, modality="image_first")
+    method = create_method("score", 0.5, modality="image_first")
     found = record_of(method, task="mmbench", parts={"load": load})
     first, *others = text_kept(Evidence("zoo", (found,)))
     assert first.outcome is outcome and first.effect == pytest.approx(100 * lost)

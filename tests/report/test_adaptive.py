@@ -40,7 +40,7 @@ def trial() -> list[Outcome]:
 
 
 def test_every_setting_is_compared(trial: list[Outcome]) -> None:
-    assert len({(one.model, one.task, one.rule) for one in trial}) == len(trial) == 4 * 3 * 6 * 2
+    assert len({(one.model, one.task, one.factor) for one in trial}) == len(trial) == 4 * 3 * 6 * 2
     assert all(one.static_straggler is not None for one in trial), "the grid of static γ is wide"
     assert all(one.scores is not None and one.static_least is not None for one in trial)
 
@@ -60,7 +60,7 @@ def test_pages_say_the_verdict_and_no_other(
 
 
 def test_the_numbers_beside_the_verdict(trial: list[Outcome]) -> None:
-    own = [one for one in trial if one.rule.budget_of == "pairs"]
+    own = [one for one in trial if one.budget_of == "pairs"]
     models = by_model(own, lambda one: one.gain)
     gains = [f"{models[f'zoo_{m}']:+.3f}" for m in ("olmoe", "qwen2_moe", "deepseek_v2", "mixtral")]
     each = "{}, {}, {} and {}".format(*gains).replace("-", "−")
@@ -73,7 +73,7 @@ def test_the_numbers_beside_the_verdict(trial: list[Outcome]) -> None:
     (scores,) = (v for v in verdicts(trial) if (v.budget_of, v.budget) == ("scores", None))
     assert alone is not None and scores.straggler is not None
     apart = [100 * (one.apart or 0.0) for one in own]
-    beyond = [100 * abs(one.drop_rate - one.rule.budget) for one in own]
+    beyond = [100 * abs(one.drop_rate - one.budget) for one in own]
     text = words("docs/serving.md")
     for claim in (
         f"By model it is {each}:",
@@ -88,8 +88,8 @@ def test_the_numbers_beside_the_verdict(trial: list[Outcome]) -> None:
     assert f"DeepSeek-V2 gains most: {most}." in words("README.md")
     assert min(models, key=models.__getitem__) == "zoo_deepseek_v2"
     at_budget = {
-        budget: by_model([one for one in own if one.rule.budget == budget], lambda one: one.gain)
-        for budget in {one.rule.budget for one in own}
+        budget: by_model([one for one in own if one.budget == budget], lambda one: one.gain)
+        for budget in {one.budget for one in own}
     }
     largest = sorted(at_budget, key=lambda budget: at_budget[budget]["zoo_deepseek_v2"])[:2]
     assert sorted(largest) == [0.02, 0.05]

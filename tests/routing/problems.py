@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from capmoe_eval.routing.assign import _random_key, assign
+from capmoe_eval.routing.groups import TokenGroups, group_tokens
+from capmoe_eval.routing.reference import Problem
+from capmoe_eval.routing.weighted import Weighted, modality_bias, token_weights, weigh
 from hypothesis import strategies as st
 from torch import Tensor
 
-from capmoe_eval.routing.assign import _random_key, assign
-from capmoe_eval.routing.groups import TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.reference import Problem
 from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.weighted import Weighted, modality_bias, token_weights, weigh
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, float("inf")]
 

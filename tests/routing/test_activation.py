@@ -6,9 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from capmoe_eval.routing.activation import (
     activation_budget,
     batch_demand,
@@ -18,6 +15,9 @@ from capmoe_eval.routing.activation import (
 )
 from capmoe_eval.routing.assign import assign, batch_counts, bucket_limits
 from capmoe_eval.routing.groups import group_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
 from tests.routing.problems import Case, cases, decide, kept_pairs

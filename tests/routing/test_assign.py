@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 import torch
+from capmoe_eval.routing.assign import assign, bucket_limits
+from capmoe_eval.routing.groups import group_tokens
+from capmoe_eval.routing.reference import assign_reference
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from capmoe_eval.routing.assign import assign, bucket_limits
-from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import METHODS, Method
-from capmoe_eval.routing.reference import assign_reference
 from capmoe_eval.routing.scores import Scores
 from tests.routing.problems import Case, cases, decide, kept_pairs
 

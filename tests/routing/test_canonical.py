@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
 from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.routing.reference import assign_reference
+
+from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.routing.scores import Scores
 from tests.routing.problems import Case, decide, kept_pairs
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-
-from capmoe_eval.experiment.cell import method_label
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
+
+from capmoe_eval.experiment.cell import method_label
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
 

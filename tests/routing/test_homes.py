@@ -7,15 +7,15 @@ from collections import Counter
 
 import pytest
 import torch
+from capmoe_eval.routing.assign import assign, bucket_limits
+from capmoe_eval.routing.groups import group_tokens
+from capmoe_eval.routing.homes import by_rank, rank_of
+from capmoe_eval.routing.reference import assign_reference
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.assign import assign, bucket_limits
-from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.homes import by_rank, rank_of
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.reference import assign_reference
 from capmoe_eval.routing.scores import Scores
 from tests.routing.problems import Case, cases, decide, kept_pairs
 

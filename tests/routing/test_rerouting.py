@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-
 from capmoe_eval.routing.activation import best_own
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import sere_weights_reference
+from hypothesis import given, settings
+
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from tests.routing.problems import Case, cases, decide, kept_pairs
 

@@ -6,14 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import weights_reference
-from capmoe_eval.routing.scores import Scores, bucket_loads
 from capmoe_eval.routing.weighted import (
     UNIT,
     Weighted,
@@ -22,6 +17,11 @@ from capmoe_eval.routing.weighted import (
     weigh,
     weighted_limits,
 )
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Scores, bucket_loads
 from tests.routing.problems import Case, cases, kept_pairs
 
 GAMMAS = [0.1, 0.5, 0.75, 1.0, 1.5, 3.0]

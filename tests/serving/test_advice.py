@@ -14,6 +14,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.report.advice.page import about
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving.advice import Advice, Budget, activation, choose, recommend
 from capmoe_eval.serving.advising import (
     Advised,
@@ -276,18 +277,18 @@ def cell(method: Method) -> Cell:
 def written(root: Path) -> None:
     """Records of a model: of 40 documents the baseline has 30, score 26, and order 10."""
     rights = {
-        Method("baseline"): 30,
-        Method("score", 1.0, ep_size=4): 26,
-        Method("order", 1.0, ep_size=4): 10,
-        Method("expanded_drop", 1.0, ep_size=4): 28,
-        Method("oea", k0=1, renormalize="after"): 27,
-        Method("oea", k0=1, decode="only"): 29,
-        Method("xshare", granularity="device", ep_size=4): 30,
-        Method("xshare", granularity="device", ep_size=2): 30,  # of other ranks
-        Method("score", 1.0, ep_size=2): 30,
+        create_method("baseline"): 30,
+        create_method("score", 1.0, ep_size=4): 26,
+        create_method("order", 1.0, ep_size=4): 10,
+        create_method("expanded_drop", 1.0, ep_size=4): 28,
+        create_method("oea", k0=1, renormalize="after"): 27,
+        create_method("oea", k0=1, decode="only"): 29,
+        create_method("xshare", granularity="device", ep_size=4): 30,
+        create_method("xshare", granularity="device", ep_size=2): 30,  # of other ranks
+        create_method("score", 1.0, ep_size=2): 30,
         # On EPLB's placement: neither of blocks nor of a placement with copies.
-        Method("score", 1.0, ep_size=4, granularity="device", placement="eplb"): 29,
-        Method("expanded_drop", 1.0, ep_size=4, placement="eplb"): 5,
+        create_method("score", 1.0, ep_size=4, granularity="device", placement="eplb"): 29,
+        create_method("expanded_drop", 1.0, ep_size=4, placement="eplb"): 5,
     }
     for method, right in rights.items():
         peak = {
@@ -302,8 +303,8 @@ def written(root: Path) -> None:
         layer = records.layer([16, 8, 4, 4, 0, 0, 0, 0], peak=peak)
         if method.is_placed:  # which says nothing of blocks
             peak["device_before"] = dict.fromkeys(("mean", "max", "last"), 1.3)
-        load: dict[str, float] = {"drop_rate": 0.0 if method.gamma is None else 0.25}
-        if method.bounds_activation:
+        load: dict[str, float] = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
+        if "k0" in method.identity():  # the activated experts are bounded
             load |= {"activated_before": 8.0, "activated_after": 6.0}
         correct = [1] * right + [0] * (40 - right)
         records.record(cell(method), root, correct, load=load, layers=[layer]).write()
@@ -349,16 +350,17 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     assert any("of which no records" in line for line in advice.unknown)
     # Records on a placement are never those of blocks, nor the other way round.
     of_devices = {"ep_size": 4, "granularity": "device"}
-    assert quality.change(Method("score", 1.0, **of_devices)) is None
-    placed = Method("score", 1.0, **of_devices, placement="eplb")
+    assert quality.change(create_method("score", 1.0, **of_devices)) is None
+    placed = create_method("score", 1.0, **of_devices, placement="eplb")
     assert quality.change(placed) == changes["score γ=1 per device on EPLB"]
-    assert quality.change(dataclasses.replace(placed, name="order")) is None
+    by_order = create_method("order", 1.0, **of_devices, placement="eplb")
+    assert quality.change(by_order) is None
     settings = {setting.title: setting for setting in advice.settings}
     for title in ("score γ=1 per device", "score γ=1 per device on EPLB+4"):
         assert settings[title].change is None
     # With other ranks the records say nothing.
     other = Quality(read_records(tmp_path, "made"), 8)
-    assert other.change(Method("score", 1.0, ep_size=8)) is None
+    assert other.change(create_method("score", 1.0, ep_size=8)) is None
     with pytest.raises(UsageError, match="no whole record of model mad; it has made"):
         read_records(tmp_path, "mad")
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from capmoe_eval.wrapper.curve_meter import Curve
 
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving.calibration_kinds import KINDS, FactorCurves
-from capmoe_eval.wrapper.curve_meter import Curve
 from capmoe_eval.wrapper.layers import find_moe_layers
 from tests.wrapper.models import make
 
@@ -22,12 +23,12 @@ CURVES = (
     Curve("one", [0.4, 0.1, 0.0], [0.02, 0.01, 0.0], [1.0, 2.0, 4.0]),
     Curve("two", [0.02, 0.01, 0.0], [0.4, 0.1, 0.0], [1.5, 3.0, 5.0]),
 )
-ADAPTIVE = Method("score", "adaptive", budget=0.02, ep_size=2)  # type: ignore[arg-type]
+ADAPTIVE = create_method("score", "adaptive", budget=0.02, ep_size=2)  # type: ignore[arg-type]
 METHODS = {
-    "expert_loads": Method("score", 1.0, ep_size=2, granularity="device", placement="eplb"),
-    "expert_modalities": Method("macs", 1.0, ep_size=2),
+    "expert_loads": create_method("score", 1.0, ep_size=2, granularity="device", placement="eplb"),
+    "expert_modalities": create_method("macs", 1.0, ep_size=2),
     "factor_curves": ADAPTIVE,
-    "expert_similarity": Method("sere"),
+    "expert_similarity": create_method("sere"),
 }
 """A method that needs each kind."""
 OTHERS: dict[str, Any] = {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capmoe_eval.extensions.adaptive_gamma.factor import AdaptiveFactor
 from capmoe_eval.paper.pairing import Paired
-from capmoe_eval.routing.method import Adaptive
 from capmoe_eval.serving.trial import (
     Outcome,
     between,
@@ -77,7 +77,7 @@ def outcome(
         paired = Paired((("a", "b"),), np.array(scores), np.full(len(scores), 0.5))
     static = None if gain is None else 2.0 - gain
     lowest = None if static is None else static - 0.5
-    return Outcome(model, task, Adaptive(budget, kind), 0.1, 2.0, static, lowest, 0.1, paired)
+    return Outcome(model, task, AdaptiveFactor(budget, kind), 0.1, 2.0, static, lowest, 0.1, paired)
 
 
 def test_a_verdict_counts_each_model_once() -> None:

@@ -9,18 +9,19 @@ import torch
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.wrapper import forward
+from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make, similarities
 from tests.wrapper.test_session import experts_input, run
 
 # Of the tiny model, which has 8 experts and K = 3, on 8 tokens.
 BATCH = {"tokens": batch(n_sequences=4, n_positions=2)}
-OEA = Method("oea", k0=1)
-XSHARE = Method("xshare", k0=0, expert_budget=0.5)
-ON_RANKS = Method("xshare", k0=0, expert_budget=0.5, granularity="device", ep_size=2)
-SERE = Method("sere", k0=1, min_similarity=0.6)
+OEA = create_method("oea", k0=1)
+XSHARE = create_method("xshare", k0=0, expert_budget=0.5)
+ON_RANKS = create_method("xshare", k0=0, expert_budget=0.5, granularity="device", ep_size=2)
+SERE = create_method("sere", k0=1, min_similarity=0.6)
 
 
 def active(index_NS: torch.Tensor) -> set[int]:
@@ -33,7 +34,7 @@ def test_a_bound_that_is_never_reached_gives_the_stock_model(family: str) -> Non
     model = make(family)
     stock = run(model, **BATCH)
     top_k = model.config.num_experts_per_tok
-    for method in (Method("oea", k0=top_k), Method("xshare", expert_budget=0.999)):
+    for method in (create_method("oea", k0=top_k), create_method("xshare", expert_budget=0.999)):
         for renormalize in ("before", "after"):
             with capacity_aware(model, method.name, **knobs(method, renormalize)) as meter:
                 assert torch.equal(run(model, **BATCH), stock)
@@ -46,7 +47,7 @@ def knobs(method: Method, renormalize: str) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("method", [OEA, XSHARE, ON_RANKS, SERE, Method("baseline")])
+@pytest.mark.parametrize("method", [OEA, XSHARE, ON_RANKS, SERE, create_method("baseline")])
 def test_activated_experts_are_those_that_are_called(method: Method) -> None:
     model = make("olmoe")
     stock = experts_input(model, **BATCH)
@@ -96,7 +97,7 @@ def drop_the_best(scores: Scores, *_: Any, **__: Any) -> Assignment:
         (SERE, drop_the_best, "best_kept", "8 tokens without one of their k0 best experts"),
         (OEA, drop_the_best, "best_kept", "8 tokens without one of their k0 best experts"),
         (
-            Method("xshare", k0=1, expert_budget=0.9),
+            create_method("xshare", k0=1, expert_budget=0.9),
             drop_the_best,
             "best_kept",
             "8 tokens without one of their k0 best experts",
@@ -108,7 +109,7 @@ def test_a_decision_that_breaks_the_bound_is_caught(
 ) -> None:
     model = make("olmoe")
     with capacity_aware(model, method, calibrated=similarities(model)) as meter:
-        monkeypatch.setattr(forward, "assign", decide)
+        monkeypatch.setattr(hook, "decide", decide)
         with pytest.raises(EnforcementError, match=line):
             run(model, **BATCH)
     assert meter.proofs()[promise]["passed"] is False

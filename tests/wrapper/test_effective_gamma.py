@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
+from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
 from capmoe_eval.wrapper.gates import Gate, GateRecipe
-from capmoe_eval.wrapper.layer_meter import LayerMeter
 from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.observers.loads import Loads
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make
@@ -29,16 +31,18 @@ def metered(method: Method, n_experts: int, batches: Batches) -> dict[str, Any]:
     nothing = torch.nn.Identity()
     gate = Gate(GateRecipe(), nothing)
     layer = MoeLayer("layers.0", nothing, nothing, gate, n_experts, TOP_K)
-    meter = LayerMeter(layer, method)
+    loads = Loads([layer], method)
     for number, lengths in enumerate(batches):
         counted_BS = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
         plan = ForwardPlan(method, number, counted_BS=counted_BS, decode=False)
         chosen_NK = torch.arange(counted_BS.numel() * TOP_K).view(-1, TOP_K) % n_experts
         topk_TK = chosen_NK[plan.groups.rows_T]
         scores = Scores(torch.ones(len(topk_TK), n_experts), topk_TK)
-        meter.note_router(scores, torch.ones_like(topk_TK, dtype=torch.float32), chosen_NK)
-        meter.note_experts(chosen_NK, plan)
-    return meter.report()
+        hidden_NH, weight_NK = torch.zeros(len(chosen_NK), 1), torch.ones(chosen_NK.shape)
+        router = RouterCall(hidden_NH, torch.zeros(len(chosen_NK), n_experts), weight_NK, chosen_NK)
+        experts = ExpertsCall(hidden_NH, chosen_NK, weight_NK)
+        loads.see(LayerForward(plan, 0, layer, method, None, router, scores, None, experts, None))
+    return loads.layer(0)
 
 
 def by_loops(
@@ -80,7 +84,7 @@ def test_it_is_the_sum_of_capacities_over_the_sum_of_mean_loads(
     gamma: float, ep_size: int, local: int, batches: Batches, **knobs: str
 ) -> None:
     n_experts = max(ep_size * local, TOP_K)
-    method = Method("score", gamma, ep_size, **knobs)
+    method = create_method("score", gamma, ep_size=ep_size, **knobs)
     report = metered(method, n_experts, batches)
     for at, effective in zip(GAMMA_GRID, report["grid"]["effective_gamma"], strict=True):
         expected = float(by_loops(method, n_experts, batches, at)[0])
@@ -89,7 +93,7 @@ def test_it_is_the_sum_of_capacities_over_the_sum_of_mean_loads(
     if method.is_stock:  # a bound of devices that cannot bind is the baseline
         assert found is None
         return
-    assert method.gamma == gamma
+    assert method.factor is not None and method.factor.uniform == gamma
     expected, mean_load = by_loops(method, n_experts, batches, gamma)
     assert (found, report["mean_load"]) == pytest.approx((float(expected), float(mean_load)))
     # With many tokens per bucket it is γ: rounding moves a capacity by less than one token. A

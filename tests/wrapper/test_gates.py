@@ -174,7 +174,7 @@ def test_added_candidates_follow_the_bias(family: str) -> None:
         torch.no_grad(),
         capacity_aware(model, "expanded_drop", gamma=100.0, candidates="ranked", m=1) as meter,
     ):
-        layer = meter.layers[0].layer
+        layer = meter.layers[0]
         handle = layer.experts.register_forward_pre_hook(
             lambda _m, args: wider.append(args[1])  # (hidden, indices, weights)
         )
@@ -322,7 +322,7 @@ def test_a_choice_that_is_fixed_for_each_token_is_kept_or_dropped_by_score() -> 
     model = build("deepseek_v4")  # three layers whose experts are read from a table of tokens
     called: list[Tensor] = []
     with torch.no_grad(), capacity_aware(model, "score", gamma=0.5) as meter:
-        layer = meter.layers[0].layer
+        layer = meter.layers[0]
         assert layer.gate.recipe == GateRecipe("sqrtsoftplus", normalises=True, fixed=True)
         handle = layer.experts.register_forward_pre_hook(
             lambda _m, args: called.append(args[1])  # (hidden, indices, weights)
@@ -384,7 +384,7 @@ def offloaded(name: str) -> nn.Module:
 def test_an_offloaded_router_is_understood(name: str) -> None:
     recipe = find_moe_layers(make(name))[0].gate.recipe
     with capacity_aware(offloaded(name), "score", gamma=1.0) as meter:
-        assert {layer.layer.gate.recipe for layer in meter.layers} == {recipe}
+        assert {layer.gate.recipe for layer in meter.layers} == {recipe}
 
 
 def test_an_offloaded_bias_is_refused_with_the_reason() -> None:

@@ -99,7 +99,7 @@ def test_a_second_part_of_a_prompt_counts_its_own_columns() -> None:
             cache = StaticCache(config=model.config, max_cache_len=LENGTH)
             static_logits(model, cache, tokens, mask)
             static_logits(model, cache, part, second)
-        assert meter.layers[0].count("tokens") == 18 + 14
+        assert meter.report()["layers"][0]["tokens"] == 18 + 14
 
 
 def test_a_mask_that_stops_before_the_new_tokens_is_refused() -> None:
@@ -201,7 +201,7 @@ def test_without_a_cache_only_the_prompt_is_under_the_capacity() -> None:
     _, meter = generate(model, use_cache=False)
     assert (meter.forwards, meter.decode_forwards) == (5, 4)
     assert meter.summary()["tokens"] == 18
-    assert meter.layers[0].forwards == 1
+    assert meter.report()["layers"][0]["forwards"] == 1
 
 
 def test_without_a_cache_a_decode_step_is_the_stock_forward() -> None:

@@ -8,12 +8,14 @@ from unittest import mock
 
 import pytest
 import torch
+from capmoe_eval.routing.assign import assign
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper import forward, session
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper import hook, session
+from capmoe_eval.wrapper.hook import decide as assign
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import ROUNDING, batch, make
@@ -24,7 +26,7 @@ RANKS = 4
 BLOCKS = torch.arange(8).view(RANKS, 2)
 SPREAD = torch.tensor([[0, 7], [1, 6], [2, 5], [3, 4]])
 TOKENS = batch()
-DEVICES = Method("score", 0.7, ep_size=RANKS, granularity="device", placement="eplb")
+DEVICES = create_method("score", 0.7, ep_size=RANKS, granularity="device", placement="eplb")
 
 
 def under(model: Any, method: Method, placed_RN: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
@@ -76,7 +78,7 @@ def test_the_promise_is_held_against_the_devices_of_the_placement() -> None:
         return assign(scores, in_blocks, groups, **{**more, "calibrated": None})
 
     with (
-        mock.patch.object(forward, "assign", decide),
+        mock.patch.object(hook, "decide", decide),
         pytest.raises(EnforcementError, match="bound exceeded in"),
     ):
         under(make("olmoe"), DEVICES, SPREAD)
@@ -84,7 +86,7 @@ def test_the_promise_is_held_against_the_devices_of_the_placement() -> None:
 
 def test_xshare_bounds_the_activated_experts_of_the_placements_devices() -> None:
     model = make("olmoe")
-    on_ranks = Method("xshare", k0=0, expert_budget=0.5, ep_size=RANKS, granularity="device")
+    on_ranks = create_method("xshare", k0=0, expert_budget=0.5, ep_size=RANKS, granularity="device")
     placed = dataclasses.replace(on_ranks, placement="eplb")
     _, report = under(model, placed, SPREAD)
     assert report["proofs"]["bound_holds"]["passed"]

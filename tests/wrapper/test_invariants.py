@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from capmoe_eval.routing.method import METHODS, Method
-from capmoe_eval.routing.reference import assign_reference, weights_reference
-from capmoe_eval.wrapper import invariants
 from capmoe_eval.wrapper.invariants import definition, others
 from capmoe_eval.wrapper.invariants.check import EVERY, is_examined
 from capmoe_eval.wrapper.invariants.definition import RoutedTokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capmoe_eval.routing.registry import create_method, method_names
+from capmoe_eval.wrapper import invariants
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.routing.problems import GAMMAS, Case, cases
+from tests.routing.reference import assign_reference, weights_reference
 from tests.wrapper.models import batch, make
 
 
@@ -49,7 +49,7 @@ def routed_tokens(case: Case, stream: tuple[int, int]) -> RoutedTokens:
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", method_names())
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), stream=st.tuples(st.integers(0, 3), st.integers(0, 3)))
 def test_the_definition_is_that_of_the_loops(
@@ -98,7 +98,7 @@ def test_a_capacity_is_the_exact_quotient_rounded(
 ) -> None:
     n_experts = local * ranks
     knobs = {"ep_size": ranks, "granularity": granularity, "rounding": rounding}
-    method = Method("score", 0.5, **knobs).at(gamma)
+    method = create_method("score", 0.5, **knobs).at(gamma)
     sharing = local if method.granularity == "device" else 1
     exact = sharing * Fraction(str(gamma)) * tokens * top_k / n_experts
     limit = definition.capacities(method, np.array([tokens]), top_k, n_experts)[0]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import Assignment, Scores
-from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper import forward
-from capmoe_eval.wrapper.curve_meter import CurveMeter, curve_reference
-from capmoe_eval.wrapper.plan import ForwardPlan
-from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.tokens import TokenGroups
+from capmoe_eval.wrapper import hook
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.observers.curves import Curves, curve_reference
+from capmoe_eval.wrapper.session import capacity_aware, routed
 from tests.wrapper.models import batch, make
 
 MASK_BS = torch.arange(12) < torch.tensor([[12], [7], [12], [9]])
@@ -53,29 +53,29 @@ def test_the_promise_is_held_against_the_layers_own_capacity(
     """Layer 1 is decided at layer 0's larger γ."""
     model = make("olmoe")
     tokens_BS, mask_BS = batch(), MASK_BS
-    assign = forward.assign
-    loose = Method("score", 1.5)
+    assign = hook.decide
+    loose = create_method("score", 1.5)
 
     def decide(scores: Scores, _method: Method, groups: TokenGroups, **more: Any) -> Assignment:
         return assign(scores, loose, groups, **more)
 
     with capacity_aware(model, "score", layer_gammas=(1.5, 0.5)) as meter, torch.no_grad():
-        monkeypatch.setattr(forward, "assign", decide)
+        monkeypatch.setattr(hook, "decide", decide)
         with pytest.raises(EnforcementError, match=r"enforced: model\.layers\.1\.\S+: bound_holds"):
             model(tokens_BS, attention_mask=mask_BS)
-    assert meter.layers[0].count("violations") == 0
+    assert meter.report()["layers"][0]["violations"] == 0
 
 
 def test_equal_factors_are_one() -> None:
-    assert Method("score", layer_gammas=[1, 1.0]) == Method("score", 1.0)
-    assert Method("score", layer_gammas=(math.inf, math.inf)) == Method("baseline")
-    one = Method("score", layer_gammas=[1, math.inf], ep_size=2)
+    assert create_method("score", layer_gammas=[1, 1.0]) == create_method("score", 1.0)
+    assert create_method("score", layer_gammas=(math.inf, math.inf)) == create_method("baseline")
+    one = create_method("score", layer_gammas=[1, math.inf], ep_size=2)
     identity = one.identity()
     assert identity["layer_gammas"] == [1.0, "inf"] and "gamma" not in identity
     again = {key: value for key, value in identity.items() if key != "method"}
-    assert Method("score", **again) == one
+    assert create_method("score", **again) == one
     assert one.of_layer(1).ep_size == 2, "a layer without a capacity has the groups of the others"
-    assert "layer_gammas" not in Method("score", 1.0).identity()
+    assert "layer_gammas" not in create_method("score", 1.0).identity()
 
 
 def test_another_number_of_layers_is_refused() -> None:
@@ -102,15 +102,15 @@ def test_the_curves_are_those_of_the_definition_and_of_the_method(
     tokens_BS, mask_BS = batch(), MASK_BS
     gammas = (0.25, 0.5, 1.0, 1.5, 4.0)
     knobs = {"ep_size": 2, "granularity": granularity, "scope": scope, "rounding": rounding}
-    method = Method("score", "adaptive", budget=0.1, **knobs)
+    method = create_method("score", "adaptive", budget=0.1, **knobs)
     asked: list[list[tuple[int, int, float]]] = []
     limits: list[list[list[int]]] = []
 
-    def note(number: int, plan: ForwardPlan, scores: Scores) -> None:
-        curve.note(number, plan, scores)
-        if number:
+    def note(event: LayerForward) -> None:
+        see(event)
+        if event.number:
             return
-        layer = meter.layers[0].layer
+        plan, layer, scores = event.plan, event.layer, event.scores
         limits.append(plan.capacities(gammas, layer, scores.topk_TK.device).tolist())
         asked.append(
             [
@@ -127,9 +127,11 @@ def test_the_curves_are_those_of_the_definition_and_of_the_method(
         )
 
     sharing = 4 if granularity == "device" else 1
-    with capacity_aware(model, method.at(math.inf)) as meter, torch.no_grad():
-        curve = CurveMeter([of.layer for of in meter.layers], method, gammas)
-        meter.recorder = mock.Mock(note=note)
+    with routed(model, method.at(math.inf)) as meter, torch.no_grad():
+        curve = Curves(meter.layers, method, gammas)
+        see = curve.see
+        curve.see = note  # type: ignore[method-assign]
+        meter.observe(curve)
         model(tokens_BS, attention_mask=mask_BS)
         model(tokens_BS[:2, :3], attention_mask=mask_BS[:2, :3])
     assert not meter.summary()["dropped"], "the stock model drops nothing"

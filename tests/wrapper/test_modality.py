@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from capmoe_eval.routing.assign import assign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.scores import Assignment
-from capmoe_eval.wrapper import forward
+from capmoe_eval.wrapper import hook
+from capmoe_eval.wrapper.hook import decide as assign
 from capmoe_eval.wrapper.modality import BANDS, ImageFinder, image_bands, placeholder_ids
+from capmoe_eval.wrapper.observers.modalities import Modalities
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import architectures, images, models
 from tests.wrapper.parallel.cases import kept_pairs
@@ -116,7 +118,8 @@ def test_the_meter_counts_as_a_loop_over_pairs_does(method: str) -> None:
         lost += bool(own - image - kept)
         assert not (own - image - kept and kept & image)
     wanted = {"wrong_modality": 0, "spared": spared, "protected_lost": lost}
-    assert {name: meter.layers[0].count(name) for name in wanted} == wanted
+    (modalities,) = (of for of in meter.observers if isinstance(of, Modalities))
+    assert {name: modalities.sums[0].count(name) for name in wanted} == wanted
     assert spared and lost
 
 
@@ -235,7 +238,7 @@ def test_an_order_that_is_broken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     def uniform(*args: Any, image_T: torch.Tensor, **kwargs: Any) -> Assignment:
         return assign(*args, image_T=None, **kwargs)
 
-    monkeypatch.setattr(forward, "assign", uniform)
+    monkeypatch.setattr(hook, "decide", uniform)
     model, inputs = images.make("llava"), images.batch("llava")
     with pytest.raises(EnforcementError, match="the wrong modality dropped in"):
         routed(model, inputs, modality="image_first")

@@ -131,7 +131,7 @@ def gradients(model: Any, seeds: list[int], **knobs: Any) -> dict[str, Tensor]:
         for seed in seeds:
             tokens = batch(seed)
             model(tokens, labels=tokens).loss.backward()
-    assert meter.forwards == meter.layers[0].forwards == len(seeds)
+    assert meter.forwards == meter.report()["layers"][0]["forwards"] == len(seeds)
     assert meter.summary()["tokens"] == 48 * len(seeds)
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 

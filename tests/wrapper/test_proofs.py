@@ -13,9 +13,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.experiment.record_part import Proofs
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
-from capmoe_eval.wrapper import forward, plan, proof
+from capmoe_eval.wrapper import hook, plan, proof
 from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import PAPER_FAMILIES, batch, make
@@ -53,7 +53,7 @@ def test_the_promises_are_those_that_a_record_holds() -> None:
 
 
 def test_a_promise_that_does_not_apply_says_why() -> None:
-    for method in (Method("baseline"), Method("score", 1.0, count_padding=True)):
+    for method in (create_method("baseline"), create_method("score", 1.0, count_padding=True)):
         model = make("olmoe")
         with capacity_aware(model, method) as meter:
             run(model)
@@ -194,7 +194,7 @@ def test_a_decision_that_drops_where_no_bound_binds_is_caught(
         keep[3, 0] = False
         return Assignment(scores.topk_TK, keep)
 
-    monkeypatch.setattr(forward, "assign", drop_one)
+    monkeypatch.setattr(hook, "decide", drop_one)
     with (
         pytest.raises(EnforcementError, match="γ=∞ does not give the stock model's logits"),
         capacity_aware(make("olmoe"), "score", gamma=0.5, **knobs),
@@ -278,7 +278,7 @@ def test_an_overload_in_which_nothing_is_dropped_is_counted(
 ) -> None:
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:
-        monkeypatch.setattr(forward, "assign", keep_all)
+        monkeypatch.setattr(hook, "decide", keep_all)
         with pytest.raises(EnforcementError, match=r"[1-9]\d* overloads without a drop"):
             run(model)
     assert meter.proofs()["overload_drops"]["passed"] is False
@@ -287,7 +287,7 @@ def test_an_overload_in_which_nothing_is_dropped_is_counted(
 def test_an_expert_drop_that_silences_nobody_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("olmoe")
     with capacity_aware(model, "expert_drop") as meter:
-        monkeypatch.setattr(forward, "assign", keep_all)
+        monkeypatch.setattr(hook, "decide", keep_all)
         with pytest.raises(EnforcementError, match="bound exceeded in 1 buckets"):
             run(model)
     assert meter.proofs()["bound_holds"]["passed"] is False
@@ -296,12 +296,13 @@ def test_an_expert_drop_that_silences_nobody_is_caught(monkeypatch: pytest.Monke
 def test_an_expert_drop_that_silences_another_expert_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def silence_the_busiest(scores: Any, *_: Any, counts: Tensor, **__: Any) -> Assignment:
-        return Assignment(scores.topk_TK, scores.topk_TK != counts.argmax())
+    def silence_the_busiest(scores: Any, *_: Any, **__: Any) -> Assignment:
+        busiest = scores.topk_TK.flatten().bincount().argmax()
+        return Assignment(scores.topk_TK, scores.topk_TK != busiest)
 
     model = make("olmoe")
     with capacity_aware(model, "expert_drop"):
-        monkeypatch.setattr(forward, "assign", silence_the_busiest)
+        monkeypatch.setattr(hook, "decide", silence_the_busiest)
         with pytest.raises(EnforcementError, match="bound exceeded in 1 buckets"):
             run(model)
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.reference import Problem, sere_weights_reference
-from capmoe_eval.wrapper import similarity_meter
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.proof import KERNEL_TOLERANCE, _deviation
-from capmoe_eval.wrapper.session import capacity_aware
-from capmoe_eval.wrapper.similarity_meter import (
-    SimilarityMeter,
+from capmoe_eval.wrapper.observers import similarity
+from capmoe_eval.wrapper.observers.similarity import (
+    Similarities,
     frobenius_similarity,
     frobenius_similarity_reference,
 )
+from capmoe_eval.wrapper.proof import KERNEL_TOLERANCE, _deviation
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.routing.reference import Problem, sere_weights_reference
 from tests.wrapper.models import batch, make, similarities
 
 pytestmark = pytest.mark.numeric
@@ -49,7 +49,7 @@ def test_each_token_gets_the_outputs_and_weights_of_the_definition(family: str) 
     experts: Any = find_moe_layers(model)[0].experts
     (hidden_TH, topk_TK, weight_TK), stock_TH = first_call(model, experts)
     known = similarities(model)
-    method = Method("sere", k0=1, min_similarity=0.5)
+    method = create_method("sere", k0=1, min_similarity=0.5)
     with capacity_aware(model, method, calibrated=known):
         _, output_TH = first_call(model, experts)
     own_TE = torch.full((len(hidden_TH), 8), -1.0).scatter_(1, topk_TK, weight_TK)
@@ -86,7 +86,7 @@ def test_where_nothing_moves_the_logits_are_the_stock_models(family: str) -> Non
         stock = model(TOKENS).logits
         top_k = model.config.num_experts_per_tok
         for k0, min_similarity in ((top_k, 0.0), (1, 1.0), (1, 1.5)):
-            method = Method("sere", k0=k0, min_similarity=min_similarity)
+            method = create_method("sere", k0=k0, min_similarity=min_similarity)
             with capacity_aware(model, method, calibrated=similarities(model)) as meter:
                 assert torch.equal(model(TOKENS).logits, stock)
             assert meter.proofs()["stock_at_infinity"]["passed"]
@@ -94,17 +94,18 @@ def test_where_nothing_moves_the_logits_are_the_stock_models(family: str) -> Non
 
 def test_the_first_tokens_are_compared_on_all_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces, on tokens that count, and as the loops define it."""
-    monkeypatch.setattr(similarity_meter, "_AT_ONCE", 3)
+    monkeypatch.setattr(similarity, "_AT_ONCE", 3)
     model = make("olmoe")
     mask = torch.ones_like(TOKENS)
     mask[1, 1] = 0
     layers = find_moe_layers(model)
     with capacity_aware(model, "score", float("inf"), verify=False) as meter, torch.no_grad():
-        observer = meter.recorder = SimilarityMeter(layers, 7)
+        observer = Similarities(layers, 7)
+        meter.observe(observer)
         for _ in range(2):
             model(TOKENS, attention_mask=mask)
         found = observer.similarities()
-    assert observer.tokens == [7] * len(layers)
+    assert [outputs.tokens for outputs in observer.sums] == [7] * len(layers)
     for layer, similarity_EE in zip(layers, found, strict=True):
         experts: Any = layer.experts
         (hidden_NH, *_), _ = first_call(model, experts, attention_mask=mask)
@@ -127,7 +128,7 @@ def test_decode_steps_alone_are_rerouted() -> None:
     model = make("olmoe")
     experts, seen = find_moe_layers(model)[1].experts, []
     handle = experts.register_forward_pre_hook(lambda _m, args: seen.append(args[1].clone()))
-    method = Method("sere", min_similarity=0, decode="only")
+    method = create_method("sere", min_similarity=0, decode="only")
     with capacity_aware(model, method, verify=False, calibrated=similarities(model)) as meter:
         model.generate(TOKENS, max_new_tokens=3, min_new_tokens=3, do_sample=False)
     handle.remove()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
-from capmoe_eval.wrapper import forward
+from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import ROUNDING, batch, make
@@ -138,7 +138,7 @@ def test_decode_steps_follow_the_rule(decode: str) -> None:
         "constrained": (4, 18 + 3 * 4),
         "only": (3, 3 * 4),
     }[decode]
-    assert meter.layers[0].forwards == forwards
+    assert meter.report()["layers"][0]["forwards"] == forwards
     assert meter.summary()["tokens"] == tokens
 
 
@@ -169,7 +169,7 @@ def gate_and_experts(model: nn.Module, **knobs: Any) -> tuple[Tensor, Tensor, Te
     own: list[Tensor] = []
     given: list[Tensor] = []
     with capacity_aware(model, **knobs) as meter:
-        layer = meter.layers[0].layer
+        layer = meter.layers[0]
         # A hook that runs before capmoe's sees the router's own output.
         first = layer.router.register_forward_hook(
             lambda _m, _a, out: own.extend(t.clone() for t in out[1:]), prepend=True
@@ -242,12 +242,12 @@ def test_grid_predicts_the_drop_rate_of_every_gamma() -> None:
         # No load comes near it. At γ=R a device's bound cannot bind: that is the baseline.
         with capacity_aware(model, "score", gamma=3.9, **knobs) as meter:
             run(model, batch())
-        assert meter.layers[0].report()["dropped"] == 0
-        grid = meter.layers[0].report()["grid"]
+        assert meter.report()["layers"][0]["dropped"] == 0
+        grid = meter.report()["layers"][0]["grid"]
         for gamma in (0.0, 0.5, 1.0, 1.25):
             with capacity_aware(model, "score", gamma=gamma, **knobs) as meter:
                 run(model, batch())
-            first = meter.layers[0].report()
+            first = meter.report()["layers"][0]
             assert first["drop_rate"] == pytest.approx(
                 grid["drop_rate"][GAMMA_GRID.index(gamma)], abs=1e-6
             )
@@ -262,12 +262,12 @@ def test_loads_are_counted_by_hand() -> None:
     tokens, mask = right_padded(0)
     with capacity_aware(model, "score", gamma=0.5, ep_size=2) as meter:
         own: list[Tensor] = []
-        handle = meter.layers[0].layer.router.register_forward_hook(
+        handle = meter.layers[0].router.register_forward_hook(
             lambda _m, _a, out: own.append(out[2].clone()), prepend=True
         )
         index = experts_input(model, tokens=tokens, attention_mask=mask)[0]
         handle.remove()
-    report = meter.layers[0].report()
+    report = meter.report()["layers"][0]
     real = mask.bool().view(-1)
     before = [int((own[0][real] == e).sum()) for e in range(8)]
     after = [int((index[real] == e).sum()) for e in range(8)]
@@ -288,7 +288,7 @@ def test_a_refilled_slot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The released patch refills dropped slots from plain top-k; here that is an error."""
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:
-        layer = meter.layers[0].layer
+        layer = meter.layers[0]
         own: list[Tensor] = []
         layer.router.register_forward_hook(lambda _m, _a, out: own.append(out[2]), prepend=True)
 
@@ -303,7 +303,7 @@ def test_a_refilled_slot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_pair_too_many_is_caught() -> None:
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:
-        layer = meter.layers[0].layer
+        layer = meter.layers[0]
         own: list[Tensor] = []
         layer.router.register_forward_hook(lambda _m, _a, out: own.append(out[2]), prepend=True)
 
@@ -329,7 +329,7 @@ def test_a_decision_that_keeps_too_much_is_caught(monkeypatch: pytest.MonkeyPatc
         capacity_aware(model, "score", gamma=0.5),
         pytest.raises(EnforcementError, match=r"[1-9]\d* overloads without a drop"),
     ):
-        monkeypatch.setattr(forward, "assign", keep_all)
+        monkeypatch.setattr(hook, "decide", keep_all)
         run(model, batch())
 
 
@@ -362,7 +362,7 @@ def test_a_weight_change_by_others_is_caught() -> None:
         capacity_aware(model, "score", gamma=0.5) as meter,
         pytest.raises(EnforcementError, match="weights off by"),
     ):
-        meter.layers[0].layer.router.register_forward_hook(
+        meter.layers[0].router.register_forward_hook(
             lambda _m, _a, out: (out[0], out[1] * 1.5, out[2]), prepend=True
         )
         run(model, batch())
@@ -379,7 +379,7 @@ def test_a_part_of_the_model_cannot_run_alone() -> None:
 
 def test_random_draws_by_layer_and_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[tuple[int, int]] = []
-    assign = forward.assign
+    assign = hook.decide
 
     def noting(*args: Any, stream: tuple[int, int], **kwargs: Any) -> Assignment:
         streams.append(stream)
@@ -387,7 +387,7 @@ def test_random_draws_by_layer_and_forward(monkeypatch: pytest.MonkeyPatch) -> N
 
     model = make("olmoe")
     with capacity_aware(model, "random", gamma=0.5):
-        monkeypatch.setattr(forward, "assign", noting)
+        monkeypatch.setattr(hook, "decide", noting)
         run(model, batch())
         run(model, batch())
     assert streams == [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -425,8 +425,14 @@ def test_nesting_is_refused_and_leaves_the_outer_block_alone() -> None:
     [
         ({"method": "scroe", "gamma": 1.0}, "did you mean 'score'"),
         ({"gama": 1.0, "gamma": 1.0}, "knob=gama: choose one of"),
-        ({"method": Method("score", 1.0), "gamma": 2.0}, "gamma: is a field of the Method"),
-        ({"method": Method("score", 1.0), "ep_size": 2}, "ep_size: is a field of the Method"),
+        (
+            {"method": create_method("score", 1.0), "gamma": 2.0},
+            "gamma: is a knob of the method; set it there",
+        ),
+        (
+            {"method": create_method("score", 1.0), "ep_size": 2},
+            "ep_size: is a knob of the method; set it there",
+        ),
         ({"gamma": 1.0, "ep_size": 3}, "ep_size=3: 8 experts cannot be spread evenly"),
         ({}, "gamma: method 'score' needs a capacity factor"),
     ],

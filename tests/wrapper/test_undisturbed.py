@@ -8,16 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, LogitsProcessor
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.wrapper import forward
+from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.layers import is_experts
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.recorder import Recorder
+from capmoe_eval.wrapper.observers.curves import Curves
+from capmoe_eval.wrapper.observers.similarity import Similarities
+from capmoe_eval.wrapper.observers.trace import Recorder
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images
 from tests.wrapper.models import batch, make, similarities
@@ -101,7 +104,7 @@ def test_a_forward_inside_another_is_refused(place: str) -> None:
             pytest.raises(UsageError, match=ALONE),
         ):
             run(model, batch())
-        assert meter.forwards == meter.layers[0].forwards == 0
+        assert meter.forwards == meter.report()["layers"][0]["forwards"] == 0
         run(model, batch())
     assert meter.summary()["tokens"] == 48
 
@@ -115,7 +118,7 @@ def test_a_part_that_another_thread_calls_is_refused() -> None:
             run(model, batch())
     assert isinstance(errors[0], EnforcementError)
     assert "outside a forward" in str(errors[0])
-    assert meter.layers[0].forwards == 1
+    assert meter.report()["layers"][0]["forwards"] == 1
 
 
 def test_threads_take_turns() -> None:
@@ -271,11 +274,11 @@ def test_a_decode_step_that_is_broken_off_counts_nothing() -> None:
 def test_a_broken_promise_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:
-        monkeypatch.setattr(forward, "_combine_weights", lambda *_: 1 / 0)
+        monkeypatch.setattr(hook, "combine", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(model, batch())
         monkeypatch.undo()
-        layer = meter.layers[0].layer
+        layer = meter.layers[0]
         with (
             during(layer.experts, lambda: None),
             pytest.raises(EnforcementError, match="not every MoE layer ran"),
@@ -285,21 +288,31 @@ def test_a_broken_promise_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     assert meter.forwards == 1
 
 
-def test_a_recording_does_not_go_on_after_half_a_forward() -> None:
+def test_what_observers_keep_has_nothing_of_half_a_forward() -> None:
     model = make("olmoe")
 
     def break_off() -> None:
         raise RuntimeError("stop")
 
     with capacity_aware(model, "score", gamma=0.5) as meter:
-        meter.recorder = Recorder(1000)
-        with pytest.raises(UsageError, match="does not cover"):  # nothing of it is recorded
+        recorder, similarities = Recorder(1000), Similarities(meter.layers, 1000)
+        curves = Curves(meter.layers, meter.method, (0.5,))
+        for observer in (recorder, similarities, curves):
+            meter.observe(observer)
+        with pytest.raises(UsageError, match="does not cover"):
             run(model, batch(), attention_mask=torch.ones(4, 3))
         run(model, batch())
+        once = curves.curves()
         with during(model.lm_head, break_off), pytest.raises(RuntimeError):
-            run(model, batch())
-        with pytest.raises(UsageError, match="half of it is in the record"):
-            run(model, batch())
+            run(model, batch(1))
+        assert curves.curves() == once
+        run(model, batch())
+    assert recorder.tokens == recorder.seen == similarities.tokens == 2 * batch().numel()
+    recorded = recorder.recorded()
+    for array_TLK in (recorded.expert_TLK, recorded.score_TLK):
+        first, second = np.split(array_TLK, 2)
+        assert (first == second).all()
+    assert curves.curves() == once, "the same batch twice has the curves of one"
 
 
 def test_forwards_aside_are_stock_after_any_other() -> None:

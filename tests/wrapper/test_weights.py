@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.reference import weights_reference
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.wrapper import forward
+from capmoe_eval.routing.tokens import group_tokens
+from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.routing.reference import weights_reference
 from tests.wrapper import images, models
 from tests.wrapper.parallel.cases import kept_pairs
 from tests.wrapper.test_modality import logits, routed
@@ -80,7 +80,7 @@ def test_the_meter_weighs_what_the_experts_are_called_with() -> None:
     image = (inputs["input_ids"].flatten()[groups.rows_T] == images.IMAGE).tolist()
     group = groups.group_T.tolist()
     weight = of_images = beyond = 0.0
-    top_k = meter.layers[0].layer.top_k
+    top_k = meter.layers[0].top_k
     for layer, called, bias in zip(hidden, computed, modalities(model), strict=True):
         own = weights_reference(layer.flatten(0, -2)[rows].double().tolist(), image, group, 2.0)
         weight += sum(own)
@@ -114,7 +114,7 @@ def keep_all(scores: Scores, *_: Any, **__: Any) -> Assignment:
 def test_a_decision_that_breaks_the_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = images.make("llava"), images.batch("llava")
     with capacity_aware(model, "macs", 0.5, rho=0, verify=False) as meter:
-        monkeypatch.setattr(forward, "assign", keep_all)
+        monkeypatch.setattr(hook, "decide", keep_all)
         with pytest.raises(
             EnforcementError,
             match=r"bound_holds \(bound exceeded in \d+ buckets\), overload_drops \(\d+ overloads",
@@ -170,4 +170,4 @@ def test_embeddings_that_say_nothing_of_images_are_refused() -> None:
 
 def test_experts_spread_over_processes_are_refused() -> None:
     with pytest.raises(UsageError, match="method=macs: weighs the tokens of a batch in one proces"):
-        Method("macs", 0.5).check_processes(2)
+        create_method("macs", 0.5).check_processes(2)

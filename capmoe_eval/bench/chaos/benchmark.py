@@ -21,7 +21,7 @@ from capmoe_eval.bench.chaos.faults import FAULTS, Disk
 from capmoe_eval.bench.chaos.judge import Reference, Verdict
 from capmoe_eval.bench.chaos.sweep import STAGES, Sweep, watch
 from capmoe_eval.bench.rounds import CPU, finish, say, target_of
-from capmoe_eval.errors import UsageError, choice
+from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.evaluation.command import execute
 from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.experiment.application import run_program
@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> None:
     """Let the faults happen, print what was lost or wrong, and write ``chaos.json``."""
     given.kinds = list(dict.fromkeys(given.kinds or FAULTS))
     for kind in given.kinds:
-        choice(*FAULTS)("--kinds", kind)
+        check_choice("--kinds", kind, FAULTS)
     if given.kills < len(given.kinds):
         raise UsageError(f"--kills={given.kills}: must be at least one for each of --kinds")
     with tempfile.TemporaryDirectory(prefix="capmoe-chaos-") as scratch:

@@ -15,7 +15,7 @@ from capmoe_eval.bench.ep.jobs import Job, free_job, study_jobs
 from capmoe_eval.bench.ep.measure import EMULATED, Bench
 from capmoe_eval.bench.options import commands
 from capmoe_eval.bench.rounds import dtype_name, measured_on, placement
-from capmoe_eval.errors import UsageError, choice
+from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.timings.schema import Comparison, Link, Study, Timing, Validation
 from capmoe_eval.experiment.timings.studies import Plan, find_studies
@@ -106,7 +106,7 @@ def emulated_link(given: argparse.Namespace, device: torch.device) -> Link | Mac
         speed = f"{link.bandwidth / 1e9:g} GB/s per rank and direction, {1e6 * link.latency:g} µs"
         return replace(link, source=f"stated: {speed}")
     name = given.machine or "h20"
-    choice(*MACHINES)("machine", name)
+    check_choice("machine", name, MACHINES)
     machine = MACHINES[name]
     if given.balance is None:
         return machine

@@ -8,6 +8,7 @@ they take ``latency + bytes / bandwidth`` of the rank that sends or receives mos
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capmoe_eval.bench.ep.layer import LayerSetting, Rank, layer_weights
+from capmoe_eval.bench.ep.layer import LayerSetting, Rank, Total, layer_weights
 from capmoe_eval.bench.ep.timing import Clock, Pass, from_ends, load_of
 from capmoe_eval.experiment.timings.schema import Link, Load
-from capmoe_eval.routing.assign import batch_counts
+from capmoe_eval.routing.context import LayerContext
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
+from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper.parallel.dispatch import Exchange, run_experts
 from capmoe_eval.wrapper.ranks import ALONE
 
@@ -67,19 +70,35 @@ class EmulatedLayer:
     """An MoE layer whose ranks take turns in one process; they compute what real ranks do."""
 
     def __init__(self, setting: LayerSetting, logits: Tensor, link: Link) -> None:
-        self.setting, self._link = setting, link
-        score_TE = logits.softmax(dim=1, dtype=torch.float32)
-        whole = Scores(score_TE, score_TE.topk(setting.shape.top_k, dim=1).indices)
-
-        @functools.cache
-        def counts(method: Method) -> Tensor:  # of the whole batch, whoever asks
-            return batch_counts(whole, method).to(setting.device)
-
+        self.setting, self._link, self._logits_TE = setting, link, logits
+        self._totals = functools.cache(self._whole_batch)
         experts, shared = layer_weights(setting, tuple(range(setting.ranks)))
         self._ranks = [
-            Rank(setting, logits, number, own, shared, lambda _own, method: counts(method))
-            for number, own in enumerate(experts)
+            Rank(setting, logits, number, module, shared, self._total)
+            for number, module in enumerate(experts)
         ]
+
+    def _total(self, method: Method) -> Total:
+        """Return what gives a rank the sums over all ranks, in the order in which it asks."""
+        number = itertools.count()
+        return lambda _count: self._totals(method)[next(number)]
+
+    def _whole_batch(self, method: Method) -> list[Tensor]:
+        """Return what the decision for the tokens of all ranks together sums over them."""
+        size, totals = self.setting.ranks, list[Tensor]()
+
+        def total(count: Tensor) -> Tensor:
+            totals.append(count.to(self.setting.device))
+            return count
+
+        score_TE = self._logits_TE.softmax(dim=1, dtype=torch.float32)
+        topk_TK = score_TE.topk(self.setting.shape.top_k, dim=1).indices
+        counted = torch.ones(size, len(score_TE) // size, dtype=torch.bool)
+        groups = group_tokens(counted, ep_size=size)
+        top_k, n_experts = topk_TK.shape[1], score_TE.shape[1]
+        context = LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, total=total)
+        method.decide(Scores(score_TE, topk_TK), groups, context)
+        return totals
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
@@ -146,7 +165,7 @@ def balanced(layer: EmulatedLayer, machine: Machine, *, width: int, tokens: floa
     layer whose whole work is smaller. ``width`` and ``tokens`` are the divisors of the layer's
     widths and of the number of its tokens.
     """
-    setting, dropless = layer.setting, Method("baseline")
+    setting, dropless = layer.setting, create_method("baseline")
     times = [layer.run(dropless).seconds["experts"] for _ in range(_PASSES + 1)][1:]
     busiest = max(layer.load(dropless).rank_load)
     rate = busiest * setting.shape.pair_flops / statistics.median(times)

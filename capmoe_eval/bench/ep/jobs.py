@@ -11,11 +11,14 @@ from capmoe_eval.bench.ep.layer import SHAPES, find_shape
 from capmoe_eval.bench.ep.skew import Routing, Skew, Trace
 from capmoe_eval.bench.rounds import say
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.studies import FIGURE_1, Plan, Workload
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method, method_class
 
 _TASK = "obqa"  # of the records that a study takes loads from; it is Figure 1's
 
@@ -73,7 +76,7 @@ def study_jobs(
             why=case.why,
             routings=routings,
             batches=batches,
-            methods=[Method(**knobs, ep_size=ranks) for knobs in study.methods],
+            methods=[create_method(**knobs, ep_size=ranks) for knobs in study.methods],
             layers=study.layers,
             scale=scale,
             fewer_tokens=study.workloads[0].tokens / batches[0].tokens,
@@ -114,15 +117,22 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
         routings=routings,
         batches=batches,
         methods=[
-            Method(name, gamma, ep_size=ranks, granularity=granularity, candidates=candidates)
+            create_method(
+                name, gamma, ep_size=ranks, granularity=granularity, candidates=candidates
+            )
             for name in given.methods
             for gamma in given.gammas
             for granularity in given.granularities
-            for candidates in (given.candidates if name == "expanded_drop" else ["local"])
+            for candidates in (given.candidates if _expands(name) else ["local"])
         ],
         layers=given.layers,
         scale=scale,
     )
+
+
+def _expands(name: str) -> bool:
+    """Return whether a method has candidates beside a token's top-k."""
+    return "candidates" in declared_knobs(method_class(name))
 
 
 def _with_experts(shape: Shape, routing: Routing) -> Shape:
@@ -166,8 +176,6 @@ def recorded(results: Path, model: str, task: str) -> list[Trace]:
 
 def _record_layers(path: Path, root: Path | None = None) -> list[Trace]:
     """Return every MoE layer of a record; each trace goes on with the layers after its own."""
-    from capmoe_eval.experiment.record import read_record  # needs pydantic
-
     record = read_record(path, root)
     loads = tuple(tuple(layer.load_before) for layer in record.layers)
     return [

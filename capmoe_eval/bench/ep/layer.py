@@ -14,14 +14,14 @@ from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeFo
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 
-from capmoe_eval.errors import choice
+from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.timings.schema import Shape
-from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.groups import BatchShare, group_tokens
+from capmoe_eval.routing.context import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
+from capmoe_eval.routing.tokens import BatchShare, group_tokens
 from capmoe_eval.wrapper.parallel.dispatch import Packed, combine_rows, pack
 
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
@@ -34,11 +34,13 @@ _HEAD = 64  # size of an attention head
 
 Lap = Callable[[str], AbstractContextManager[object]]
 """Times the block under a phase's name; ``nullcontext`` times nothing."""
+Total = Callable[[Tensor], Tensor]
+"""Sums counts of a rank's tokens over all ranks."""
 
 
 def find_shape(name: str, field: str = "shape") -> Shape:
     """Return the shape of a name, or refuse it; ``field`` is the option that said it."""
-    choice(*SHAPES)(field, name)
+    check_choice(field, name, SHAPES)
     return SHAPES[name]
 
 
@@ -139,8 +141,7 @@ class Rank:
     number: int
     experts: nn.Module
     shared: nn.Module | None
-    # The counts of the whole batch, given the rank's own scores; for methods that decide by them.
-    counts: Callable[[Scores, Method], Tensor]
+    total: Callable[[Method], Total]  # what sums counts over the ranks, in one decision
 
     def __post_init__(self, logits: Tensor) -> None:
         setting, number = self.setting, self.number
@@ -171,9 +172,15 @@ class Rank:
             if method.is_stock:
                 index_TS, weight_TS = topk_TK, weight_TK
             else:
-                scores = Scores(score_TE, topk_TK)
-                counts = self.counts(scores, method) if method.decides_by_batch else None
-                chosen = assign(scores, method, self.groups, counts=counts)
+                context = LayerContext.of(
+                    method,
+                    self.groups,
+                    top_k=topk_TK.shape[1],
+                    n_experts=n_experts,
+                    hidden_TH=hidden_TH,
+                    total=self.total(method),
+                )
+                chosen = method.decide(Scores(score_TE, topk_TK), self.groups, context)
                 index_TS = chosen.index_TS.masked_fill(~chosen.keep_TS, n_experts)
                 weight_TS = score_TE.gather(1, chosen.index_TS)
             weight_TS = weight_TS.to(hidden_TH.dtype)

@@ -19,13 +19,13 @@ from capmoe_eval.bench.ep.layer import Lap, LayerSetting, random_model
 from capmoe_eval.bench.ep.skew import Routing, peak_load
 from capmoe_eval.bench.ep.timing import Clock, Pass, RankedLayer, in_step, measured_link
 from capmoe_eval.bench.rounds import alternate, ratio, say
-from capmoe_eval.experiment.cell import method_label
 from capmoe_eval.experiment.timings import schema
 from capmoe_eval.experiment.timings.names import DROPLESS
 from capmoe_eval.experiment.timings.schema import Label, Link, Load, Timing
 from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.experiment.timings.studies import Workload
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.parallel.world import World
 
 _VOCABULARY = 32_000
@@ -49,7 +49,7 @@ class Prefill:
         self, layers: Sequence[RankedLayer] | Sequence[EmulatedLayer], tokens: int, prompt: int
     ) -> None:
         self._layers = layers
-        self._method = Method("baseline")
+        self._method = create_method("baseline")
         setting = layers[0].setting
         replaced = replace(setting.shape, intermediate=8, n_experts=2, top_k=1)
         dense = replace(setting, shape=replaced)
@@ -198,7 +198,7 @@ def time_layers(
     Returns:
         The rows of every layer: dropless, then each method.
     """
-    everyone = {DROPLESS: Method("baseline"), **{method_label(one): one for one in methods}}
+    everyone = {DROPLESS: create_method("baseline"), **{one.label: one for one in methods}}
 
     def once(method: Method) -> list[Mapping[str, float]]:
         return [layer.run(method).seconds for layer in layers]
@@ -220,7 +220,9 @@ def _rows(
     for name, method in methods.items():
         load, speedup = layer.load(method), ratio(totals[DROPLESS], totals[name])
         ideal = full.fullest_rank / max(1, load.fullest_rank)
-        label = Label(method.name, method.gamma, method.granularity, method.candidates)
+        label = Label(
+            method.name, method.uniform_gamma, method.granularity, method.setting("candidates")
+        )
         yield Timing(
             method=name,
             label=None if name == DROPLESS else label,

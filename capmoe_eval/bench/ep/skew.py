@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.assign import expert_load
+from capmoe_eval.routing.decision import expert_load
 
 # Shape suffixes: T tokens, E experts, K = top-k.
 

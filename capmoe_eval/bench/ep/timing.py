@@ -19,9 +19,7 @@ from torch import Tensor
 from capmoe_eval.bench.ep.layer import Lap, LayerSetting, Rank, layer_weights
 from capmoe_eval.bench.rounds import wait
 from capmoe_eval.experiment.timings.schema import Link, Load
-from capmoe_eval.routing.assign import batch_counts
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.parallel.dispatch import announce, run_experts, send_back, send_rows
 from capmoe_eval.wrapper.parallel.world import World
 from capmoe_eval.wrapper.ranks import Ranks
@@ -115,11 +113,7 @@ class RankedLayer(Rank):
 
     def __init__(self, setting: LayerSetting, logits: Tensor, world: World) -> None:
         (experts,), shared = layer_weights(setting, (world.rank,))
-
-        def counts(scores: Scores, method: Method) -> Tensor:
-            return world.total(batch_counts(scores, method))
-
-        super().__init__(setting, logits, world.rank, experts, shared, counts)
+        super().__init__(setting, logits, world.rank, experts, shared, lambda _method: world.total)
         self.world = world
 
     @torch.no_grad()

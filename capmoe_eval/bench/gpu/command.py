@@ -30,7 +30,7 @@ from capmoe_eval.bench.rounds import (
     target_of,
     without_goal,
 )
-from capmoe_eval.errors import UsageError, choice, first_line
+from capmoe_eval.errors import UsageError, check_choice, first_line
 from capmoe_eval.evaluation.version import revision
 from capmoe_eval.experiment.timings.schema import Evaluation
 from capmoe_eval.experiment.timings.spread import Spread, Target
@@ -50,7 +50,7 @@ def run(given: argparse.Namespace) -> None:
     """Run the items that are not done, each written when it ends, to ``gpu.json``."""
     device, dtype = placement(given)
     for name in given.items or ():
-        choice(*ITEMS)("--items", name)
+        check_choice("--items", name, ITEMS)
     rehearsal = device.type != "cuda"
     scale = given.scale or (_SCALE if rehearsal else 1)
     if rehearsal and scale == 1:

@@ -16,10 +16,12 @@ from capmoe_eval.bench.decision import kept_map
 from capmoe_eval.bench.rounds import dtype_name, say, target_of
 from capmoe_eval.errors import EnforcementError, first_line
 from capmoe_eval.experiment.timings.spread import Target
-from capmoe_eval.routing.assign import assign
-from capmoe_eval.routing.groups import group_tokens
+from capmoe_eval.routing.context import LayerContext
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Scores
+from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.tokens import TokenGroups, group_tokens
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
@@ -28,18 +30,24 @@ from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
 
 _RANKS = 2
 _METHODS = (
-    *(Method(name, 1.0, ep_size=_RANKS) for name in ("order", "reverse_order", "random", "score")),
-    Method("expert_drop"),
     *(
-        Method("expanded_drop", 1.0, ep_size=_RANKS, candidates=candidates)
+        create_method(name, 1.0, ep_size=_RANKS)
+        for name in ("order", "reverse_order", "random", "score")
+    ),
+    create_method("expert_drop"),
+    *(
+        create_method("expanded_drop", 1.0, ep_size=_RANKS, candidates=candidates)
         for candidates in ("local", "ranked", "global")
     ),
-    Method("expanded_drop", 1.0, ep_size=_RANKS, protect_topk=True, max_k=True),
-    Method("token_reroute", 1.0, ep_size=_RANKS),
-    Method("device_drop", 1.0, ep_size=_RANKS),
+    create_method("expanded_drop", 1.0, ep_size=_RANKS, protect_topk=True, max_k=True),
+    create_method("token_reroute", 1.0, ep_size=_RANKS),
+    create_method("device_drop", 1.0, ep_size=_RANKS),
 )
 _KERNELS = ("grouped_mm", "batched_mm", "eager")
-_STOCK = (Method("baseline"), Method("score", 1000.0))  # no capacity, and one that never binds
+_STOCK = (
+    create_method("baseline"),
+    create_method("score", 1000.0),
+)  # no capacity, and one that never binds
 _VOCABULARY = 97
 _BATCH, _PROMPT, _REAL = 8, 24, 17  # every other sequence has pads behind its real tokens
 
@@ -120,15 +128,20 @@ def _kept_pairs(
         logits_TE, topk_TK = logits_NE[rows_T], topk_NK[rows_T]
         scores = layer.gate.scores(logits_TE, topk_TK)
         again = layer_there.gate.scores(logits_TE.to(device), topk_TK.to(device))
-        stream = (number, 0)
         for method in _METHODS:
             of = groups[method.ep_size]
-            here_TE = kept_map(assign(scores, method, of, stream=stream), layer.n_experts)
+            here_TE = kept_map(_decided(method, scores, of, number), layer.n_experts)
             for name, moved in (("same scores", _moved(scores, device)), ("same logits", again)):
-                decided = assign(moved, method, of.to(device), stream=stream)
+                decided = _decided(method, moved, of.to(device), number)
                 there_TE = kept_map(decided, layer.n_experts).cpu()
                 differing = int((here_TE != there_TE).sum())
                 yield name, f"{layer.name}, {method.name}", int(here_TE.sum()), differing
+
+
+def _decided(method: Method, scores: Scores, groups: TokenGroups, layer: int) -> Assignment:
+    (top_k, n_experts) = scores.topk_TK.shape[1], scores.score_TE.shape[1]
+    context = LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, layer=layer)
+    return method.decide(scores, groups, context)
 
 
 def _moved(scores: Scores, device: torch.device) -> Scores:
@@ -145,7 +158,7 @@ def _promises(model: Any, tokens_BS: Tensor, mask_BS: Tensor) -> Check:
     for method, kernel in zip(_METHODS, itertools.cycle(kernels)):
         model.set_experts_implementation(kernel)
         try:
-            with capacity_aware(model, method, verify=method.name == "score") as meter:
+            with capacity_aware(model, method, verify=isinstance(method, TokenDrop)) as meter:
                 model(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
         except EnforcementError as error:
             yield "promises", f"{method.name}, {kernel}: {first_line(error)}", 1, 1

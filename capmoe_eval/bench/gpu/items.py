@@ -24,7 +24,7 @@ from capmoe_eval.bench.rounds import target_of, timed
 from capmoe_eval.experiment.timings.schema import Shape, Study
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.recipes import build, recipe
 
@@ -36,7 +36,7 @@ _OLMOE: Mapping[str, int] = {"vocabulary": 50304, "head": 128}
 _SIDES = {
     **forward.SIDES,
     f"token_reroute, γ=1, {RANKS} ranks": forward.Side(
-        Method("token_reroute", 1.0, ep_size=RANKS), "dropped pairs go to other experts"
+        create_method("token_reroute", 1.0, ep_size=RANKS), "dropped pairs go to other experts"
     ),
 }
 _PEAK = 4.0

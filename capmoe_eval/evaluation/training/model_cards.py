@@ -25,8 +25,9 @@ from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import read_bytes, write_text
-from capmoe_eval.experiment.schema import TASK_DEFAULTS
+from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.hub import WORLDS, embedded_hub
@@ -125,11 +126,11 @@ def _measured(
     name: str, model: Any, ep_size: int, sets: Sets, say: Callable[[str], None]
 ) -> dict[str, Any]:
     say("baseline")
-    baseline = measure(name, model, Method("baseline"), sets)
+    baseline = measure(name, model, create_method("baseline"), sets)
     say("every expert silent")
-    silent = measure(name, model, Method("score", 0.0), sets)
+    silent = measure(name, model, create_method("score", 0.0), sets)
     say("Token Drop at γ=1")
-    dropped = measure(name, model, Method("score", 1.0, ep_size=ep_size), sets)
+    dropped = measure(name, model, create_method("score", 1.0, ep_size=ep_size), sets)
     found: dict[str, Any] = {
         "first_right": {task: sum(part["right"][:FIRST]) for task, part in baseline.items()},
         "accuracy": {task: part["value"] for task, part in baseline.items()},

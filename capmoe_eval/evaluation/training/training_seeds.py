@@ -16,7 +16,7 @@ from typing import Any
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.training.model_cards import measure, miniworld_sets, peaks
 from capmoe_eval.experiment.files import write_text
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import recipes
 
 #: The tasks that the load is measured on: two without shots and one with 25.
@@ -78,7 +78,7 @@ def _measured(name: str, model: Any) -> dict[str, Any]:
     """Return accuracy by task and, by layer, the highest load over the mean load."""
     sets = miniworld_sets()
     measured = replace(sets, tasks=[task for task in sets.tasks if task.name in _MEASURED])
-    results = measure(name, model, Method("baseline"), measured, limit=_DOCUMENTS)
+    results = measure(name, model, create_method("baseline"), measured, limit=_DOCUMENTS)
     return {
         "accuracy": {task: part["value"] for task, part in results.items()},
         "peaks": [round(peak, 3) for peak in peaks(results).values()],

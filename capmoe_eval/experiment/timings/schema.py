@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from capmoe_eval.errors import UsageError, field_problem, shown, writing
-from capmoe_eval.experiment.checked import (
+from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
@@ -23,8 +22,10 @@ from capmoe_eval.experiment.checked import (
     ValidationError,
     ValidationInfo,
     field_validator,
-    from_json,
 )
+from pydantic_core import from_json
+
+from capmoe_eval.errors import UsageError, field_problem, shown, writing
 from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive
 from capmoe_eval.experiment.timings.findings import Balance, Faults

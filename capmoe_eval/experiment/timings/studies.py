@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from capmoe_eval.errors import bad_choice
-from capmoe_eval.experiment.checked import TypeAdapter
 from capmoe_eval.experiment.data_file import read_data
 
 FIGURE_1 = "figure 1"

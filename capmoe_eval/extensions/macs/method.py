@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.calibrated import CalibratedRule
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
@@ -16,7 +19,10 @@ from capmoe_eval.routing.mixins import Capped, Combining
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -31,6 +37,7 @@ class MACS(Capped, Combining):
     source: ClassVar[str] = "arXiv 2605.05225"
     row: ClassVar[int] = 23
     reads_hidden: ClassVar[bool] = True
+    needs_images: ClassVar[bool] = True
 
     delta: Annotated[
         float,
@@ -99,7 +106,8 @@ class MACS(Capped, Combining):
             hidden_TH=layer.hidden_TH,
             image_T=layer.image_T,
         )
-        return assign_weighted(scores, self, tokens, weighted)
+        assignment = assign_weighted(scores, self, tokens, weighted)
+        return dataclasses.replace(assignment, details=weighted)
 
     def simplest(self) -> Method:
         """Return the baseline without a capacity, and Token Drop where nothing is kept."""
@@ -131,3 +139,41 @@ class MACS(Capped, Combining):
             count_padding=self.count_padding,
             rho=0,
         )
+
+    @property
+    def bounds_pairs(self) -> bool:
+        """False: the capacity of an expert is a sum of weights."""
+        return False
+
+    def calibrated_rule(self, n_experts: int) -> CalibratedRule | None:
+        """Return what the modality of a layer's experts must be."""
+        if self.calibration is None:
+            return None
+        return CalibratedRule(
+            f"method={self.name}",
+            "the modality of every expert",
+            (n_experts,),
+            "1 for a visual expert, -1 for one of text and 0 for others",
+            lambda bias_E: bool(((bias_E == 1) | (bias_E == -1) | (bias_E == 0)).all()),
+            "set rho=0",
+        )
+
+    def observers(
+        self, layers: Sequence[Any], calibrated: Sequence[Tensor] | None
+    ) -> Sequence[Any]:
+        """Return the check of the bounds on weights."""
+        from capmoe_eval.extensions.macs.observer import WeightBound
+
+        return [WeightBound(layers, calibrated)]
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the pairs that fit and those that are rerouted, by the definition."""
+        from capmoe_eval.extensions.macs.definition import weighted_pairs
+
+        return weighted_pairs(tokens, self)
+
+    def details_off(self, tokens: RoutedTokens) -> int:
+        """Return how many tokens the decision gave another weight than the definition."""
+        from capmoe_eval.extensions.macs.definition import weights_off
+
+        return weights_off(tokens, self)

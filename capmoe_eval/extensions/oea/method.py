@@ -14,7 +14,10 @@ from capmoe_eval.routing.mixins import Combining
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -43,3 +46,18 @@ class OEA(BestFirst, Combining):
     def never_binding(self, n_experts: int, top_k: int) -> OEA:
         """Return OEA with all experts of every token in the set."""
         return dataclasses.replace(self, k0=top_k, decode="unconstrained")
+
+    def activation_bound(
+        self, demand_E: Tensor, kept_E: Tensor, first_E: Tensor, calibrated: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the experts that compute without being a token's best; the set has no limit."""
+        import torch
+
+        is_idle_E, fits = first_E == 0, torch.ones((), dtype=torch.bool, device=kept_E.device)
+        return (kept_E > 0) & is_idle_E, ((demand_E > 0) & is_idle_E).any(), fits
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return each token's K best pairs with experts of the batch's set, by the definition."""
+        from capmoe_eval.extensions.batch_definition import first_experts, pairs_within
+
+        return pairs_within(tokens, first_experts(tokens, self.k0))

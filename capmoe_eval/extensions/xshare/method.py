@@ -19,7 +19,10 @@ from capmoe_eval.routing.mixins import ByUnit, Combining
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -75,3 +78,25 @@ class XShare(BestFirst, ByUnit, Combining):
         return dataclasses.replace(
             self, k0=top_k, expert_budget=1 - 0.5 / n_experts, decode="unconstrained"
         )
+
+    def activation_bound(
+        self, demand_E: Tensor, kept_E: Tensor, first_E: Tensor, calibrated: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the units that activate more experts than their budget."""
+        from capmoe_eval.extensions.xshare.decision import activation_budget, budgeted_units
+        from capmoe_eval.routing.placement import by_rank
+
+        placed_RN = calibrated if self.is_placed else None
+        budget, units = activation_budget(self, len(kept_E)), budgeted_units(self)
+        beyond_U, overloaded_U, overfull_U = (
+            by_rank(load_E > 0, units, placed_RN).sum(dim=1) > budget
+            for load_E in (kept_E, demand_E, first_E)
+        )
+        return beyond_U, overloaded_U.any(), ~overfull_U.any()
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return each token's K best pairs with experts under the budget, by the definition."""
+        from capmoe_eval.extensions.batch_definition import pairs_within
+        from capmoe_eval.extensions.xshare.definition import experts_under_budget
+
+        return pairs_within(tokens, experts_under_budget(tokens, self))

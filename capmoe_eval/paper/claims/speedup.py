@@ -173,11 +173,11 @@ def phases_shrink(shown: Sequence[Shown]) -> Iterator[Pair]:
 def global_costs(shown: Sequence[Shown]) -> Iterator[Pair]:
     """Candidates on all ranks make permutation and communication longer than local ones do."""
     for one in shown:
-        rows = [(label, row) for _, label, row in _layers([one]) if label.name == "expanded_drop"]
-        local = {label.gamma: row for label, row in rows if label.candidates == "local"}
+        rows = [(label, row) for _, label, row in _layers([one])]
+        local = {(o.name, o.gamma): row for o, row in rows if o.candidates == "local"}
         for label, row in rows:
-            if label.candidates == "global" and label.gamma in local:
-                yield from _phases(one, label, row, local[label.gamma], *_EXCHANGE)
+            if label.candidates == "global" and (same := local.get((label.name, label.gamma))):
+                yield from _phases(one, label, row, same, *_EXCHANGE)
 
 
 def _phases(

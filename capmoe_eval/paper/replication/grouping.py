@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Final
 
-from capmoe_eval.experiment.names import SCORE, TITLES
+from capmoe_eval.experiment.names import metric_title
 from capmoe_eval.paper.contrasts import Contrast, judge
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.printed import AVERAGE, find_row
@@ -44,8 +44,7 @@ def grouping(evidence: Evidence) -> tuple[WrittenGrouping, ...]:
 
 
 def _printed(method: str) -> float:
-    title = SCORE if method == "score" else TITLES[method]
-    return find_row({"table": 1, "method": title, "gamma": GAMMA}).number(AVERAGE)
+    return find_row({"table": 1, "method": metric_title(method), "gamma": GAMMA}).number(AVERAGE)
 
 
 def _contrast(first: str, second: str, size: int | None) -> Contrast:

@@ -20,6 +20,7 @@ from capmoe_eval.report.figures.style import column, percent
 from capmoe_eval.serving.trial import (
     Outcome,
     Verdict,
+    budget_in,
     by_model,
     outcomes,
     points,
@@ -67,11 +68,12 @@ def _curve(records: Sequence[Record], tasks: Collection[str]) -> list[Numbers]:
     curve = []
     for method, same in by_key(records, lambda record: record.cell.method).items():
         if listed := by_task(same, tasks):
+            budget, budget_of = budget_in(method)
             curve.append(
                 {
-                    "gamma": method.gamma,
-                    "budget": method.budget,
-                    "budget_of": None if method.budget is None else method.budget_of,
+                    "gamma": method.uniform_gamma,
+                    "budget": budget,
+                    "budget_of": budget_of,
                     "drop_rate": mean_load(same, tasks, "drop_rate"),
                     "straggler": statistics.fmean(straggler(one) for (one,) in listed),
                 }
@@ -84,8 +86,7 @@ def _budget(verdict: Verdict, compared: Sequence[Outcome], titles: Mapping[str, 
     own = [
         outcome
         for outcome in compared
-        if outcome.rule.budget_of == verdict.budget_of
-        and verdict.budget in (None, outcome.rule.budget)
+        if outcome.budget_of == verdict.budget_of and verdict.budget in (None, outcome.budget)
     ]
     gain, accuracy = verdict.straggler, verdict.accuracy
 

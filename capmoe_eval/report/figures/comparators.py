@@ -10,7 +10,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capmoe_eval.experiment.names import TITLES
+from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
@@ -18,6 +18,7 @@ from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.losses import draw_losses, lost
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
 from capmoe_eval.report.figures.style import column
+from capmoe_eval.routing.methods.token_drop import TokenDrop
 
 _ROWS: Final = {"prompts": "questions", "decode steps": "generation"}
 _LOADS: Final = {
@@ -25,15 +26,15 @@ _LOADS: Final = {
     "expert_peak": "fullest expert / mean load",
     "rank_peak": "fullest rank / mean load",
 }
-_ON_RANKS: Final = f"{TITLES['score']}, each rank"
+_ON_RANKS: Final = f"{method_title('score')}, each rank"
 _EXPERT_CHOICE: Final = "expert choice"
 _LINES: Final = (
-    TITLES["score"],
+    method_title("score"),
     _ON_RANKS,
-    f"{TITLES['token_reroute']}, devices",
-    TITLES["oea"],
-    TITLES["xshare"],
-    TITLES["sere"],
+    f"{method_title('token_reroute')}, devices",
+    method_title("oea"),
+    method_title("xshare"),
+    method_title("sere"),
     _EXPERT_CHOICE,
 )
 _LOOKS: Final = {label: style.line_look(index) for index, label in enumerate(_LINES)}
@@ -85,12 +86,11 @@ def _of(record: Record) -> str:
 def _label(record: Record) -> str:
     """Return the line that a record's point is on."""
     method = record.cell.method
-    if method.name == "score" and method.ep_size > 1:
+    if isinstance(method, TokenDrop) and method.ep_size > 1:
         return _ON_RANKS
-    if method.candidate_rule == "global":
+    if getattr(method, "candidates", None) == "global":
         return _EXPERT_CHOICE
-    title = TITLES[method.name]
-    return f"{title}, devices" if method.granularity == "device" else title
+    return f"{method.title}, devices" if method.granularity == "device" else method.title
 
 
 def _point(

@@ -8,7 +8,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.paper.statistics import interval, share_of
@@ -81,7 +81,7 @@ def _lacking(damages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Say at which γ no share is drawn, and why."""
     reasons = by_key((one for one in damages if one["why"]), lambda damage: damage["why"])
     for reason, same in reasons.items():
-        yield f"no share at γ={', '.join(map(gamma_number, column(same, 'gamma')))}: {reason}."
+        yield f"no share at γ={', '.join(map(gamma_text, column(same, 'gamma')))}: {reason}."
 
 
 def _steps(title: str, records: Sequence[Record]) -> Iterator[str]:
@@ -98,7 +98,7 @@ def _steps(title: str, records: Sequence[Record]) -> Iterator[str]:
     for gamma, same in by_key(noted, lambda one: one[1]).items():
         found = [one[2] for one in same]
         ends = dict.fromkeys(f"{end:.2f}" for end in (min(found), max(found)))
-        rounded.append(f"{gamma_number(gamma)} is {' to '.join(ends)}")
+        rounded.append(f"{gamma_text(gamma)} is {' to '.join(ends)}")
     yield (
         f"{title}: a decode step has {min(live):.1f} to {max(live):.1f} live sequences, by cell, "
         f"for which γ after rounding: {', '.join(rounded)}."

@@ -9,13 +9,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capmoe_eval.experiment.names import TITLES, gamma_suffix
+from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import figure, figure1_bars, published_note
 from capmoe_eval.report.figures import pooling, style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.style import BLACK, column
+from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 
 
 def draw_asked(axes: Axes, asked: Sequence[float], **look: Any) -> None:
@@ -139,12 +140,13 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
 
 def _drop_label(record: Record) -> str:
     method = record.cell.method
-    if method.name == "score":
-        return TITLES["score"]
+    if not isinstance(method, ExpandedDrop):
+        return method.title
     if method.candidates == "global":
         return "Expanded, all experts"
-    times, rest = divmod(method.m, record.layers[0].top_k)
-    return f"Expanded, m = {method.m}" + (f" ({times}k)" if not rest else "")
+    m = method.setting("m")
+    times, rest = divmod(m, record.layers[0].top_k)
+    return f"Expanded, m = {m}" + (f" ({times}k)" if not rest else "")
 
 
 def draw_after_drop(numbers: Numbers) -> Figure:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import TITLES, gamma_suffix, method_title
+from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import scores_by_unit
 from capmoe_eval.paper.printed import figure, published_note
@@ -135,7 +135,7 @@ def _draw_bars(axes: Axes, bar: Numbers) -> None:
     """Draw a bar for each capability of a method, with its standard error if it is known."""
     method, values, errors = bar["method"], bar["value"], bar.get("stderr", [None])
     shift = 0.27 * (list(_CAPABILITY_LOOKS).index(method) - 1)
-    look: Numbers = _CAPABILITY_LOOKS[method] | {"label": TITLES[method]}
+    look: Numbers = _CAPABILITY_LOOKS[method] | {"label": method_title(method)}
     if None not in errors:
         look |= {"yerr": errors, "error_kw": {"elinewidth": 0.7, "capsize": 1.5}}
     axes.bar([place + shift for place in range(len(values))], values, 0.26, **look)

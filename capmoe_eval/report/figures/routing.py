@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
@@ -132,7 +132,7 @@ def measure_waste(evidence: FigureRecords) -> Measured:
         at_end = [f"{choice['penalty']:g}" for choice in best if choice["gamma"] == largest]
         if at_end:
             notes.append(
-                f"{title}: the best γ is the largest of the grid, {gamma_number(largest)}, for "
+                f"{title}: the best γ is the largest of the grid, {gamma_text(largest)}, for "
                 f"λ = {', '.join(at_end)}; a larger one may be better."
             )
     return Measured({"models": models}, notes)

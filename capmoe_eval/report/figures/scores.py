@@ -10,23 +10,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import SCORE, TITLES, gamma_number, gamma_suffix
+from capmoe_eval.experiment.names import (
+    gamma_suffix,
+    gamma_text,
+    is_stock,
+    method_title,
+    metric_title,
+)
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import published_note, table1_scores
 from capmoe_eval.report.figures import pooling, shapes, style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.style import BLACK, column, percent
+from capmoe_eval.routing.registry import method_names
 
-_TITLES: Final = TITLES | {"score": f"{TITLES['score']} ({SCORE})"}
 # Each method looks the same whichever others are there.
 _LOOKS: Final = {
     method: style.line_look(index) | {"linestyle": "-", "linewidth": 0.7, "markersize": 3.6}
-    for index, method in enumerate(name for name in _TITLES if name != "baseline")
+    for index, method in enumerate(name for name in method_names() if not is_stock(name))
 }
 for _method in ("expanded_drop", "token_reroute", "device_drop"):
     _LOOKS[_method]["markerfacecolor"] = "white"
 _LOOKS["baseline"] = {"color": BLACK, "linestyle": "", "marker": "*", "markersize": 7}
+
+
+def _title(method: str) -> str:
+    """Return a method's printed name, with its name as a selection metric where that is another."""
+    title, metric = method_title(method), metric_title(method)
+    return title if title == metric else f"{title} ({metric})"
 
 
 def measure_curve(evidence: FigureRecords) -> Measured:
@@ -73,7 +85,7 @@ def _curve(
         else:
             here = {record.task for record in same}
             names = ", ".join(title for task, title in tasks.items() if task not in here)
-            lacking.setdefault(names, []).append(gamma_number(gamma))
+            lacking.setdefault(names, []).append(gamma_text(gamma))
     return {"tasks": points, "mean": mean}, lacking
 
 
@@ -126,8 +138,7 @@ def measure_rounds(evidence: FigureRecords) -> Measured:
     tasks = evidence.tasks
     records = evidence.of_model("one_round", "rounds")
     points, notes = [], []
-    again = "token_reroute"
-    by_rounds = pooling.by_key(records, lambda r: r.cell.method.rounds if r.method == again else 1)
+    by_rounds = pooling.by_key(records, lambda record: getattr(record.cell.method, "rounds", 1))
     for rounds, same in sorted(by_rounds.items()):
         if score := pooling.mean_score(same, tasks):
             lost = {"drop_rate": pooling.mean_load(same, tasks, "drop_rate")}
@@ -167,7 +178,7 @@ def draw_rounds(numbers: Numbers) -> Figure:
     points = numbers["points"]
     rounds = column(points, "rounds")
     look: Numbers = {"color": style.BLUE, "marker": "o", "capsize": 2, "elinewidth": 0.7}
-    label = f"{TITLES['token_reroute']} ± 1.96 SE"
+    label = f"{method_title('token_reroute')} ± 1.96 SE"
     upper.errorbar(rounds, *shapes.scored(points), **look, label=label)
     if numbers["baseline"]:
         upper.axhline(numbers["baseline"]["value"], color=BLACK, linestyle=":", label="no limit")
@@ -182,7 +193,7 @@ def draw_rounds(numbers: Numbers) -> Figure:
     lower.margins(y=0.2)
     lower.set(ylim=(0, None), xlabel="rounds", ylabel="share (%)")
     lower.grid(axis="y")
-    lower.set_xticks(rounds, [f"1 ({TITLES['score']})" if n == 1 else str(n) for n in rounds])
+    lower.set_xticks(rounds, [f"1 ({method_title('score')})" if n == 1 else str(n) for n in rounds])
     title = f"{numbers['model']}, {len(numbers['tasks'])} tasks"
     upper.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
     style.legend_below(figure, upper, lower, columns=2)
@@ -201,11 +212,11 @@ def measure_methods(evidence: FigureRecords) -> Measured:
     )
     for (method, gamma), same in groups.items():
         if score := pooling.mean_score(same, tasks):
-            told: Numbers = {"method": method, "label": _TITLES[method], "gamma": gamma}
+            told: Numbers = {"method": method, "label": _title(method), "gamma": gamma}
             told["peak"] = pooling.mean_load(same, tasks, "mean_peak_after")
             points.append(told | score | {"seeds": len({record.seed for record in same})})
         else:
-            title = _TITLES[method] + gamma_suffix(gamma, " at γ=")
+            title = _title(method) + gamma_suffix(gamma, " at γ=")
             notes.append(f"{title} is left out: not every task is there.")
     shapes.mark_front(points)
     shown = {"model": evidence.title, "tasks": list(tasks.values()), "points": points}
@@ -220,7 +231,7 @@ def draw_methods(numbers: Numbers) -> Figure:
     for method, look in _LOOKS.items():
         own = [point for point in points if point["method"] == method]
         if own:
-            axes.plot(column(own, "peak"), column(own, "value"), **look, label=_TITLES[method])
+            axes.plot(column(own, "peak"), column(own, "value"), **look, label=_title(method))
     axes.set(ylabel="mean score (%)", title=f"{numbers['model']}, {len(numbers['tasks'])} tasks")
     style.legend_below(figure, axes, columns=2)
     return figure

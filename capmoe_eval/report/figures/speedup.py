@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import TITLES, gamma_number, gamma_suffix
+from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
 from capmoe_eval.paper.benchmarks import Shown
 from capmoe_eval.paper.printed import (
     GRANULARITY,
@@ -55,9 +55,9 @@ _BAR_PARTS: Final = {  # of a bar: the measured phases that each is the sum of, 
     "other": ((), style.bar_look(style.GREY)),
 }
 _SHORT: Final = {
-    TITLES["score"]: "Token\nDrop",
-    TITLES["expanded_drop"]: "Exp.\nlocal",
-    f"{TITLES['expanded_drop']} (global)": "Exp.\nglobal",
+    method_title("score"): "Token\nDrop",
+    method_title("expanded_drop"): "Exp.\nlocal",
+    f"{method_title('expanded_drop')} (global)": "Exp.\nglobal",
 }
 
 
@@ -163,7 +163,7 @@ def _bars(axis: Axes, bars: Sequence[Numbers]) -> None:
                 label = f"paper, {MACHINE}"
                 axis.plot(place, b["published"], "*", color=BLACK, **_STAR, label=label)
     axis.axhline(1, color=BLACK, linewidth=0.6)
-    name_bars(axis, range(len(gammas)), list(map(gamma_number, gammas)))
+    name_bars(axis, range(len(gammas)), list(map(gamma_text, gammas)))
 
 
 def _headline(figure: Figure, kind: str, rows: Sequence[Numbers] = ()) -> None:

@@ -186,6 +186,6 @@ def about(one: Shown, point: Point) -> Numbers:
 def method_name(label: Label) -> str:
     """Return a method as the paper calls it, with what is unusual about it."""
     name = method_title(label.name)
-    if label.name == "expanded_drop" and label.candidates != "local":
+    if label.candidates != "local":
         name += f" ({label.candidates})"
     return name if label.granularity == "expert" else f"{name}, {label.granularity} level"

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.names import gamma_text
 
 COLUMN: Final = 3.3
 """Width of one column, inches."""
@@ -96,5 +96,5 @@ def gamma_axis(axes: Axes, gammas: Sequence[float]) -> None:
     low, high = min(gammas), max(gammas)
     step = 1.0 if high - low > 2 else 0.5
     ticks = [tick * step for tick in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    axes.set_xticks(ticks, list(map(gamma_number, ticks)))
+    axes.set_xticks(ticks, list(map(gamma_text, ticks)))
     axes.set(xlim=(low - 0.05, high + 0.05), xlabel="capacity factor γ")

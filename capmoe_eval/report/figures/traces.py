@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.report.figures.pooling import busiest_first
 from capmoe_eval.report.templates.texts import columns, shown
 from capmoe_eval.serving.summary import LayerSummary, Summary
@@ -71,7 +71,7 @@ def _capacities(layer: LayerSummary) -> list[list[str]]:
         ["γ", "dropped", "padding", *straggler, *lost],
         *(
             [
-                gamma_number(at.gamma),
+                gamma_text(at.gamma),
                 *(shown(share, "{:.2f} %", 100) for share in (at.drop_rate, at.pad_waste)),
                 *(shown(at.straggler, "{:.2f}") for _ in straggler),
                 *(shown(share, "{:.2f} %", 100) for share in (at.dropped_score or {}).values()),

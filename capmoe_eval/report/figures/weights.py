@@ -7,7 +7,7 @@ from typing import Final
 
 from matplotlib.figure import Figure
 
-from capmoe_eval.experiment.names import TITLES, gamma_number, gamma_suffix
+from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.paper.statistics import interval
@@ -18,13 +18,14 @@ from capmoe_eval.report.figures.losses import draw_losses, lost
 from capmoe_eval.report.figures.pooling import by_key, rank_peak
 from capmoe_eval.serving.trial import Between, between, paired_between
 
-_DROP: Final = TITLES["score"]
+_DROP: Final = method_title("score")
+_MACS: Final = method_title("macs")
 _LINES: Final = (
     _DROP,
     f"{_DROP}, images first",
-    TITLES["macs"],
-    f"{TITLES['macs']} without rerouting",
-    f"{TITLES['macs']}, ρ=0",
+    _MACS,
+    f"{_MACS} without rerouting",
+    f"{_MACS}, ρ=0",
 )
 _LOOKS: Final = {label: style.line_look(index) for index, label in enumerate(_LINES)}
 _LOADS: Final = {
@@ -85,12 +86,12 @@ def measure_weights(evidence: FigureRecords) -> Measured:
 
 def _label(record: Record) -> str:
     """Return the line that a record's point is on."""
-    method = record.cell.method
-    if method.weighs_tokens and method.rho == 0:
+    knobs = record.knobs
+    if "rho" not in knobs:  # Token Drop
+        return _LINES[0] if record.cell.method.modality == "uniform" else _LINES[1]
+    if knobs["rho"] == 0:
         return _LINES[4]
-    if method.weighs_tokens:
-        return _LINES[2] if method.reroute == "local" else _LINES[3]
-    return _LINES[0] if method.modality == "uniform" else _LINES[1]
+    return _LINES[2] if knobs["reroute"] == "local" else _LINES[3]
 
 
 def _point(record: Record, points: Mapping[str, float]) -> Numbers:
@@ -138,7 +139,7 @@ def _sentences(row: Numbers) -> Iterator[str]:
             if by is not None
         ]
         if parts and one["line"] in _LINES[2:]:
-            setting = f"{one['line']}, γ={gamma_number(one['gamma'])}"
+            setting = f"{one['line']}, γ={gamma_text(one['gamma'])}"
             yield f"{row['task']}: {setting}, less Token Drop: {', '.join(parts)} points."
 
 

@@ -25,7 +25,7 @@ from capmoe_eval.paper.layout import Layout
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.report.tables.measured import cell_config
-from capmoe_eval.routing.method import Factor
+from capmoe_eval.routing.factor import CapacityFactor
 
 File = TypeVar("File", bound=BaseModel)
 Made = TypeVar("Made")
@@ -68,7 +68,7 @@ class Brief(NamedTuple):
     model: str
     task: str
     method: str
-    factor: Factor | None  # capacity factor
+    factor: CapacityFactor | None  # capacity factor
     seed: int | None
     label: str  # of the method and its knobs
     images: bool  # whether its questions are about images

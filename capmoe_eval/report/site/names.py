@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from capmoe_eval.experiment.names import (
-    BY_LAYER,
-    NO_GAMMA,
-    NO_LIMIT,
-    SCORE,
-    TITLES,
-    method_title,
-)
-from capmoe_eval.routing.knobs import ADAPTIVE
+from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT, method_title, metric_title
+from capmoe_eval.routing.registry import method_names
 
-GAMMA_ORDER: Final = {NO_LIMIT: 1e9, NO_GAMMA: -1, BY_LAYER: 2e6}
+GAMMA_ORDER: Final = {NO_LIMIT: 1e9, NO_GAMMA: -1}
 """The numbers that texts of γ without one sort by."""
 
 
 def method_name(method: str) -> str:
-    """Return the printed name of a method, Token Drop's as a metric before it."""
-    title = method_title(method)
-    return f"{SCORE} ({title})" if method == "score" else title
+    """Return the printed name of a method, behind its name as a selection metric if it has one."""
+    title, metric = method_title(method), metric_title(method)
+    return title if title == metric else f"{metric} ({title})"
 
 
-def gamma_order(shown: str) -> float:
-    """Return the number that a text of γ sorts by."""
-    if shown.startswith(ADAPTIVE):  # behind the numbers, by budget
-        return 1e6 + float(shown.removeprefix(ADAPTIVE))
-    return float(GAMMA_ORDER.get(shown, shown))
+def gamma_order(text: str) -> float:
+    """Return the number that a text of γ sorts by: words come behind the numbers."""
+    if text in GAMMA_ORDER:
+        return float(GAMMA_ORDER[text])
+    words, number = re.fullmatch(r"(\D*)(.*)", text).groups()  # type: ignore[union-attr]
+    if words:  # such as adaptive0.05, by its budget
+        return 1e6 + float(number) if number else 2e6
+    return float(number)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def name_filter(key: str, label: str, names: Iterable[str]) -> Filter:
 def method_filter(methods: Iterable[str]) -> Filter:
     """Return a choice among methods, in the order of their titles."""
     found = set(methods)
-    known = [name for name in TITLES if name in found]
+    known = [name for name in method_names() if name in found]
     names = (*known, *sorted(found - set(known)))
     return Filter("method", "Method", {name: method_name(name) for name in names})
 

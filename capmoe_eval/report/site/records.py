@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.cell import Cell, checks
+from capmoe_eval.experiment.cell import CELL_FIELDS
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
-from capmoe_eval.experiment.names import gamma_label, gamma_number, gamma_suffix, gamma_text
+from capmoe_eval.experiment.names import gamma_column, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Brief, Inventory
@@ -92,7 +92,7 @@ def _listing(
             name_filter("model", "Model", (record.model for record in every)),
             name_filter("task", "Task", (record.task for record in every)),
             method_filter(record.method for record in records),
-            gamma_filter(gamma_text(record.method, record.factor) for record in records),
+            gamma_filter(gamma_column(record.method, record.factor) for record in records),
         ],
         parts=[(address.to(path), part) for path, part in parts.items()],
         rows=[_row(record, address) for record in records],
@@ -100,9 +100,9 @@ def _listing(
 
 
 def _row(record: Brief, address: Address) -> dict[str, object]:
-    gamma = gamma_text(record.method, record.factor)
+    gamma = gamma_column(record.method, record.factor)
     knobs = record.label.removeprefix(record.method).split("-")[1:]
-    written = gamma_label(record.factor) if record.factor is not None else None
+    written = None if record.factor is None else record.factor.label
     return {
         "record": record,
         "method_name": method_name(record.method),
@@ -115,7 +115,7 @@ def _row(record: Brief, address: Address) -> dict[str, object]:
 
 def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
     """Return the relatives of each record, by its path."""
-    baselines = {_home(record): record for record in records if record.method == "baseline"}
+    baselines = {_home(record): record for record in records if record.cell.method.is_stock}
     groups: defaultdict[object, list[Record]] = defaultdict(list)
     for record in records:
         knobs = tuple(record.knobs.items())
@@ -127,7 +127,7 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
         for rank, record in enumerate(group):
             first = max(0, min(rank - SHOWN // 2, len(group) - SHOWN - 1))
             nearest = [r for r in group[first : first + SHOWN + 1] if r is not record]
-            baseline = None if record.method == "baseline" else baselines.get(_home(record))
+            baseline = None if record.cell.method.is_stock else baselines.get(_home(record))
             found[record.path] = Relatives(baseline, nearest, len(group), mean)
     return found
 
@@ -135,7 +135,7 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
 def _home(record: Record) -> tuple[object, ...]:
     """Return all of a record's cell but its method."""
     cell = record.cell
-    return cell.model, cell.task, *(getattr(cell, field) for field in checks(Cell))
+    return cell.model, cell.task, *(getattr(cell, field) for field in CELL_FIELDS)
 
 
 def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:
@@ -167,7 +167,7 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
 def _gammas(record: Record) -> list[tuple[str, float]]:
     """Return each layer's γ and its place among all; nothing where all layers have the same."""
     own = [float(layer.gamma) for layer in record.layers if layer.gamma is not None]
-    return [(gamma_number(gamma), gamma_order(gamma_number(gamma))) for gamma in own]
+    return [(gamma_text(gamma), gamma_order(gamma_text(gamma))) for gamma in own]
 
 
 _HEIGHT: Final = 480

@@ -18,12 +18,13 @@ from capmoe_eval.experiment.record import Record, Score
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.published import printed_row
 from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, Published
-from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method, knobs
 
 if TYPE_CHECKING:
     from capmoe_eval.paper.pairing import Floats
 
-_BASELINE = Method("baseline")
+_BASELINE = create_method("baseline")
 
 
 class Measured:
@@ -70,7 +71,7 @@ class Measured:
         if layout.average is not None:
             tasks = [cell for cell in cells if isinstance(cell, Entry)]
             cells.append(missing if absent else _average(tasks, layout.same_documents))
-        if method.name != _BASELINE.name:
+        if not method.is_stock:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, found, baselines, layout))
         titles = [model.title for model in layout.paper_models if model.key == slot.key]
@@ -95,10 +96,11 @@ class Measured:
 
         A knob that an evaluation does not have has no effect there, and its default.
         """
+        key = (slot.key, method.name, method.uniform_gamma, column.task)
         return [
             _Run(record, record.score(column.metric) if column.metric else record)
-            for record in self._found.get((slot.key, method.name, method.gamma, column.task), [])
-            if all(record.knobs.get(k, DEFAULTS[k]) == getattr(method, k) for k in named)
+            for record in self._found.get(key, [])
+            if all(record.knobs.get(k, knobs()[k].default) == method.setting(k) for k in named)
         ]
 
 

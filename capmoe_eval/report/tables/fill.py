@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_number, gamma_text
+from capmoe_eval.experiment.names import gamma_column, gamma_text
 from capmoe_eval.paper.layout import OWN, Layout, ModelSlot, RowSpec
 from capmoe_eval.report.tables.table import ALPHA, Entry, Missing, Row, Table
 
@@ -61,13 +61,13 @@ def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> 
             model=slot.title,
             name=spec.name,
             variant=spec.printed_variant,
-            gamma=gamma_text(spec.method, gamma, decimal=True),
+            gamma=gamma_column(spec.method, gamma, decimal=True),
             **spec.labels,
         )
         for _, template in layout.labels
     ]
     cells = tuple(entries(layout, slot, spec))
-    return Row(tuple(labels), cells, slot.key, spec.method, gamma_text(spec.method, gamma))
+    return Row(tuple(labels), cells, slot.key, spec.method, gamma_column(spec.method, gamma))
 
 
 def _notes(layout: Layout, slots: Sequence[ModelSlot], table: Table) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _notes(layout: Layout, slots: Sequence[ModelSlot], table: Table) -> Iterator
     specs = [spec for block in layout.blocks for spec in block]
     if any(spec.gamma == OWN for spec in specs):
         known = [(slot.title, slot.gamma) for slot in slots if slot.gamma is not None]
-        told = [f"{title} {gamma_number(gamma, decimal=True)}" for title, gamma in known]
+        told = [f"{title} {gamma_text(gamma, decimal=True)}" for title, gamma in known]
         yield f"γ: {', '.join(told)}."
     used = {value for spec in specs for value in spec.knobs.values()}
     for slot in slots:

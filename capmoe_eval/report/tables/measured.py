@@ -26,7 +26,7 @@ from capmoe_eval.report.tables.entries import Measured
 from capmoe_eval.report.tables.fill import fill
 from capmoe_eval.report.tables.others import query_table, settings_table, workload_table
 from capmoe_eval.report.tables.table import Table
-from capmoe_eval.routing.method import DEFAULTS
+from capmoe_eval.routing.registry import knobs
 
 GRIDS = ("grid.", "parts.")
 """Overrides of an experiment, which say nothing to a single cell."""
@@ -87,7 +87,7 @@ def _results_table(layout: Layout, found: Finished, overrides: Sequence[str]) ->
 def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
     """Return the models of a table's composed experiment, in the order of its grid."""
     symbols = dict(config.profile.get(f"{table}_m", {}))
-    knobs = {knob: config[knob] for knob in DEFAULTS}
+    settings = {knob: config[knob] for knob in knobs()}
     own_ranks = OmegaConf.is_interpolation(config, "ep_size")
     return [
         ModelSlot(
@@ -95,7 +95,7 @@ def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
             model.title,
             None if model.gamma is None else float(model.gamma),
             symbols,
-            knobs | ({"ep_size": int(model.ep_size)} if own_ranks else {}),
+            settings | ({"ep_size": int(model.ep_size)} if own_ranks else {}),
         )
         for model in (
             [config.model]

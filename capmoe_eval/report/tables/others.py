@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import TITLES
+from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.experiment.timings.names import bench_command
@@ -54,7 +54,7 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
     They are means over the queries of one model without a limit, without its answers. A record that
     does not tell images and text apart is a UsageError.
     """
-    record = next((record for record in records if record.method == "baseline"), None)
+    record = next((record for record in records if record.cell.method.is_stock), None)
     (heading, *_), *lines = layout.words
     cells: Sequence[tuple[Entry | Missing, ...]]
     if record is None:
@@ -118,7 +118,7 @@ def workload_table(layout: WorkloadLayout, bench: Bench) -> Table:
 def printed_workloads(layout: WorkloadLayout) -> Table:
     """Lay out the same table as the paper prints it."""
     cells = tuple(map(Entry, _printed_speedups(layout).values()))
-    return _of_workloads(layout, [Row((TITLES[layout.method],), cells)])
+    return _of_workloads(layout, [Row((method_title(layout.method),), cells)])
 
 
 def _of_workloads(
@@ -178,7 +178,7 @@ def _printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
             "version": layout.version,
             "table": layout.number,
             "model": layout.model,
-            "method": TITLES[layout.method],
+            "method": method_title(layout.method),
             "gamma": layout.gamma,
         }
     )

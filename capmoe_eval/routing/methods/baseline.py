@@ -10,6 +10,7 @@ from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -32,3 +33,7 @@ class Baseline(Method):
         from capmoe_eval.routing.scores import Assignment
 
         return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the router's own choice by the definition."""
+        return tokens.chosen_TE

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -78,6 +79,20 @@ class ExpandedDrop(Bounded):
             keep_TS = _at_most(scores.topk_TK.shape[1], index_TS, keep_TS, key_TS)
         return Assignment(index_TS, keep_TS)
 
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the C best-scoring candidates of every unit, by the definition."""
+        from capmoe_eval.routing import definition
+
+        keys = definition.priority(
+            tokens,
+            definition.metric(tokens),
+            modality=self.modality,
+            protect_topk=self.protect_topk,
+        )
+        added_TE = definition.added_candidates(tokens, self.candidates, self.m)
+        kept_TE = definition.best_in_buckets(tokens, tokens.chosen_TE | added_TE, keys)
+        return definition.at_most_k(tokens, kept_TE, keys) if self.max_k else kept_TE
+
     def _candidate_slots(
         self, scores: Scores, tokens: TokenGroups, layer: LayerContext
     ) -> tuple[Tensor, Tensor]:
@@ -95,7 +110,7 @@ class ExpandedDrop(Bounded):
             added_TA = expert_E.expand(n_tokens, -1)
         else:
             placed_RN = layer.calibrated if self.is_placed else None
-            added_TA = by_rank(expert_E, self.ep_size, placed_RN)[tokens.rank_T]
+            added_TA = by_rank(expert_E, self.ep_size, placed_RN).index_select(0, tokens.rank_T)
         valid_TA = addable(scores).gather(1, added_TA)
         chosen_TK = torch.ones_like(topk_TK, dtype=torch.bool)
         return torch.cat([topk_TK, added_TA], dim=1), torch.cat([chosen_TK, valid_TA], dim=1)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -45,3 +46,13 @@ class ExpertDrop(Combining):
 
         load_E = layer.total(expert_load(scores.topk_TK, scores.score_TE.shape[1]))
         return Assignment(scores.topk_TK, ~disabled_experts(load_E)[scores.topk_TK])
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the pairs of the experts that are not disabled, by the definition."""
+        from capmoe_eval.routing.definition import without_idle_experts
+
+        return without_idle_experts(tokens)
+
+    def wrongly_computed(self, demand_E: Tensor, kept_E: Tensor) -> Tensor:
+        """Return how many disabled experts compute something []."""
+        return (disabled_experts(demand_E) & (kept_E > 0)).sum()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -45,6 +46,15 @@ def drop_beyond_capacity(
     return Assignment(scores.topk_TK, keep_TK)
 
 
+def kept_by_metric(method: Bounded, tokens: RoutedTokens, metric: str, *, seed: int = 0) -> Array:
+    """Return the C best pairs of every unit by a metric of the definition [T, E]."""
+    from capmoe_eval.routing import definition
+
+    metric_TE = definition.metric(tokens, metric, seed=seed)
+    keys = definition.priority(tokens, metric_TE, modality=method.modality)
+    return definition.best_in_buckets(tokens, tokens.chosen_TE, keys)
+
+
 @register
 @dataclass(frozen=True, kw_only=True)
 class OrderDrop(Bounded):
@@ -62,6 +72,10 @@ class OrderDrop(Bounded):
         topk_TK = scores.topk_TK
         key_T1 = torch.arange(len(topk_TK), device=topk_TK.device)[:, None]
         return drop_beyond_capacity(self, scores, tokens, layer, key_T1.expand_as(topk_TK))
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the first C pairs of every unit, by the definition."""
+        return kept_by_metric(self, tokens, "order")
 
 
 @register
@@ -81,6 +95,10 @@ class ReverseOrderDrop(Bounded):
         topk_TK = scores.topk_TK
         key_T1 = torch.arange(len(topk_TK) - 1, -1, -1, device=topk_TK.device)[:, None]
         return drop_beyond_capacity(self, scores, tokens, layer, key_T1.expand_as(topk_TK))
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the last C pairs of every unit, by the definition."""
+        return kept_by_metric(self, tokens, "reverse_order")
 
 
 @register
@@ -120,6 +138,10 @@ class RandomDrop(Bounded):
         key_TK = layer.random_TE.gather(1, scores.topk_TK)
         return drop_beyond_capacity(self, scores, tokens, layer, key_TK)
 
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the C pairs of every unit that are drawn, by the definition."""
+        return kept_by_metric(self, tokens, "random", seed=self.seed)
+
 
 @register
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +159,10 @@ class TokenDrop(Bounded):
 
         key_TK = score_keys(scores, scores.topk_TK)
         return drop_beyond_capacity(self, scores, tokens, layer, key_TK)
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the C best-scoring pairs of every unit, by the definition."""
+        return kept_by_metric(self, tokens, "score")
 
 
 @register

@@ -15,6 +15,7 @@ from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -68,6 +69,14 @@ class TokenReroute(Bounded):
             remains_TE = remains_TE & ~rejected_TE
         by_expert_TE = torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE)
         return assignment(scores, by_expert_TE)
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the pairs that are kept in the last round, by the definition."""
+        from capmoe_eval.routing import definition
+
+        metric_TE = definition.metric(tokens)
+        keys = definition.priority(tokens, metric_TE, modality=self.modality)
+        return definition.rerouted(tokens, keys, self.rounds)
 
     def simplest(self) -> Method:
         """Return Token Drop for one round."""

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.status_lines import Say, silent
-from capmoe_eval.routing.knobs import CONTIGUOUS
+from capmoe_eval.routing.registry import CONTIGUOUS
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.serving.placement.layout import Counts, checked_pairs, contiguous
 from capmoe_eval.serving.placement.llep import LeastLoaded

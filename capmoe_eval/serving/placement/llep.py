@@ -21,8 +21,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import PositiveFloat, PositiveInt
 
-from capmoe_eval.errors import UsageError, choice, whole
+from capmoe_eval.routing.knobs import check_fields
 from capmoe_eval.serving.placement.layout import Counts, checked_pairs, contiguous
 
 # Shape suffixes: X rows (layers of steps), E experts, R ranks, O rows with tokens left.
@@ -36,19 +37,15 @@ class LeastLoaded:
         UsageError: For a setting that has no meaning.
     """
 
-    alpha: float = 1.0  # a rank takes at most α times the mean rank load before others help
-    least: int = 1024  # tokens m that are worth a transfer of weights
-    threshold: float = 1.3  # below this imbalance λ nothing is moved
+    alpha: PositiveFloat = 1.0  # a rank takes at most α times the mean load before others help
+    least: PositiveInt = 1024  # tokens m that are worth a transfer of weights
+    threshold: PositiveFloat = 1.3  # below this imbalance λ nothing is moved
     # Whose highest load over their mean is compared with λ: the experts' (Algorithm 4) or the
     # ranks' (released code).
     imbalance: Literal["expert", "rank"] = "expert"
 
     def __post_init__(self) -> None:
-        for field in ("alpha", "threshold"):
-            if not 0 < getattr(self, field) < float("inf"):
-                raise UsageError(f"{field}={getattr(self, field)}: must be a number above 0")
-        whole(1)("least", self.least)
-        choice("expert", "rank")("imbalance", self.imbalance)
+        check_fields(self)
 
     def limit(self, total_X: Counts, ranks: int) -> Counts:
         """Return m_α = ceil(α·pairs/R), exact for the decimal α that was written."""

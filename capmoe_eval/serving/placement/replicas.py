@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from capmoe_eval.errors import UsageError, choice
+from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.serving.placement.layout import Amounts, Counts, Placement, checked_pairs
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, P = R·N slots, V variables: the slots of
@@ -34,7 +34,7 @@ def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Cou
     Raises:
         UsageError: For loads of another shape than the placement, or another split.
     """
-    choice(*get_args(Split))("split", split)
+    check_choice("split", split, get_args(Split))
     load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
     if load_SLE.shape[1:] != (placement.layers, placement.n_experts):
         raise UsageError(

@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError, reading, shown, whole
+from capmoe_eval.errors import UsageError, reading, shown
 from capmoe_eval.serving.readers.padding import left_out, without_padding
 from capmoe_eval.serving.readers.tensor_file import array, load_tensors
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 from capmoe_eval.serving.trace_checks import check_pairs
 
 _MAP = "last_physical_to_logical_map"
-_DECODE = 2
-_KNOWN_MODE = whole(1, _DECODE)
+_PROMPT, _DECODE = 1, 2
 
 # Shape suffixes: S steps, L layers of the model (dense ones, too), P physical experts (with
 # redundant copies), E logical experts, T tokens, K places (8, whatever the model's top-k).
@@ -143,7 +142,8 @@ def _kinds(modes: Sequence[object]) -> tuple[Array | None, str]:
     (MIXED, a part of a prompt with running requests) or 5 (verified drafts), are neither, and the
     numbers above 5 differ between versions.
     """
-    others = sorted({shown(mode) for mode in modes if not _KNOWN_MODE.holds(mode)})
+    usual = [type(mode) is int and mode in (_PROMPT, _DECODE) for mode in modes]  # not true or 2.0
+    others = sorted({shown(mode) for mode, is_usual in zip(modes, usual) if not is_usual})
     if not others:
         return np.array([mode == _DECODE for mode in modes]), ""
     if others == ["null"]:  # an old version

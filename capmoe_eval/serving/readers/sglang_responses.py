@@ -19,8 +19,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from pydantic import NonNegativeInt
 
-from capmoe_eval.errors import UsageError, bad_choice, whole
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.routing.knobs import check
 from capmoe_eval.serving.trace import Array
 
 _ROUTED = "routed_experts"
@@ -93,7 +95,7 @@ def _decoded(part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int | Non
         raise bad_choice("routed_experts_dtype", name, _TYPES)
     ids = np.frombuffer(base64.b64decode(part[_ROUTED], validate=True), dtype=_TYPES[name])
     for field in ("prompt_tokens", "completion_tokens"):
-        whole(0)(field, usage[field])
+        check(field, usage[field], NonNegativeInt)
     tokens = usage["prompt_tokens"] + usage["completion_tokens"] - 1
     if tokens < 1 or not ids.size or ids.size % (tokens * top_k):
         raise UsageError(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.assign import expert_load
+from capmoe_eval.routing.decision import expert_load
 from capmoe_eval.wrapper.kernel import combine
 from capmoe_eval.wrapper.parallel.world import World
 from capmoe_eval.wrapper.ranks import EXPERTS_RANKS

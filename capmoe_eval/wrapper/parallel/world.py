@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.groups import BatchShare
+from capmoe_eval.routing.tokens import BatchShare
 from capmoe_eval.wrapper.ranks import Ranks
 
 # Shape suffixes: B sequences of the whole batch.

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from capmoe_eval.errors import choice
+from capmoe_eval.errors import check_choice
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld import generation, questions
 from capmoe_eval.zoo.miniworld.lexicon import LEXICON, Relation
@@ -69,7 +69,7 @@ def subject_relation(subject: str) -> Relation:
 @functools.cache
 def documents(split: str = "test") -> Mapping[str, Configs]:
     """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows."""
-    choice(*SPLITS)("split", split)
+    check_choice("split", split, SPLITS)
     return _Sets(world(), split).all()
 
 

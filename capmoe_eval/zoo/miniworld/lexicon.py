@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from capmoe_eval.experiment.checked import BeforeValidator
+from pydantic import BeforeValidator
+
 from capmoe_eval.experiment.data_file import read_data
 
 #: Words; in the file they are one string.

@@ -46,7 +46,7 @@ SETS = read_data(__package__, "sets.yaml", _Sets)
 @functools.cache
 def documents(split: str = "test") -> Mapping[str, Configs]:
     """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows."""
-    errors.choice(*SPLITS)("split", split)
+    errors.check_choice("split", split, SPLITS)
     return {
         "lmms-lab/MME": {"default": {"test": list(_mme(split))}},
         "lmms-lab/MMBench": {"en": {"dev": list(_mmbench(split))}},

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from capmoe_eval.experiment.checked import BeforeValidator
+from pydantic import BeforeValidator
+
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import Words

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from capmoe_eval.errors import choice
+from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.llava import llava_config
 
@@ -48,7 +48,7 @@ def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfi
 
     ``changes`` are fields of it. A family that is none of ``TINY_FAMILIES`` is a UsageError.
     """
-    choice(*TINY_FAMILIES)("family", family)
+    check_choice("family", family, TINY_FAMILIES)
     fields = {
         "vocab_size": vocab_size,
         "max_position_embeddings": MAX_POSITIONS,

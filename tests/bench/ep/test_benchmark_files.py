@@ -13,7 +13,7 @@ from capmoe_eval.bench.ep.timing import PHASES
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.timings.schema import read_study
 from capmoe_eval.paper.printed import printed_rows
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.records import layer, record
 
 QUICK = [
@@ -121,7 +121,7 @@ def test_a_records_layer_gives_experts_and_loads(
 ) -> None:
     model = ModelId("mine", "tiny:mixtral")
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm")
-    cell = Cell(model, Method("score", 1.0, ep_size=2), task, 4)
+    cell = Cell(model, create_method("score", 1.0, ep_size=2), task, 4)
     layers = [
         layer([25] * 8, name="model.layers.0.mlp"),
         layer([90, 40, 20, 10, 10, 10, 10, 10], name="model.layers.1.mlp"),

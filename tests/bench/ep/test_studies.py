@@ -14,7 +14,7 @@ from capmoe_eval.bench.ep.skew import Skew, Trace
 from capmoe_eval.experiment.timings.names import EVALUATIONS
 from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.routing.assign import expert_load
+from capmoe_eval.routing.decision import expert_load
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 

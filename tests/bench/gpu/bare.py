@@ -1,4 +1,4 @@
-"""An environment with torch and transformers, what they require, and nothing else."""
+"""An environment with torch, transformers and pydantic, what they require, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[3]
-INSTALLED = ("torch", "transformers", "safetensors", "numpy")
+INSTALLED = ("torch", "transformers", "safetensors", "numpy", "pydantic")
 """What docs/gpu.md tells a person to install."""
 
 
@@ -21,7 +21,7 @@ def bare_site(at: Path) -> Path:
     names, seen = list(INSTALLED), set()
     while names:
         name = names.pop()
-        if name in {*seen, "pydantic"}:  # which a newer typer brings, and an older does not
+        if name in seen:
             continue
         seen.add(name)
         try:

@@ -17,7 +17,6 @@ from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting
 from capmoe_eval.bench.gpu.waits import STOCK, host_waits
 from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
 from capmoe_eval.experiment.timings.spread import Spread, Target
-from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.bench.gpu.bare import bare_site, run_bare
@@ -41,10 +40,10 @@ def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return int(done.value.code or 0), json.loads(path.read_text()) if path.exists() else {}
 
 
-def test_it_runs_where_torch_and_transformers_are_alone(tmp_path: Path) -> None:
-    """From the start of the command to a file that pydantic accepts, byte for byte."""
+def test_it_runs_where_torch_transformers_and_pydantic_are_alone(tmp_path: Path) -> None:
+    """From the start of the command to a file that is read and written back byte for byte."""
     site = bare_site(tmp_path / "site")
-    for module in ("pydantic", "hydra", "lm_eval", "datasets", "pandas", "scipy", "PIL", "psutil"):
+    for module in ("hydra", "lm_eval", "datasets", "pandas", "scipy", "PIL", "psutil"):
         assert not (site / module).exists()
     layer = "--shape small --tokens 16 --peaks 2 --gammas 1 --methods score --layers 1 --prompt 8"
     commands = [["gpu", "--items", *FEW], ["ep", *layer.split(), "--repeats", "2"]]
@@ -148,12 +147,12 @@ def test_the_list_ends_in_25_minutes() -> None:
 
 def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second decision is the device's: there the first kept pair is lost."""
-    calls = 0
+    calls, decided = 0, decisions._decided
 
     def unlike(*args: Any, **kwargs: Any) -> Assignment:
         nonlocal calls
         calls += 1
-        made = assign(*args, **kwargs)
+        made = decided(*args, **kwargs)
         if calls % 3 == 1:  # the CPU's, before those from the same scores and the same logits
             return made
         keep_TS = made.keep_TS.clone()
@@ -163,7 +162,7 @@ def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatc
     device, dtype = torch.device("cpu"), torch.bfloat16
     fine, _ = decisions.measure(device, dtype, families=("qwen3_moe",))
     assert [target.met for target in fine] == [True] * 4
-    monkeypatch.setattr(decisions, "assign", unlike)
+    monkeypatch.setattr(decisions, "_decided", unlike)
     found, more = decisions.measure(device, dtype, families=("qwen3_moe",))
     assert [target.met for target in found] == [False, False, True, True]
     n_decisions = 3 * len(decisions._METHODS)  # layers

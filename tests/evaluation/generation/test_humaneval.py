@@ -22,7 +22,7 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import Placement, Plan, load_option
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.hub import ready
 
 SPEC = load_option("tasks", "humaneval")["humaneval"]
@@ -31,7 +31,7 @@ TASK = TaskId("humaneval", SPEC.lm_eval, SPEC.dataset, SPEC.metric, SPEC.fewshot
 
 def plan(root: Path, **changes: Any) -> Plan:
     model = ModelId("zoo_olmoe", "zoo:olmoe", dtype="float32")
-    cell = Cell(model, Method("baseline"), TASK, 4, limit=4, data="miniworld")
+    cell = Cell(model, create_method("baseline"), TASK, 4, limit=4, data="miniworld")
     return dataclasses.replace(
         Plan(cell, data_source("miniworld"), root, Placement("cpu", threads=1)), **changes
     )

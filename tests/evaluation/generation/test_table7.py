@@ -23,7 +23,7 @@ def test_there_is_a_cell_for_each_entry_of_the_table() -> None:
     drops = ("score", "expanded_drop")
     every = {(name, decode): 9 for name in drops for decode in ("unconstrained", "constrained")}
     assert methods == {("baseline", "unconstrained"): 9, **every}
-    assert {plan.cell.method.gamma for plan in plans} == {None, 1.0}
+    assert {plan.cell.method.uniform_gamma for plan in plans} == {None, 1.0}
     assert {plan.cell.digest for plan in plans} <= {
         plan.cell.digest for plan in planned("experiment=replicate", "profile=zoo")
     }

@@ -26,7 +26,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Half of the cells of the experiment; dropping by order has everything wrong."""
     monkeypatch.chdir(tmp_path)
     for plan in plans(composed(["experiment=replicate", *WORDS]))[::2]:
-        right = 0.0 if plan.cell.method.keep == "order" else 1.0
+        right = 0.0 if plan.cell.method.name == "order" else 1.0
         mix = ("openbookqa", "piqa", "rte", "boolq")
         parts = mix if plan.cell.task.name == "zero_shot_mix" else (plan.cell.task.lm_eval,)
         layers = [layer([8, 4, 2], scores=[0.5, 0.2, 0.1])]

@@ -12,6 +12,7 @@ from capmoe_eval.paper.margins import margins
 from capmoe_eval.paper.replication.claims import Claim, find, replication_claims, written_margins
 from capmoe_eval.paper.verdicts import WORD, Finding
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.records import layer, record_of
 
 BASELINE, SCORE, ORDER = (
@@ -31,7 +32,7 @@ CLAIM = claim_of((SCORE, ORDER))
 
 
 def method(name: str, **knobs: object) -> Method:
-    return Method(name, None if name == "baseline" else 1.0, ep_size=8, **knobs)  # type: ignore[arg-type]
+    return create_method(name, None if name == "baseline" else 1.0, ep_size=8, **knobs)  # type: ignore[arg-type]
 
 
 def findings(records: list[Record], claim: Claim) -> list[Finding]:
@@ -179,9 +180,9 @@ def test_a_model_of_one_rank_has_other_canonical_forms() -> None:
     )
     claim = claim_of(*((side, ORDER) for side in sides))
     records = [
-        record_of(Method("expanded_drop", 1.0, candidates="global"), [1.0, 1.0]),
-        record_of(Method("baseline"), [1.0, 0.0]),
-        record_of(Method("order", 1.0), [0.0, 0.0]),
+        record_of(create_method("expanded_drop", 1.0, candidates="global"), [1.0, 1.0]),
+        record_of(create_method("baseline"), [1.0, 0.0]),
+        record_of(create_method("order", 1.0), [0.0, 0.0]),
     ]
     assert [finding.effect for finding in findings(records, claim)] == [100.0, 50.0]
 
@@ -221,12 +222,14 @@ def test_the_matched_gamma_removes_the_share_nearest_to_expert_drops() -> None:
     matched = Side(method="score", gamma="matched")
     records = [
         record_of(
-            Method("score", gamma, ep_size=8), [right] * 12, parts={"load": {"drop_rate": drop}}
+            create_method("score", gamma, ep_size=8),
+            [right] * 12,
+            parts={"load": {"drop_rate": drop}},
         )
         for gamma, drop, right in ((1.0, 0.30, 0.0), (2.0, 0.05, 1.0), (3.0, 0.0, 0.0))
     ]
     expert = record_of(
-        Method("expert_drop", ep_size=8), [0.0] * 12, parts={"load": {"drop_rate": 0.04}}
+        create_method("expert_drop", ep_size=8), [0.0] * 12, parts={"load": {"drop_rate": 0.04}}
     )
     found = only([*records, expert], claim_of((matched, Side(method="expert_drop"))))
     assert found.effect == 100.0

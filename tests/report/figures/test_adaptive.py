@@ -9,7 +9,7 @@ import pytest
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.adaptive import draw_adaptive, measure_adaptive
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.records import calibrated, record_of
 from tests.report.figures import material
 from tests.report.figures.material import peaked
@@ -21,9 +21,9 @@ def found(
     """A record that drops such a share, whose fullest expert is so full, with wrong answers."""
     parts: dict[str, Any] = {"load": {"drop_rate": drops}}
     if budget is None:
-        method, one = Method("score", gamma), peaked("expert_after", peak)
+        method, one = create_method("score", gamma), peaked("expert_after", peak)
     else:
-        method = Method("score", "adaptive", budget=budget)  # type: ignore[arg-type]
+        method = create_method("score", "adaptive", budget=budget)  # type: ignore[arg-type]
         one = peaked("expert_after", peak, gamma=1.5)
         parts["calibration"] = calibrated([1.5])
     parts["layers"] = [one]

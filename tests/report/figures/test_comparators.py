@@ -12,12 +12,13 @@ from capmoe_eval.paper.statistics import compare
 from capmoe_eval.report.figures.comparators import draw_comparators, measure_comparators
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.records import record_of
 from tests.report.figures import material
 from tests.report.figures.material import peaked
 
 RIGHT = [1] * 40
-STOCK = Method("baseline")
+STOCK = create_method("baseline")
 
 
 def found(
@@ -40,14 +41,17 @@ def balance(method: str, straggler: float, on: str = "piqa", judged: str = "piqa
 
 
 def evidence(balances: tuple[Balance, ...] = ()) -> FigureRecords:
-    drop, ranks = Method("score", 1.0, ep_size=1), Method("score", 1.0, ep_size=8)
-    oea, steps = Method("oea", k0=2), Method("xshare", expert_budget=0.25, decode="only")
+    drop, ranks = create_method("score", 1.0, ep_size=1), create_method("score", 1.0, ep_size=8)
+    oea, steps = (
+        create_method("oea", k0=2),
+        create_method("xshare", expert_budget=0.25, decode="only"),
+    )
     records = {
         "stock": [found(STOCK, task, 0) for task in ("obqa", "piqa", "gsm8k")],
         "drop": [found(drop, "obqa", 4, 1.0, 20.0), found(drop, "piqa", 8, 1.5, 19.0)],
         "ranks": [found(ranks, "obqa", 2, 1.8), found(ranks, "piqa", 2, 2.2)],
         "oea": [found(oea, "obqa", 0, 5.0, 10.0), found(oea, "piqa", 1, 7.0, 12.0)],
-        "half": [found(Method("oea", k0=3), "obqa", 0, 5.0, 10.0)],
+        "half": [found(create_method("oea", k0=3), "obqa", 0, 5.0, 10.0)],
         "steps": [found(steps, "gsm8k", 30, 6.0, 5.0)],
     }
     return material.evidence({"models": {"m": "Mine"}, "balances": balances}, **records)

@@ -17,10 +17,11 @@ from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.paper.pairing import scores_by_unit
 from capmoe_eval.report.figures import images
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests import records
 from tests.report.figures.material import evidence
 
-BASELINE = Method("baseline")
+BASELINE = create_method("baseline")
 PRIORITIES = ("uniform", "text_first", "image_first")
 
 
@@ -49,7 +50,7 @@ def found(
 
 
 def first(modality: str, gamma: float = 1.0) -> Method:
-    return Method("score", gamma, modality=modality)
+    return create_method("score", gamma, modality=modality)
 
 
 def test_the_front_is_of_the_best_at_each_peak_and_images_count_once() -> None:
@@ -104,8 +105,8 @@ def test_positions_are_shares_of_pairs_over_all_layers() -> None:
     numbers = images.measure_positions(
         evidence(
             images_order=[
-                found(Method("order", 1.0), bands=late),
-                found(Method("reverse_order", 1.0), bands=early),
+                found(create_method("order", 1.0), bands=late),
+                found(create_method("reverse_order", 1.0), bands=early),
             ],
             images_priority=[found(first("image_first"), bands=early)],
         )

@@ -19,6 +19,7 @@ from capmoe_eval.report.figures import companions, decode, expert_load, images, 
 from capmoe_eval.report.figures.pooling import Grid, mean_score, pooled_grid
 from capmoe_eval.report.figures.shapes import pareto_front
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests import records
 from tests.records import GAMMAS, layer
 from tests.report.figures.material import evidence
@@ -46,7 +47,7 @@ def record(
     return records.record(of, root, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
 
 
-BASELINE = Method("baseline")
+BASELINE = create_method("baseline")
 EVEN, SKEWED = layer([4, 4, 4, 4]), layer([10, 1, 2, 3], name="layers.1")
 
 
@@ -85,10 +86,10 @@ def test_figure_2_keeps_one_order_of_experts_for_all_datasets() -> None:
 
 def test_figure_9_names_m_by_k_and_normalises_by_the_load_before() -> None:
     before = [10, 1, 2, 3]
-    drop = record(cell(Method("score", 1.0)), ROOT, [layer(before, [4, 1, 2, 3])])
-    ranked = Method("expanded_drop", 1.0, candidates="ranked", m=4)
+    drop = record(cell(create_method("score", 1.0)), ROOT, [layer(before, [4, 1, 2, 3])])
+    ranked = create_method("expanded_drop", 1.0, candidates="ranked", m=4)
     more = record(cell(ranked), ROOT, [layer(before, [4, 4, 2, 4])])
-    every = Method("expanded_drop", 1.0, candidates="global")
+    every = create_method("expanded_drop", 1.0, candidates="global")
     full = record(cell(every), ROOT, [layer(before, [4, 4, 4, 4])])
     numbers = expert_load.measure_after_drop(
         evidence(token_drop=[drop], ranked=[more], all_experts=[full])
@@ -137,7 +138,7 @@ def test_figure_8_weighs_by_tokens_and_spans_the_layers() -> None:
 
 def test_figure_12_means_only_what_is_complete() -> None:
     def at(gamma: float, task: str, value: float) -> Record:
-        method = Method("score", gamma)
+        method = create_method("score", gamma)
         return record(
             cell(method, task), ROOT, [EVEN], value=value, stderr=0.03, drop_rate=gamma / 10
         )
@@ -164,7 +165,7 @@ def test_figure_12_means_only_what_is_complete() -> None:
 
 
 def test_figure_12_has_a_column_for_each_model() -> None:
-    drop = Method("score", 1.0)
+    drop = create_method("score", 1.0)
     curve = [
         record(cell(drop, model=model), ROOT, [EVEN], value=value, drop_rate=0.25)
         for model, value in (("mine", 0.5), ("yours", 0.75))
@@ -188,7 +189,7 @@ def test_figure_12_has_a_column_for_each_model() -> None:
 
 
 def test_figure_9_shows_the_whole_height_of_its_bars() -> None:
-    drop = record(cell(Method("score", 1.0)), ROOT, [layer([97, 1, 1, 1], [4, 1, 1, 1])])
+    drop = record(cell(create_method("score", 1.0)), ROOT, [layer([97, 1, 1, 1], [4, 1, 1, 1])])
     numbers = expert_load.measure_after_drop(evidence(token_drop=[drop])).numbers
     (axes,) = expert_load.draw_after_drop(numbers | {"effective_gamma": 1.25}).axes
     assert "γ after rounding: 1.25" in [line.get_label() for line in axes.lines]
@@ -229,10 +230,14 @@ def test_figures_13_to_16_average_over_tasks_within_experts() -> None:
 def test_rounds_begin_with_token_drop_and_count_what_nobody_computes() -> None:
     before = [10, 1, 2, 3]
     drop = record(
-        cell(Method("score", 1.0)), ROOT, [layer(before, [4, 1, 2, 3])], value=0.5, drop_rate=0.375
+        cell(create_method("score", 1.0)),
+        ROOT,
+        [layer(before, [4, 1, 2, 3])],
+        value=0.5,
+        drop_rate=0.375,
     )
     two = record(
-        cell(Method("token_reroute", 1.0, rounds=2)),
+        cell(create_method("token_reroute", 1.0, rounds=2)),
         ROOT,
         [layer(before, [4, 4, 2, 4])],
         value=0.6,
@@ -244,7 +249,7 @@ def test_rounds_begin_with_token_drop_and_count_what_nobody_computes() -> None:
 
 
 def test_lost_shares_of_rounds_count_tasks_equally() -> None:
-    drop = Method("score", 1.0)
+    drop = create_method("score", 1.0)
     records = [
         record(cell(drop, "a"), ROOT, [layer([10, 1, 2, 3], [4, 1, 2, 3])], drop_rate=0.375),
         record(cell(drop, "b"), ROOT, [layer([100, 100, 100, 100])], drop_rate=0.0),
@@ -258,11 +263,11 @@ def test_the_front_is_drawn_over_complete_methods_and_seeds_are_averaged() -> No
         return record(cell(method, task), ROOT, [EVEN], value=value, peak=peak)
 
     records = [
-        one(Method("score", 1.0), 0.8, 1.0),
-        one(Method("order", 1.0), 0.6, 1.0),
-        one(Method("device_drop", 1.0, ep_size=2), 0.7, 2.0),
+        one(create_method("score", 1.0), 0.8, 1.0),
+        one(create_method("order", 1.0), 0.6, 1.0),
+        one(create_method("device_drop", 1.0, ep_size=2), 0.7, 2.0),
     ]
-    seeds = [one(Method("random", 2.0, seed=seed), 0.9 + seed / 100, 2.0) for seed in (0, 1)]
+    seeds = [one(create_method("random", 2.0, seed=seed), 0.9 + seed / 100, 2.0) for seed in (0, 1)]
     found = scores.measure_methods(
         evidence(baseline=[one(BASELINE, 0.905, 4.0)], methods=records, at_random=seeds)
     )
@@ -337,7 +342,7 @@ def test_waste_says_when_the_grid_ends_too_early() -> None:
 
 
 def test_flips_are_counted_over_pairs_of_settings() -> None:
-    method = Method("score", 1.0)
+    method = create_method("score", 1.0)
 
     def at(size: int, correct: list[int], shuffle: int | None = None, seen: str = "d") -> Record:
         one = cell(method, "mix", batch_size=size, shuffle=shuffle)
@@ -360,7 +365,10 @@ def test_flips_are_counted_over_pairs_of_settings() -> None:
 
 
 def test_a_curve_that_reaches_infinity_leaves_it_to_the_baseline() -> None:
-    curve = [record(cell(method, "a"), ROOT, [EVEN]) for method in (Method("score", 1.0), BASELINE)]
+    curve = [
+        record(cell(method, "a"), ROOT, [EVEN])
+        for method in (create_method("score", 1.0), BASELINE)
+    ]
     found = scores.measure_curve(evidence(curve=curve, unlimited=curve[1:]))
     (model,) = found.numbers["models"]
     assert [point["gamma"] for points in model["tasks"].values() for point in points] == [1.0]
@@ -374,10 +382,12 @@ def test_figure_12_without_a_record_of_a_curve_says_so() -> None:
 
 def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
     seeds = [
-        record(cell(Method("random", 1.0, seed=s), "a"), ROOT, [EVEN], value=v, stderr=0.04)
+        record(cell(create_method("random", 1.0, seed=s), "a"), ROOT, [EVEN], value=v, stderr=0.04)
         for s, v in ((0, 0.2), (1, 0.4))
     ]
-    other = record(cell(Method("random", 1.0, seed=0), "b"), ROOT, [EVEN], value=0.9, stderr=0.03)
+    other = record(
+        cell(create_method("random", 1.0, seed=0), "b"), ROOT, [EVEN], value=0.9, stderr=0.03
+    )
     score = mean_score([*seeds, other], ["a", "b"])
     assert score == {"value": pytest.approx(60), "stderr": pytest.approx(2.5)}
     assert mean_score(seeds, ["a", "b"]) is None
@@ -386,7 +396,7 @@ def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
 def generated(
     correct: Sequence[int], gamma: float | None = None, mode: str = "unconstrained", **parts: Any
 ) -> Record:
-    method = BASELINE if gamma is None else Method("score", gamma, decode=mode)
+    method = BASELINE if gamma is None else create_method("score", gamma, decode=mode)
     return record(cell(method, "nq_open"), ROOT, [EVEN], correct=correct, **parts)
 
 
@@ -460,7 +470,7 @@ def test_figure_10_has_images_and_text_apart_beside_the_papers() -> None:
 
 
 def test_figure_11_is_by_capability_beside_the_papers() -> None:
-    half = Method("score", 0.5, modality="image_first")
+    half = create_method("score", 0.5, modality="image_first")
     found = [
         records.of_images(record(cell(method, "mmbench"), ROOT, [EVEN], correct=(0, 1, 1, 1, 0, 1)))
         for method in (BASELINE, half)

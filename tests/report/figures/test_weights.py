@@ -9,7 +9,7 @@ import pytest
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.weights import draw_weights, measure_weights
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.records import of_images, record_of
 from tests.report.figures import material
 from tests.report.figures.material import peaked
@@ -23,7 +23,7 @@ def found(
     """A record with so many wrong answers to 20 images, two to an image."""
     load = {"drop_rate": drop, "mean_peak_after": peak}
     parts = {"load": load, "layers": [peaked("device_after", peak / 2)]}
-    method = Method(name, gamma, ep_size=8, **knobs)
+    method = create_method(name, gamma, ep_size=8, **knobs)
     return of_images(record_of(method, [0] * wrong + RIGHT[wrong:], task="mme", parts=parts))
 
 

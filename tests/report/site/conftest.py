@@ -78,7 +78,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
         if plan.cell.task.name != "winogrande":
             # Higher γ, more right answers; order is worst.
             worse = {"order": 12, "reverse_order": 6, "random": 5}.get(plan.cell.method.name, 1)
-            lost = 0 if plan.cell.method.gamma is None else worse * (3 - plan.cell.method.gamma)
+            gamma = plan.cell.method.uniform_gamma
+            lost = 0 if gamma is None else worse * (3 - gamma)
             right = 36 - int(lost)
             paths.append(plan.path)
             made(plan.cell, plan.root, right).write()

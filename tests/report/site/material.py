@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 HOSTILE = "<img src=x onerror=alert(1)>&amp;"
 """A name that must be read as it is written."""
@@ -17,7 +17,7 @@ def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
     """A cell of a model that is none of the configuration."""
     return Cell(
         ModelId(model, "org/odd", dtype="float32"),
-        Method(**{"name": "score", "gamma": 1.0, **method}),
+        create_method(**{"name": "score", "gamma": 1.0, **method}),
         TaskId(task, task, "org/data", "acc", 0),
         batch_size=16,
         data="elsewhere",

@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.experiment.names import gamma_column
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import load_frame
 from capmoe_eval.experiment.timings.names import EVALUATIONS
@@ -37,7 +37,7 @@ from capmoe_eval.report.site.page import Address, natural
 from capmoe_eval.report.site.places import without_places
 from capmoe_eval.report.site.records import list_page, record_page, relatives
 from capmoe_eval.report.site.serving import serving_page
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.site import main
 from tests import records
 from tests.experiment.timings import files
@@ -270,7 +270,7 @@ def test_a_record_page(site: Site) -> None:
 
 def seeds(root: Path, count: int) -> list[Record]:
     cells = [material.odd_cell(name="random", seed=seed) for seed in range(count)]
-    return [made(cell, root, right=30 + cell.method.seed % 2) for cell in cells]
+    return [made(cell, root, right=30 + cell.method.setting("seed") % 2) for cell in cells]
 
 
 @pytest.mark.parametrize(
@@ -289,12 +289,12 @@ def test_a_page_shows_the_nearest_seeds_and_counts_the_others(
 
 def test_layers_with_their_own_factor_show_it(tmp_path: Path) -> None:
     layers = [records.layer(name=f"layers.{n}", gamma=gamma) for n, gamma in enumerate((0.75, 2.5))]
-    adaptive = Method("score", "adaptive", budget=0.1)  # type: ignore[arg-type]
+    adaptive = create_method("score", "adaptive", budget=0.1)  # type: ignore[arg-type]
     one, by_hand = (
         records.record_of(method, root=tmp_path, parts={"layers": layers} | parts)
         for method, parts in (
             (adaptive, {"calibration": records.calibrated([0.75, 2.5])}),
-            (Method("score", layer_gammas=(0.75, 2.5)), {}),
+            (create_method("score", layer_gammas=(0.75, 2.5)), {}),
         )
     )
     for found in (one, by_hand):
@@ -303,7 +303,7 @@ def test_layers_with_their_own_factor_show_it(tmp_path: Path) -> None:
         for name, gamma in (("layers.0", "0.75"), ("layers.1", "2.5")):
             cell = f'<td class="number" data-value="{gamma}">{gamma}</td>'
             assert re.search(f'{name}</th><td><svg.*?</svg></td>{cell}<td class="number"', text)
-    same = records.record_of(Method("score", 1.0), root=tmp_path)
+    same = records.record_of(create_method("score", 1.0), root=tmp_path)
     assert '"number">γ</th>' not in page_of([same], 0)
 
 
@@ -637,8 +637,8 @@ def test_it_needs_no_torch(site: Site, tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert [gamma_text("baseline", None), gamma_text("expert_drop", None)] == ["+∞", "–"]
-    assert [gamma_text("score", float("inf")), gamma_text("score", 1.0)] == ["+∞", "1"]
+    assert [gamma_column("baseline", None), gamma_column("expert_drop", None)] == ["+∞", "–"]
+    assert [gamma_column("score", float("inf")), gamma_column("score", 1.0)] == ["+∞", "1"]
     gammas = gamma_filter(["+∞", "2", "0.5", "–", "10"]).options
     assert list(gammas) == ["–", "0.5", "2", "10", "+∞"]
     methods = method_filter(["zzz", "score", "baseline"]).options

@@ -14,7 +14,7 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from tests.report.site.material import odd_cell
 
 
@@ -74,10 +74,10 @@ def test_every_knob_is_said(
     scope: str,
     rounding: str,
 ) -> None:
-    method = Method(
+    method = create_method(
         "expanded_drop",
         gamma,
-        ep_size,
+        ep_size=ep_size,
         scope=scope,
         candidates=candidates,
         m=m,

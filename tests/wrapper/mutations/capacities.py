@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.groups import TokenGroups
+from capmoe_eval.routing.tokens import TokenGroups
 from tests.wrapper.mutations.concerns import (
     both,
     candidates,

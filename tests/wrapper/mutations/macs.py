@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from capmoe_eval.routing.weighted import UNIT
 from torch import Tensor
 
+from capmoe_eval.extensions.macs.decision import UNIT
 from capmoe_eval.routing.scores import Scores
-from capmoe_eval.routing.weighted import UNIT
 from tests.wrapper.mutations.concerns import named
 from tests.wrapper.mutations.mutation import (
     Mutation,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper import session
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from tests.wrapper import images, models
@@ -55,11 +56,11 @@ _RANKS: dict[str, Any] = {"ep_size": 2}
 
 
 def _capped(name: str, gamma: float = 0.7, **knobs: Any) -> Setting:
-    return Setting(Method(name, gamma, **_RANKS | knobs))
+    return Setting(create_method(name, gamma, **_RANKS | knobs))
 
 
 def _of_images(name: str, **knobs: Any) -> Setting:
-    return Setting(Method(name, 0.7, **_RANKS | knobs), "llava")
+    return Setting(create_method(name, 0.7, **_RANKS | knobs), "llava")
 
 
 SETTINGS = {
@@ -67,7 +68,7 @@ SETTINGS = {
     "reverse_order": _capped("reverse_order"),
     "random": _capped("random", seed=3),
     "score": _capped("score"),
-    "expert_drop": Setting(Method("expert_drop")),
+    "expert_drop": Setting(create_method("expert_drop")),
     "expanded_drop local": _capped("expanded_drop"),
     "expanded_drop ranked": _capped("expanded_drop", candidates="ranked", m=3),
     "expanded_drop global": _capped("expanded_drop", candidates="global"),
@@ -79,12 +80,13 @@ SETTINGS = {
     "device_drop eplb": _capped("score", granularity="device", placement="eplb"),
     "score image_first": _of_images("score", modality="image_first"),
     "score text_first": _of_images("score", modality="text_first"),
-    "oea": Setting(Method("oea", k0=1), lengths=FEW),
-    "xshare": Setting(Method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
+    "oea": Setting(create_method("oea", k0=1), lengths=FEW),
+    "xshare": Setting(create_method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
     "xshare device": Setting(
-        Method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2), lengths=FEW
+        create_method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2),
+        lengths=FEW,
     ),
-    "sere": Setting(Method("sere", k0=1, min_similarity=0.6), lengths=FEW),
+    "sere": Setting(create_method("sere", k0=1, min_similarity=0.6), lengths=FEW),
     "macs": _of_images("macs"),
 }
 """Every method, by a name."""

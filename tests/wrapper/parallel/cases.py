@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.synthetic import models
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
@@ -51,7 +52,8 @@ def methods(size: int) -> dict[str, Method]:
         "by_layer": ("score", None, {"layer_gammas": (0.5, float("inf"), 1.5)}),
     }
     return {
-        key: Method(name, gamma, ep_size=size, **more) for key, (name, gamma, more) in knobs.items()
+        key: create_method(name, gamma, ep_size=size, **more)
+        for key, (name, gamma, more) in knobs.items()
     }
 
 
@@ -175,7 +177,7 @@ def everything(family: str, model: PreTrainedModel, size: int) -> dict[str, dict
             results[f"{edge}/{name}"] = measure(
                 model, methods(size)[name], *edge_batch(edge), out_of_band=True
             )
-        constrained = Method("score", 0.5, ep_size=size, decode="constrained")
+        constrained = create_method("score", 0.5, ep_size=size, decode="constrained")
         results["generate"] = generate(model, score)
         results["generate_constrained"] = generate(model, constrained)
         # 15 beams: those of the third sequence lie on two ranks.

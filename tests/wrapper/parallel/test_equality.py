@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.parallel.world import own_rows
 from tests.bench.ep.test_benchmark_files import check
 from tests.wrapper.parallel import cases, test_timing, worker
@@ -200,7 +200,7 @@ def test_a_timed_layer_computes_and_sends_the_same(launch: Launch) -> None:
     )
     timed = test_timing.layer()
     assert loads == same
-    for name, method in (test_timing.METHODS | {"dropless": Method("baseline")}).items():
+    for name, method in (test_timing.METHODS | {"dropless": create_method("baseline")}).items():
         together = torch.cat([first[name], second[name]])
         torch.testing.assert_close(together, timed.run(method).output_TH, rtol=1e-4, atol=1e-5)
         assert loads[name] == vars(timed.load(method)), name

@@ -14,7 +14,7 @@ from capmoe_eval.bench.ep.measure import Prefill, time_layers
 from capmoe_eval.bench.ep.skew import Skew
 from capmoe_eval.bench.ep.timing import PHASES, RankedLayer, measured_link
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches
 from capmoe_eval.wrapper.parallel.world import World
 from capmoe_eval.wrapper.session import capacity_aware
@@ -92,7 +92,7 @@ def test_a_model_without_a_plan_is_refused() -> None:
 def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
     timed = RankedLayer(setting(1), Skew(2.5).logits(40, 8, 2, layer=4), world)
     alone = layer(ranks=1)
-    method = Method("score", 1.0)
+    method = create_method("score", 1.0)
     done = timed.run(method)
     torch.testing.assert_close(done.output_TH, by_hand(alone, method), rtol=1e-4, atol=1e-5)
     ((dropless, score),) = time_layers([timed], [method], repeats=3, warmup=1)
@@ -105,9 +105,11 @@ def test_a_prefill_goes_through_its_layers(world: World) -> None:
     logits = Skew(2.5).logits(20, 8, 2)
     settings = [dataclasses.replace(setting(1), seed=seed) for seed in range(2)]
     prefill = Prefill([RankedLayer(each, logits, world) for each in settings], 20, 5)
-    full, cut = (prefill.run(m).output_TH for m in (Method("baseline"), Method("score", 0.5)))
+    full, cut = (
+        prefill.run(m).output_TH for m in (create_method("baseline"), create_method("score", 0.5))
+    )
     assert full.shape[:2] == (4, 1) and not torch.equal(full, cut)
-    assert prefill.load(Method("score", 0.5)).dropped_share > 0
+    assert prefill.load(create_method("score", 0.5)).dropped_share > 0
 
 
 def test_a_link_is_measured(world: World) -> None:

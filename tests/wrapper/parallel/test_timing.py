@@ -26,15 +26,16 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Link, Load, Shape
 from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 CPU = torch.device("cpu")
 SHAPE = Shape("tiny", hidden=16, intermediate=24, n_experts=8, top_k=2, shared=8)
 METHODS = {
-    "score": Method("score", 1.0, ep_size=2),
-    "local": Method("expanded_drop", 1.0, ep_size=2),
-    "global": Method("expanded_drop", 1.0, ep_size=2, candidates="global"),
-    "device": Method("score", 1.0, ep_size=2, granularity="device"),
-    "idle": Method("expert_drop"),
+    "score": create_method("score", 1.0, ep_size=2),
+    "local": create_method("expanded_drop", 1.0, ep_size=2),
+    "global": create_method("expanded_drop", 1.0, ep_size=2, candidates="global"),
+    "device": create_method("score", 1.0, ep_size=2, granularity="device"),
+    "idle": create_method("expert_drop"),
 }
 
 
@@ -85,7 +86,7 @@ def run_shared(timed: EmulatedLayer, hidden_TH: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["dropless", *METHODS])
 def test_the_emulated_layer_computes_every_kept_pair(name: str) -> None:
-    timed, method = layer(), METHODS.get(name, Method("baseline"))
+    timed, method = layer(), METHODS.get(name, create_method("baseline"))
     torch.testing.assert_close(
         timed.run(method).output_TH, by_hand(timed, method), rtol=1e-4, atol=1e-5
     )
@@ -93,7 +94,7 @@ def test_the_emulated_layer_computes_every_kept_pair(name: str) -> None:
 
 def test_loads_bytes_and_drops() -> None:
     timed = layer()
-    full, cut = timed.load(Method("baseline")), timed.load(METHODS["score"])
+    full, cut = timed.load(create_method("baseline")), timed.load(METHODS["score"])
     assert full.kept == sum(full.expert_load) == sum(full.rank_load) == 80
     assert full.dropped_share == 0
     assert max(full.expert_load) == pytest.approx(2.5 * 10, abs=2)
@@ -119,7 +120,7 @@ def test_an_exchange_by_hand() -> None:
 
 
 def test_the_emulated_total_is_the_sum_of_its_phases() -> None:
-    seconds = dict(layer(Link(1e12, 0.25, "stated")).run(Method("baseline")).seconds)
+    seconds = dict(layer(Link(1e12, 0.25, "stated")).run(create_method("baseline")).seconds)
     total = seconds.pop("total")
     assert tuple(seconds) == PHASES
     assert seconds["dispatch"] == pytest.approx(0.5, abs=1e-3)  # the counts, then the rows
@@ -148,7 +149,7 @@ def test_phases_last_until_the_last_rank_has_finished() -> None:
 def test_only_a_layer_with_shared_experts_has_their_phase() -> None:
     bare = replace(SHAPE, shared=0)
     done = EmulatedLayer(setting(shape=bare), Skew(2.5).logits(40, 8, 2), NODE)
-    assert tuple(done.run(Method("baseline")).seconds) == (*PHASES[:-1], "total")
+    assert tuple(done.run(create_method("baseline")).seconds) == (*PHASES[:-1], "total")
 
 
 def test_a_layer_is_scaled_in_its_widths_alone() -> None:
@@ -167,7 +168,7 @@ def test_a_link_has_a_machines_proportion(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         timed, "run", lambda _: Pass({"experts": 2.0}, torch.zeros(0)), raising=True
     )
-    busiest = max(timed.load(Method("baseline")).rank_load)
+    busiest = max(timed.load(create_method("baseline")).rank_load)
     rate = busiest * 6 * 16 * 24 / 2.0
     link = balanced(timed, machine, width=4, tokens=100.0)
     # There: rows of 16·4 bfloat16, experts of 24·4, a hundred times the tokens.
@@ -232,7 +233,7 @@ class Scripted:
 def test_speedups_are_taken_within_a_round() -> None:
     script = {"baseline": [9.0, 4.0, 6.0, 8.0], "score": [9.0, 2.0, 4.0, 2.0]}
     layer = Scripted(script)
-    (rows,) = time_layers([layer], [Method("score", 1.0)], repeats=3, warmup=1)
+    (rows,) = time_layers([layer], [create_method("score", 1.0)], repeats=3, warmup=1)
     dropless, score = rows
     assert score.speedup == Spread.of([2.0, 1.5, 4.0]) and score.speedup.median == 2.0
     assert score.seconds["total"].median == 2.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.groups import BatchShare, group_tokens
+from capmoe_eval.routing.tokens import BatchShare, group_tokens
 from capmoe_eval.wrapper.parallel.world import World, own_rows
 
 

@@ -19,7 +19,7 @@ from capmoe_eval.bench.ep.measure import Prefill
 from capmoe_eval.bench.ep.skew import Skew
 from capmoe_eval.bench.ep.timing import PHASES, RankedLayer, measured_link
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.parallel import model as parallel_model
 from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION
 from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches
@@ -71,10 +71,10 @@ def main(directory: Path) -> None:
 def _timed(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Time a layer and a prefill; return what the layer computes and sends under every method."""
     timed = RankedLayer(setting(), Skew(2.5).logits(40, 8, 2, layer=4), world)
-    methods = METHODS | {"dropless": Method("baseline")}
+    methods = METHODS | {"dropless": create_method("baseline")}
     outputs = {name: timed.run(method).output_TH for name, method in methods.items()}
     loads = {name: vars(timed.load(method)) for name, method in methods.items()}
-    seconds = dict(timed.run(Method("baseline")).seconds)
+    seconds = dict(timed.run(create_method("baseline")).seconds)
     total = seconds.pop("total")
     assert tuple(seconds) == PHASES and total > 0
     assert abs(sum(seconds.values()) - total) < 1e-9

@@ -9,49 +9,71 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.plan import ForwardPlan
-from capmoe_eval.wrapper.recorder import Observer
+from capmoe_eval.wrapper.observers.observer import Observer
 
 # Shape suffixes: N rows of the batch, T counted tokens, H hidden size, E experts.
 
 _AT_ONCE = 256  # tokens that every expert computes in one call
 
 
-class SimilarityMeter(Observer):
+class LayerOutputs:
+    """The inner products of the outputs of one layer's experts."""
+
+    def __init__(self, layer: MoeLayer) -> None:
+        self.layer = layer
+        self.tokens = 0  # taken so far
+        self._waiting: list[Tensor] = []  # a decode step has few tokens
+        self._products: Tensor | float = 0.0
+
+    def take(self, hidden_TH: Tensor) -> None:
+        """Take some tokens, and compare the experts when there are enough."""
+        self.tokens += len(hidden_TH)
+        self._waiting.append(hidden_TH.clone())
+        if sum(map(len, self._waiting)) >= _AT_ONCE:
+            self._compare()
+
+    def similarity(self) -> Tensor:
+        """Return the similarity of the experts [E, E], in float64."""
+        if self._waiting:
+            self._compare()
+        return frobenius_similarity(torch.as_tensor(self._products))
+
+    def _compare(self) -> None:
+        """Add the inner products of the experts' outputs on the tokens that wait."""
+        hidden_TH, self._waiting = torch.cat(self._waiting), []
+        for some_TH in torch.split(hidden_TH, _AT_ONCE):
+            output_ED = torch.stack(list(_outputs(self.layer, some_TH))).flatten(1)
+            self._products = self._products + output_ED @ output_ED.T
+
+
+class Similarities(Observer):
     """Sums over the first tokens of a run, from which the experts' distances follow.
 
     Every expert computes every token, one expert after the other, whatever the router chose.
     """
 
+    sums: Sequence[LayerOutputs]
+
     def __init__(self, layers: Sequence[MoeLayer], limit: int) -> None:
-        self.layers, self._limit = layers, limit
-        self.tokens = [0 for _ in layers]  # taken so far, of each layer
-        self._waiting: list[list[Tensor]] = [[] for _ in layers]  # a decode step has few tokens
-        self._products: list[Tensor | float] = [0.0 for _ in layers]
+        self.sums = [LayerOutputs(layer) for layer in layers]
+        self._limit = limit
 
-    def note_hidden(self, layer: int, plan: ForwardPlan, hidden_NH: Tensor) -> None:
+    @property
+    def tokens(self) -> int:
+        """The most tokens of a layer that were taken."""
+        return max(layer.tokens for layer in self.sums)
+
+    def see(self, event: LayerForward) -> None:
         """Take the counted tokens of a forward."""
-        hidden_TH = plan.on(hidden_NH.device).groups.counted(hidden_NH.detach())
-        hidden_TH = hidden_TH[: self._limit - self.tokens[layer]]
-        self.tokens[layer] += len(hidden_TH)
-        self._waiting[layer].append(hidden_TH.clone())
-        if sum(map(len, self._waiting[layer])) >= _AT_ONCE:
-            self._compare(layer)
-
-    def _compare(self, layer: int) -> None:
-        """Add the inner products of the experts' outputs on the tokens that wait."""
-        hidden_TH, self._waiting[layer] = torch.cat(self._waiting[layer]), []
-        for some_TH in torch.split(hidden_TH, _AT_ONCE):
-            output_ED = torch.stack(list(_outputs(self.layers[layer], some_TH))).flatten(1)
-            self._products[layer] = self._products[layer] + output_ED @ output_ED.T
+        layer = self.sums[event.number]
+        hidden_TH = event.counts.groups.counted(event.experts.hidden_NH.detach())
+        layer.take(hidden_TH[: self._limit - layer.tokens])
 
     def similarities(self) -> list[Tensor]:
         """Return the similarity of the experts of every layer [E, E], in float64."""
-        for layer, waiting in enumerate(self._waiting):
-            if waiting:
-                self._compare(layer)
-        return [frobenius_similarity(torch.as_tensor(product)) for product in self._products]
+        return [layer.similarity() for layer in self.sums]
 
 
 def _outputs(layer: MoeLayer, hidden_TH: Tensor) -> Iterator[Tensor]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Scores, best_first
+from capmoe_eval.routing.scores import best_first
+from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.plan import ForwardPlan
-from capmoe_eval.wrapper.recorder import Observer
+from capmoe_eval.wrapper.observers.observer import CountingObserver
 
 # Shape suffixes: T counted tokens, K = top-k, X capacity factors, G capacity groups, U units that
 # have a capacity (experts, or devices), P = T·K pairs.
@@ -30,34 +28,32 @@ class Curve:
     straggler_X: list[float]  # kept pairs of a forward's fullest unit, over all units' mean load
 
 
-class CurveMeter(Observer):
+class Curves(CountingObserver):
     """Sums of the layers' loads under every capacity factor, from the router's own choice.
 
-    It is the :attr:`recorder <capmoe_eval.wrapper.meter.Meter.recorder>` of forwards that drop
-    nothing. The straggler factor is a ratio of sums over forwards: the pairs of the fullest expert
-    (or device) over the pairs of a mean one before any drop, so that it is the time of a layer that
-    waits for its fullest unit, in units of a balanced dropless layer.
+    The forwards drop nothing. The straggler factor is a ratio of sums over forwards: the pairs of
+    the fullest expert (or device) over the pairs of a mean one before any drop. It is the time of a
+    layer that waits for its fullest unit, in units of a balanced dropless layer.
     """
 
     def __init__(
         self, layers: Sequence[MoeLayer], method: Method, gammas: tuple[float, ...]
     ) -> None:
+        super().__init__(len(layers))
         self._layers, self.gammas = layers, gammas
         device = method.granularity == "device"
         self._sharing = [
             experts_per_rank(layer.n_experts, method.ep_size) if device else 1 for layer in layers
         ]
-        self._sums: list[Any] = [Counter() for _ in layers]  # of tensors
 
-    def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
+    def see(self, event: LayerForward) -> None:
         """Count one forward of a layer."""
-        of, sharing = self._layers[layer], self._sharing[layer]
-        topk_TK = scores.topk_TK
-        groups = plan.on(topk_TK.device).groups
+        of, sharing = event.layer, self._sharing[event.number]
+        scores, topk_TK, groups = event.scores, event.scores.topk_TK, event.counts.groups
         units = of.n_experts // sharing
-        limit_XG = plan.capacities(self.gammas, of, topk_TK.device)
+        limit_XG = event.plan.capacities(self.gammas, of, topk_TK.device)
         bucket_P = (groups.group_T[:, None] * units + topk_TK // sharing).reshape(-1)
-        score_P = scores.score_TE.detach().gather(1, topk_TK).reshape(-1).double()
+        score_P = scores.score_TE.gather(1, topk_TK).reshape(-1).double()
         own_B = torch.bincount(bucket_P, minlength=len(groups.tokens) * units)
         order_P = best_first(bucket_P, score_P)
         first_B = own_B.cumsum(0) - own_B
@@ -69,7 +65,7 @@ class CurveMeter(Observer):
         demand_GU = of.ranks.total(own_B).view(-1, units)
         kept_XU = torch.minimum(demand_GU, limit_XG[:, :, None]).sum(dim=1)
         lost_X1 = of.ranks.total(torch.cat([lost_X, score_P.sum()[None]]))
-        self._sums[layer].update(
+        self.sums[event.number].add(
             pairs=demand_GU.sum(),
             kept_X=kept_XU.sum(dim=1),
             fullest_X=kept_XU.amax(dim=1) * units,
@@ -82,11 +78,11 @@ class CurveMeter(Observer):
         return [
             Curve(
                 layer.name,
-                (1 - sums["kept_X"] / sums["pairs"]).tolist(),
-                (sums["lost_X"] / sums["scores"]).tolist(),
-                (sums["fullest_X"] / sums["pairs"]).tolist(),
+                (1 - sums.tensor("kept_X") / sums.tensor("pairs")).tolist(),
+                (sums.tensor("lost_X") / sums.tensor("scores")).tolist(),
+                (sums.tensor("fullest_X") / sums.tensor("pairs")).tolist(),
             )
-            for layer, sums in zip(self._layers, self._sums, strict=True)
+            for layer, sums in zip(self._layers, self.sums, strict=True)
         ]
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from capmoe_eval.routing.definition import Array, RoutedTokens
+from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.gates import Gate
-from capmoe_eval.wrapper.invariants.definition import Array, RoutedTokens
-from capmoe_eval.wrapper.invariants.others import substitutes
 
-# Shape suffixes: T counted tokens, E experts, K = top-k.
+# Shape suffixes: T counted tokens, E experts.
 
 _FLOAT32 = float(np.finfo(np.float32).eps)
 
 
-def weights_off(tokens: RoutedTokens, gate: Gate, kept_TE: Array, weight_TE: Array) -> Array:
+def weights_off(
+    tokens: RoutedTokens, method: Method, gate: Gate, kept_TE: Array, weight_TE: Array
+) -> Array:
     """Return a mask of the pairs whose weights at the experts are not those of the definition.
 
     A pair of the router's own choice has the router's own weight, bit for bit. A weight that the
@@ -21,7 +23,10 @@ def weights_off(tokens: RoutedTokens, gate: Gate, kept_TE: Array, weight_TE: Arr
     the precision of the router's weights: its error is at most (E + 4) roundings in float32 and one
     in that precision.
     """
-    expected_TE, is_computed_TE = _combine_weights(tokens, gate, kept_TE)
+    moved = method.combine_weights(tokens)
+    if moved is None:
+        moved = _combine_weights(tokens, gate, kept_TE, method.renormalize)
+    expected_TE, is_computed_TE = moved
     rounding = (tokens.n_experts + 4) * _FLOAT32 + tokens.weight_eps
     error_TE = rounding * np.maximum(abs(expected_TE), tokens.weight_smallest) * is_computed_TE
     is_equal_TE = (weight_TE == expected_TE) | (np.isnan(weight_TE) & np.isnan(expected_TE))
@@ -30,27 +35,27 @@ def weights_off(tokens: RoutedTokens, gate: Gate, kept_TE: Array, weight_TE: Arr
     return is_off_TE
 
 
-def _combine_weights(tokens: RoutedTokens, gate: Gate, kept_TE: Array) -> tuple[Array, Array]:
-    """Return the weight of every pair [T, E], and a mask of those that are no router's own."""
-    chosen_TE, method = tokens.chosen_TE, tokens.method
-    router_TE = np.zeros(chosen_TE.shape)
-    np.put_along_axis(router_TE, tokens.topk_TK, tokens.weight_TK, axis=1)
-    if method.name == "sere":  # a pair takes its weight along to the expert that serves it
-        served_TK = substitutes(tokens)[tokens.topk_TK]
-        moved_TE = np.zeros_like(router_TE)
-        row_T1 = np.arange(len(served_TK))[:, None]
-        np.add.at(moved_TE, (row_T1, served_TK), tokens.weight_TK)
-        return moved_TE, moved_TE != router_TE
+def _combine_weights(
+    tokens: RoutedTokens, gate: Gate, kept_TE: Array, renormalize: str
+) -> tuple[Array, Array]:
+    """Return the weight of every pair [T, E], and a mask of those that are no router's own.
+
+    Where the family normalises, ``after`` and ``always`` divide the scores of a token that lost or
+    gained a pair by the sum over its kept pairs. In other families ``always`` does so for every
+    token.
+    """
+    chosen_TE, router_TE = tokens.chosen_TE, tokens.router_weight_TE
     score_TE = tokens.score_TE.astype(np.float64)
     scale_E = np.full(tokens.n_experts, gate.scale)
     if gate.expert_scale is not None:
         scale_E = scale_E * gate.expert_scale.value_E.cpu().numpy()
     is_computed_TE = ~chosen_TE
     total_T1 = np.ones((len(score_TE), 1))
-    if gate.recipe.normalises:
+    always = renormalize == "always"
+    if gate.recipe.normalises or always:
         summed_TE = chosen_TE  # the dropless model's own denominator
-        if method.renormalize == "after":
-            is_changed_T = (kept_TE != chosen_TE).any(axis=1)
+        if always or renormalize == "after":
+            is_changed_T = (kept_TE != chosen_TE).any(axis=1) | (not gate.recipe.normalises)
             summed_TE = np.where(is_changed_T[:, None], kept_TE, chosen_TE)
             is_computed_TE = is_computed_TE | is_changed_T[:, None]
         total_T1 = (score_TE * summed_TE).sum(axis=1, keepdims=True) + gate.recipe.epsilon

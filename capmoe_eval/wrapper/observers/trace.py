@@ -1,19 +1,18 @@
-"""Observe the layers of a run, and keep the router's own choices of its first tokens."""
+"""Keep the router's own choices of the first tokens of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from capmoe_eval.routing.scores import Scores
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.observers.observer import Observer
 from capmoe_eval.wrapper.plan import ForwardPlan
 
-# Shape suffixes: T counted tokens, L layers, K = top-k, S forwards that have a token,
-# N rows of the batch, H hidden size.
+# Shape suffixes: T counted tokens, L layers, K = top-k, S forwards that have a token.
 
 Array = npt.NDArray[Any]
 
@@ -34,22 +33,6 @@ class Recorded(NamedTuple):
         return kinds_S
 
 
-class Observer:
-    """Sees every layer of the forwards that a capacity concerns; this one keeps nothing.
-
-    It is the :attr:`recorder <capmoe_eval.wrapper.meter.Meter.recorder>` of a meter. Layers come in
-    their order, and each shows first its router, then its experts.
-    """
-
-    every_forward = False  # True to see those, too, that no capacity concerns
-
-    def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
-        """See a layer's router: its scores and choice for the counted tokens."""
-
-    def note_hidden(self, layer: int, plan: ForwardPlan, hidden_NH: Tensor) -> None:
-        """See what a layer's experts are given, of every row of the batch."""
-
-
 class Recorder(Observer):
     """The choices of whole forwards until ``limit`` tokens are reached, in host memory.
 
@@ -59,7 +42,7 @@ class Recorder(Observer):
     same forwards.
     """
 
-    every_forward = True
+    every_forward: ClassVar[bool] = True
 
     def __init__(self, limit: int) -> None:
         self.tokens = 0  # recorded, of all processes
@@ -69,20 +52,27 @@ class Recorder(Observer):
         self._layers: dict[int, list[tuple[Array, Array]]] = {}
         self._is_recording = True
 
-    def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
-        """Record a layer's router in a forward; layers come in their order."""
-        own_tokens, n_experts = scores.score_TE.shape
-        if layer == 0:
-            self._is_recording = self.tokens < self._limit
-            self.seen += plan.groups.n_tokens
-            if self._is_recording:
-                self.tokens += plan.groups.n_tokens
-                number_T = np.full(own_tokens, plan.number, dtype=np.int32)
-                self._steps.append((number_T, np.full(own_tokens, plan.decode)))
+    def begin(self, plan: ForwardPlan) -> None:
+        """Record the number and the kind of a forward, if its tokens are still to be recorded."""
+        self._is_recording = self.tokens < self._limit
+        self.seen += plan.groups.n_tokens
         if self._is_recording:
-            ids = scores.topk_TK.cpu().numpy().astype(np.min_scalar_type(n_experts - 1))
-            gates = scores.score_TE.detach().gather(1, scores.topk_TK).float().cpu().numpy()
-            self._layers.setdefault(layer, []).append((ids, gates))
+            own_tokens = len(plan.groups.rows_T)
+            self.tokens += plan.groups.n_tokens
+            number_T = np.full(own_tokens, plan.number, dtype=np.int32)
+            self._steps.append((number_T, np.full(own_tokens, plan.decode)))
+
+    def wants(self, plan: ForwardPlan) -> bool:
+        """Return whether the forward that has begun is recorded."""
+        return self._is_recording
+
+    def see(self, event: LayerForward) -> None:
+        """Record a layer's router."""
+        scores = event.scores
+        n_experts = scores.score_TE.shape[1]
+        ids = scores.topk_TK.cpu().numpy().astype(np.min_scalar_type(n_experts - 1))
+        gates = scores.score_TE.gather(1, scores.topk_TK).float().cpu().numpy()
+        self._layers.setdefault(event.number, []).append((ids, gates))
 
     def recorded(self) -> Recorded:
         """Return what this process recorded."""

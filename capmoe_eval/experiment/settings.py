@@ -1,0 +1,189 @@
+"""The keys of the configuration: each is declared once, with the type that checks its values.
+
+The keys of methods and their knobs are those of the registry, so that a method that a user
+registers brings its own. The fields of a model and of a task that identify a cell are declared by
+:class:`ModelId` and :class:`TaskId`, so that records are held to the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.experiment.cell import (
+    BERTSCORE,
+    CELL_FIELDS,
+    MODEL_FIELDS,
+    TASK_FIELDS,
+    Cell,
+    ModelId,
+    TaskId,
+)
+from capmoe_eval.experiment.values import (
+    Attention,
+    BatchSize,
+    DeviceMap,
+    Dtype,
+    EveryDocument,
+    LocalName,
+    Name,
+    Own,
+    Shard,
+    Text,
+    Threads,
+)
+from capmoe_eval.routing.factor import factor_forms, parse_factor
+from capmoe_eval.routing.knobs import Count, Seed, check, field_types
+from capmoe_eval.routing.registry import knobs, method_class
+
+CALIBRATE: Final = "calibrate"
+
+
+def _method(name: object) -> object:
+    method_class(name)
+    return name
+
+
+def _gamma(gamma: object) -> object:
+    if gamma is not None and gamma not in [form.keyword for form in factor_forms()]:
+        parse_factor(gamma)
+    return gamma
+
+
+Gamma = Annotated[Any, AfterValidator(_gamma)]
+
+_NoText = Annotated[None, Field(description="null for none")]
+_Configured = Annotated[None, Field(description="null for that of the configuration")]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Fields of ``model`` beside those of :class:`ModelId`; most are defaults of keys."""
+
+    title: Text
+    note: Text | _NoText  # a caution about the model's numbers
+    profile: Name
+    dtype: Dtype
+    device_map: DeviceMap | Annotated[None, Field(description="null for one device")]
+    threads: Threads | Annotated[None, Field(description="null for torch's own choice")]
+    gamma: Gamma
+    batch_size: BatchSize
+    data_root: Text | Annotated[None, Field(description="null for the hub")]
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """Fields of a task beside those of :class:`TaskId`."""
+
+    title: Text
+    batch_size: BatchSize | _Configured
+    data_root: Text | _Configured
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Fields of ``data``."""
+
+    root: Text | Annotated[None, Field(description="null for the hub")]
+    name: LocalName | Annotated[None, Field(description="null for the directory's own")]
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """Fields of ``profile``, which has lists of models besides."""
+
+    name: Name
+    seeds: Annotated[list[Seed], Field(examples=["[0,1,2]"])]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys beside a method's knobs, a cell's fields and sections."""
+
+    method: Annotated[Any, AfterValidator(_method)]
+    gamma: Gamma
+    dtype: Dtype
+    attention: Attention | Own
+    device: Text
+    device_map: DeviceMap | Annotated[None, Field(description="null for one device")]
+    threads: Threads | Annotated[None, Field(description="null for torch's own choice")]
+    parallel: Literal["none", "ep"]
+    results_dir: Text
+    overwrite: bool
+    plan: bool | Literal["calibrate"]
+    allow_code_execution: bool
+    save_trace: Text | _NoText
+    trace_tokens: Count
+    shard: Shard | EveryDocument
+
+
+TASK_DEFAULTS: Final = {"images": False, "batch_size": None, "data_root": None, **BERTSCORE}
+"""The fields that a task need not have."""
+
+
+def keys() -> dict[str, Any]:
+    """Return the type of each key that is no section."""
+    of_cell = field_types(Cell)
+    return {
+        **field_types(Settings),
+        **{name: knob.annotation for name, knob in knobs().items()},
+        **{name: of_cell[name] for name in CELL_FIELDS if name != "data"},  # which is a section
+    }
+
+
+def fields(section: str) -> dict[str, Any]:
+    """Return the types of the fields of a section; of a task for ``tasks``."""
+    if section == "model":
+        types = _part(ModelId, MODEL_FIELDS) | field_types(ModelSettings)
+        return types | {"ep_size": knobs()["ep_size"].annotation}
+    if section == "tasks":
+        return _part(TaskId, TASK_FIELDS) | field_types(TaskSettings)
+    return field_types(_SECTIONS[section]) if section in _SECTIONS else {}
+
+
+_SECTIONS: Final[dict[str, type]] = {"data": DataSettings, "profile": ProfileSettings}
+
+
+def _part(kind: type, names: Iterable[str]) -> dict[str, Any]:
+    types = field_types(kind)
+    return {name: types[name] for name in names}
+
+
+def check_key(key: str, value: object) -> None:
+    """Refuse a value that a key of the configuration cannot have, by a UsageError with the rule.
+
+    A field that is not there is not complained of: what needs it names it.
+    """
+    types = keys()
+    if key in types:
+        check(key, value, types[key])
+    elif key == "tasks":
+        if not isinstance(value, Mapping) or not value:
+            raise UsageError(
+                f"tasks={shown(value)}: must name at least one task, for example tasks=[obqa]"
+            )
+        for name, task in value.items():
+            check("tasks", name, Name)
+            _check_section(f"tasks.{name}", task, fields("tasks"))
+    elif section := fields(key):
+        _check_section(key, value, section)
+    elif key != "variant":  # ``+gama=1`` forces it on Hydra
+        raise bad_choice("key", key, sorted((*types, *_SECTIONS, "model", "tasks", "variant")))
+
+
+def _check_section(name: str, section: object, types: Mapping[str, Any]) -> None:
+    if not isinstance(section, Mapping) or not section:
+        example = f"{name}.{next(iter(types))}"
+        raise UsageError(
+            f"{name}={shown(section)}: must have at least one field, such as {example}"
+        )
+    for field in section:
+        if field not in types and name != "profile":  # a profile has lists of its own
+            raise bad_choice(name, field, types)
+    for field, annotation in types.items():
+        if field in section:
+            check(f"{name}.{field}", section[field], annotation)

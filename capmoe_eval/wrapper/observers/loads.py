@@ -1,0 +1,267 @@
+"""Add up the loads of experts, and compare them with the method's capacity."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.counts import COUNTS, by_device, by_unit
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.observers.observer import CountingObserver, Proof, Tally
+from capmoe_eval.wrapper.observers.sums import Sums
+from capmoe_eval.wrapper.plan import GAMMA_GRID
+
+# Shape suffixes: T counted tokens, E experts, G capacity groups, U units that have a capacity
+# (experts, or devices), X capacity factors of the grid.
+
+SCALARS = (
+    "tokens",  # counted tokens T, summed over forwards
+    "assignments",  # T·K
+    "dropped",  # pairs of a token's own top-k that were not computed
+    "added",  # computed pairs beyond a token's own top-k
+    "lost_all",  # tokens none of whose pairs was computed
+    "buckets",  # groups with a token, times units
+    "slots",  # C summed over groups and units
+    "unused_slots",  # of them, left empty
+    "violations",  # buckets with more pairs than their bound
+    "pad_slots",  # computed pairs of tokens that do not count
+    "unenforced",  # forwards with an overloaded bucket in which nothing was dropped
+    "overloaded",  # forwards with an overloaded bucket
+)
+"""The sums in the report of a layer; an extension's observer adds to the last five."""
+ACTIVATED = ("activated_before", "activated_after")
+"""Experts that some token chose, and experts that some token was sent to, summed over forwards."""
+DIGITS = 6
+"""Decimals of ratios that only figures show."""
+
+
+class LayerLoads(Sums):
+    """The sums of one layer, and the peaks of each of its forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peaks: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+
+class Loads(CountingObserver):
+    """Adds up loads, drops and slots, with the peaks of each forward and a grid of γ."""
+
+    sums: Sequence[LayerLoads]
+    faults: ClassVar[Mapping[str, str]] = {
+        "violations": "bound_holds (bound exceeded in {} buckets)",
+        "pad_slots": "pads_take_no_slot ({} slots taken by pads)",
+        "unenforced": "overload_drops ({} overloads without a drop)",
+    }
+
+    def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
+        self.sums = [LayerLoads() for _ in layers]
+        self._layers, self._method = layers, method
+
+    def see(self, event: LayerForward) -> None:
+        """Count one forward of a layer."""
+        sums, counts = self.sums[event.number], event.counts
+        tokens = counts.n_tokens
+        if self._method.is_stock:  # gate scores by rank, a token's highest first (Figure 8)
+            ranked_E = _sorted(event.scores.score_TE).sum(dim=0, dtype=torch.float64).flip(0)
+            sums.add(score_by_rank=event.layer.ranks.total(ranked_E))
+        sums.forwards += 1
+        _, dropped, added, lost_all = counts.count_C
+        sums.add(
+            tokens=tokens,
+            assignments=tokens * event.layer.top_k,
+            dropped=dropped,
+            added=added,
+            lost_all=lost_all,
+            pad_slots=counts.pad_slots,
+            load_before=counts.demand_E,
+            load_after=counts.kept_E,
+            activated_before=(counts.demand_E > 0).sum(),
+            activated_after=(counts.kept_E > 0).sum(),
+        )
+        if tokens:
+            _add_peaks(sums.peaks, event)
+        _add_bounds(sums, event)
+
+    def layer(self, number: int) -> dict[str, Any]:
+        """Return the statistics of a layer."""
+        layer, sums = self._layers[number], self.sums[number]
+        counts = {name: sums.count(name) for name in SCALARS}
+        total = max(counts["assignments"], 1)
+        grid_slots = sums.values("grid_slots")
+        grid = zip(sums.values("grid_unused"), grid_slots, strict=True)
+        tokens = max(counts["tokens"], 1)
+        scores = [
+            finite(round(score / tokens, 8)) for score in sums.values("score_by_rank")
+        ] or None
+        return {
+            "name": layer.name,
+            "n_experts": layer.n_experts,
+            "top_k": layer.top_k,
+            "forwards": sums.forwards,
+            **counts,
+            **ratios(counts, self._method),
+            **{name: sums.count(name) / max(sums.forwards, 1) for name in ACTIVATED},
+            "load_before": sums.values("load_before"),
+            "load_after": sums.values("load_after"),
+            "score_by_rank": scores,
+            "peak": {
+                name: summary(torch.stack(peaks)) for name, peaks in sorted(sums.peaks.items())
+            },
+            "grid": {
+                "gamma": list(GAMMA_GRID),
+                "drop_rate": [round(n / total, DIGITS) for n in sums.values("grid_dropped")],
+                "pad_waste": [round(n / slots, DIGITS) if slots else None for n, slots in grid],
+                "effective_gamma": [round(slots / total, DIGITS) for slots in grid_slots],
+            },
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return the statistics over all layers and forwards."""
+        total = self.totals(*SCALARS, *ACTIVATED)
+        forwards = max(sum(sums.forwards for sums in self.sums), 1)
+        peaks = {
+            when: [summary(torch.stack(of.peaks[f"expert_{when}"])) for of in self.sums if of.peaks]
+            for when in ("before", "after")
+        }
+        most = {when: [of["max"] for of in peaks[when] if of] for when in peaks}
+        mean = {when: [of["mean"] for of in peaks[when] if of] for when in peaks}
+        return {
+            "tokens": max(sums.count("tokens") for sums in self.sums),
+            **{name: total[name] for name in COUNTS[1:]},
+            **ratios(total, self._method),
+            "peak_before": max(most["before"], default=None),
+            "peak_after": max(most["after"], default=None),
+            "mean_peak_before": _mean(mean["before"]),
+            "mean_peak_after": _mean(mean["after"]),
+            **{name: total[name] / forwards for name in ACTIVATED},
+        }
+
+    def proofs(self, tally: Tally) -> dict[str, Proof]:
+        """Return the invariants of bounds and of pads, with the faults of other observers."""
+        method, counts = self._method, tally.counts
+        checked = sum(sums.forwards for sums in self.sums)
+        no_slots = "without a capacity there are no slots" if method.is_stock else None
+        if method.count_padding and not method.is_stock:
+            no_slots = "count_padding: pads count like tokens"
+        return {
+            "bound_holds": tally.proof(
+                {"violations": counts["violations"]},
+                None if tally.bounds else "the method bounds nothing",
+                checked=checked,
+                examined=True,
+            ),
+            "pads_take_no_slot": tally.proof(
+                {"pad_slots": counts["pad_slots"]}, no_slots, checked=checked, examined=True
+            ),
+            "overload_drops": tally.proof(
+                {"violations": counts["unenforced"]},
+                None if counts["overloaded"] else "no load exceeded its bound",
+                checked=checked,
+                overloaded=counts["overloaded"],
+            ),
+        }
+
+
+def _add_peaks(peaks: defaultdict[str, list[Tensor]], event: LayerForward) -> None:
+    """Record the highest load over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
+    method, n_experts = event.method, event.layer.n_experts
+    mean = event.counts.n_tokens * event.layer.top_k / n_experts
+    local = n_experts // method.ep_size
+    for when, load_E in (("before", event.counts.demand_E), ("after", event.counts.kept_E)):
+        load_R = by_device(load_E, method, event.calibrated)
+        peaks[f"expert_{when}"].append(load_E.max() / mean)
+        peaks[f"device_{when}"].append(load_R.max() / (mean * local))
+
+
+def _add_bounds(sums: Sums, event: LayerForward) -> None:
+    """Compare the loads with the capacities at the method's γ, and at those of the grid."""
+    counts, plan, method = event.counts, event.plan, event.method
+    demand_GU, kept_GU = (
+        by_unit(load_GE, method, event.calibrated) for load_GE in (counts.demand_GE, counts.kept_GE)
+    )
+    grid_XG = plan.capacities(GAMMA_GRID, event.layer, kept_GU.device)
+    grid_XGU = grid_XG[:, :, None].expand(-1, *demand_GU.shape)
+    sums.add(
+        buckets=sum(tokens > 0 for tokens in plan.groups.tokens) * demand_GU.shape[1],
+        grid_dropped=(demand_GU - grid_XGU).clamp_min(0).sum(dim=(1, 2)),
+        grid_unused=(grid_XGU - demand_GU).clamp_min(0).sum(dim=(1, 2)),
+        grid_slots=grid_XGU.sum(dim=(1, 2)),
+    )
+    computed = method.wrongly_computed(counts.demand_E, counts.kept_E)
+    if computed is not None:
+        sums.add(violations=computed)
+    if method.factor is None:  # without a capacity
+        return
+    limit_GU = event.limit_G[:, None].expand_as(kept_GU)
+    sums.add(slots=limit_GU.sum(), unused_slots=(limit_GU - kept_GU).clamp_min(0).sum())
+    if method.bounds_pairs:
+        beyond_GU, overloaded = kept_GU > limit_GU, (demand_GU > limit_GU).any()
+        sums.add(**bound_faults(beyond_GU, overloaded, counts.dropped))
+
+
+def bound_faults(beyond: Tensor, overloaded: Tensor, dropped: Tensor) -> dict[str, Tensor]:
+    """Return what a forward broke of a bound, as sums of :data:`SCALARS`.
+
+    Args:
+        beyond: True for a bucket beyond its bound.
+        overloaded: Whether one would have been by the router's own choice [].
+        dropped: Number of lost pairs [].
+    """
+    return {
+        "violations": beyond.sum(),
+        "overloaded": overloaded.long(),
+        "unenforced": (overloaded & (dropped == 0)).long(),
+    }
+
+
+def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]:
+    """Return the ratios of the sums of one layer or of several.
+
+    A bucket's mean load is T·K/U, so all buckets' mean loads are T·K together, and the effective
+    capacity factor, the sum of all capacities over the sum of all mean loads, is slots over
+    assignments.
+    """
+    return {
+        "drop_rate": counts["dropped"] / max(counts["assignments"], 1),
+        "pad_waste": _share(counts["unused_slots"], counts["slots"]),
+        "mean_load": _share(counts["assignments"], counts["buckets"]),
+        "effective_gamma": _share(counts["slots"], counts["assignments"])
+        if method.is_capped
+        else None,
+    }
+
+
+def summary(values: Tensor) -> dict[str, float] | None:
+    """Return mean, maximum and last of some values, rounded for figures; None without a value."""
+    if not len(values):
+        return None
+    values = values.double()
+    figures = {"mean": values.mean(), "max": values.max(), "last": values[-1]}
+    return {name: round(float(value), DIGITS) for name, value in figures.items()}
+
+
+def _sorted(score_TE: Tensor) -> Tensor:
+    """Return each row in rising order; on a CPU numpy is 15 times as fast as torch."""
+    if score_TE.device.type == "cpu":
+        return torch.from_numpy(np.sort(score_TE.numpy(), axis=-1))
+    return score_TE.sort(dim=-1).values
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def finite(number: float) -> float | None:
+    """Return the number, or None for infinity and NaN, which JSON does not have."""
+    return number if np.isfinite(number) else None

@@ -1,0 +1,169 @@
+"""Add up the loads of each modality, and check which modality was dropped first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.counts import COUNTS, by_unit
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.modality import BANDS, MODALITIES
+from capmoe_eval.wrapper.observers.loads import summary
+from capmoe_eval.wrapper.observers.observer import CountingObserver, Proof, Tally
+from capmoe_eval.wrapper.observers.sums import Sums
+from capmoe_eval.wrapper.plan import ForwardPlan
+
+# Shape suffixes: T counted tokens, K = top-k, M modalities in the order of MODALITIES, C counts,
+# B bands of an image, E experts, G groups, U units that have a capacity.
+
+_FIRST = {"text_first": 0, "image_first": 1}  # number of the modality that is dropped first
+
+
+class LayerModalities(Sums):
+    """The sums of one layer, and the peaks of each of its forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peaks: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+    @property
+    def has_images(self) -> bool:
+        """True if a token of an image was counted."""
+        return "counts" in self and bool(self.tensor("counts")[0, 1] > 0)
+
+
+class Modalities(CountingObserver):
+    """Adds up loads and drops of text and of images, where a model may be given images."""
+
+    sums: Sequence[LayerModalities]
+    faults: ClassVar[Mapping[str, str]] = {
+        "wrong_modality": "modality_order (the wrong modality dropped in {} buckets)"
+    }
+
+    def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
+        self.sums = [LayerModalities() for _ in layers]
+        self._layers, self._method = layers, method
+
+    def wants(self, plan: ForwardPlan) -> bool:
+        """Return whether a forward under the method may have images."""
+        return plan.constrained and plan.image_BS is not None
+
+    def see(self, event: LayerForward) -> None:
+        """Count one forward of a layer."""
+        sums, counts, ranks = self.sums[event.number], event.counts, event.layer.ranks
+        assert counts.image_T is not None
+        assert counts.band_T is not None
+        band_CB = by_band(counts.count_CT, counts.image_T, counts.band_T)
+        demand_ME, kept_ME = counts.demand_GME.sum(dim=0), counts.kept_GME.sum(dim=0)
+        mean_M = demand_ME.sum(dim=1) / event.layer.n_experts
+        sums.forwards += 1
+        sums.add(
+            counts=counts.count_CM, bands=ranks.total(band_CB), before=demand_ME, after=kept_ME
+        )
+        for when, load_ME in (("before", demand_ME), ("after", kept_ME)):
+            sums.peaks[when].append(load_ME.amax(dim=1) / mean_M)  # NaN without a token
+        if self._method.modality in _FIRST:
+            lost_GME = ranks.total(counts.loads_GME(counts.topk_TK, _lost(event).long()))
+            lost_GMU, kept_GMU = (
+                by_unit(load_GME, event.method, event.calibrated)
+                for load_GME in (lost_GME, counts.kept_GME)
+            )
+            sums.add(**order_faults(_FIRST[self._method.modality], lost_GMU, kept_GMU))
+
+    @property
+    def has_images(self) -> bool:
+        """True if a token of an image was counted."""
+        return any(sums.has_images for sums in self.sums)
+
+    def layer(self, number: int) -> dict[str, Any]:
+        """Return the statistics of each modality in a layer."""
+        sums, top_k = self.sums[number], self._layers[number].top_k
+        return {"modalities": modality_report(sums, top_k)} if sums.has_images else {}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the sums over layers of each modality; its tokens are those of one layer."""
+        if not self.has_images:
+            return {}
+        reports = [modality_report(sums, 1) for sums in self.sums]
+        modalities = {}
+        for name in MODALITIES:
+            parts = [report[name] for report in reports]
+            asked = sum(sum(part["load_before"]) for part in parts)
+            total = {count: sum(part[count] for part in parts) for count in COUNTS}
+            tokens = max(part["tokens"] for part in parts)
+            drop_rate = total["dropped"] / max(asked, 1)
+            modalities[name] = total | {"tokens": tokens, "drop_rate": drop_rate}
+        return {"modalities": modalities}
+
+    def proofs(self, tally: Tally) -> dict[str, Proof]:
+        """Return whether the modality that is dropped first was."""
+        if not self.has_images:
+            return {}
+        why = "no modality is dropped first" if self._method.modality not in _FIRST else None
+        proof = tally.proof(
+            {"violations": self.count("wrong_modality")},
+            why,
+            checked=sum(sums.forwards for sums in self.sums),
+            spared=self.count("spared"),
+            protected_lost=self.count("protected_lost"),
+        )
+        return {"modality_order": proof}
+
+
+def _lost(event: LayerForward) -> Tensor:
+    """Return a mask [T, K] of the pairs that a token lost for others' sake."""
+    lost_TK = event.counts.lost_TK
+    if event.method.max_k:  # a token with K pairs may have lost others for its own sake
+        has_space_T = event.counts.called_TE.sum(dim=1) < event.layer.top_k
+        return lost_TK & has_space_T[:, None]
+    return lost_TK
+
+
+def by_band(count_CT: Tensor, image_T: Tensor, band_T: Tensor) -> Tensor:
+    """Return the sums [C, B] of whole numbers of the tokens of images."""
+    sum_CB = count_CT.new_zeros(len(count_CT), BANDS)
+    return sum_CB.scatter_add_(1, band_T.expand_as(count_CT), count_CT * image_T)
+
+
+def order_faults(first: int, lost_GMU: Tensor, kept_GMU: Tensor) -> dict[str, Tensor]:
+    """Return in how many buckets of a forward one modality was dropped before the other.
+
+    ``wrong_modality``: a pair of the protected modality was lost and one of the other kept.
+    ``spared``: pairs of that other one were lost and protected pairs kept. ``protected_lost``:
+    protected pairs were lost, too.
+
+    Args:
+        first: The modality that is dropped first.
+        lost_GMU: Pairs of tokens' own top-k that each unit did not compute.
+        kept_GMU: All pairs that it did compute.
+    """
+    protected_lost_GU = lost_GMU[:, 1 - first] > 0
+    return {
+        "wrong_modality": (protected_lost_GU & (kept_GMU[:, first] > 0)).sum(),
+        "spared": ((lost_GMU[:, first] > 0) & (kept_GMU[:, 1 - first] > 0)).sum(),
+        "protected_lost": protected_lost_GU.sum(),
+    }
+
+
+def modality_report(sums: LayerModalities, top_k: int) -> dict[str, Any]:
+    """Return the statistics of each modality in a layer with ``top_k`` experts per token."""
+    report: dict[str, Any] = {}
+    for number, name in enumerate(MODALITIES):
+        counts = dict(zip(COUNTS, sums.tensor("counts")[:, number].tolist(), strict=True))
+        peak_M = {when: torch.stack(sums.peaks[when])[:, number] for when in ("before", "after")}
+        report[name] = {
+            **counts,
+            "drop_rate": counts["dropped"] / max(counts["tokens"] * top_k, 1),
+            "load_before": sums.values("before")[number],
+            "load_after": sums.values("after")[number],
+            "peak": {when: summary(ratio[~ratio.isnan()]) for when, ratio in peak_M.items()},
+        }
+    bands = dict(zip(COUNTS, sums.values("bands"), strict=True))
+    report["image"]["bands"] = {name: bands[name] for name in ("tokens", "dropped")}
+    return report

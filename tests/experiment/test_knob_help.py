@@ -1,0 +1,77 @@
+"""Every knob is described where users look: in ``--help`` and in the documentation's table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import pytest
+from hydra.errors import HydraException
+from pydantic import Field
+
+from capmoe_eval.experiment.configuration import plans, store_knobs
+from capmoe_eval.experiment.knob_help import help_text, methods_in_words, methods_with
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.routing import registry
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import knobs, method_class, method_names
+from tests.knob_table import table, written
+
+
+def test_the_table_of_the_documentation_is_made_from_the_declarations() -> None:
+    assert written() == table(), "`python -m tests.knob_table` writes it anew"
+
+
+def test_the_help_names_every_method_and_every_knob() -> None:
+    lines = help_text().splitlines()
+    assert set(method_names()) <= set(lines)
+    for name, knob in knobs().items():
+        (heading,) = [n for n, line in enumerate(lines) if line.startswith(f"{name}=")]
+        assert knob.help.split()[0] in lines[heading + 1]
+    assert "$" not in help_text(), "Hydra would take it for a variable"
+    assert max(map(len, lines)) <= 100
+
+
+def test_every_knob_says_what_it_is_for() -> None:
+    assert [name for name, knob in knobs().items() if not knob.help] == []
+
+
+def test_a_knob_names_its_methods() -> None:
+    assert methods_with("rounds") == ("token_reroute",)
+    assert methods_in_words("candidates") == "expanded_drop"
+    assert methods_in_words("count_padding") == "all but baseline"
+    assert methods_with("layer_gammas") == methods_with("budget") == methods_with("gamma")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(Method):
+    """A method of a user's."""
+
+    name: ClassVar[str] = "halved"
+    title: ClassVar[str] = "Halved"
+    source: ClassVar[str] = "this test"
+    halves: Annotated[int, Field(ge=1, description="how often a half is dropped")] = 2
+
+
+@pytest.fixture
+def halved() -> Iterator[None]:
+    """Register the method for one test."""
+    registry.register(Halved)
+    yield
+    del registry._METHODS["halved"]
+    knobs.cache_clear()
+    store_knobs()
+
+
+def test_a_method_that_a_user_registers_brings_its_knobs(halved: None) -> None:
+    (plan,) = plans(composed(["method=halved", "halves=3", "tasks=obqa"]))
+    assert plan.cell.method == Halved(halves=3)
+    assert plan.cell.label == "halved-halves3"
+    assert "halves=2" in help_text().splitlines()
+    assert method_class("halved") is Halved
+
+
+def test_without_the_method_its_knob_is_no_key() -> None:
+    with pytest.raises(HydraException, match="Could not override 'halves'"):
+        composed(["halves=3"])
