@@ -18,7 +18,6 @@ def capacity(
     *,
     rounding: str = "ceil",
     experts: int = 1,
-    clamped: bool = True,
 ) -> int:
     """Return the capacity C: the most pairs that a group of tokens may send to an expert or device.
 
@@ -33,13 +32,22 @@ def capacity(
         n_experts: Routed experts E.
         rounding: ``ceil`` or ``floor`` (Algorithms 1 and 2).
         experts: Number of experts n that share the capacity.
-        clamped: Whether it is at most n·T; a finite γ is needed if not.
     """
     if gamma == math.inf:
         return experts * tokens
-    exact = Fraction(repr(float(gamma))) * experts * tokens * top_k / n_experts
-    rounded = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
-    return min(rounded, experts * tokens) if clamped else rounded
+    numerator, denominator = exact_ratio(gamma)
+    pairs = rounded(numerator * experts * tokens * top_k, denominator * n_experts, rounding)
+    return min(pairs, experts * tokens)
+
+
+def exact_ratio(number: float) -> tuple[int, int]:
+    """Return the numerator and the denominator of a number, as the decimal that it is written."""
+    return Fraction(repr(float(number))).as_integer_ratio()
+
+
+def rounded(numerator: int, denominator: int, rounding: str = "ceil") -> int:
+    """Return a fraction of whole numbers, rounded up or down."""
+    return -(-numerator // denominator) if rounding == "ceil" else numerator // denominator
 
 
 def experts_per_rank(n_experts: int, ranks: int, field: str = "ep_size") -> int:

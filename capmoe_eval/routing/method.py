@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -89,6 +89,13 @@ class Method:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Raise a UsageError if the method is not to ignore a knob that it does not have.
+
+        ``settings`` are the knobs of :func:`create_method`, also those of other methods.
+        """
 
     # The decision.
 

@@ -113,14 +113,17 @@ def knobs() -> Mapping[str, Knob]:
     """Return every knob of every method beside gamma, by its name.
 
     Raises:
-        ValueError: If two methods declare one name differently.
+        UsageError: If two methods declare one name differently.
     """
     methods = [_METHODS[name] for name in method_names()]
     declared = {name: knob for form in factor_forms() for name, knob in form.knobs.items()}
     for method in methods:
         for name, knob in declared_knobs(method).items():
             if name != "gamma" and not declared.setdefault(name, knob).agrees(knob):
-                raise ValueError(f"{method.__qualname__}: {name} is declared differently elsewhere")
+                raise UsageError(
+                    f"{name}: {method.__module__}.{method.__qualname__} declares this knob in "
+                    "another way than another method; give it another name"
+                )
     return declared
 
 
@@ -145,6 +148,7 @@ def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
         if knob not in declared:
             raise bad_choice("knob", knob, sorted(declared))
         values[knob] = check(knob, value, declared[knob].annotation)
+    method.check_settings(values)
     method_knobs = declared_knobs(method)
     fields = {knob: value for knob, value in values.items() if knob in method_knobs}
     if "gamma" in method_knobs:

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from capmoe_eval.routing.assign import _random_key, assign
-from capmoe_eval.routing.groups import TokenGroups, group_tokens
-from capmoe_eval.routing.reference import Problem
-from capmoe_eval.routing.weighted import Weighted, modality_bias, token_weights, weigh
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from torch import Tensor
 
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.knobs import LARGEST, Knob, declared_knobs
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.mixins import Combining
+from capmoe_eval.routing.registry import CONTIGUOUS, create_method, method_class, placements
 from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.tokens import TokenGroups, group_tokens
+from tests.routing.reference import Problem, import_extensions
 
-GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, float("inf")]
+GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, math.inf]
+# On them depends which tokens count, and what a kept pair weighs: no decision.
+NOT_DECIDING = frozenset(declared_knobs(Combining))
+
+Measure = Callable[[Any, int, torch.Generator], Tensor]
+_M = TypeVar("_M", bound=Measure)
+_CALIBRATIONS: dict[str, Measure] = {}
+
+
+def calibration(kind: str) -> Callable[[_M], _M]:
+    """Register what draws the result of a kind of calibration, of a method and E experts."""
+
+    def register(measure: _M) -> _M:
+        _CALIBRATIONS[kind] = measure
+        return measure
+
+    return register
 
 
 @dataclass(frozen=True)
 class Case:
+    """A routing problem and a method that decides it."""
+
     scores: Scores
     groups: TokenGroups
     counted_BS: Tensor
@@ -33,46 +59,18 @@ class Case:
         return self.scores.topk_TK.shape[1]
 
     @property
-    def similarity_EE(self) -> Tensor:
-        """Similarities of the experts, for SERE: few distinct values, others for each case."""
-        size, n_experts = 5, self.n_experts
-        generator = torch.Generator().manual_seed(int(self.scores.topk_TK.sum()))
-        drawn_EE = torch.randint(size, (n_experts, n_experts), generator=generator) / (size - 1)
-        return torch.minimum(drawn_EE, drawn_EE.T).fill_diagonal_(1)
-
-    @property
-    def placed_RN(self) -> Tensor:
-        """A random placement of the experts, for methods that have one."""
-        generator = torch.Generator().manual_seed(self.seed)
-        order_E = torch.randperm(self.n_experts, generator=generator)
-        return order_E.view(self.method.ep_size, -1).sort(dim=1).values
-
-    @property
-    def home(self) -> list[int]:
-        """The rank that holds each expert."""
-        local = self.n_experts // self.method.ep_size
-        blocks = torch.arange(self.n_experts).view(-1, local).tolist()
-        placed = self.placed_RN.tolist() if self.method.is_placed else blocks
-        return [
-            next(rank for rank, held in enumerate(placed) if expert in held)
-            for expert in range(self.n_experts)
-        ]
-
-    @property
-    def calibrated(self) -> Tensor | None:
-        """What the method needs of a calibration, beside weights."""
-        return self.placed_RN if self.method.is_placed else self.similarity_EE
-
-    @property
     def n_experts(self) -> int:
         return self.scores.score_TE.shape[1]
 
     @property
-    def bias_E(self) -> Tensor:
-        """The experts' modalities, by random frequencies and the method's threshold."""
+    def calibrated(self) -> Tensor | None:
+        """What the method needs of a calibration: others for each case."""
+        kind = self.method.calibration
+        if kind is None:
+            return None
+        import_extensions()
         generator = torch.Generator().manual_seed(self.seed)
-        visual_E, text_E = torch.rand(2, self.n_experts, generator=generator)
-        return modality_bias(visual_E, text_E, self.method.modality_threshold)
+        return _CALIBRATIONS[kind](self.method, self.n_experts, generator)
 
     @property
     def hidden_TH(self) -> Tensor:
@@ -81,24 +79,30 @@ class Case:
         hidden_TH = torch.randn(len(self.image_T), 6, generator=generator)
         return hidden_TH * torch.rand(len(self.image_T), 1, generator=generator) * 4
 
-    @property
-    def unit_T(self) -> Tensor:
-        """The weights of the tokens."""
-        return token_weights(self.hidden_TH, self.image_T, self.groups, self.method.delta)
+    def of(self, method: Method) -> Case:
+        """Return the case of another method, with its groups of tokens."""
+        groups = group_tokens(self.counted_BS, ep_size=method.ep_size, scope=method.scope)
+        return Case(self.scores, groups, self.counted_BS, method, self.image_T, self.seed)
 
-    @property
-    def weighted(self) -> Weighted | None:
-        """The weights and capacities of a method that weighs tokens."""
-        if not self.method.weighs_tokens:
-            return None
-        given = {"hidden_TH": self.hidden_TH, "image_T": self.image_T, "bias_E": self.bias_E}
-        return weigh(self.method, self.groups, top_k=self.top_k, **given)
+    def context(self, stream: tuple[int, int] = (0, 0), **knobs: Any) -> LayerContext:
+        """Return the context of the decision, of a layer and a forward."""
+        settings = {
+            "image_T": self.image_T,
+            "hidden_TH": self.hidden_TH,
+            "calibrated": self.calibrated,
+            "layer": stream[0],
+            "forward": stream[1],
+        }
+        return context(self.method, self.scores, self.groups, **settings | knobs)
 
     def problem(self, stream: tuple[int, int] = (0, 0)) -> Problem:
+        """Return the case as lists."""
         score_TE = self.scores.score_TE
         eligible_TE = self.scores.eligible_TE
         if eligible_TE is None:
             eligible_TE = torch.ones_like(score_TE, dtype=torch.bool)
+        random_TE = self.method.random_numbers(self.groups, self.n_experts, *stream)
+        calibrated = self.calibrated
         return Problem(
             score=score_TE.tolist(),
             choice=self.scores.ranking_TE.tolist(),
@@ -106,48 +110,113 @@ class Case:
             topk=self.scores.topk_TK.tolist(),
             group=self.groups.group_T.tolist(),
             rank=self.groups.rank_T.tolist(),
-            random=_random_key(score_TE.shape, self.method.seed, stream).tolist(),
+            random=[] if random_TE is None else random_TE.tolist(),
             image=self.image_T.tolist(),
-            unit=self.unit_T.tolist(),
-            bias=self.bias_E.tolist(),
-            similarity=self.similarity_EE.tolist(),
-            home=self.home,
+            hidden=self.hidden_TH.tolist(),
+            calibrated=None if calibrated is None else calibrated.tolist(),
         )
+
+
+def context(method: Method, scores: Scores, groups: TokenGroups, **knobs: Any) -> LayerContext:
+    """Return the context of a decision on scores."""
+    n_experts, top_k = scores.score_TE.shape[1], scores.topk_TK.shape[1]
+    return LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, **knobs)
+
+
+def assign(scores: Scores, method: Method, groups: TokenGroups, **knobs: Any) -> Assignment:
+    """Return the decision of a method on scores."""
+    return method.decide(scores, groups, context(method, scores, groups, **knobs))
+
+
+def decide(case: Case, stream: tuple[int, int] = (0, 0), **knobs: Any) -> Assignment:
+    """Return the decision on a case."""
+    return case.method.decide(case.scores, case.groups, case.context(stream, **knobs))
+
+
+def kept_pairs(assignment: Assignment) -> list[tuple[int, int]]:
+    """Return the kept pairs as (token, expert)."""
+    token, slot = assignment.keep_TS.nonzero(as_tuple=True)
+    expert = assignment.index_TS[token, slot]
+    return list(zip(token.tolist(), expert.tolist(), strict=True))
+
+
+def knob_values(knob: Knob) -> list[Any]:
+    """Return some values of a knob: all of a few, and of numbers the ends and some between."""
+    if knob.name == "placement":
+        return list(placements())
+    if knob.choices:
+        return list(knob.choices)
+    if isinstance(knob.default, bool):
+        return [False, True]
+    schema = TypeAdapter(knob.annotation).json_schema()
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if isinstance(knob.default, int):
+        return sorted({low, low + 1, low + 2, knob.default})
+    ends = {schema[end] for end in ("minimum", "maximum") if end in schema}
+    if high in (None, LARGEST):
+        ends.add(2 * knob.default + 1)
+    return sorted({*map(float, ends), knob.default, (low + knob.default) / 2})
+
+
+@functools.cache
+def deciding_knobs(name: str) -> dict[str, list[Any]]:
+    """Return the values of each knob of a method on which its decisions may depend."""
+    knobs = declared_knobs(method_class(name)).items()
+    return {
+        knob: knob_values(declared)
+        for knob, declared in knobs
+        if knob != "gamma" and knob not in NOT_DECIDING
+    }
+
+
+def combinations(name: str, gammas: Sequence[float], most: int) -> Iterator[dict[str, Any]]:
+    """Return combinations of the knobs of a method, gamma among them: all, or so many of them."""
+    values = deciding_knobs(name)
+    if "gamma" in declared_knobs(method_class(name)):
+        values["gamma"] = list(gammas)
+    sizes = [len(of_knob) for of_knob in values.values()]
+    numbers: Sequence[int] = range(math.prod(sizes))
+    if len(numbers) > most:
+        numbers = random.Random(name).sample(numbers, most)
+    for number in numbers:
+        chosen, rest = {}, number
+        for knob, of_knob in values.items():
+            rest, place = divmod(rest, len(of_knob))
+            chosen[knob] = of_knob[place]
+        yield chosen
+
+
+def as_said(name: str, settings: dict[str, Any], n_experts: int, top_k: int) -> Method | None:
+    """Return a method, not in its canonical form; None if it does not have such settings."""
+    try:
+        method = method_class(name)(**settings)
+        method.check_layers(1, n_experts, top_k)
+    except UsageError:
+        return None
+    return method
 
 
 @st.composite
 def methods(
-    draw: st.DrawFn, names: tuple[str, ...], ep_size: int, gammas: Sequence[float] = GAMMAS
+    draw: st.DrawFn, names: Sequence[str], ep_size: int, gammas: Sequence[float] = GAMMAS
 ) -> Method:
+    """Draw a method in its canonical form, on contiguous blocks."""
     name = draw(st.sampled_from(names))
-    return Method(
-        name,
-        gamma=draw(st.sampled_from(gammas)),
-        ep_size=ep_size,
-        scope=draw(st.sampled_from(["batch", "sequence"])),
-        candidates=draw(st.sampled_from(["local", "ranked", "global"])),
-        m=draw(st.integers(1, 6)),
-        protect_topk=draw(st.booleans()),
-        max_k=draw(st.booleans()),
-        rounds=draw(st.integers(1, 4)),
-        granularity=draw(st.sampled_from(["expert", "device"])),
-        rounding=draw(st.sampled_from(["ceil", "floor"])),
-        modality=draw(st.sampled_from(["uniform", "image_first", "text_first"])),
-        seed=draw(st.integers(0, 3)),
-        k0=draw(st.integers(1 if name in ("oea", "sere") else 0, 4)),
-        expert_budget=draw(st.sampled_from([0.01, 0.25, 0.3, 0.5, 0.75, 0.99, 1.0])),
-        delta=draw(st.sampled_from([0.0, 0.5, 1.0, 40.0])),
-        rho=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
-        modality_threshold=draw(st.sampled_from([0.51, 0.6, 1.0])),
-        reroute=draw(st.sampled_from(["local", "none"])),
-        min_similarity=draw(st.sampled_from([0, 0.25, 0.5, 0.8, 1.0, 1.5])),
-    )
+    settings = {
+        knob: draw(st.sampled_from(values)) for knob, values in deciding_knobs(name).items()
+    }
+    ranks = {"ep_size": ep_size, "placement": CONTIGUOUS}
+    if settings.get("k0") == 0 and name != "xshare":
+        settings["k0"] = 1
+    return create_method(name, draw(st.sampled_from(gammas)), **settings | ranks)
 
 
 @st.composite
 def cases(
-    draw: st.DrawFn, names: tuple[str, ...] = ("score",), gammas: Sequence[float] = GAMMAS
+    draw: st.DrawFn, names: Sequence[str] = ("score",), gammas: Sequence[float] = GAMMAS
 ) -> Case:
+    """Draw a routing problem and a method."""
     ep_size = draw(st.integers(1, 4))
     n_experts = ep_size * draw(st.integers(1, 4))
     top_k = draw(st.integers(1, n_experts))
@@ -158,8 +227,8 @@ def cases(
         st.sampled_from([0.5, 1.0])
     )
     counted_BS[0, 0] = True
-    groups_method = draw(methods(names, ep_size, gammas))
-    groups = group_tokens(counted_BS, ep_size=groups_method.ep_size, scope=groups_method.scope)
+    method = draw(methods(names, ep_size, gammas))
+    groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
     shape = (groups.n_tokens, n_experts)
     # Few distinct values make ties the rule; one value makes every score equal.
     levels = draw(st.sampled_from([1, 2, 5, 1000]))
@@ -182,22 +251,4 @@ def cases(
     image_T = torch.rand(groups.n_tokens, generator=generator) < draw(
         st.sampled_from([0.0, 0.2, 0.7, 1.0])
     )
-    return Case(scores, groups, counted_BS, groups_method, image_T, seed)
-
-
-def decide(case: Case, stream: tuple[int, int] = (0, 0)) -> Assignment:
-    """Return the decision on a case."""
-    return assign(
-        case.scores,
-        case.method,
-        case.groups,
-        image_T=case.image_T,
-        stream=stream,
-        calibrated=case.calibrated,
-        weighted=case.weighted,
-    )
-
-
-def kept_pairs(index_TS: Tensor, keep_TS: Tensor) -> list[tuple[int, int]]:
-    token, slot = keep_TS.nonzero(as_tuple=True)
-    return list(zip(token.tolist(), index_TS[token, slot].tolist(), strict=True))
+    return Case(scores, groups, counted_BS, method, image_T, seed)

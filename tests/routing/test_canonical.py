@@ -1,100 +1,39 @@
-"""One computation, one method: every combination of knobs against the definition."""
+"""One computation, one method: combinations of the knobs of every method against the definition."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
 import random
-from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.reference import assign_reference
 
-from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method, method_names
 from capmoe_eval.routing.scores import Scores
-from tests.routing.problems import Case, decide, kept_pairs
+from capmoe_eval.routing.tokens import group_tokens
+from tests.routing.problems import (
+    Case,
+    as_said,
+    combinations,
+    decide,
+    deciding_knobs,
+    kept_pairs,
+)
+from tests.routing.reference import assign_reference
 
-GROUPING = {
-    "ep_size": (1, 2),
-    "scope": ("batch", "sequence"),
-    "granularity": ("expert", "device"),
-    "rounding": ("ceil", "floor"),
-    "modality": ("uniform", "image_first"),
-}
-KNOBS = {
-    "order": GROUPING,
-    "reverse_order": GROUPING,
-    "random": GROUPING | {"seed": (0, 1)},
-    "score": GROUPING,
-    "expanded_drop": GROUPING
-    | {
-        "candidates": ("local", "ranked", "global"),
-        "protect_topk": (False, True),
-        "max_k": (False, True),
-        "m": (2,),
-    },
-    "token_reroute": GROUPING | {"rounds": (1, 2)},
-    "macs": {
-        "ep_size": (1, 2),
-        "scope": ("batch", "sequence"),
-        "delta": (2.0,),
-        "rho": (0.0, 1.5),
-        "modality_threshold": (0.6, 0.95),
-        "reroute": ("local", "none"),
-    },
-}
-# Of methods without γ; a set of experts is that of the batch, whatever its capacity groups.
-BOUNDS_ON_ACTIVATION = {
-    "oea": {"k0": (1, 2), "scope": ("batch", "sequence")},
-    "xshare": {
-        "ep_size": (1, 2),
-        "granularity": ("expert", "device"),
-        "k0": (0, 1),
-        "expert_budget": (0.3, 0.6, 1.0),
-        "placement": ("contiguous", "eplb"),
-    },
-    "sere": {
-        "k0": (1, 2),
-        "min_similarity": (0.0, 0.7, 2.0),
-        "scope": ("batch", "sequence"),
-        "renormalize": ("before", "after"),
-    },
-}
-# Experts of a rank that are no block.
-_DEVICES = {"ep_size": (1, 2), "granularity": ("expert", "device"), "placement": ("eplb",)}
-PLACED = {
-    "score": _DEVICES | {"scope": ("batch", "sequence")},
-    "expanded_drop": _DEVICES | {"candidates": ("local", "global"), "max_k": (False, True)},
-    "token_reroute": _DEVICES | {"rounds": (1, 2)},
-}
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
 STREAM = (1, 2)
+MOST, CHANGES = 600, 150  # combinations of a method that are tried, and changes of a knob
+
+Pairs = frozenset[tuple[int, int]]
+Inputs = tuple[Scores, torch.Tensor]  # scores, and the mask of the tokens that count
 
 
-def as_said(name: str, gamma: float, **knobs: object) -> Method:
-    """The method as it was said, not brought to its canonical form."""
-    method: Method = object.__new__(Method)
-    for field in dataclasses.fields(Method):
-        value = {"name": name, "gamma": gamma, **DEFAULTS, **knobs}[field.name]
-        object.__setattr__(method, field.name, value)
-    return method
-
-
-def combinations(gammas: tuple[float, ...] = GAMMAS) -> Iterator[tuple[str, float, dict]]:
-    for name, knobs in (*KNOBS.items(), *PLACED.items()):
-        for gamma, values in itertools.product(gammas, itertools.product(*knobs.values())):
-            yield name, gamma, dict(zip(knobs, values, strict=True))
-    for name, knobs in BOUNDS_ON_ACTIVATION.items():
-        for values in itertools.product(*knobs.values()):
-            yield name, 1.0, dict(zip(knobs, values, strict=True))
-
-
-def problem(number: int, n_experts: int, top_k: int, n_positions: int) -> tuple[Scores, object]:
-    """Scores of four sequences with pads: ties, a family's bias and masked experts in turn."""
+def inputs(number: int, n_experts: int, top_k: int, n_positions: int) -> Inputs:
+    """Return scores of four sequences with pads: ties, a family's bias and masked experts."""
     generator = torch.Generator().manual_seed(number)
     counted_BS = torch.rand(4, n_positions, generator=generator) < 0.8
     counted_BS[:, 0] = True
@@ -117,72 +56,98 @@ def problem(number: int, n_experts: int, top_k: int, n_positions: int) -> tuple[
     return Scores(score_TE, topk_TK, choice_TE, eligible_TE), counted_BS
 
 
-PROBLEMS = [problem(number, 4 + 2 * (number % 2), 1 + number % 3, 3) for number in range(6)]
-# Large enough for two methods that differ to differ somewhere.
-LARGE = [problem(number, 12, 1 + number % 3, 24) for number in range(6, 12)]
-LARGE.append(problem(14, 12, 6, 1))  # few tokens, with experts that are nobody's second best
+# K is 2 or 3: the knobs `k0` are at most 2.
+SMALL = [inputs(number, 4 + 2 * (number % 2), 2 + number % 2, 3) for number in range(6)]
 
 
-def case(method: Method, at: tuple[Scores, object]) -> Case:
+def of_method(method: Method, at: Inputs) -> Case:
     scores, counted_BS = at
     groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
     # Little text where K is large: its added pairs do not fill all buckets.
     image_T = torch.arange(groups.n_tokens) % (3 + 9 * (scores.topk_TK.shape[1] - 1)) > 0
-    return Case(scores, groups, counted_BS, method, image_T, seed=len(counted_BS[0]))
+    return Case(scores, groups, counted_BS, method, image_T, seed=int(scores.topk_TK.sum()))
 
 
-def decided(method: Method, at: tuple[Scores, object]) -> frozenset[tuple[int, int]]:
-    here = case(method, at)
-    assignment = decide(here, STREAM)
-    return frozenset(kept_pairs(assignment.index_TS, assignment.keep_TS))
+def decided(method: Method, at: Inputs) -> Pairs:
+    return frozenset(kept_pairs(decide(of_method(method, at), STREAM)))
 
 
-@pytest.mark.parametrize("name", KNOBS | BOUNDS_ON_ACTIVATION)
+def said(name: str, gammas: tuple[float, ...] = GAMMAS) -> Iterator[Method]:
+    """Return methods with combinations of knobs, not in their canonical form."""
+    for settings in combinations(name, gammas, MOST):
+        method = as_said(name, settings, n_experts=4, top_k=2)
+        if method is not None:
+            yield method
+
+
+@pytest.mark.parametrize("name", method_names())
 def test_the_canonical_form_decides_as_the_knobs_that_were_said(name: str) -> None:
-    """The definition on the knobs as said, the tensors on the canonical form."""
+    """As the definition of the method that was said, and so does that method itself."""
     draws = random.Random(name)
-    known: dict[tuple[Method, int], frozenset[tuple[int, int]]] = {}
-    for _, gamma, knobs in (c for c in combinations() if c[0] == name):
-        method = Method(name, gamma, **knobs)
-        said = as_said(name, gamma, **knobs)
-        for number, at in draws.sample(list(enumerate(PROBLEMS)), 3):
-            if (method, number) not in known:
-                known[method, number] = decided(method, at)
-            wanted = assign_reference(case(said, at).problem(STREAM), said)
-            assert known[method, number] == wanted, (name, gamma, knobs, method)
+    known: dict[tuple[Method, int], Pairs] = {}
+    methods = list(said(name))
+    assert methods and len(methods) >= len(deciding_knobs(name))
+    for method in methods:
+        canonical = method.canonical()
+        number = draws.randrange(len(SMALL))
+        at = SMALL[number]
+        if at[0].score_TE.shape[1] % method.ep_size:
+            number, at = 0, SMALL[0]
+        if (canonical, number) not in known:
+            known[canonical, number] = decided(canonical, at)
+        expected = assign_reference(of_method(method, at).problem(STREAM), method)
+        assert known[canonical, number] == expected, (method, canonical)
+        if not canonical.is_stock:  # then the method may leave its decision open
+            assert decided(method, at) == expected, method
 
 
-def test_methods_that_differ_decide_differently_somewhere() -> None:
-    """Whatever decides alike everywhere should have been one method."""
+@pytest.mark.parametrize("name", method_names())
+def test_a_knob_that_stays_has_an_effect(name: str) -> None:
+    """Of two methods that differ in one knob, some batch tells the canonical forms apart."""
+    draws = random.Random(name)
     # From γ=2 on, what max_k cuts from a device's load is seldom seen on so few tokens.
     gammas = tuple(gamma for gamma in GAMMAS if gamma < 2 or gamma == math.inf)
-    methods = {Method(name, gamma, **knobs) for name, gamma, knobs in combinations(gammas)}
-    # At γ=0 the ranks stay, for what a record counts of them.
-    methods = {m for m in methods if m.gamma != 0 or m.ep_size == 1}
-    alike = [list(methods)]
-    for at in (*LARGE, *PROBLEMS):  # of those that decided alike on all before
-        parts: dict[tuple[int, frozenset[tuple[int, int]]], list[Method]] = defaultdict(list)
-        for number, several in enumerate(alike):
-            for method in several:
-                parts[number, decided(method, at)].append(method)
-        alike = [several for several in parts.values() if len(several) > 1]
-    assert not [[m.identity() for m in several] for several in alike]
+    knobs, told_apart = deciding_knobs(name), 0
+    for first in combinations(name, gammas, CHANGES):
+        if not knobs:
+            break
+        knob = draws.choice(list(knobs))
+        seconds = [first | {knob: value} for value in knobs[knob]]
+        methods = [as_said(name, each, n_experts=12, top_k=2) for each in (first, *seconds)]
+        one, *others = (None if method is None else method.canonical() for method in methods)
+        # At γ=0 the ranks stay, for what a record counts of them.
+        if one is None or (one.factor is not None and one.factor.uniform == 0):
+            continue
+        for other in {other for other in others if other not in (one, None)}:
+            told_apart += 1
+            differs = any(decided(one, at) != decided(other, at) for at in batches())
+            assert differs, f"{one.identity()} and {other.identity()} decide alike"
+    assert told_apart or not knobs
 
 
-def test_a_canonical_form_is_its_own() -> None:
-    for name, gamma, knobs in combinations():
-        method = Method(name, gamma, **knobs)
-        assert dataclasses.replace(method) == method
-        identity = method.identity()
-        gamma_knob = identity.pop("gamma", None)
-        again = Method(
-            identity.pop("method"), None if gamma_knob is None else float(gamma_knob), **identity
-        )
-        assert again == method
-        assert again.identity() == method.identity()
+def batches() -> Iterator[Inputs]:
+    for number in range(6, 80):
+        yield inputs(number, 12, (2, 3, 6)[number % 3], (24, 6, 1, 12)[number % 4])
 
 
-ALIKE = [
+@pytest.mark.parametrize("name", method_names())
+def test_an_identity_gives_back_the_canonical_form(name: str) -> None:
+    for method in said(name):
+        canonical = method.canonical()
+        assert canonical.canonical() == canonical
+        identity = canonical.identity()
+        again = from_identity(identity)
+        assert again == canonical and again.label == canonical.label
+        assert str(again.identity()) == str(identity)
+
+
+def from_identity(identity: dict[str, Any]) -> Method:
+    knobs = dict(identity)
+    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
+
+
+Settings = tuple[str, float | None, dict[str, Any]]
+ALIKE: list[tuple[Settings, Settings]] = [
     (("token_reroute", 1.0, {"rounds": 1, "ep_size": 4}), ("score", 1.0, {"ep_size": 4})),
     (
         ("expanded_drop", 1.0, {"candidates": "local"}),
@@ -220,28 +185,21 @@ ALIKE = [
         ("expanded_drop", math.inf, {"modality": "text_first", "max_k": True}),
         ("expanded_drop", math.inf, {"max_k": True}),
     ),
-    (("xshare", 1.0, {"expert_budget": 1}), ("baseline", None, {})),
-    (("oea", 1.0, {"ep_size": 8, "expert_budget": 0.1}), ("oea", None, {"scope": "sequence"})),
-    (("sere", 1.0, {"min_similarity": 1.01, "k0": 2}), ("baseline", None, {})),
-    (("sere", 1.0, {"ep_size": 8, "renormalize": "after"}), ("sere", None, {})),
-    (("xshare", 1.0, {"ep_size": 8}), ("xshare", None, {"granularity": "device"})),
-    (("macs", math.inf, {"delta": 2, "ep_size": 8}), ("baseline", None, {})),
-    (("macs", 0.0, {"rho": 2}), ("score", 0.0, {})),
-    (("macs", 1.0, {"rho": 0, "modality_threshold": 0.9}), ("macs", 1.0, {"rho": 0.0})),
-    (("macs", 1.0, {"modality": "image_first"}), ("macs", 1.0, {"granularity": "device"})),
 ]
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE)
-def test_one_computation_is_one_method(
-    one: tuple[str, float, dict], other: tuple[str, float | None, dict]
-) -> None:
-    first, second = (Method(name, gamma, **knobs) for name, gamma, knobs in (one, other))
+def test_one_computation_is_one_method(one: Settings, other: Settings) -> None:
+    are_alike(one, other)
+
+
+def are_alike(one: Settings, other: Settings) -> None:
+    first, second = (create_method(name, gamma, **knobs) for name, gamma, knobs in (one, other))
     assert first == second
     assert str(first.identity()) == str(second.identity())  # -0.0 equals 0.0 and reads otherwise
 
 
-DIFFERENT = [
+DIFFERENT: list[tuple[Settings, Settings]] = [
     # The added candidates' order is the family's bias, the cut is by score: a bias parts them.
     (("expanded_drop", math.inf, {"max_k": True}), ("baseline", None, {})),
     (("expanded_drop", math.inf, {"ep_size": 4}), ("expanded_drop", math.inf, {"ep_size": 8})),
@@ -261,18 +219,6 @@ DIFFERENT = [
         ),
         ("score", 0.6, {"granularity": "device", "modality": "image_first"}),
     ),
-    # Neither E nor K is known here.
-    (("oea", 1.0, {"k0": 99}), ("baseline", None, {})),
-    (("sere", 1.0, {"k0": 99}), ("baseline", None, {})),
-    (("sere", 1.0, {"min_similarity": 1}), ("baseline", None, {})),
-    (("xshare", 1.0, {"k0": 0}), ("xshare", None, {})),
-    # Tokens of images weigh a half.
-    (("macs", 1.0, {"delta": 0, "rho": 0, "reroute": "none"}), ("score", 1.0, {})),
-    # Rerouting is to experts of the same rank, whatever the group.
-    (
-        ("macs", 1.0, {"ep_size": 2, "scope": "sequence"}),
-        ("macs", 1.0, {"ep_size": 4, "scope": "sequence"}),
-    ),
     # m ≥ E-K adds all experts, but E and K are the model's.
     (
         ("expanded_drop", 1.0, {"candidates": "ranked", "m": 999}),
@@ -282,8 +228,10 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
-def test_other_computations_or_records_stay_apart(
-    one: tuple[str, float, dict], other: tuple[str, float | None, dict]
-) -> None:
-    first, second = (Method(name, gamma, **knobs) for name, gamma, knobs in (one, other))
+def test_other_computations_or_records_stay_apart(one: Settings, other: Settings) -> None:
+    are_different(one, other)
+
+
+def are_different(one: Settings, other: Settings) -> None:
+    first, second = (create_method(name, gamma, **knobs) for name, gamma, knobs in (one, other))
     assert first != second

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from capmoe_eval.routing.groups import group_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.routing.tokens import group_tokens
 
 
 @pytest.mark.parametrize(

@@ -1,80 +1,86 @@
+"""Identities, labels and refusals of the paper's methods."""
+
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.cell import method_label
-from capmoe_eval.routing.method import METHODS, Method
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.methods.token_drop import DeviceDrop, TokenDrop
+from capmoe_eval.routing.registry import create_method
 
 
 def test_knobs_without_effect_are_no_part_of_the_identity() -> None:
-    assert Method("baseline", gamma=1.0, ep_size=4, seed=3) == Method("baseline")
-    assert Method("score", gamma=1, seed=3, m=9, rounds=2) == Method("score", gamma=1.0)
-    assert Method("expert_drop", gamma=2.0, rounding="floor") == Method("expert_drop")
-    assert Method("random", gamma=1.0, seed=3) != Method("random", gamma=1.0)
-    assert Method("score", 1.0, scope="sequence", ep_size=4) == Method(
-        "score", 1.0, scope="sequence"
-    )
-    assert Method("expanded_drop", 1.0, m=9) == Method("expanded_drop", 1.0)
-    assert Method("expanded_drop", 1.0, candidates="ranked", m=9).m == 9
-    assert "modality" not in Method("score", 1.0).identity()  # as before there was the knob
-    assert Method("score", 1.0, modality="text_first").identity()["modality"] == "text_first"
+    assert create_method("baseline", 1.0, ep_size=4, seed=3) == create_method("baseline")
+    assert create_method("score", 1, seed=3, m=9, rounds=2) == create_method("score", 1.0)
+    assert create_method("expert_drop", 2.0, rounding="floor") == create_method("expert_drop")
+    assert create_method("random", 1.0, seed=3) != create_method("random", 1.0)
+    by_sequence = create_method("score", 1.0, scope="sequence")
+    assert create_method("score", 1.0, scope="sequence", ep_size=4) == by_sequence
+    assert create_method("expanded_drop", 1.0, m=9) == create_method("expanded_drop", 1.0)
+    ranked = create_method("expanded_drop", 1.0, candidates="ranked", m=9)
+    assert ranked.identity()["m"] == 9
+    # As before there was the knob.
+    assert "modality" not in create_method("score", 1.0).identity()
+    text_first = create_method("score", 1.0, modality="text_first")
+    assert text_first.identity()["modality"] == "text_first"
 
 
 def test_device_drop_is_score_at_device_level() -> None:
-    assert Method("device_drop", gamma=1.0) == Method("score", gamma=1.0, granularity="device")
+    by_device = create_method("score", gamma=1.0, granularity="device")
+    assert create_method("device_drop", gamma=1.0) == by_device
+    assert DeviceDrop(gamma=1.0).unit == "device"
 
 
-def test_identity_rebuilds_the_method() -> None:
-    for name in METHODS:
-        for gamma in (0.0, 1.5, math.inf):
-            for modality in ("uniform", "image_first"):
-                named = {"candidates": "ranked", "m": 3, "seed": 5, "modality": modality}
-                method = Method(name, gamma=gamma, ep_size=2, **named)
-                knobs = method.identity()
-                gamma_knob = knobs.pop("gamma", None)
-                rebuilt = Method(
-                    knobs.pop("method"),
-                    gamma=None if gamma_knob is None else float(gamma_knob),
-                    **knobs,
-                )
-                assert rebuilt == method
+def test_a_method_and_a_name_are_two_ways_to_the_same() -> None:
+    assert TokenDrop(gamma=1, ep_size=8) == create_method("score", "1.0", ep_size=8)
+    by_layer = TokenDrop(gamma=[1, 2.0])
+    assert by_layer == create_method("score", layer_gammas=[1.0, 2.0])
+    assert by_layer.factor.uniform is None and by_layer.of_layer(1) == TokenDrop(gamma=2.0)
+    assert TokenDrop(gamma=[1.5, 1.5]) == TokenDrop(gamma=1.5)
+    assert TokenDrop(gamma=1.0).at(2) == TokenDrop(gamma=2.0)
+
+
+def test_any_setting_can_be_asked_for() -> None:
+    """The default of what a method does not have."""
+    method = create_method("random", 1.0, seed=4)
+    assert [method.setting(knob) for knob in ("seed", "rounds", "layer_gammas")] == [4, 3, None]
 
 
 @pytest.mark.parametrize(
-    ("method", "label"),
+    ("name", "gamma", "knobs", "label"),
     [
-        (Method("expanded_drop", 1.0, ep_size=8), "expanded_drop-g1-ep8"),
-        (Method("expanded_drop", 1.0), "expanded_drop-g1-global"),
+        ("expanded_drop", 1.0, {"ep_size": 8}, "expanded_drop-g1-ep8"),
+        ("expanded_drop", 1.0, {}, "expanded_drop-g1-global"),
         (
-            Method("expanded_drop", 1.0, ep_size=8, candidates="global"),
+            "expanded_drop",
+            1.0,
+            {"ep_size": 8, "candidates": "global"},
             "expanded_drop-g1-ep8-global",
         ),
         (
-            Method("expanded_drop", 1.0, ep_size=8, candidates="ranked"),
+            "expanded_drop",
+            1.0,
+            {"ep_size": 8, "candidates": "ranked"},
             "expanded_drop-g1-ep8-ranked-m4",
         ),
-        (Method("token_reroute", 1.0, rounds=1, ep_size=8), "score-g1-ep8"),
-        (Method("random", 0.0, ep_size=8, seed=2), "score-g0-ep8"),
-        (Method("score", math.inf, ep_size=8), "baseline"),
-        (Method("score", 0.5, ep_size=8, modality="image_first"), "score-g0.5-ep8-image_first"),
-        (Method("oea", 1.0, ep_size=8, decode="only"), "oea-only-k1"),
-        (Method("xshare", ep_size=8), "xshare-k1-b0.5"),
-        (Method("sere", min_similarity=0.5, decode="only"), "sere-only-k1-sim0.5"),
-        (
-            Method("xshare", ep_size=8, granularity="device", k0=0, expert_budget=0.25),
-            "xshare-ep8-device-k0-b0.25",
-        ),
-        (Method("macs", 1.0, ep_size=8), "macs-g1-ep8"),
-        (Method("device_drop", 1.0, ep_size=8, placement="eplb"), "score-g1-ep8-device-eplb"),
-        (Method("macs", 0.5, reroute="none", rho=0.5, delta=2), "macs-g0.5-delta2.0-rho0.5-none"),
+        ("token_reroute", 1.0, {"rounds": 1, "ep_size": 8}, "score-g1-ep8"),
+        ("random", 0.0, {"ep_size": 8, "seed": 2}, "score-g0-ep8"),
+        ("random", 1.0, {"seed": 2}, "random-g1-s2"),
+        ("score", math.inf, {"ep_size": 8}, "baseline"),
+        ("score", None, {"layer_gammas": [1.0, 2.0]}, "score-by_layer"),
+        ("score", 0.5, {"ep_size": 8, "modality": "image_first"}, "score-g0.5-ep8-image_first"),
+        ("score", 1.0, {"count_padding": True}, "score-g1-count_padding"),
     ],
 )
-def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str) -> None:
+def test_a_label_names_what_differs_from_the_defaults(
+    name: str, gamma: float | None, knobs: dict[str, Any], label: str
+) -> None:
     """Files of results are named by it: a default that goes without saying must stay one."""
-    assert method_label(method) == label
+    assert create_method(name, gamma, **knobs).label == label
 
 
 @pytest.mark.parametrize(
@@ -86,37 +92,31 @@ def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str
         ({"name": "score", "gamma": "abc"}, "gamma=abc: the capacity factor must be"),
         ({"name": "score", "gamma": math.nan}, "gamma=nan: the capacity factor must be"),
         ({"name": "score", "gamma": True}, "gamma=true: the capacity factor must be"),
-        ({"name": "score", "gamma": 1, "ep_size": 0}, "ep_size=0: must be a whole number from"),
+        ({"name": "score", "gamma": 1, "ep_size": 0}, "ep_size=0: must be a whole number of at le"),
         ({"name": "score", "gamma": 1, "ep_size": 1.5}, "ep_size=1.5: must be a whole number"),
         ({"name": "score", "gamma": 1, "scope": "bach"}, "scope=bach: did you mean 'batch'?"),
         ({"name": "score", "gamma": 1, "max_k": "yes"}, "max_k=yes: must be true or false"),
-        ({"name": "oea", "k0": 0}, "k0=0: with OEA every token keeps its best expert"),
-        ({"name": "sere", "k0": 0}, "k0=0: with SERE every token keeps its best expert"),
-        (
-            {"name": "sere", "min_similarity": -0.1},
-            "min_similarity=-0.1: must be a number",
-        ),
-        ({"name": "sere", "min_similarity": True}, "min_similarity=true: must be a number"),
-        ({"name": "xshare", "k0": -1}, "k0=-1: must be a whole number from 0 to"),
-        ({"name": "xshare", "expert_budget": 8}, "expert_budget=8: must be a share of the experts"),
-        ({"name": "xshare", "expert_budget": 0}, "expert_budget=0: must be a share"),
-        ({"name": "macs"}, "gamma: method 'macs' needs a capacity factor"),
-        ({"name": "macs", "gamma": 1, "delta": -1}, "delta=-1: must be a number of at least 0"),
-        ({"name": "macs", "gamma": 1, "rho": 2.5}, "rho=2.5: must be a number from 0 to 2"),
-        (
-            {"name": "macs", "gamma": 1, "modality_threshold": 0.5},
-            "modality_threshold=0.5: must be a share above 0.5",
-        ),
-        ({"name": "macs", "gamma": 1, "reroute": "lokal"}, "reroute=lokal: did you mean 'local'"),
-        (
-            {"name": "macs", "gamma": "adaptive", "budget": 0.1},
-            "gamma=adaptive: chooses by numbers of tokens, and macs bounds their weights",
-        ),
         ({"name": "score", "gamma": 1, "modality": "image"}, "modality=image: did you mean 'image"),
+        ({"name": "score", "gamma": 1, "eq_size": 8}, "knob=eq_size: did you mean 'ep_size'?"),
+        ({"name": "score", "layer_gammas": []}, "layer_gammas=[]: must be a capacity factor for"),
+        ({"name": "baseline", "layer_gammas": [1.0]}, "layer_gammas=[1.0]: method 'baseline' has"),
     ],
 )
-def test_bad_knobs_give_one_clear_line(knobs: dict[str, object], line: str) -> None:
+def test_bad_knobs_give_one_clear_line(knobs: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError) as error:
-        Method(**knobs)  # type: ignore[arg-type]
+        create_method(**knobs)
     assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
+
+
+def test_a_class_refuses_as_its_name_does() -> None:
+    with pytest.raises(UsageError, match=r"^ep_size=0: must be a whole number of at least 1"):
+        TokenDrop(gamma=1.0, ep_size=0)
+    with pytest.raises(UsageError, match=r"^gamma: method 'score' needs a capacity factor"):
+        TokenDrop()
+
+
+def test_a_method_cannot_be_changed() -> None:
+    method: Method = TokenDrop(gamma=1.0)
+    with pytest.raises(AttributeError):
+        method.ep_size = 2

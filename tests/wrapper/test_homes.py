@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-from capmoe_eval.routing.assign import assign
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError, UsageError

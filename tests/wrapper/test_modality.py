@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from capmoe_eval.routing.assign import assign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.capacity import capacity, experts_per_rank
+from capmoe_eval.routing.capacity import experts_per_rank, rounded
 from capmoe_eval.routing.scores import (
     Assignment,
     Scores,
@@ -126,10 +126,10 @@ def weighted_limits(
     It is ``C·(1 + ρ·m·(r - 0.5))`` with the C of Token Drop, which here may exceed T, the expert's
     modality m and the group's ``ratio_G`` r.
     """
-    gamma = method.factor.uniform
-    assert gamma is not None
-    size = {"top_k": top_k, "n_experts": len(bias_E), "rounding": method.rounding}
-    bases = [capacity(gamma, tokens, clamped=False, **size) for tokens in groups.tokens]
+    assert method.gamma_ratio is not None
+    numerator, denominator = method.gamma_ratio
+    pairs, shares = numerator * top_k, denominator * len(bias_E)
+    bases = [rounded(pairs * tokens, shares, method.rounding) for tokens in groups.tokens]
     base_G = torch.tensor(bases, dtype=torch.float64)
     scale_GE = 1 + method.rho * bias_E * (ratio_G[:, None] - 0.5)
     return (moved(base_G, bias_E.device)[:, None] * scale_GE * UNIT).floor().long()

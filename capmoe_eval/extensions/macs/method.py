@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -12,11 +12,12 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.calibrated import CalibratedRule
+from capmoe_eval.routing.capacity import exact_ratio
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.mixins import Capped, Combining
-from capmoe_eval.routing.registry import register
+from capmoe_eval.routing.registry import CONTIGUOUS, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,21 @@ class MACS(Capped, Combining):
             raise UsageError(
                 f"gamma={self.factor.keyword}: chooses by numbers of tokens, and macs bounds their "
                 "weights; give gamma a number"
+            )
+        gamma = self.factor.uniform
+        ratio = None if gamma is None or gamma == math.inf else exact_ratio(gamma)
+        self._set("gamma_ratio", ratio)  # outside of the decision, which can then be compiled
+
+    gamma_ratio: ClassVar[tuple[int, int] | None]  # numerator and denominator of a finite γ
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Raise a UsageError for experts of a rank that are no contiguous block."""
+        placement = settings.get("placement", CONTIGUOUS)
+        if placement != CONTIGUOUS:
+            raise UsageError(
+                f"placement={placement}: {cls.name} reroutes within the blocks of ranks; leave "
+                "placement out"
             )
 
     @property

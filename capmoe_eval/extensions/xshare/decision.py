@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from capmoe_eval.routing.capacity import rounded
 from capmoe_eval.routing.placement import by_rank
 
 if TYPE_CHECKING:
@@ -30,7 +29,8 @@ def activation_budget(method: XShare, n_experts: int) -> int:
 
     The share is parsed exactly, like γ.
     """
-    return math.ceil(Fraction(repr(method.expert_budget)) * n_experts / budgeted_units(method))
+    numerator, denominator = method.budget_ratio
+    return rounded(numerator * n_experts, denominator * budgeted_units(method))
 
 
 def experts_under_budget(

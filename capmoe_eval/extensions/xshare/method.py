@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from capmoe_eval.extensions.activation import BestFirst
+from capmoe_eval.routing.capacity import exact_ratio
 from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.mixins import ByUnit, Combining
@@ -49,13 +50,21 @@ class XShare(BestFirst, ByUnit, Combining):
         LabelPart("b", always=True),
     ] = 0.5
 
+    budget_ratio: ClassVar[tuple[int, int]]  # numerator and denominator of expert_budget
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Outside of the decision, which can then be compiled.
+        self._set("budget_ratio", exact_ratio(self.expert_budget))
+
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
         """Return each token's K best pairs with experts of the batch's set."""
         from capmoe_eval.extensions.batch_demand import assign_within, batch_demand
         from capmoe_eval.extensions.xshare.decision import experts_under_budget
 
         demand_2E = layer.total(batch_demand(scores, self.k0))
-        placed_RN = layer.calibrated if self.is_placed else None
+        has_ranks = self.granularity == "device" and self.is_placed
+        placed_RN = layer.calibrated if has_ranks else None
         return assign_within(scores, experts_under_budget(demand_2E, self, placed_RN))
 
     def simplest(self) -> Method:

@@ -175,6 +175,10 @@ class DeviceDrop(TokenDrop):
     source: ClassVar[str] = "paper §5.2"
     row: ClassVar[int] = 8
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("granularity", "device")
+
     def simplest(self) -> Method:
         """Return Token Drop with ``granularity="device"``."""
-        return self.converted(TokenDrop, granularity="device")
+        return self.converted(TokenDrop)

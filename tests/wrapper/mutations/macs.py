@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from capmoe_eval.routing.weighted import UNIT
 from torch import Tensor
 
 from capmoe_eval.extensions.macs.decision import UNIT

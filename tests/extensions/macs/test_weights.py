@@ -3,44 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
-from capmoe_eval.routing.assign import assign
-from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.reference import weights_reference
-from capmoe_eval.routing.weighted import (
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from capmoe_eval.extensions.macs import MACS
+from capmoe_eval.extensions.macs.decision import (
     UNIT,
     Weighted,
+    assign_weighted,
     modality_bias,
     token_weights,
     weigh,
     weighted_limits,
 )
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.scores import Scores, bucket_loads
-from tests.routing.problems import Case, cases, kept_pairs
+from capmoe_eval.routing.tokens import group_tokens
+from tests.extensions.macs import reference
+from tests.routing.problems import Case, cases, context, decide, kept_pairs
 
 GAMMAS = [0.1, 0.5, 0.75, 1.0, 1.5, 3.0]
 
 
-def decided(case: Case, method: Method | None = None) -> set[tuple[int, int]]:
-    case = case if method is None else dataclasses.replace(case, method=method)
-    assignment = assign(case.scores, case.method, case.groups, weighted=case.weighted)
-    return set(kept_pairs(assignment.index_TS, assignment.keep_TS))
+def weighted_of(case: Case) -> Weighted:
+    """Return the weights and capacities of a case."""
+    bias_E = case.calibrated
+    if bias_E is None:
+        bias_E = torch.zeros(case.n_experts, dtype=torch.long)
+    parts = {"hidden_TH": case.hidden_TH, "image_T": case.image_T}
+    assert isinstance(case.method, MACS)
+    return weigh(case.method, case.groups, bias_E=bias_E, top_k=case.top_k, **parts)
+
+
+def changed(case: Case, **knobs: Any) -> Case:
+    """Return a case with other knobs."""
+    return case.of(dataclasses.replace(case.method, **knobs))  # type: ignore[type-var]
 
 
 @settings(max_examples=40, deadline=None)
 @given(cases(("macs",), gammas=GAMMAS))
 def test_weights_are_those_of_the_definition(case: Case) -> None:
     method = case.method
-    units = case.unit_T.tolist()
+    assert isinstance(method, MACS)
+    units = weighted_of(case).unit_T.tolist()
     image, group = case.image_T.tolist(), case.groups.group_T.tolist()
-    wanted = weights_reference(case.hidden_TH.tolist(), image, group, method.delta)
-    for unit, weight in zip(units, wanted, strict=True):
+    expected = reference.weights(case.hidden_TH.tolist(), image, group, method.delta)
+    for unit, weight in zip(units, expected, strict=True):
         assert abs(unit - UNIT * weight) <= 2 + 1e-4 * UNIT * (1 + method.delta)
     assert all(unit == UNIT for unit, of_image in zip(units, image, strict=True) if not of_image)
     if method.delta == 0:
@@ -75,7 +87,7 @@ def test_a_group_without_a_token_has_no_weight_of_images() -> None:
     image_T = torch.tensor([True, False, False, False])
     bias_E = torch.tensor([1, 0, -1])
     hidden_TH = torch.arange(8.0).view(4, 2)
-    method = Method("macs", 1.0, ep_size=3)
+    method = MACS(gamma=1.0, ep_size=3)
     weighted = weigh(method, groups, bias_E=bias_E, top_k=1, hidden_TH=hidden_TH, image_T=image_T)
     assert weighted.visual_ratio_G.tolist() == [pytest.approx(1 / 3), 0.0, 0.0]
     assert weighted.limit_GE[1].tolist() == [0, 0, 0]
@@ -102,7 +114,7 @@ def test_capacities_follow_the_modalities() -> None:
     bias_E = torch.tensor([1, -1, 0])
 
     def limits(ratio: float, rho: float) -> list[float]:
-        method = Method("macs", 1.5, rho=rho)  # C = 1.5·4·1/3 = 2
+        method = MACS(gamma=1.5, rho=rho)  # C = 1.5·4·1/3 = 2
         found = weighted_limits(method, groups, torch.tensor([ratio]).double(), bias_E, 1)
         return (found[0] / UNIT).tolist()
 
@@ -117,36 +129,29 @@ def test_capacities_follow_the_modalities() -> None:
 @given(cases(("macs",), gammas=GAMMAS))
 def test_equal_weights_without_modalities_and_rerouting_are_token_drop(case: Case) -> None:
     """Bit for bit, in the slots as in the pairs."""
-    method = dataclasses.replace(case.method, rho=0.0, reroute="none", ep_size=1)
-    knobs = {knob: getattr(method, knob) for knob in ("scope", "rounding")}
-    drop = Method("score", method.gamma, **knobs)
-    groups = group_tokens(case.counted_BS, scope=method.scope)
-    given_ = {"hidden_TH": case.hidden_TH, "bias_E": case.bias_E, "top_k": case.top_k}
-    weighted = weigh(method, groups, image_T=None, **given_)
-    ours, theirs = (
-        assign(case.scores, method, groups, weighted=weighted),
-        assign(case.scores, drop, groups),
-    )
-    assert torch.equal(ours.index_TS, theirs.index_TS)
-    assert torch.equal(ours.keep_TS, theirs.keep_TS)
+    case = changed(case, rho=0.0, reroute="none", ep_size=1)
+    text = dataclasses.replace(case, image_T=torch.zeros_like(case.image_T))
+    macs, drop = decide(text), decide(case.of(case.method.converted(TokenDrop)))
+    assert torch.equal(macs.index_TS, drop.index_TS)
+    assert torch.equal(macs.keep_TS, drop.keep_TS)
 
 
 @settings(max_examples=60, deadline=None)
 @given(cases(("macs",), gammas=GAMMAS))
 def test_no_expert_keeps_more_weight_than_its_capacity(case: Case) -> None:
     """Nor does it drop a pair for which there was room: the next one would have been too much."""
-    weighted = case.weighted
-    assert weighted is not None
+    weighted = weighted_of(case)
+    pairs = {}
     for reroute in ("local", "none"):
-        method = dataclasses.replace(case.method, reroute=reroute)
-        found = assign(case.scores, method, case.groups, weighted=weighted)
-        kept_TS = weighted.unit_T[:, None] * found.keep_TS
+        assignment = decide(changed(case, reroute=reroute))
+        pairs[reroute] = set(kept_pairs(assignment))
+        kept_TS = weighted.unit_T[:, None] * assignment.keep_TS
         load_GE = bucket_loads(
-            case.groups.group_T, found.index_TS, kept_TS, weighted.limit_GE.shape
+            case.groups.group_T, assignment.index_TS, kept_TS, weighted.limit_GE.shape
         )
         assert bool((load_GE <= weighted.limit_GE).all())
     group, local = case.groups.group_T.tolist(), case.n_experts // case.method.ep_size
-    kept, moved = decided(case, method), decided(case)
+    kept, moved = pairs["none"], pairs["local"]
     own = {(t, e) for t, row in enumerate(case.scores.topk_TK.tolist()) for e in row}
     for token, expert in own - kept:
         room = weighted.limit_GE[group[token], expert] - load_GE[group[token], expert]
@@ -161,8 +166,8 @@ def test_no_expert_keeps_more_weight_than_its_capacity(case: Case) -> None:
     for token in {t for t, _ in moved - kept}:
         for rank in range(case.method.ep_size):
             added, lost = (
-                sum(t == token and e // local == rank for t, e in pairs)
-                for pairs in (moved - kept, own - kept)
+                sum(t == token and e // local == rank for t, e in each)
+                for each in (moved - kept, own - kept)
             )
             assert added <= lost
 
@@ -172,7 +177,7 @@ def test_no_expert_keeps_more_weight_than_its_capacity(case: Case) -> None:
 def test_the_order_of_tokens_plays_no_part_without_ties(case: Case, random: object) -> None:
     scores = case.scores
     assume(all(len(set(column)) == len(column) for column in scores.score_TE.T.tolist()))
-    method = dataclasses.replace(case.method, scope="batch", ep_size=1)
+    case = changed(case, scope="batch", ep_size=1)
     order = list(range(len(case.image_T)))
     random.shuffle(order)  # type: ignore[attr-defined]
     groups = group_tokens(torch.ones(1, len(order), dtype=torch.bool))
@@ -185,9 +190,8 @@ def test_the_order_of_tokens_plays_no_part_without_ties(case: Case, random: obje
             *(None if part is None else part[rows] for part in optional),
         )
         parts = {"hidden_TH": case.hidden_TH[rows], "image_T": case.image_T[rows]}
-        weighted = weigh(method, groups, bias_E=case.bias_E, top_k=case.top_k, **parts)
-        found = assign(mixed, method, groups, weighted=weighted)
-        return {(rows[t], e) for t, e in kept_pairs(found.index_TS, found.keep_TS)}
+        layer = context(case.method, mixed, groups, calibrated=case.calibrated, **parts)
+        return {(rows[t], e) for t, e in kept_pairs(case.method.decide(mixed, groups, layer))}
 
     assert kept(order) == kept(sorted(order))
 
@@ -204,11 +208,10 @@ def test_light_tokens_fit_where_heavy_ones_do_not() -> None:
     groups = group_tokens(torch.ones(1, 4, dtype=torch.bool))
 
     def kept(units: list[int], reroute: str, ep_size: int = 1) -> list[tuple[int, int]]:
-        method = Method("macs", 1.5, reroute=reroute, ep_size=ep_size)
+        method = MACS(gamma=1.5, reroute=reroute, ep_size=ep_size)
         limit_GE = torch.tensor([[2 * UNIT, 1 * UNIT, 1 * UNIT]])
         weighted = Weighted(torch.tensor(units), limit_GE, torch.zeros(1))
-        found = assign(scores, method, groups, weighted=weighted)
-        return sorted(kept_pairs(found.index_TS, found.keep_TS))
+        return sorted(kept_pairs(assign_weighted(scores, method, groups, weighted)))
 
     text, light = [UNIT] * 4, [UNIT, UNIT // 4, UNIT // 2, UNIT]
     assert kept(text, "none") == [(0, 0), (1, 0)]

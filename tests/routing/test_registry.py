@@ -1,0 +1,155 @@
+"""Register methods: from a module of the suite, of a user, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing import registry
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.methods.baseline import Baseline
+from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.routing.mixins import Bounded
+from capmoe_eval.routing.registry import (
+    ENTRY_POINTS,
+    create_method,
+    knobs,
+    method_class,
+    method_names,
+    method_title,
+    register,
+)
+
+MODULE = """
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+from pydantic import Field
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import register
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Even(Method):
+    name: ClassVar[str] = "even"
+    title: ClassVar[str] = "Even"
+    source: ClassVar[str] = "a test"
+    step: Annotated[int, Field(ge=1, description="how often")] = 2
+"""
+
+
+@pytest.fixture
+def registered() -> Iterator[dict[str, type[Method]]]:
+    """Return the registry, which is as before after the test."""
+    method_names()  # imports all
+    before = dict(registry._METHODS)
+    yield registry._METHODS
+    registry._METHODS.clear()
+    registry._METHODS.update(before)
+    knobs.cache_clear()
+
+
+def new_method(name: Any, base: type[Method] = Method, **body: Any) -> type[Method]:
+    """Return a class of methods that is not registered yet."""
+    kind = type("Mine", (base,), {"name": name, "title": "Mine", "source": "a test", **body})
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
+def test_a_registered_method_is_created_by_its_name(registered: dict[str, type[Method]]) -> None:
+    step = Annotated[int, Field(ge=1, description="how often")]
+    mine = register(
+        new_method("mine", Bounded, step=3, __annotations__={"step": step}, __module__=__name__)
+    )
+    method = create_method("mine", 1.0, step=5, ep_size=4)
+    assert type(method) is mine and method == mine(gamma=1.0, step=5, ep_size=4)  # type: ignore[call-arg]
+    assert method.identity()["step"] == 5 and method.label == "mine-g1-ep4-step5"
+    assert method_names()[-1] == "mine" and method_title("mine") == "Mine"
+    assert knobs()["step"].help == "how often"
+    with pytest.raises(UsageError, match=r"^step=0: must be a whole number of at least 1"):
+        create_method("mine", 1.0, step=0)
+    # The knob of another method has no effect, and is checked.
+    assert create_method("score", 1.0, step=5) == TokenDrop(gamma=1.0)
+    with pytest.raises(UsageError, match=r"^step=0: "):
+        create_method("score", 1.0, step=0)
+
+
+def test_a_class_may_be_registered_twice_and_its_name_not(
+    registered: dict[str, type[Method]],
+) -> None:
+    assert register(Baseline) is Baseline  # as when a module is loaded anew
+    with pytest.raises(ValueError, match=r"^Mine: Baseline has the name 'baseline' already$"):
+        register(new_method("baseline"))
+    assert registered["baseline"] is Baseline
+
+
+@pytest.mark.parametrize("name", ["my method", "", "1st", None, 7, "a-b"])
+def test_a_bad_name_is_refused(name: Any, registered: dict[str, type[Method]]) -> None:
+    with pytest.raises(ValueError, match=r"^Mine: name=.* must be a name such as 'my_method'$"):
+        register(new_method(name))
+    assert name not in registered
+
+
+def test_an_unknown_name_is_refused_with_the_closest() -> None:
+    with pytest.raises(UsageError, match=r"^method=token_rerout: did you mean 'token_reroute'\? c"):
+        method_class("token_rerout")
+    with pytest.raises(UsageError, match=r"^method=null: choose one of baseline, order, "):
+        method_class(None)
+    assert method_title("of_another_version") == "of_another_version"
+
+
+@pytest.mark.parametrize("rule", [Annotated[int, Field(ge=2)], Annotated[str, Field()]])
+def test_a_knob_is_declared_in_one_way(rule: Any, registered: dict[str, type[Method]]) -> None:
+    register(new_method("mine", rounds=3, __annotations__={"rounds": rule}, __module__=__name__))
+    line = r"^rounds: \S+\.Mine declares this knob in another way than another method; give it an"
+    with pytest.raises(UsageError, match=line):
+        knobs()
+
+
+def run(folder: Path, *lines: str, module: str = MODULE) -> subprocess.CompletedProcess[str]:
+    """Run Python with a package that has the entry point `even` in the path."""
+    (folder / "even_methods.py").write_text(module, encoding="utf-8")
+    info = folder / "even_methods-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: even-methods\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\neven = even_methods\n")
+    code = "\n".join((f"import sys; sys.path.insert(0, {str(folder)!r})", *lines))
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_an_entry_point_registers_a_users_method(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "from capmoe_eval.routing.registry import create_method, method_names",
+        "print(method_names()[-1], create_method('even', step=4).label)",
+        "print('torch' in sys.modules)",
+    )
+    assert (done.stdout, done.stderr) == ("even even-step4\nFalse\n", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("import of_nobody", "No module named 'of_nobody'"),
+        (MODULE.replace('"even"', '"score"'), "Even: TokenDrop has the name 'score' already"),
+        ("raise RuntimeError('two\\nlines')", "two"),
+    ],
+)
+def test_an_entry_point_that_fails_is_one_line(tmp_path: Path, module: str, reason: str) -> None:
+    done = run(
+        tmp_path,
+        "from capmoe_eval.experiment.application import run_program",
+        "from capmoe_eval.routing.registry import method_names",
+        "run_program(method_names)",
+        module=module,
+    )
+    assert done.returncode == 2, done.stderr
+    line = f"capmoe_eval.methods: the entry point even=even_methods cannot be loaded ({reason})"
+    assert f"{line}; mend that package, or uninstall it\n" in done.stderr
+    assert done.stderr.count("\n") == 1
