@@ -30,12 +30,9 @@ from capmoe_eval.routing.scores import (
 )
 from capmoe_eval.routing.tokens import TokenGroups, moved
 
-<<<<<<< HEAD:capmoe_eval/routing/weighted.py
-=======
 if TYPE_CHECKING:
     from capmoe_eval.extensions.macs.method import MACS
 
->>>>>>> core:capmoe_eval/extensions/macs/decision.py
 # Shape suffixes: T counted tokens, H hidden size, E routed experts, K = top-k,
 # G capacity groups, R ranks, L experts of a rank, S slots per token, P pairs, B buckets.
 
