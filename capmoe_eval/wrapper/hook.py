@@ -148,7 +148,7 @@ class LayerHook:
     ) -> RouterOutput | None:
         """Return the router's output with the kept pairs; None if they are the router's own."""
         layer, groups = self.layer, plan.on(scores.topk_TK.device).groups
-        changed_T = changed_tokens(layer, self._method, assignment)
+        changed_T = assignment.changed_T(layer.top_k)
         # A layer waits for its device here and nowhere else.
         n_changed, n_kept = torch.stack([changed_T.sum(), assignment.keep_TS.sum()]).tolist()
         # Where a capacity drops and adds nothing, the stock kernel runs on every row: the layer is
@@ -208,14 +208,6 @@ def decide(
     return method.decide(scores, groups, context)
 
 
-def changed_tokens(layer: MoeLayer, method: Method, assignment: Assignment) -> Tensor:
-    """Return a mask [T] of the tokens whose pairs or weights are not the router's own."""
-    changed_T = assignment.changed_T(layer.top_k)
-    if method.renormalize == "always" and not layer.gate.recipe.normalises:
-        return torch.ones_like(changed_T)
-    return changed_T
-
-
 def combine(
     layer: MoeLayer,
     method: Method,
@@ -228,8 +220,8 @@ def combine(
 
     The router's own pairs keep the router's own weights, bit for bit; an added pair gets its score
     over the same denominator. With ``renormalize="after"``, where the family normalises, the rows
-    that changed are normalised over their kept pairs; with ``"always"`` they are in every family.
-    Where weights move with the tokens, a pair has the sum of those that it takes.
+    that changed are normalised over their kept pairs. Where weights move with the tokens, a pair
+    has the sum of those that it takes.
     """
     if assignment.slot_TK is not None:
         slots = torch.arange(assignment.index_TS.shape[1], device=weight_TK.device)
@@ -238,8 +230,7 @@ def combine(
         return taken_TKS.sum(dim=1, dtype=exact).to(weight_TK.dtype)
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k
-    normalises = layer.gate.recipe.normalises
-    anew = method.renormalize == "always" or (method.renormalize == "after" and normalises)
+    anew = method.renormalize == "after" and layer.gate.recipe.normalises
     if not n_added and not anew:
         return weight_TK
     over_TS = keep_TS if anew else None
