@@ -28,6 +28,7 @@ from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import group_tokens
@@ -204,7 +205,8 @@ class _Problem:
 
     def paper(self, name: str) -> Tensor:
         """Return the final map [T, E] of the paper's listing, rank by rank."""
-        local = self._shape.n_experts // self._ranks if name == "expanded_drop" else 0
+        expands = isinstance(self._methods[name], ExpandedDrop)
+        local = self._shape.n_experts // self._ranks if expands else 0
         scores = self.scores.score_TE.chunk(self._ranks)
         choices = self.scores.topk_TK.chunk(self._ranks)
         maps = [

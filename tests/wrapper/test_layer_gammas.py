@@ -15,7 +15,7 @@ from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.event import LayerForward
-from capmoe_eval.wrapper.observers.curves import Curves, curve_reference
+from capmoe_eval.extensions.adaptive_gamma.curves import Curves, curve_reference
 from capmoe_eval.wrapper.session import capacity_aware, routed
 from tests.wrapper.models import batch, make
 
