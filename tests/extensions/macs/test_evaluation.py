@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from capmoe_eval.wrapper.recorder import Observer
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import run
