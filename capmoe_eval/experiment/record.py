@@ -330,7 +330,7 @@ def _not_registered(cell: Any) -> str | None:
     }
     for name, value in settings.items():
         if name not in ("method", "gamma", *knobs()):
-            return name
+            return str(name)
         if isinstance(value, str) and value not in choices.get(name, (value,)):
             return f"{name}={shown(value)}"
     return None
