@@ -149,7 +149,7 @@ def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) 
     whole.write()
     for number, change in enumerate(
         [
-            *({"method": "mine", "strength": 2.0, "m": m} for m in (1, 2)),
+            *({"method": "mine", "force": 2.0, "m": m} for m in (1, 2)),
             {"method": "score", "gamma": "clever", "share": 0.1},
             {"method": "score", "gamma": 1.0, "placement": "spread"},
         ]
