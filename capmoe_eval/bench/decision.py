@@ -28,6 +28,7 @@ from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import group_tokens
@@ -80,7 +81,9 @@ def measure_threads(
     given: argparse.Namespace, shapes: Sequence[Shape], device: torch.device
 ) -> tuple[list[Target], list[dict[str, Any]]]:
     """Return the gain over the listings at other numbers of threads, and the seconds."""
-    targets, rows, before = [], [], torch.get_num_threads()
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
+    before = torch.get_num_threads()
     for threads in given.threads:
         if threads == before:
             continue
@@ -89,8 +92,8 @@ def measure_threads(
             say(f"decision: {shape.name}, threads: {threads}")
             problem = _Problem(shape, given.tokens, given.ranks, device)
             for name in _LISTINGS:
-                row = {"name": name, "seconds": _seconds(name, problem, given.rounds, device)}
-                row["equal"] = _is_equal(name, problem)
+                seconds = _seconds(name, problem, given.rounds, device)
+                row = {"name": name, "equal": _is_equal(name, problem), "seconds": seconds}
                 targets.append(_against_listing(f"{shape.name}, {threads} threads", row))
                 rows.append({"shape": shape.name, "threads": threads, **row})
     torch.set_num_threads(before)
@@ -107,7 +110,8 @@ def measure_steps(
 
     Decision and layer are timed in turn, each as the mean of some calls.
     """
-    targets, rows = [], []
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
     for shape in shapes:
         layer_of = _layer(LayerSetting(shape, 1, device, dtype))
         for tokens in given.step_tokens:
@@ -198,7 +202,8 @@ class _Problem:
 
     def paper(self, name: str) -> Tensor:
         """Return the final map [T, E] of the paper's listing, rank by rank."""
-        local = self._shape.n_experts // self._ranks if name == "expanded_drop" else 0
+        expands = isinstance(self._methods[name], ExpandedDrop)
+        local = self._shape.n_experts // self._ranks if expands else 0
         scores = self.scores.score_TE.chunk(self._ranks)
         choices = self.scores.topk_TK.chunk(self._ranks)
         maps = [

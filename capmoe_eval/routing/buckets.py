@@ -112,6 +112,7 @@ def _keep_by_histogram(
     digit_P >>= shift
     cell_P = bucket_P * n_digits
     cell_P += digit_P
+    del digit_P
     n_cells = n_buckets * n_digits
     if valid_P is not None:
         np.copyto(cell_P, n_cells, where=~valid_P)
