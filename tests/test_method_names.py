@@ -11,7 +11,7 @@ from capmoe_eval.routing.registry import method_names
 
 PACKAGE = Path(capmoe_eval.__file__).parent
 ALLOWED = {
-    # The names of figures.json's fields: an order of capabilities, not a method.
+    # Fields of figures.json: the order of capabilities.
     ("report/figures/images.py", "order"),
     ("paper/claims/drawn.py", "order"),
 }
@@ -36,8 +36,7 @@ def compared(source: str) -> list[tuple[int, str]]:
         elif isinstance(node, ast.MatchValue):
             sides = [node.value]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in ("startswith", "endswith", "__eq__"):
-                sides = list(node.args)
+            sides = list(node.args) if node.func.attr in ("startswith", "endswith") else []
         lines = [(side.lineno, name) for side in sides for name in literals(side)]
         found += [(line, name) for line, name in lines if name in method_names()]
     return found

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
 from capmoe_eval.bench.ep.skew import Skew
+from capmoe_eval.bench.memory import peak_array_bytes, peak_bytes
 from capmoe_eval.bench.rounds import (
     alternate,
     dtype_name,
@@ -28,11 +26,12 @@ from capmoe_eval.bench.rounds import (
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Spread, Target
-from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.groups import group_tokens
+from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.tokens import group_tokens
 
 # Shape suffixes: T tokens, K = top-k, E experts, L experts of a rank, S slots, H hidden size.
 
@@ -40,6 +39,7 @@ _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
 _GAMMA = 1.0
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
+_REPEATS = 20  # of a step's decision, which takes too little time to be timed alone
 
 
 def run(given: argparse.Namespace) -> None:
@@ -50,8 +50,13 @@ def run(given: argparse.Namespace) -> None:
     for shape in shapes:
         experts_per_rank(shape.n_experts, given.ranks, "ranks")
     device, dtype = placement(given)
+    steps = [find_shape(name, "step_shapes") for name in given.step_shapes]
     targets, more = measure(given, shapes, device, dtype)
-    finish(given, device, targets, ("tokens", "ranks"), **more)
+    if device.type == "cpu":
+        measured, more["threads"] = measure_threads(given, shapes, device)
+        targets += measured
+    measured, more["steps"] = measure_steps(given, steps, device, dtype)
+    finish(given, device, targets + measured, ("tokens", "ranks"), **more)
 
 
 def measure(
@@ -70,6 +75,70 @@ def measure(
             targets += _targets(shape.name, row, layer, device.type)
             details.append({"shape": shape.name, **row, "layer_seconds": layer})
     return targets, {"details": details, "dtype": dtype_name(dtype)}
+
+
+def measure_threads(
+    given: argparse.Namespace, shapes: Sequence[Shape], device: torch.device
+) -> tuple[list[Target], list[dict[str, Any]]]:
+    """Return the gain over the listings at other numbers of threads, and the seconds."""
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
+    before = torch.get_num_threads()
+    for threads in given.threads:
+        if threads == before:
+            continue
+        torch.set_num_threads(threads)
+        for shape in shapes:
+            say(f"decision: {shape.name}, threads: {threads}")
+            problem = _Problem(shape, given.tokens, given.ranks, device)
+            for name in _LISTINGS:
+                seconds = _seconds(name, problem, given.rounds, device)
+                row = {"name": name, "equal": _is_equal(name, problem), "seconds": seconds}
+                targets.append(_against_listing(f"{shape.name}, {threads} threads", row))
+                rows.append({"shape": shape.name, "threads": threads, **row})
+    torch.set_num_threads(before)
+    return targets, rows
+
+
+def measure_steps(
+    given: argparse.Namespace,
+    shapes: Sequence[Shape],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[list[Target], list[dict[str, Any]]]:
+    """Return the decision's share of the layer's time in steps of few tokens, and the seconds.
+
+    Decision and layer are timed in turn, each as the mean of some calls.
+    """
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
+    for shape in shapes:
+        layer_of = _layer(LayerSetting(shape, 1, device, dtype))
+        for tokens in given.step_tokens:
+            say(f"decision: {shape.name}, a step of {tokens}")
+            problem = _Problem(shape, tokens, given.ranks, device, rounding="ceil")
+            sides: dict[str, Callable[[], object]] = {
+                name: partial(problem.ours, name) for name in _LISTINGS
+            }
+            sides["layer"] = layer_of(problem.logits_TE)
+            spent = alternate(
+                {side: partial(_mean, work, device) for side, work in sides.items()},
+                rounds=given.rounds,
+            )
+            for name in _LISTINGS:
+                words = {"shape": shape.name, "tokens": tokens, "method": name}
+                shares = ratio(spent[name], spent["layer"])
+                targets.append(target_of("decision_step", shares, words))
+            rows.append({"shape": shape.name, "tokens": tokens, "seconds": spent})
+    return targets, rows
+
+
+def _mean(work: Callable[[], object], device: torch.device) -> float:
+    def repeated() -> None:
+        for _ in range(_REPEATS):
+            work()
+
+    return timed(repeated, device) / _REPEATS
 
 
 def paper_map(score_TE: Tensor, topk_TK: Tensor, local_ids: Sequence[int] = ()) -> Tensor:
@@ -99,25 +168,42 @@ def kept_map(assignment: Assignment, n_experts: int) -> Tensor:
 
 
 class _Problem:
-    """Skewed router logits, their scores and choice, and the tokens of each rank."""
+    """Skewed router logits, their scores and choice, and the tokens of each rank.
 
-    def __init__(self, shape: Shape, tokens: int, ranks: int, device: torch.device) -> None:
+    Tokens that the ranks do not share evenly are sequences of one token, as in a decode step.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        tokens: int,
+        ranks: int,
+        device: torch.device,
+        rounding: str = "floor",  # as in the listings
+    ) -> None:
         peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
         self.logits_TE = Skew(peak).logits(tokens, shape.n_experts, shape.top_k).to(device)
         score_TE = self.logits_TE.softmax(dim=1)
         self.scores = Scores(score_TE, score_TE.topk(shape.top_k, dim=1).indices)
-        counted = torch.ones(ranks, tokens // ranks, dtype=torch.bool)
+        sequences = tokens if tokens % ranks else ranks
+        counted = torch.ones(sequences, tokens // sequences, dtype=torch.bool)
         self._groups = group_tokens(counted, ep_size=ranks).to(device)
-        self._ranks, self._local = ranks, shape.n_experts // ranks
+        self._ranks, self._shape = ranks, shape
+        self._methods = {
+            name: create_method(name, _GAMMA, ep_size=ranks, rounding=rounding)
+            for name in _LISTINGS
+        }
 
     def ours(self, name: str) -> Assignment:
-        """Return our assignment; the listings round down."""
-        method = create_method(name, _GAMMA, ep_size=self._ranks, rounding="floor")
-        return assign(self.scores, method, self._groups)
+        """Return our assignment, with the capacities that it needs."""
+        method, shape = self._methods[name], self._shape
+        layer = LayerContext.of(method, self._groups, top_k=shape.top_k, n_experts=shape.n_experts)
+        return method.decide(self.scores, self._groups, layer)
 
     def paper(self, name: str) -> Tensor:
         """Return the final map [T, E] of the paper's listing, rank by rank."""
-        local = self._local if name == "expanded_drop" else 0
+        expands = isinstance(self._methods[name], ExpandedDrop)
+        local = self._shape.n_experts // self._ranks if expands else 0
         scores = self.scores.score_TE.chunk(self._ranks)
         choices = self.scores.topk_TK.chunk(self._ranks)
         maps = [
@@ -133,20 +219,33 @@ def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) ->
     That is memory beyond inputs, result and one index per slot, in score matrices [T, E] of
     float32.
     """
-    decisions = {"ours": problem.ours, "paper": problem.paper}
-    sides = {side: partial(timed, partial(of, name), device) for side, of in decisions.items()}
-    seconds = alternate(sides, rounds=rounds)
+    seconds = _seconds(name, problem, rounds, device)
     made: list[Assignment] = []
     peak = peak_bytes(lambda: made.append(problem.ours(name)))
+    if device.type == "cpu":  # where a decision also has arrays; the two peaks may differ in time
+        peak += peak_array_bytes(partial(problem.ours, name))
     (result,) = made
-    score_TE = problem.scores.score_TE
-    kept_TE = kept_map(result, score_TE.shape[1])
-    equal = bool((kept_TE == problem.paper(name).bool()).all())
+    score_TE, equal = problem.scores.score_TE, _is_equal(name, problem)
     indices = result.keep_TS.nbytes + 8 * result.keep_TS.numel()  # one order of the slots
     if result.index_TS is not problem.scores.topk_TK:
         indices += result.index_TS.nbytes
     extra = (peak - indices) / score_TE.nbytes
     return {"name": name, "seconds": seconds, "equal": equal, "extra_matrices": extra}
+
+
+def _seconds(
+    name: str, problem: _Problem, rounds: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Return the seconds of our decision and of the paper's listing."""
+    decisions = {"ours": problem.ours, "paper": problem.paper}
+    sides = {side: partial(timed, partial(of, name), device) for side, of in decisions.items()}
+    return alternate(sides, rounds=rounds)
+
+
+def _is_equal(name: str, problem: _Problem) -> bool:
+    """Return whether both keep the same pairs."""
+    kept_TE = kept_map(problem.ours(name), problem.scores.score_TE.shape[1])
+    return bool((kept_TE == problem.paper(name).bool()).all())
 
 
 def _layer_seconds(setting: LayerSetting, logits_TE: Tensor, given: argparse.Namespace) -> float:
@@ -155,71 +254,49 @@ def _layer_seconds(setting: LayerSetting, logits_TE: Tensor, given: argparse.Nam
     On a CPU it is timed with the tokens of one of eight parts, and that times eight: larger
     matrices are no slower per token, so the decision's share is not flattered.
     """
-    shape, device, dtype = setting.shape, setting.device, setting.dtype
+    device = setting.device
     n_tokens = given.layer_tokens or given.tokens // (8 if device.type == "cpu" else 1)
     n_tokens = max(1, min(n_tokens, given.tokens))
-    experts = random_experts(setting, 0)
-    hidden_TH = torch.randn(n_tokens, shape.hidden, device=device, dtype=dtype)
-    weight_EH = torch.randn(shape.n_experts, shape.hidden, device=device, dtype=dtype)
-    own_TE = logits_TE[:n_tokens]
-
-    @torch.no_grad()
-    def layer() -> None:
-        # The product takes its time; the routing is the given one.
-        torch.nn.functional.linear(hidden_TH, weight_EH)
-        weight_TK, topk_TK = own_TE.softmax(dim=1).topk(shape.top_k, dim=1)
-        experts(hidden_TH, topk_TK, weight_TK.to(dtype))
-
-    sides = {"layer": partial(timed, layer, device)}
+    sides = {"layer": partial(timed, _layer(setting)(logits_TE[:n_tokens]), device)}
     spent = alternate(sides, rounds=given.layer_rounds, warmup=1)["layer"]
     total: float = Spread.of(spent).median * given.tokens / n_tokens
     return total
 
 
+def _layer(setting: LayerSetting) -> Callable[[Tensor], Callable[[], None]]:
+    """Return the stock layer, router and experts, as a function of the logits that it has."""
+    shape, device, dtype = setting.shape, setting.device, setting.dtype
+    experts = random_experts(setting, 0)
+    weight_EH = torch.randn(shape.n_experts, shape.hidden, device=device, dtype=dtype)
+
+    def of(logits_TE: Tensor) -> Callable[[], None]:
+        hidden_TH = torch.randn(len(logits_TE), shape.hidden, device=device, dtype=dtype)
+
+        @torch.no_grad()
+        def layer() -> None:
+            # The product takes its time; the routing is that of the logits.
+            torch.nn.functional.linear(hidden_TH, weight_EH)
+            weight_TK, topk_TK = logits_TE.softmax(dim=1).topk(shape.top_k, dim=1)
+            experts(hidden_TH, topk_TK, weight_TK.to(dtype))
+
+        return layer
+
+    return of
+
+
 def _targets(shape: str, row: dict[str, Any], layer_seconds: float, device: str) -> list[Target]:
-    method, ours = row["name"], row["seconds"]["ours"]
-    same = "the same pairs" if row["equal"] else "NOT the same pairs (ties fall otherwise)"
-    words = {"shape": shape, "method": method, "listing": _LISTINGS[method], "same": same}
-    shares = [spent / layer_seconds for spent in ours]
+    words = {"shape": shape, "method": row["name"]}
+    shares = [spent / layer_seconds for spent in row["seconds"]["ours"]]
     return [
         target_of("decision_share", shares, words, at_most=_SHARE.get(device)),
-        target_of("decision_listing", ratio(row["seconds"]["paper"], ours), words),
+        _against_listing(shape, row),
         target_of("decision_memory", [row["extra_matrices"]], words),
     ]
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Return the most bytes of tensors that were alive at once while something ran.
-
-    Storages that existed before do not count. What a kernel needs beside its outputs, such as a
-    sort's own buffer, is not seen.
-    """
-    with _LiveBytes() as live:
-        work()
-    peak: int = live.peak
-    return peak
-
-
-class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the storages that are allocated inside the block, on any device."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = 0
-        self._alive: dict[int, int] = {}  # bytes of each
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and note the storages that are new."""
-        given = {storage._cdata for storage in _storages((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for storage in _storages(result):
-            if storage._cdata not in self._alive.keys() | given:
-                self._alive[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self._alive.pop, storage._cdata)
-        self.peak = max(self.peak, sum(self._alive.values()))
-        return result
-
-
-def _storages(values: object) -> list[torch.UntypedStorage]:
-    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-    return [leaf.untyped_storage() for leaf in leaves]
+def _against_listing(place: str, row: dict[str, Any]) -> Target:
+    """Return the time of the paper's listing over ours."""
+    same = "the same pairs" if row["equal"] else "NOT the same pairs (ties fall otherwise)"
+    method, seconds = row["name"], row["seconds"]
+    words = {"shape": place, "method": method, "listing": _LISTINGS[method], "same": same}
+    return target_of("decision_listing", ratio(seconds["paper"], seconds["ours"]), words)

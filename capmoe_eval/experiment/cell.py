@@ -205,7 +205,7 @@ CELL_FIELDS = tuple(field_types(Cell))
 def check_batch_size(batch_size: int | str, method: Method) -> None:
     """Refuse a batch size that is neither a positive whole number nor the baseline's ``auto``."""
     check("batch_size", batch_size, BatchSize)
-    if batch_size == "auto" and method.name != "baseline":
+    if batch_size == "auto" and not method.is_stock:
         raise UsageError(
             "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "
             "depend on free memory; choose a number, such as batch_size=16"

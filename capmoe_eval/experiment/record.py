@@ -323,14 +323,14 @@ def _not_registered(cell: Any) -> str | None:
     settings = cell.get("method") if isinstance(cell, dict) else None
     if not isinstance(settings, dict):
         return None
-    choices: Mapping[str, Collection[object]] = {
+    choices: Mapping[str, Collection[str | None]] = {
         "method": method_names(),
         "placement": placements(),
         "gamma": ("inf", *(form.keyword for form in factor_forms())),
     }
     for name, value in settings.items():
         if name not in ("method", "gamma", *knobs()):
-            return name
+            return str(name)
         if isinstance(value, str) and value not in choices.get(name, (value,)):
             return f"{name}={shown(value)}"
     return None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from capmoe_eval.extensions.activation import BestFirst
 from capmoe_eval.extensions.batch_demand import best_own
 from capmoe_eval.routing.scores import bucket_loads
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers.loads import bound_faults
 from capmoe_eval.wrapper.observers.observer import CountingObserver, Proof, Tally
+
+if TYPE_CHECKING:
+    from capmoe_eval.extensions.activation import BestFirst
 
 # Shape suffixes: T counted tokens, K = top-k, E experts.
 

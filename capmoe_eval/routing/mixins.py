@@ -43,10 +43,10 @@ class Combining(Counting):
     """The knob of the combine weights."""
 
     renormalize: Annotated[
-        Literal["before", "after"],
+        Literal["before", "after", "always"],
         Field(
-            description="weights are normalised over the dropless model's top-k, or over the kept "
-            "pairs, where the family normalises"
+            description="weights are normalised over the dropless model's top-k, or after it over "
+            "the kept pairs, where the family normalises; or always, in every family"
         ),
     ] = "before"
 
@@ -164,6 +164,10 @@ class Bounded(Capped, ByUnit, Combining):
 
     def simplest(self) -> Method:
         """Return the baseline where nothing binds, and Token Drop where nothing is kept."""
+        if self.never_binds and self.renormalize == "always" and self.factor.uniform != math.inf:
+            # Every pair is kept, but weights are normalised.
+            knobs = {"scope": "batch", "modality": "uniform", "placement": CONTIGUOUS}
+            return self.converted(method_class(TOKEN_DROP), gamma=float(self.ep_size), **knobs)
         if self.never_binds:
             return method_class(STOCK)()
         return self.converted(method_class(TOKEN_DROP)) if self.factor.uniform == 0 else self

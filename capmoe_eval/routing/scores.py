@@ -79,10 +79,9 @@ def bucket_loads(
 
 def addable(scores: Scores) -> Tensor:
     """Return a mask [T, E], True where an eligible expert is not among the token's top-k."""
-    eligible_TE = scores.eligible_TE
-    if eligible_TE is None:
-        eligible_TE = torch.ones_like(scores.score_TE, dtype=torch.bool)
-    return eligible_TE.scatter(1, scores.topk_TK, False)
+    if scores.eligible_TE is not None:
+        return scores.eligible_TE.scatter(1, scores.topk_TK, False)
+    return torch.ones_like(scores.score_TE, dtype=torch.bool).scatter_(1, scores.topk_TK, False)
 
 
 def usable(scores: Scores) -> Tensor:

@@ -124,11 +124,11 @@ class Gate:
     def weights(self, scores: Scores, index_TS: Tensor, over_TS: Tensor | None = None) -> Tensor:
         """Return the combine weights of slots with the experts ``index_TS``, in float32 [T, S].
 
-        Where the family normalises, the denominator is the sum over the slots ``over_TS``, or over
-        the router's own top-k, as in the dropless model.
+        The denominator is the sum over the slots ``over_TS``; without them, where the family
+        normalises, the sum over the router's own top-k, as in the dropless model.
         """
         weight_TS = scores.score_TE.gather(1, index_TS)
-        if self.recipe.normalises:
+        if self.recipe.normalises or over_TS is not None:
             if over_TS is None:
                 total_T1 = scores.score_TE.gather(1, scores.topk_TK).sum(dim=1, keepdim=True)
             else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
@@ -172,12 +173,21 @@ def test_placement_judges_other_steps_than_it_plans_on() -> None:
 
 def test_decision(tmp_path: Path) -> None:
     shapes = ["--shapes", "small", "small_mixtral"]
-    few = ["--tokens", "512", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
-    status, content = bench(tmp_path, "decision", *shapes, *few)
-    assert status == 0
-    assert len(content["details"]) == 4 and len(content["targets"]) == 12
+    few = ["--tokens", "16384", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
+    threads = torch.get_num_threads()
+    steps = ["--step-shapes", "tiny_olmoe", "--step-tokens", "3", "8"]
+    status, content = bench(
+        tmp_path, "decision", *shapes, *few, *steps, "--threads", str(threads + 1)
+    )
+    assert status == 0 and torch.get_num_threads() == threads
+    assert len(content["details"]) == len(content["threads"]) == 4
+    assert [(row["shape"], row["tokens"]) for row in content["steps"]] == [
+        ("tiny_olmoe", 3),
+        ("tiny_olmoe", 8),
+    ]
+    assert len(content["targets"]) == 12 + 4 + 4
     # What is timed against one another keeps the same pairs.
-    assert all(row["equal"] for row in content["details"])
+    assert all(row["equal"] for row in content["details"] + content["threads"])
     # The one number that no clock disturbs.
     assert all(row["extra_matrices"] <= 2 for row in content["details"])
     assert {t["target"] for t in content["targets"] if t["unit"] == "share"} == {0.1}
@@ -342,7 +352,7 @@ def check_plain(given: dict[str, str]) -> None:
         (["generate", "--batch", "3"], "batch=3: must be a multiple of 8"),
         (["decision", "--tokens", "9"], "tokens=9: must be a multiple of ranks=8"),
         (["decision", "--shapes", "mixtra"], "shapes=mixtra: did you mean 'mixtral'?"),
-        (["decision", "--rounds", "0"], "--rounds=0: must be a whole number from 1 to"),
+        (["decision", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
         (["cells", "--cells", "3"], "--cells=3: must be at least 40"),
         (["cells", "--documents", "8"], "--documents=8: must be at least two sizes"),
         (["cells", "--model", "zoo_olmo"], "did you mean 'zoo_olmoe'"),
@@ -354,7 +364,7 @@ def check_plain(given: dict[str, str]) -> None:
         (["scale", "--records", "5"], "--records=5: must be at least two sizes"),
         (
             ["scale", "--records", "5", "99999999999"],
-            "--records=99999999999: must be a whole number from 1 to ",
+            "--records=99999999999: must be a whole number of at least 1; 1000000000 is the ",
         ),
         (["scale", "--results", "results/bench"], "has no record of model=zoo_olmoe tasks="),
         (["trace", "--experts", "12"], "--experts=12: must be a multiple of 8"),
@@ -362,9 +372,9 @@ def check_plain(given: dict[str, str]) -> None:
         (["trace", "--dir", "nowhere"], "--dir=nowhere: no such directory"),
         (
             ["trace", "--tokens", "99999999999"],
-            "--tokens=99999999999: must be a whole number from 1 to ",
+            "--tokens=99999999999: must be a whole number of at least 1; 1000000000 is the ",
         ),
-        (["suite", "--rounds", "0"], "--rounds=0: must be a whole number from 1 to"),
+        (["suite", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
         (["suite", "--tasks", "obq"], "did you mean 'obqa'"),
     ],
 )

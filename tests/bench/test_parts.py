@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from capmoe_eval.routing.reference import Problem, assign_reference
 
-from capmoe_eval.bench.decision import paper_map, peak_bytes
+from capmoe_eval.bench.decision import paper_map
 from capmoe_eval.bench.ep.layer import LayerSetting
 from capmoe_eval.bench.ep.skew import peak_load
 from capmoe_eval.bench.forward import skewed_model
+from capmoe_eval.bench.memory import peak_array_bytes, peak_bytes
 from capmoe_eval.bench.rounds import CPU
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.routing.reference import Problem, assign_reference
 
 
 def test_live_bytes_count_what_is_alive_at_once() -> None:
@@ -32,6 +34,8 @@ def test_live_bytes_count_what_is_alive_at_once() -> None:
     assert peak_bytes(work) == 7200
     assert peak_bytes(lambda: given.add_(1)) == 0  # nothing is new
     assert peak_bytes(lambda: [torch.zeros(10) for _ in range(5)]) == 200
+    array_bytes = peak_array_bytes(lambda: np.zeros(1000) + np.zeros(1000))
+    assert 24_000 <= array_bytes < 40_000  # beside it, Python's own objects
 
 
 @pytest.mark.parametrize("name", ["score", "expanded_drop"])
@@ -51,6 +55,7 @@ def test_the_listings_are_the_methods(name: str) -> None:
         rank=[0] * n_tokens,
         random=[[0] * n_experts] * n_tokens,
         image=[False] * n_tokens,
+        hidden=[[0.0]] * n_tokens,
     )
     # One rank of three: the reference has its experts as local, and a third of all tokens are none.
     ranks = 3 if name == "expanded_drop" else 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from capmoe_eval.routing import buckets
 from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, KEY_BITS, keep_best, score_key
 
 N_CASES = 300
@@ -61,9 +62,44 @@ def test_keeps_what_a_loop_keeps() -> None:
     assert kept > 1000 < dropped  # the cases decide something
 
 
-def test_ties_of_many_pairs_go_to_the_first_tokens() -> None:
+def test_a_histogram_keeps_what_a_sort_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "_FEW", 1)  # no case is too small for it
+    monkeypatch.setattr(buckets, "_PAIRS_PER_CELL", 0.02)  # so that its digits have several bits
+    for seed in range(N_CASES):
+        case = draw(seed)
+        assert torch.equal(keep_best(**case), by_loop(**case)), f"seed {seed}"
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("added", [False, True])
+def test_a_histogram_keeps_what_a_sort_keeps_of_many_pairs(shared: float, added: bool) -> None:
+    """``shared`` is the share of the pairs with the same score."""
+    generator = torch.Generator().manual_seed(int(shared * 10))
+    shape, n_buckets = (3000, 7), 40
+    score_TS = torch.randn(shape, generator=generator).sigmoid()
+    score_TS[torch.rand(shape, generator=generator) < shared] = 0.5
+    key_TS = score_key(score_TS)
+    if added:
+        key_TS = key_TS + ADDED * torch.randint(2, shape, generator=generator)
+    case = {
+        "bucket_TS": torch.randint(n_buckets, shape, generator=generator),
+        "key_TS": key_TS,
+        "valid_TS": torch.rand(shape, generator=generator) < 0.8,
+        "limit_B": torch.randint(900, (n_buckets,), generator=generator),
+    }
+    keep_TS = keep_best(**case)
+    assert torch.equal(keep_TS, buckets._keep_by_sort(**case))
+    assert 3000 < keep_TS.sum() < 18_000
+
+
+@pytest.mark.parametrize("by_sort", [False, True])
+def test_ties_of_many_pairs_go_to_the_first_tokens(
+    by_sort: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beyond 32,768 elements torch sorts by another algorithm."""
     n_tokens, limit = 50_000, 12_345
+    if by_sort:
+        monkeypatch.setattr(buckets, "_FEW", 1 << 40)
     bucket_TS = torch.arange(2).repeat(n_tokens, 1)
     keep_TS = keep_best(bucket_TS, torch.zeros_like(bucket_TS), None, torch.tensor([limit, 0]))
     assert keep_TS[:, 0].nonzero().flatten().tolist() == list(range(limit))

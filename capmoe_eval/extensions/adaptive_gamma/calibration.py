@@ -23,7 +23,7 @@ _CURVES: Final = ("dropped", "dropped_scores", "straggler")
 
 
 class LayerCurve(Part):
-    """One layer at each capacity factor; see :class:`capmoe_eval.extensions.adaptive_gamma.curves.Curve`."""
+    """One layer at each capacity factor, as a :class:`Curve` has it."""
 
     name: str
     dropped: list[Share]

@@ -69,7 +69,7 @@ class XShare(BestFirst, ByUnit, Combining):
 
     def simplest(self) -> Method:
         """Return the baseline where all experts fit the budget."""
-        if self.expert_budget == 1:
+        if self.expert_budget == 1 and self.renormalize != "always":
             return Baseline()
         if self.ep_size == 1 and self.granularity == "device":  # the one rank has all experts
             return dataclasses.replace(self, granularity="expert")

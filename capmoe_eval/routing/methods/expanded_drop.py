@@ -85,7 +85,7 @@ class ExpandedDrop(Bounded):
 
         keys = definition.priority(
             tokens,
-            definition.metric(tokens),
+            definition.by_score(tokens),
             modality=self.modality,
             protect_topk=self.protect_topk,
         )
@@ -110,7 +110,7 @@ class ExpandedDrop(Bounded):
             added_TA = expert_E.expand(n_tokens, -1)
         else:
             placed_RN = layer.calibrated if self.is_placed else None
-            added_TA = by_rank(expert_E, self.ep_size, placed_RN)[tokens.rank_T]
+            added_TA = by_rank(expert_E, self.ep_size, placed_RN).index_select(0, tokens.rank_T)
         valid_TA = addable(scores).gather(1, added_TA)
         chosen_TK = torch.ones_like(topk_TK, dtype=torch.bool)
         return torch.cat([topk_TK, added_TA], dim=1), torch.cat([chosen_TK, valid_TA], dim=1)

@@ -135,6 +135,11 @@ def _map(tensor: Any) -> Array | None:
     return logical_LP
 
 
+def _is_other(mode: object) -> bool:
+    """Return whether a mode is neither of prompts nor of decoding; 2.0 and true are neither."""
+    return type(mode) is not int or mode not in (_PROMPT, _DECODE)
+
+
 def _kinds(modes: Sequence[object]) -> tuple[Array | None, str]:
     """Return which steps are of decoding, and which modes do not say so, to follow the source.
 
@@ -142,8 +147,7 @@ def _kinds(modes: Sequence[object]) -> tuple[Array | None, str]:
     (MIXED, a part of a prompt with running requests) or 5 (verified drafts), are neither, and the
     numbers above 5 differ between versions.
     """
-    usual = [type(mode) is int and mode in (_PROMPT, _DECODE) for mode in modes]  # not true or 2.0
-    others = sorted({shown(mode) for mode, is_usual in zip(modes, usual) if not is_usual})
+    others = sorted({shown(mode) for mode in modes if _is_other(mode)})
     if not others:
         return np.array([mode == _DECODE for mode in modes]), ""
     if others == ["null"]:  # an old version

@@ -116,7 +116,7 @@ class CountingObserver(Observer):
     faults: ClassVar[Mapping[str, str]] = {}  # in words, by the name of the sum
 
     def __init__(self, n_layers: int) -> None:
-        self.sums: list[Sums] = [Sums() for _ in range(n_layers)]
+        self.sums: Sequence[Sums] = [Sums() for _ in range(n_layers)]
 
     def count(self, name: str) -> int:
         """Return a sum over all layers."""

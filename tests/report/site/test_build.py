@@ -37,6 +37,7 @@ from capmoe_eval.report.site.page import Address, natural
 from capmoe_eval.report.site.places import without_places
 from capmoe_eval.report.site.records import list_page, record_page, relatives
 from capmoe_eval.report.site.serving import serving_page
+from capmoe_eval.routing.factor import UniformFactor
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.site import main
 from tests import records
@@ -251,7 +252,7 @@ def test_a_record_page(site: Site) -> None:
     (found,) = (
         r
         for r in site.inventory.records
-        if (r.task, r.method, r.factor, r.seed) == ("piqa", "random", 1.0, 0)
+        if (r.task, r.method, r.factor, r.seed) == ("piqa", "random", UniformFactor(1.0), 0)
     )
     text = site.text(page.cell_path(found))
     # 36 − 5 · (3 − 1) = 26 of 40; √(0.65 · 0.35 / 39) = 0.0764.
@@ -569,7 +570,7 @@ def test_a_report_is_not_replaced_by_nothing(
         ("results_dir=empty",): "results_dir=empty: no whole record there",
         ("results_dir=broken",): "results_dir=broken: no whole record there",
         (): "--out=reports: has a report of records, and no whole record is in results/local-zoo",
-        ("limit=x",): "limit=x: must be a whole number of documents",
+        ("limit=x",): "limit=x: must be a whole number",
         ("results_dir=null",): "results_dir=null: must be",
         ("results_dir=''",): "results_dir=: must be",
         ("results_dir=[a]",): "results_dir=['a']: must be",

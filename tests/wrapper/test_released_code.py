@@ -1,0 +1,141 @@
+"""The released code of commit 606dc1d, by loops, and the knobs that reproduce it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from capmoe_eval.experiment.configuration import config_directory
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.layers import find_moe_layers
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.models import batch, make
+
+pytestmark = pytest.mark.numeric
+
+GAMMA = 0.75
+# One family normalises its weights, two do not, and one has a shared expert.
+FAMILIES = ("olmoe", "qwen2_moe", "qwen3_moe", "mixtral")
+Slots = list[list[tuple[int, float]]]
+
+
+def preset() -> dict[str, Any]:
+    """Return the knobs of the variant."""
+    path = config_directory() / "variant" / "released_code_606dc1d.yaml"
+    knobs = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(knobs, dict)
+    return {str(knob): value for knob, value in knobs.items()}
+
+
+def later_release(score: list[list[float]], top_k: int, gamma: float, candidates: int) -> Slots:
+    """Return the expert and the weight of each of a token's K slots.
+
+    Every expert keeps its C best candidates, and every token the K best of what it has then. A slot
+    that is left over is expert 0 with weight 0; the others' weights are their share of the scores.
+    """
+    n_tokens, n_experts = len(score), len(score[0])
+    capacity = max(1, math.ceil(gamma * top_k * (n_tokens / n_experts)))
+    pool = [sorted(range(n_experts), key=lambda e: -row[e])[:candidates] for row in score]
+    taken: set[tuple[int, int]] = set()
+    for expert in range(n_experts):
+        tokens = [token for token in range(n_tokens) if expert in pool[token]]
+        tokens.sort(key=lambda token: -score[token][expert])
+        taken |= {(token, expert) for token in tokens[:capacity]}
+    slots = []
+    for token, row in enumerate(score):
+        kept = [expert for expert in pool[token] if (token, expert) in taken][:top_k]
+        total = sum(row[expert] for expert in kept)
+        weighted = [(expert, row[expert] / total) for expert in kept]
+        slots.append(weighted + [(0, 0.0)] * (top_k - len(kept)))
+    return slots
+
+
+@contextmanager
+def released(model: nn.Module, gamma: float, candidates: int) -> Iterator[list[Slots]]:
+    """Let the routers of a model answer as the later release does; yield what they said."""
+    said: list[Slots] = []
+
+    def answer(router: Any, _args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        logits_TE, weight_TK, topk_TK = output
+        score = logits_TE.softmax(dim=-1, dtype=torch.float32).tolist()
+        slots = later_release(score, topk_TK.shape[1], gamma, candidates)
+        said.append(slots)
+        index_TK = torch.tensor([[expert for expert, _ in row] for row in slots])
+        share_TK = torch.tensor([[weight for _, weight in row] for row in slots])
+        return logits_TE, share_TK.to(weight_TK.dtype), index_TK
+
+    hooks = [layer.router.register_forward_hook(answer) for layer in find_moe_layers(model)]
+    try:
+        yield said
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> Tensor:
+    answer: Tensor = model(batch()).logits
+    return answer
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", ["score", "expanded_drop"])
+def test_the_variant_gives_the_logits_of_the_release(family: str, method: str) -> None:
+    """Dropped slots at expert 0 with weight 0 change no output; they are not in our loads."""
+    model = make(family)
+    top_k = find_moe_layers(model)[0].top_k
+    m = 2 if method == "expanded_drop" else 0
+    knobs = preset() | ({"m": m} if m else {})
+    with released(model, GAMMA, top_k + m) as said:
+        theirs = logits(model)
+    with capacity_aware(model, method, GAMMA, **knobs) as meter:
+        ours = logits(model)
+    assert close(ours, theirs)
+    assert not close(ours, logits(model))
+    empty = [slot for slots in said for row in slots for slot in row if slot == (0, 0.0)]
+    assert empty  # the release sends them to expert 0
+    summary = meter.summary()
+    assert summary["dropped"] - summary["added"] == len(empty)
+
+
+@pytest.mark.parametrize(("family", "exact"), [("olmoe", 0), ("qwen2_moe", 0), ("qwen3_moe", 1)])
+def test_weights_are_normalised_where_nothing_is_dropped(family: str, exact: int) -> None:
+    """At γ=1000 only a family that normalises by itself gives the stock model's logits."""
+    model = make(family)
+    stock = logits(model)
+    found: dict[str, Tensor] = {}
+    for renormalize in ("before", "after", "always"):
+        with capacity_aware(model, "score", 1000.0, renormalize=renormalize) as meter:
+            found[renormalize] = logits(model)
+        assert meter.summary()["dropped"] == 0
+    assert torch.equal(found["before"], stock)
+    assert torch.equal(found["after"], stock)
+    assert torch.equal(found["always"], stock) == bool(exact)
+    with released(model, 1000.0, find_moe_layers(model)[0].top_k):
+        assert close(found["always"], logits(model))
+
+
+def test_what_never_binds_is_no_baseline_where_weights_are_normalised() -> None:
+    """γ=∞ stays the stock model; a device's capacity of all pairs does not."""
+    on_devices = {"granularity": "device", "ep_size": 4, "renormalize": "always"}
+    assert create_method("score", math.inf, **on_devices) == create_method("baseline")
+    never_binds = create_method("score", 4.0, **on_devices)
+    assert not never_binds.is_stock
+    for method in ("order", "reverse_order", "random", "token_reroute"):
+        found = create_method(method, 9.0, scope="sequence", rounding="floor", **on_devices)
+        assert found == never_binds
+    for method, knobs in {"xshare": {"expert_budget": 1.0}, "laser": {"peak_mass": 0.0}}.items():
+        for renormalize, is_stock in {"before": True, "after": True, "always": False}.items():
+            found = create_method(method, renormalize=renormalize, **knobs)
+            assert found.is_stock == is_stock
