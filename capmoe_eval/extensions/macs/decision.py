@@ -124,8 +124,11 @@ def weighted_limits(
     modality m and the group's ``ratio_G`` r.
     """
     assert method.gamma_ratio is not None
-    sizes = {"top_k": top_k, "n_experts": len(bias_E), "rounding": method.rounding}
-    bases = [base_capacity(method.gamma_ratio, tokens, **sizes) for tokens in groups.tokens]
+    ratio, rounding, n_experts = method.gamma_ratio, method.rounding, len(bias_E)
+    bases = [
+        base_capacity(ratio, tokens, top_k=top_k, n_experts=n_experts, rounding=rounding)
+        for tokens in groups.tokens
+    ]
     base_G = torch.tensor(bases, dtype=torch.float64)
     scale_GE = 1 + method.rho * bias_E * (ratio_G[:, None] - 0.5)
     return (moved(base_G, bias_E.device)[:, None] * scale_GE * UNIT).floor().long()
