@@ -19,7 +19,8 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.proof import KERNEL_TOLERANCE, _deviation
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.routing.reference import Problem, sere_weights_reference
+from tests.extensions.sere.reference import weights
+from tests.routing.reference import Problem
 from tests.wrapper.models import batch, make, similarities
 
 pytestmark = pytest.mark.numeric
@@ -63,12 +64,11 @@ def test_each_token_gets_the_outputs_and_weights_of_the_definition(family: str) 
         rank=[0 for _ in tokens],
         random=[[0] * 8 for _ in tokens],
         image=[False for _ in tokens],
-        similarity=known[0].tolist(),
+        hidden=[],
+        calibrated=known[0].tolist(),
     )
     wanted_TH = torch.zeros_like(output_TH)
-    for (token, expert), weight in sere_weights_reference(
-        problem, method, weight_TK.tolist()
-    ).items():
+    for (token, expert), weight in weights(problem, method, weight_TK.tolist()).items():
         index_T1, weight_T1 = torch.tensor([[expert]]), torch.tensor([[weight]])
         with torch.no_grad():
             wanted_TH[token] += experts(hidden_TH[token : token + 1], index_T1, weight_T1)[0]
