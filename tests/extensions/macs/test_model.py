@@ -17,7 +17,7 @@ from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.hook import decide
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.routing.reference import weights_reference
+from tests.extensions.macs.reference import weights as weights_by_loops
 from tests.wrapper import images, models
 from tests.wrapper.parallel.cases import kept_pairs
 from tests.wrapper.test_modality import logits, routed
@@ -83,7 +83,7 @@ def test_the_meter_weighs_what_the_experts_are_called_with() -> None:
     weight = of_images = beyond = 0.0
     top_k = meter.layers[0].top_k
     for layer, called, bias in zip(hidden, computed, modalities(model), strict=True):
-        own = weights_reference(layer.flatten(0, -2)[rows].double().tolist(), image, group, 2.0)
+        own = weights_by_loops(layer.flatten(0, -2)[rows].double().tolist(), image, group, 2.0)
         weight += sum(own)
         of_images += sum(w for w, of_image in zip(own, image, strict=True) if of_image)
         for rank in range(2):
