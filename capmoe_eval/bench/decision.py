@@ -39,7 +39,7 @@ _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
 _GAMMA = 1.0
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
-_REPEATS = 20  # of a step's decision, which takes too little time to be timed alone
+_CALLS, _MEASURABLE = 20, 0.005  # most calls of a step's decision or layer at a time; seconds
 
 
 def run(given: argparse.Namespace) -> None:
@@ -81,7 +81,9 @@ def measure_threads(
     given: argparse.Namespace, shapes: Sequence[Shape], device: torch.device
 ) -> tuple[list[Target], list[dict[str, Any]]]:
     """Return the gain over the listings at other numbers of threads, and the seconds."""
-    targets, rows, before = [], [], torch.get_num_threads()
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
+    before = torch.get_num_threads()
     for threads in given.threads:
         if threads == before:
             continue
@@ -90,8 +92,8 @@ def measure_threads(
             say(f"decision: {shape.name}, threads: {threads}")
             problem = _Problem(shape, given.tokens, given.ranks, device)
             for name in _LISTINGS:
-                row = {"name": name, "seconds": _seconds(name, problem, given.rounds, device)}
-                row["equal"] = _is_equal(name, problem)
+                seconds = _seconds(name, problem, given.rounds, device)
+                row = {"name": name, "equal": _is_equal(name, problem), "seconds": seconds}
                 targets.append(_against_listing(f"{shape.name}, {threads} threads", row))
                 rows.append({"shape": shape.name, "threads": threads, **row})
     torch.set_num_threads(before)
@@ -108,7 +110,8 @@ def measure_steps(
 
     Decision and layer are timed in turn, each as the mean of some calls.
     """
-    targets, rows = [], []
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
     for shape in shapes:
         layer_of = _layer(LayerSetting(shape, 1, device, dtype))
         for tokens in given.step_tokens:
@@ -131,11 +134,14 @@ def measure_steps(
 
 
 def _mean(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call, as the mean of as many as make a time that can be measured."""
+    calls = max(1, min(_CALLS, int(_MEASURABLE / timed(work, device))))
+
     def repeated() -> None:
-        for _ in range(_REPEATS):
+        for _ in range(calls):
             work()
 
-    return timed(repeated, device) / _REPEATS
+    return timed(repeated, device) / calls
 
 
 def paper_map(score_TE: Tensor, topk_TK: Tensor, local_ids: Sequence[int] = ()) -> Tensor:

@@ -109,7 +109,8 @@ def over_stock(
     def under(side: str) -> float:
         # Entering and leaving the wrapper is not timed: an evaluation does it once.
         with capacity_aware(model, sides[side].method, verify=False) as meter:
-            meter.examines = sides[side].examined
+            if not sides[side].examined:
+                meter.examine_nothing()
             spent = timed(work, model.device)
         drops[side] = meter.summary()["drop_rate"]
         return spent

@@ -164,22 +164,20 @@ def capacities(
 # The order in which pairs are kept.
 
 
-def metric(tokens: RoutedTokens, name: str = "score", *, seed: int = 0) -> Array:
-    """Return numbers of all pairs [T, E], of which the smallest is kept first.
+def by_score(tokens: RoutedTokens) -> Array:
+    """Return numbers of all pairs [T, E], the smallest for the highest score."""
+    number_TE: Array = -tokens.score_TE
+    return number_TE
 
-    ``name`` is score (the highest), order or reverse_order (of the tokens), or random.
-    """
+
+def by_position(tokens: RoutedTokens, *, last_first: bool = False) -> Array:
+    """Return numbers of all pairs [T, E], the smallest for the first token, or for the last."""
     token_T1 = np.arange(len(tokens.score_TE))[:, None]
-    if name in ("order", "reverse_order"):
-        place_T1 = token_T1 if name == "order" else -token_T1
-        return np.broadcast_to(place_T1, tokens.score_TE.shape)
-    if name == "random":
-        return _random_numbers(tokens, seed)
-    return -tokens.score_TE
+    return np.broadcast_to(-token_T1 if last_first else token_T1, tokens.score_TE.shape)
 
 
-def _random_numbers(tokens: RoutedTokens, seed: int) -> Array:
-    """Return the numbers [T, E] of ``random``: a generator for each seed, layer and forward."""
+def by_chance(tokens: RoutedTokens, seed: int) -> Array:
+    """Return random numbers of all pairs [T, E]: a generator for each seed, layer and forward."""
     import torch
 
     name = f"{seed}/{tokens.layer}/{tokens.forward}"
@@ -191,7 +189,7 @@ def _random_numbers(tokens: RoutedTokens, seed: int) -> Array:
 
 def priority(
     tokens: RoutedTokens,
-    metric_TE: Array,
+    number_TE: Array,
     *,
     modality: str = "uniform",
     protect_topk: bool = False,
@@ -199,13 +197,13 @@ def priority(
     """Return the sort keys of all pairs [T, E]; the first decides, the smallest is kept first.
 
     A modality that is dropped first comes behind the other (§5.3), then an added pair behind the
-    tokens' own where these are protected, then the metric decides.
+    tokens' own where these are protected, then ``number_TE`` decides.
     """
-    is_last_TE = np.zeros(metric_TE.shape, dtype=bool)
+    is_last_TE = np.zeros(number_TE.shape, dtype=bool)
     if tokens.image_T is not None and modality != "uniform":
         is_last_TE |= (tokens.image_T == (modality == "image_first"))[:, None]
     is_added_TE = ~tokens.chosen_TE & protect_topk
-    return is_last_TE, is_added_TE, metric_TE
+    return is_last_TE, is_added_TE, number_TE
 
 
 # The pairs that are kept.

@@ -85,6 +85,12 @@ class Meter:
         """The observers, in the order in which they see an event."""
         return self._observers
 
+    def examine_nothing(self) -> None:
+        """Compare no forward with the definition, as in most forwards of a long run."""
+        if self._definition is not None:
+            self._observers.remove(self._definition)
+            self._definition = None
+
     def observe(self, observer: Observer) -> None:
         """Show the following forwards to another observer."""
         self._observers.append(observer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from capmoe_eval.routing.reference import Problem, assign_reference
 
 from capmoe_eval.bench.decision import paper_map
 from capmoe_eval.bench.ep.layer import LayerSetting
@@ -14,8 +13,9 @@ from capmoe_eval.bench.forward import skewed_model
 from capmoe_eval.bench.memory import peak_array_bytes, peak_bytes
 from capmoe_eval.bench.rounds import CPU
 from capmoe_eval.experiment.timings.schema import Shape
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.routing.reference import Problem, assign_reference
 
 
 def test_live_bytes_count_what_is_alive_at_once() -> None:
@@ -55,10 +55,11 @@ def test_the_listings_are_the_methods(name: str) -> None:
         rank=[0] * n_tokens,
         random=[[0] * n_experts] * n_tokens,
         image=[False] * n_tokens,
+        hidden=[[0.0]] * n_tokens,
     )
     # One rank of three: the reference has its experts as local, and a third of all tokens are none.
     ranks = 3 if name == "expanded_drop" else 1
-    method = Method(name, 1.0, rounding="floor", ep_size=ranks)
+    method = create_method(name, 1.0, rounding="floor", ep_size=ranks)
     kept = {tuple(pair) for pair in map_TE.nonzero().tolist()}
     assert kept == assign_reference(problem, method)
     assert 0 < len(kept) < n_tokens * n_experts

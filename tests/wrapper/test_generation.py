@@ -443,13 +443,13 @@ def test_a_batch_of_finished_sequences_alone_counts_nothing() -> None:
 def test_statistics_of_decode_steps_are_those_of_decode_steps_alone() -> None:
     _, meter = generate_until(Ends([11] * 4))
     told = meter.summary()["decode"]
-    layers = [layer.report() for layer in meter.layers]
+    layers = meter.report()["layers"]
     with capacity_aware(make("olmoe"), "score", gamma=0.5) as prompt:
         pass
     _, without = generate_until(Ends([11] * 4), knobs={"decode": "unconstrained"})
     assert "decode" not in without.summary() and "decode" not in prompt.summary()
     # Both computed the same prompt.
-    first = [layer.report() for layer in without.layers]
+    first = without.report()["layers"]
 
     def more(name: str) -> int:
         return sum(a[name] - b[name] for a, b in zip(layers, first, strict=True))

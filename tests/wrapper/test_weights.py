@@ -14,6 +14,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper import hook
+from capmoe_eval.wrapper.hook import decide
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.routing.reference import weights_reference
@@ -107,8 +108,10 @@ def test_the_meter_weighs_what_the_experts_are_called_with() -> None:
     assert summary["effective_gamma"] == pytest.approx(2 * 8 * base / (len(rows) * top_k), rel=0.2)
 
 
-def keep_all(scores: Scores, *_: Any, **__: Any) -> Assignment:
-    return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
+def keep_all(scores: Scores, *arguments: Any, **more: Any) -> Assignment:
+    decided = decide(scores, *arguments, **more)
+    keep_TK = torch.ones_like(scores.topk_TK, dtype=torch.bool)
+    return Assignment(scores.topk_TK, keep_TK, details=decided.details)
 
 
 def test_a_decision_that_breaks_the_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

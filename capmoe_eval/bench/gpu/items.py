@@ -124,7 +124,7 @@ def _waits(setting: Setting) -> Found:
     targets, lines = [], {}
     for name, side in _SIDES.items():
         with capacity_aware(model, side.method, verify=False) as meter:
-            meter.examines = False  # as most forwards of a long run
+            meter.examine_nothing()  # as most forwards of a long run
             run()  # what is made once is not counted
             found = host_waits(run, setting.device)
         lines[name] = dict(sorted(found.items()))

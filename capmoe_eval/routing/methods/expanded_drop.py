@@ -85,7 +85,7 @@ class ExpandedDrop(Bounded):
 
         keys = definition.priority(
             tokens,
-            definition.metric(tokens),
+            definition.by_score(tokens),
             modality=self.modality,
             protect_topk=self.protect_topk,
         )

@@ -46,12 +46,11 @@ def drop_beyond_capacity(
     return Assignment(scores.topk_TK, keep_TK)
 
 
-def kept_by_metric(method: Bounded, tokens: RoutedTokens, metric: str, *, seed: int = 0) -> Array:
-    """Return the C best pairs of every unit by a metric of the definition [T, E]."""
+def kept_by_number(method: Bounded, tokens: RoutedTokens, number_TE: Array) -> Array:
+    """Return the C pairs of every unit with the smallest numbers, by the definition [T, E]."""
     from capmoe_eval.routing import definition
 
-    metric_TE = definition.metric(tokens, metric, seed=seed)
-    keys = definition.priority(tokens, metric_TE, modality=method.modality)
+    keys = definition.priority(tokens, number_TE, modality=method.modality)
     return definition.best_in_buckets(tokens, tokens.chosen_TE, keys)
 
 
@@ -75,7 +74,9 @@ class OrderDrop(Bounded):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the first C pairs of every unit, by the definition."""
-        return kept_by_metric(self, tokens, "order")
+        from capmoe_eval.routing.definition import by_position
+
+        return kept_by_number(self, tokens, by_position(tokens))
 
 
 @register
@@ -98,7 +99,9 @@ class ReverseOrderDrop(Bounded):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the last C pairs of every unit, by the definition."""
-        return kept_by_metric(self, tokens, "reverse_order")
+        from capmoe_eval.routing.definition import by_position
+
+        return kept_by_number(self, tokens, by_position(tokens, last_first=True))
 
 
 @register
@@ -140,7 +143,9 @@ class RandomDrop(Bounded):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the C pairs of every unit that are drawn, by the definition."""
-        return kept_by_metric(self, tokens, "random", seed=self.seed)
+        from capmoe_eval.routing.definition import by_chance
+
+        return kept_by_number(self, tokens, by_chance(tokens, self.seed))
 
 
 @register
@@ -162,7 +167,9 @@ class TokenDrop(Bounded):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the C best-scoring pairs of every unit, by the definition."""
-        return kept_by_metric(self, tokens, "score")
+        from capmoe_eval.routing.definition import by_score
+
+        return kept_by_number(self, tokens, by_score(tokens))
 
 
 @register

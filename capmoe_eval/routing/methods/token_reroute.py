@@ -74,8 +74,8 @@ class TokenReroute(Bounded):
         """Return the pairs that are kept in the last round, by the definition."""
         from capmoe_eval.routing import definition
 
-        metric_TE = definition.metric(tokens)
-        keys = definition.priority(tokens, metric_TE, modality=self.modality)
+        number_TE = definition.by_score(tokens)
+        keys = definition.priority(tokens, number_TE, modality=self.modality)
         return definition.rerouted(tokens, keys, self.rounds)
 
     def simplest(self) -> Method:

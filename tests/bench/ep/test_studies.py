@@ -90,7 +90,7 @@ def test_the_speedup_study_has_the_papers_deployments() -> None:
         "Mixtral": (8, 2),
     }
     olmoe = found["OLMoE"]
-    assert [(m.name, m.gamma, m.ep_size) for m in olmoe.methods] == [
+    assert [(m.name, m.uniform_gamma, m.ep_size) for m in olmoe.methods] == [
         (name, gamma, 8) for name in ("score", "expanded_drop") for gamma in (2.0, 1.5, 1.0)
     ]
     # 8192 sequences of 512: a 256th of the sequences, a quarter of each, over 8 ranks.

@@ -28,9 +28,9 @@ _EXPERT_DROP = named("expert_drop")
 _OEA = named("oea")
 _XSHARE = named("xshare")
 _SERE = named("sere")
-_IDLE = "routing.assign:idle_experts"
-_SET = "routing.activation:expert_set"
-_DEMAND = "routing.activation:batch_demand"
+_IDLE = "routing.methods.expert_drop:disabled_experts"
+_WITHIN = "extensions.batch_demand:assign_within"
+_DEMAND = "extensions.batch_demand:batch_demand"
 
 
 # Expert Drop.
@@ -38,7 +38,11 @@ _DEMAND = "routing.activation:batch_demand"
 
 def _idle(name: str, choose: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
     """Return a mutation of the silenced experts, chosen by the loads [E]."""
-    return Mutation(name, _IDLE, lambda _: choose, *more or (_EXPERT_DROP,))
+
+    def mutated(load_E: Tensor) -> Tensor:
+        return torch.zeros_like(load_E, dtype=torch.bool).index_fill(0, choose(load_E), True)
+
+    return Mutation(name, _IDLE, lambda _: mutated, *more or (_EXPERT_DROP,))
 
 
 def _by_load(name: str, load: Callable[[Call], Tensor], *more: Any) -> Mutation:
@@ -147,7 +151,21 @@ _OF_EXPERT_DROP = (
 
 def _set(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
     """Return a mutation of the set [E] that the batch may use."""
-    return result(name, _SET, lambda set_E, *_: change(set_E), *more or (chooses_a_set,))
+
+    def wrap(assign_within: Decide) -> Decide:
+        return lambda scores, set_E: assign_within(scores, change(set_E))
+
+    return Mutation(name, _WITHIN, wrap, *more or (chooses_a_set,))
+
+
+def _of_first_layer(assign_within: Decide) -> Decide:
+    sets: list[Tensor] = []
+
+    def mutated(scores: Scores, set_E: Tensor) -> Assignment:
+        sets.append(set_E)
+        return assign_within(scores, sets[0])
+
+    return mutated
 
 
 def _demand(name: str, change: Callable[[Tensor, Scores, int], Tensor], *more: Any) -> Mutation:
@@ -206,9 +224,7 @@ def _within(name: str, choose: Callable[[Tensor, Tensor, Scores], Tensor], *more
         keep_TE = choose(usable_TE, ranked_TE, scores)
         return assignment(scores, torch.empty_like(keep_TE).scatter_(1, ranked_TE, keep_TE))
 
-    return Mutation(
-        name, "routing.activation:assign_within", lambda _: mutated, *more or (chooses_a_set,)
-    )
+    return Mutation(name, _WITHIN, lambda _: mutated, *more or (chooses_a_set,))
 
 
 def _first(usable_TE: Tensor, count: int) -> Tensor:
@@ -234,9 +250,7 @@ _OF_SETS = (
     _set("the set has no experts", torch.zeros_like),
     _set("the set is shifted by an expert", lambda set_E: set_E.roll(1)),
     _set("the set is mirrored", lambda set_E: set_E.flip(0)),
-    of_first_call(
-        "the set is that of the first layer", _SET, lambda first, _: first, chooses_a_set
-    ),
+    Mutation("the set is that of the first layer", _WITHIN, _of_first_layer, chooses_a_set),
     of_first_call(
         "the demand is that of the first layer", _DEMAND, lambda first, _: first, chooses_a_set
     ),
@@ -303,20 +317,20 @@ _OF_SETS = (
 _OF_XSHARE = (
     result(
         "the budget is an expert too large",
-        "routing.activation:activation_budget",
+        "extensions.xshare.decision:activation_budget",
         lambda n, *_: n + 1,
         _XSHARE,
     ),
     result(
         "the budget is an expert too small",
-        "routing.activation:activation_budget",
+        "extensions.xshare.decision:activation_budget",
         lambda n, *_: n - 1,
         _XSHARE,
     ),
     knobs("the budget is read an expert too small", _half_budget, _XSHARE),
     Mutation(
         "the budget is rounded down",
-        "routing.activation:activation_budget",
+        "extensions.xshare.decision:activation_budget",
         lambda _: lambda method, n: int(method.expert_budget * n / method.ep_size),
         _XSHARE,
     ),
@@ -354,7 +368,7 @@ _OF_XSHARE = (
     ),
     Mutation(
         "a budget's experts alternate",
-        "routing.homes:by_rank",
+        "routing.placement:by_rank",
         lambda by_rank: (
             lambda amount, ranks, _: by_rank(
                 amount.unflatten(-1, (-1, ranks)).transpose(-1, -2).flatten(-2), ranks, None
@@ -376,7 +390,7 @@ def _similarity(name: str, change: Callable[[Tensor, Call], Tensor], *more: Any)
 
 def _served(name: str, change: Callable[..., Tensor], *more: Any) -> Mutation:
     """Return a mutation of the experts [E] that serve the tokens of each."""
-    return result(name, "routing.activation:substitutes", change, *more or (_SERE,))
+    return result(name, "extensions.sere.decision:substitutes", change, *more or (_SERE,))
 
 
 def _threshold(name: str, min_similarity: float) -> Mutation:
@@ -385,14 +399,14 @@ def _threshold(name: str, min_similarity: float) -> Mutation:
             primary_E, similarity_EE, min_similarity
         )
 
-    return Mutation(name, "routing.activation:substitutes", wrap, _SERE)
+    return Mutation(name, "extensions.sere.decision:substitutes", wrap, _SERE)
 
 
 def _primary(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
     def wrap(substitutes: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda primary_E, *more: substitutes(change(primary_E), *more)
 
-    return Mutation(name, "routing.activation:substitutes", wrap, _SERE)
+    return Mutation(name, "extensions.sere.decision:substitutes", wrap, _SERE)
 
 
 def _to_any(_served_E: Tensor, primary_E: Tensor, similarity_EE: Tensor, least: float) -> Tensor:
@@ -448,7 +462,7 @@ _OF_SERE = (
     _similarity("similarities are of experts in reverse", lambda similarity, _: similarity.flip(0)),
     of_first_call(
         "similarities are those of the first layer",
-        "wrapper.layer_meter:LayerMeter.calibrated_on",
+        "wrapper.hook:LayerHook._calibrated_on",
         lambda first, _: first,
         _SERE,
     ),
@@ -457,7 +471,7 @@ _OF_SERE = (
     _threshold("the threshold is never reached", 1.1),
     Mutation(
         "the threshold itself is not enough",
-        "routing.activation:substitutes",
+        "extensions.sere.decision:substitutes",
         lambda f: lambda p, s, least: f(p, s, least + 1e-6),
         _SERE,
         _coarse,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from capmoe_eval.routing.decision import keep_within_capacity, score_keys
 from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts, usable
 from tests.wrapper.mutations.concerns import (
     adds,
@@ -30,6 +32,7 @@ from tests.wrapper.mutations.mutation import (
     outcome,
     result,
 )
+from tests.wrapper.mutations.settings import with_knobs
 
 _LOCAL = candidates("local")
 _RANKED = candidates("ranked")
@@ -52,7 +55,7 @@ def _by_rank(name: str, change: Callable[..., Tensor]) -> Mutation:
     def wrap(by_rank: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda amount_E, ranks, placed_RN: change(by_rank, amount_E, ranks, placed_RN)
 
-    return Mutation(name, "routing.homes:by_rank", wrap, _LOCAL)
+    return Mutation(name, "routing.placement:by_rank", wrap, _LOCAL)
 
 
 def _reordered(name: str, change: Callable[[Tensor, int], Tensor], *more: Any) -> Mutation:
@@ -90,7 +93,7 @@ def _beside_the_capacity(decide: Decide, call: Call) -> Assignment:
     """Let added pairs take no slots of the top-k's capacity."""
     decided = decide(**call)
     top_k = call["scores"].topk_TK.shape[1]
-    own = decide(**call | {"method": dataclasses.replace(call["method"], name="score")})
+    own = decide(**call | {"method": with_knobs(call["method"], name="score")})
     keep_TS = torch.cat([own.keep_TS, decided.keep_TS[:, top_k:]], dim=1)
     return dataclasses.replace(decided, keep_TS=keep_TS)
 
@@ -111,7 +114,7 @@ def _cut(more: int) -> Callable[[Decide, Call], Assignment]:
     """Cut a token to K pairs and so many more."""
 
     def change(decide: Decide, call: Call) -> Assignment:
-        decided = decide(**call | {"method": dataclasses.replace(call["method"], max_k=False)})
+        decided = decide(**call | {"method": with_knobs(call["method"], max_k=False)})
         score_TS = call["scores"].score_TE.gather(1, decided.index_TS)
         place_TS = score_TS.masked_fill(~decided.keep_TS, -1).argsort(dim=1, descending=True)
         keep_TS = decided.keep_TS & (
@@ -123,7 +126,7 @@ def _cut(more: int) -> Callable[[Decide, Call], Assignment]:
 
 
 def _worst_kept(decide: Decide, call: Call) -> Assignment:
-    decided = decide(**call | {"method": dataclasses.replace(call["method"], max_k=False)})
+    decided = decide(**call | {"method": with_knobs(call["method"], max_k=False)})
     return _least_k(decided, call)
 
 
@@ -141,24 +144,27 @@ def _rounds(
 ) -> Mutation:
     """Return a mutation of Token Reroute's rounds."""
 
-    def mutated(scores: Scores, method: Any, keeper: Any) -> Assignment:
+    def mutated(method: Any, scores: Scores, tokens: Any, layer: Any) -> Assignment:
         ranked_TE = ranked_experts(scores)
+        slots = {"index_TS": ranked_TE, "key_TS": score_keys(scores, ranked_TE)}
+        keep = functools.partial(keep_within_capacity, method, tokens, layer, n_experts=8, **slots)
         remains_TE = usable(scores).gather(1, ranked_TE)
         before_TE = kept_TE = remains_TE & False
         for _ in range(method.rounds):
             count_TE = remains_TE.cumsum(dim=1)
             selected_TE = remains_TE & (count_TE <= most(scores.topk_TK.shape[1]))
-            kept_TE = kept_of(before_TE, keeper.keep(ranked_TE, selected_TE))
+            kept_TE = kept_of(before_TE, keep(valid_TS=selected_TE))
             remains_TE = remains_TE & ~rejected(selected_TE, kept_TE, count_TE)
             before_TE = kept_TE
         kept_TE = last(kept_TE, selected_TE)
         return assignment(scores, torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE))
 
-    return Mutation(name, "routing.assign:_reroute", lambda _: mutated, _REROUTE)
+    target = "routing.methods.token_reroute:TokenReroute.decide"
+    return Mutation(name, target, lambda _: mutated, _REROUTE)
 
 
 def _outside(setting: Any) -> bool:
-    return adds(setting) and text_alone(setting) and setting.method.candidate_rule != "local"
+    return both(adds, text_alone, neither(_LOCAL))(setting)
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -166,7 +172,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "candidates are outside the eligible groups",
         "scores",
         lambda call: dataclasses.replace(call["scores"], eligible_TE=None),
-        both(_outside, lambda s: not s.method.protect_topk),
+        both(_outside, lambda s: not s.method.setting("protect_topk")),
         grouped,
     ),
     knobs(
@@ -255,7 +261,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     decision(
         "added pairs have slots of their own",
         _beside_the_capacity,
-        both(expands, lambda s: not s.method.protect_topk),
+        both(expands, lambda s: not s.method.setting("protect_topk")),
     ),
     decision("a token has K + 1 pairs", _cut(1), lambda setting: setting.method.max_k),
     decision("a token has K - 1 pairs", _cut(-1), lambda setting: setting.method.max_k),

@@ -27,8 +27,8 @@ from tests.wrapper.mutations.mutation import Mutation, argument, knobs, of_first
 from tests.wrapper.mutations.settings import Setting
 
 _C = "routing.capacity:capacity"
-_LIMITS = "routing.assign:bucket_limits"
-_GROUPS = "routing.groups:group_tokens"
+_LIMITS = "routing.method:Method.limits"
+_GROUPS = "routing.tokens:group_tokens"
 
 Capacity = Callable[..., int]
 
@@ -107,7 +107,7 @@ _IN_C = (
         "routing.method:Method.of_layer",
         lambda of_layer: lambda method, number: of_layer(method, 1 - number),
         both(with_capacity, lambda setting: not setting.has_images),
-        lambda setting: setting.under(gamma=None, layer_gammas=(0.5, 1.0)),
+        lambda setting: setting.under(gamma=(0.5, 1.0)),
     ),
     _with_tokens("T of all ranks", lambda of: [of.n_tokens] * len(of.tokens)),
     _with_tokens("T of the mean rank", lambda of: [of.n_tokens // len(of.tokens)] * len(of.tokens)),
@@ -203,7 +203,7 @@ _IN_GROUPS = (
 def _rank_of(change: Callable[[Tensor, int], Tensor], name: str) -> Mutation:
     return Mutation(
         name,
-        "routing.homes:rank_of",
+        "routing.placement:rank_of",
         lambda _: lambda expert, local, _placed=None: change(expert, local),
         in_blocks,
     )
@@ -220,7 +220,7 @@ _ON_DEVICES = (
     ),
     Mutation(
         "a placement is read in its own order",
-        "routing.homes:rank_of",
+        "routing.placement:rank_of",
         lambda _: lambda expert, local, placed_RN: placed_RN.flatten()[expert] // local,
         both(placed, per_device),
     ),

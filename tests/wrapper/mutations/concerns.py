@@ -13,19 +13,19 @@ def everywhere(_setting: Setting) -> bool:
 
 def capped(setting: Setting) -> bool:
     """A number of pairs is bounded."""
-    return setting.method.bound is not None and not setting.method.weighs_tokens
+    return setting.method.bounds_pairs
 
 
 def with_capacity(setting: Setting) -> bool:
-    return setting.method.bound is not None
+    return setting.method.unit is not None
 
 
 def per_expert(setting: Setting) -> bool:
-    return setting.method.bound == "expert" and not setting.method.weighs_tokens
+    return capped(setting) and setting.method.unit == "expert"
 
 
 def per_device(setting: Setting) -> bool:
-    return setting.method.bound == "device"
+    return setting.method.unit == "device"
 
 
 def in_blocks(setting: Setting) -> bool:
@@ -37,11 +37,11 @@ def placed(setting: Setting) -> bool:
 
 
 def by_score(setting: Setting) -> bool:
-    return capped(setting) and setting.method.keep == "score"
+    return capped(setting) and setting.method.name not in ("order", "reverse_order", "random")
 
 
 def by_place(setting: Setting) -> bool:
-    return setting.method.keep in ("order", "reverse_order")
+    return setting.method.name in ("order", "reverse_order")
 
 
 def named(*names: str):
@@ -49,13 +49,18 @@ def named(*names: str):
     return lambda setting: setting.method.name in names
 
 
+def _candidate_rule(setting: Setting) -> str:
+    """Return what is added to a token's top-k as a candidate, or topk."""
+    return getattr(setting.method, "candidates", "topk")
+
+
 def expands(setting: Setting) -> bool:
-    return setting.method.candidate_rule != "topk"
+    return _candidate_rule(setting) != "topk"
 
 
 def candidates(*rules: str):
     """The added candidates are chosen by one of these rules."""
-    return lambda setting: setting.method.candidate_rule in rules
+    return lambda setting: _candidate_rule(setting) in rules
 
 
 def adds(setting: Setting) -> bool:

@@ -33,9 +33,9 @@ from tests.wrapper.mutations.mutation import (
     outcome,
     result,
 )
-from tests.wrapper.mutations.settings import Setting
+from tests.wrapper.mutations.settings import Setting, with_knobs
 
-_GROUPS = "routing.groups:group_tokens"
+_GROUPS = "routing.tokens:group_tokens"
 _MASK = "wrapper.plan:new_columns"
 _SCORES = "wrapper.gates:Gate.scores"
 _FIND = "wrapper.modality:ImageFinder.find"
@@ -64,11 +64,11 @@ def _remembered(name: str, key: Callable[[Call], Any], *more: Any) -> Mutation:
             first = memory.setdefault(key(call), call)
             if len(first["scores"].topk_TK) != len(scores.topk_TK):
                 first = call
-            return assign(**call | {name: first[name] for name in ("scores", "counts")})
+            return assign(**call | {"scores": first["scores"]})
 
         return mutated
 
-    return Mutation(name, "routing.assign:assign", wrap, *more)
+    return Mutation(name, "wrapper.hook:decide", wrap, *more)
 
 
 def _large(setting: Setting) -> Setting:
@@ -178,7 +178,7 @@ def _found(name: str, change: Callable[..., Tensor]) -> Mutation:
 
 
 def _of_images(setting: Setting) -> bool:
-    return has_modalities(setting) or setting.method.weighs_tokens
+    return has_modalities(setting) or setting.method.needs_images
 
 
 def _is_first(call: Call) -> Tensor:
@@ -201,7 +201,7 @@ def _rescored(name: str, change: Callable[[Tensor, Tensor], Tensor]) -> Mutation
 
 
 def _none(decide: Decide, call: Call) -> Assignment:
-    uniform = dataclasses.replace(call["method"], modality="uniform")
+    uniform = with_knobs(call["method"], modality="uniform")
     return decide(**call | {"method": uniform})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from capmoe_eval.extensions.macs.decision import UNIT
 from capmoe_eval.routing.scores import Scores
 from tests.wrapper.mutations.concerns import named
 from tests.wrapper.mutations.mutation import (
+    Call,
+    Decide,
     Mutation,
-    argument,
     decision,
     knobs,
     of_first_call,
@@ -22,9 +24,9 @@ from tests.wrapper.mutations.mutation import (
 )
 
 _MACS = named("macs")
-_WEIGHTS = "routing.weighted:token_weights"
-_LIMITS = "routing.weighted:weighted_limits"
-_FULL = "routing.weighted:_until_full"
+_WEIGHTS = "extensions.macs.decision:token_weights"
+_LIMITS = "extensions.macs.decision:weighted_limits"
+_FULL = "extensions.macs.decision:_until_full"
 
 
 def _weights(name: str, change: Callable[[Tensor, Tensor], Tensor]) -> Mutation:
@@ -148,6 +150,12 @@ def _one_moved(decided: Any, call: Any) -> Any:
     return decided
 
 
+def _unweighted(decide: Decide, call: Call) -> Any:
+    """Decide by tokens that all weigh 1, and tell the true weights."""
+    decided = decide(**call | {"image_T": None, "calibrated": None})
+    return dataclasses.replace(decided, details=decide(**call).details)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     _weights("tokens of images weigh 1", lambda units, _: torch.full_like(units, UNIT)),
     _weights(
@@ -209,11 +217,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     of_first_call(
         "modalities are those of the first layer",
-        "wrapper.layer_meter:LayerMeter.calibrated_on",
+        "wrapper.hook:LayerHook._calibrated_on",
         lambda first, _: first,
         _MACS,
     ),
-    argument("the bounds are Token Drop's", "weighted", lambda call: None, _MACS),
+    decision("the bounds are Token Drop's", _unweighted, _MACS),
     knobs("nothing is rerouted", lambda _: {"reroute": "none"}, _MACS),
     knobs("pairs are rerouted across ranks", lambda _: {"ep_size": 1}, _MACS),
     result(

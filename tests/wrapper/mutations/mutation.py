@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capmoe_eval.routing.scores import Assignment
 from tests.wrapper.mutations.concerns import everywhere, unchanged
-from tests.wrapper.mutations.settings import Setting
+from tests.wrapper.mutations.settings import Setting, with_knobs
 
 Call = dict[str, Any]
 Decide = Callable[..., Assignment]
@@ -67,18 +67,21 @@ def decision(
 ) -> Mutation:
     """Return a mutation of the whole decision, which ``change`` makes by calling the true one.
 
-    ``change`` gets the decision and its arguments by name. What a method must know of the batch is
-    counted from these arguments.
+    ``change`` gets the decision and its arguments by name.
     """
 
     def wrap(assign: Decide) -> Decide:
         def mutated(scores: Any, method: Any, groups: Any, **more: Any) -> Assignment:
             call = {"scores": scores, "method": method, "groups": groups, **more}
-            return change(assign, call | {"counts": None})
+            decided = change(assign, call)
+            if method.reads_hidden and decided.details is None:  # an assignment made anew
+                details = assign(**call).details
+                decided = dataclasses.replace(decided, details=details)
+            return decided
 
         return mutated
 
-    return Mutation(name, "routing.assign:assign", wrap, concerns, world)
+    return Mutation(name, "wrapper.hook:decide", wrap, concerns, world)
 
 
 def argument(name: str, argument_name: str, change: Callable[[Call], Any], *more: Any) -> Mutation:
@@ -92,7 +95,7 @@ def knobs(name: str, change: Callable[[Any], dict[str, Any]], *more: Any) -> Mut
     """Return a mutation of the decision that is made as with other knobs of its method."""
 
     def other(call: Call) -> Any:
-        return dataclasses.replace(call["method"], **change(call["method"]))
+        return with_knobs(call["method"], **change(call["method"]))
 
     return argument(name, "method", other, *more)
 
@@ -116,7 +119,7 @@ def weights(name: str, change: Callable[[Tensor, Any], Tensor], *more: Any) -> M
 
         return mutated
 
-    return Mutation(name, "wrapper.forward:_combine_weights", wrap, *more)
+    return Mutation(name, "wrapper.hook:combine", wrap, *more)
 
 
 def sent(name: str, change: Callable[..., tuple[Tensor, Tensor]], *more: Any) -> Mutation:
@@ -125,27 +128,22 @@ def sent(name: str, change: Callable[..., tuple[Tensor, Tensor]], *more: Any) ->
     ``change`` gets both, and who counts among the rows.
     """
 
-    def wrap(router_hook: Callable[..., Any]) -> Callable[..., Any]:
-        def mutated(hooks: Any, number: int, meter: Any) -> Callable[..., Any]:
-            hook = router_hook(hooks, number, meter)
-
-            def changed(*call: Any) -> Any:
-                output = hook(*call)
-                if output is None:
-                    return None
-                logits_NE, weight_NS, index_NS = output
-                counts_N = torch.zeros(len(index_NS), dtype=torch.bool)
-                counts_N[hooks._plan.groups.rows_T] = True
-                about = SimpleNamespace(n_experts=meter.layer.n_experts, counts_N=counts_N)
-                index_NS, weight_NS = change(index_NS.clone(), weight_NS.clone(), about)
-                meter.layer.experts.capmoe_counted = None  # the kernel counts by itself
-                return logits_NE, weight_NS, index_NS
-
-            return changed
+    def wrap(send: Callable[..., Any]) -> Callable[..., Any]:
+        def mutated(hook: Any, plan: Any, *call: Any) -> Any:
+            output = send(hook, plan, *call)
+            if output is None:
+                return None
+            logits_NE, weight_NS, index_NS = output
+            counts_N = torch.zeros(len(index_NS), dtype=torch.bool)
+            counts_N[plan.groups.rows_T] = True
+            about = SimpleNamespace(n_experts=hook.layer.n_experts, counts_N=counts_N)
+            index_NS, weight_NS = change(index_NS.clone(), weight_NS.clone(), about)
+            hook.layer.experts.capmoe_counted = None  # the kernel counts by itself
+            return logits_NE, weight_NS, index_NS
 
         return mutated
 
-    return Mutation(name, "wrapper.forward:_ForwardHooks._router_hook", wrap, *more)
+    return Mutation(name, "wrapper.hook:LayerHook._sent", wrap, *more)
 
 
 def result(name: str, target: str, change: Callable[..., Any], *more: Any) -> Mutation:

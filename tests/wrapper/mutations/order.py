@@ -33,8 +33,9 @@ from tests.wrapper.mutations.mutation import (
     outcome,
     result,
 )
+from tests.wrapper.mutations.settings import with_knobs
 
-_KEY = "routing.assign:_random_key"
+_KEY = "routing.methods.token_drop:RandomDrop.random_numbers"
 
 
 def _scored(name: str, change: Callable[[Scores], Tensor], *more: Any) -> Mutation:
@@ -62,7 +63,7 @@ def _first_choices_first(decide: Any, call: Call) -> Assignment:
         1, topk_TK, 1 - slot_TK / topk_TK.numel()
     )
     scores = Scores(key_TE, topk_TK)
-    method = dataclasses.replace(call["method"], name="score")
+    method = with_knobs(call["method"], name="score")
     return decide(**call | {"scores": scores, "method": method})
 
 
@@ -147,7 +148,7 @@ _BY_PLACE = (
     ),
     knobs("random tokens are kept", lambda _: {"name": "random"}, by_place),
     decision("first choices come before second ones", _first_choices_first, by_place),
-    result("order by position", "routing.groups:group_tokens", _rows_by_position, by_place),
+    result("order by position", "routing.tokens:group_tokens", _rows_by_position, by_place),
 )
 
 _RANDOM = (
@@ -191,12 +192,12 @@ _IN_EXPANSION = (
     knobs(
         "a token's own top-k are protected",
         lambda _: {"protect_topk": True},
-        both(expands, lambda setting: not setting.method.protect_topk),
+        both(expands, lambda setting: not setting.method.setting("protect_topk")),
     ),
     knobs(
         "a token's own top-k are not protected",
         lambda _: {"protect_topk": False},
-        lambda setting: setting.method.protect_topk,
+        lambda setting: setting.method.setting("protect_topk"),
     ),
     knobs(
         "a token has at most K pairs",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.registry import create_method, method_class
 from capmoe_eval.wrapper import session
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from tests.wrapper import images, models
@@ -49,7 +49,14 @@ class Setting:
 
     def under(self, **knobs: Any) -> Setting:
         """Return the setting with other knobs of its method."""
-        return dataclasses.replace(self, method=dataclasses.replace(self.method, **knobs))
+        return dataclasses.replace(self, method=with_knobs(self.method, **knobs))
+
+
+def with_knobs(method: Method, *, name: str | None = None, **knobs: Any) -> Method:
+    """Return a method with other knobs, of those that it has, or of another name."""
+    kind = type(method) if name is None else method_class(name)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return method.converted(kind, **{knob: knobs[knob] for knob in knobs.keys() & fields})
 
 
 _RANKS: dict[str, Any] = {"ep_size": 2}

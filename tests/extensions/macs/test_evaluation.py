@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from capmoe_eval.wrapper.recorder import Observer
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import run
@@ -15,9 +14,10 @@ from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.extensions.macs.calibration import ExpertModalities
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
-from capmoe_eval.serving.calibration_kinds import ExpertModalities
+from capmoe_eval.wrapper.observers.observer import Observer
 
 MME = TaskId("mme", "mme", "lmms-lab/MME", "acc", 0, images=True)
 LLAVA = ModelId("tiny_llava", "tiny:llava_olmoe", dtype="float32")
