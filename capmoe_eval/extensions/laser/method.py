@@ -85,7 +85,9 @@ class Laser(OnRanks, Combining):
         return kept_pairs(tokens, self)
 
     def simplest(self) -> Method:
-        """Return the baseline where every token counts as peaked."""
+        """Return the baseline where every token keeps its top-k, if weights are the model's."""
+        if self.load_updates == 1:  # no load is counted before the last token has its experts
+            return dataclasses.replace(self, peak_mass=0.0, load_updates=64)
         return Baseline() if self.peak_mass == 0 and self.renormalize != "always" else self
 
     def effective(self) -> set[str]:

@@ -182,6 +182,9 @@ def test_a_wrong_knob_is_one_line(knob: str, value: Any) -> None:
 
 def test_canonical_form_and_identity() -> None:
     assert Laser(peak_mass=0.0).canonical() == Baseline()
+    assert Laser(load_updates=1).canonical() == Baseline()
+    always = Laser(peak_mass=0.0, renormalize="always").canonical()
+    assert Laser(load_updates=1, renormalize="always").canonical() == always != Baseline()
     assert Laser(ep_size=2).canonical() == Laser(ep_size=2)
     assert Laser(ep_size=2).identity() == {
         "method": "laser",
