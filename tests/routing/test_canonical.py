@@ -38,9 +38,10 @@ def inputs(number: int, n_experts: int, top_k: int, n_positions: int) -> Inputs:
     counted_BS = torch.rand(4, n_positions, generator=generator) < 0.8
     counted_BS[:, 0] = True
     shape = (int(counted_BS.sum()), n_experts)
-    levels = 3 if number % 2 else 1000
+    levels = 1 if number % 10 == 4 else 3 if number % 2 else 1000
     logits_TE = torch.randint(levels, shape, generator=generator) / levels * 3
-    score_TE = (logits_TE + torch.arange(n_experts) * 0.4).softmax(dim=1)
+    popularity = 0.0 if number % 5 == 4 else 0.4  # without it, more than K scores are the best
+    score_TE = (logits_TE + torch.arange(n_experts) * popularity).softmax(dim=1)
     choice_TE = eligible_TE = None
     if number % 3 == 1:
         choice_TE = score_TE + torch.randint(3, (n_experts,), generator=generator) / 4
