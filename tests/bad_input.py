@@ -195,9 +195,7 @@ MAIN: Mapping[str, str] = {
     "method=macs gamma=adaptive budget=0.1": "gamma=adaptive: chooses by numbers of tokens",
     "method=macs tasks=mme rho=3": "rho=3: must be a number from 0 to 2",
     "method=macs tasks=mme delta=-1": "delta=-1: must be a number of at least 0",
-    "method=macs tasks=mme modality_threshold=0.5": (
-        "modality_threshold=0.5: must be a number above"
-    ),
+    "method=macs tasks=mme modality_threshold=0.5": "modality_threshold=0.5: must be a number",
     "method=macs tasks=mme reroute=locl": "did you mean 'local'",
     "modality=image": "did you mean 'image_first'",
     "tasks=obqa tasks.obqa.images=1": f"tasks.obqa.images=1: {FLAG}",

@@ -319,17 +319,18 @@ def read_record(path: Path, root: Path | None = None) -> Record:
 
 
 def _not_registered(cell: Any) -> str | None:
-    """Return the first setting of a cell's method that nothing registers; None if all are."""
+    """Return what nothing registers of a cell's method: its name, a knob or a value; or None."""
     settings = cell.get("method") if isinstance(cell, dict) else None
     if not isinstance(settings, dict):
         return None
-    choices: Mapping[str, Collection[str | None]] = {
+    choices: Mapping[str, Collection[object]] = {
         "method": method_names(),
         "placement": placements(),
         "gamma": ("inf", *(form.keyword for form in factor_forms())),
     }
-    for name, value in settings.items():
-        if name not in ("method", "gamma", *knobs()):
+    names = {"method", "gamma", *knobs()}
+    for name, value in sorted(settings.items(), key=lambda setting: setting[0] != "method"):
+        if name not in names:
             return str(name)
         if isinstance(value, str) and value not in choices.get(name, (value,)):
             return f"{name}={shown(value)}"

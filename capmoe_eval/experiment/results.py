@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import CELL_FIELDS, ModelId, TaskId
 from capmoe_eval.experiment.record import NotRegisteredError, Record, read_record
+from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
@@ -162,7 +164,18 @@ _OF_PARTS: Final = {
     "model": {f"model.{name}".removesuffix(".name"): name for name in _names(ModelId)},
     "task": {f"task.{name}".removesuffix(".name"): name for name in _names(TaskId)},
 }
-_OF_METHOD: Final = ("method", "gamma", *knobs())
+_KNOBS: Final = tuple(knobs())  # of all methods and forms of γ, which are registered now
+_OF_THE_PAPER: Final = (
+    *("method", "gamma", "ep_size", "scope", "candidates", "m", "protect_topk", "max_k", "rounds"),
+    *("granularity", "placement", "rounding", "count_padding", "decode", "renormalize"),
+    *("modality", "seed"),
+)
+_OF_FACTORS: Final = tuple(knob for form in factor_forms() for knob in form.knobs)
+_OF_METHOD: Final = (
+    *_OF_THE_PAPER,
+    *(knob for knob in _KNOBS if knob not in (*_OF_THE_PAPER, *_OF_FACTORS)),
+    *_OF_FACTORS,
+)
 IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *CELL_FIELDS)
 """The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
 method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
@@ -203,7 +216,8 @@ def load_frame(root: Path | str) -> pd.DataFrame:
         )
     for line in refused:
         warnings.warn(f"left out: {line}", stacklevel=2)
-    return pd.DataFrame(rows, columns=list(dict.fromkeys((*IDENTITY, *rows[0]))))
+    columns = dict.fromkeys((*IDENTITY, *itertools.chain.from_iterable(rows)))
+    return pd.DataFrame(rows, columns=list(columns))
 
 
 def _row(record: Record) -> dict[str, object]:

@@ -143,6 +143,44 @@ def test_rows_of_cells_that_differ_differ_in_the_identity(tmp_path: Path) -> Non
     assert list(frame.columns[: len(IDENTITY)]) == list(IDENTITY)
 
 
+def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) -> None:
+    """Nothing registers what an extension had that was removed, or what another machine has."""
+    whole = made.record(made.cell(create_method("score", 1.0)), tmp_path)
+    whole.write()
+    for number, change in enumerate(
+        [
+            *({"method": "mine", "force": 2.0, "m": m} for m in (1, 2)),
+            {"method": "score", "gamma": "clever", "share": 0.1},
+            {"method": "score", "gamma": 1.0, "placement": "spread"},
+        ]
+    ):
+        other = made.record(made.cell(create_method("score", 2.0)), tmp_path)
+        other.content["capmoe"]["cell"]["method"] = change
+        made.forge(other, tmp_path / f"m/obqa/other{number}.json")
+    line = (
+        "records of what is not registered: gamma=clever (1), method=mine (2), placement=spread "
+        "(1); install the packages that have it, or delete these records"
+    )
+    found = read_results(tmp_path)
+    assert [record.path for record in found.records] == [whole.path]
+    assert found.broken == (line,)
+    with pytest.warns(UserWarning) as warned:
+        frame = load_frame(tmp_path)
+    assert [str(warning.message) for warning in warned] == [f"left out: {line}"]
+    assert list(frame["path"]) == [str(whole.path)]
+
+
+def test_a_frame_has_the_knobs_of_a_method_that_was_registered_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import capmoe_eval.experiment.results as module
+
+    made.record(made.cell(create_method("baseline")), tmp_path).write()
+    made.record(made.cell(create_method("sere", k0=2)), tmp_path).write()
+    monkeypatch.setattr(module, "IDENTITY", tuple(name for name in IDENTITY if name != "k0"))
+    assert sorted(load_frame(tmp_path)["k0"].dropna()) == [2.0]
+
+
 def test_rows_of_the_shipped_results_differ_in_their_identity() -> None:
     root = Path(__file__).parents[2] / "results/real_text"
     frame = load_frame(root)

@@ -570,7 +570,7 @@ def test_a_report_is_not_replaced_by_nothing(
         ("results_dir=empty",): "results_dir=empty: no whole record there",
         ("results_dir=broken",): "results_dir=broken: no whole record there",
         (): "--out=reports: has a report of records, and no whole record is in results/local-zoo",
-        ("limit=x",): "limit=x: must be a whole number",
+        ("limit=x",): "limit=x: must be a whole number of at least 1",
         ("results_dir=null",): "results_dir=null: must be",
         ("results_dir=''",): "results_dir=: must be",
         ("results_dir=[a]",): "results_dir=['a']: must be",
