@@ -26,7 +26,7 @@ from tests.routing.reference import assign_reference
 
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
 STREAM = (1, 2)
-MOST, CHANGES = 600, 150  # combinations of a method that are tried, and changes of a knob
+MOST, CHANGES = 600, 300  # combinations of a method that are tried, and changes of a knob
 
 Pairs = frozenset[tuple[int, int]]
 Inputs = tuple[Scores, torch.Tensor]  # scores, and the mask of the tokens that count
@@ -177,6 +177,10 @@ ALIKE: list[tuple[Settings, Settings]] = [
             {"granularity": "device", "protect_topk": True, "candidates": "ranked"},
         ),
         ("score", 0.6, {"granularity": "device"}),
+    ),
+    (  # γ·T·K/R is a whole number
+        ("expanded_drop", 1.0, {"granularity": "device", "rounding": "floor"}),
+        ("expanded_drop", 1.0, {"granularity": "device"}),
     ),
     (("score", -0.0, {}), ("score", 0.0, {})),
     (("score", math.inf, {"modality": "image_first"}), ("baseline", None, {})),
