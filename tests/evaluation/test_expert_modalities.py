@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from capmoe_eval.wrapper.recorder import Observer
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import run
@@ -18,6 +17,7 @@ from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration_kinds import ExpertModalities
+from capmoe_eval.wrapper.observers.observer import Observer
 
 MME = TaskId("mme", "mme", "lmms-lab/MME", "acc", 0, images=True)
 LLAVA = ModelId("tiny_llava", "tiny:llava_olmoe", dtype="float32")

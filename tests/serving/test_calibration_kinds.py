@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from capmoe_eval.wrapper.curve_meter import Curve
 
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving.calibration_kinds import KINDS, FactorCurves
 from capmoe_eval.wrapper.layers import find_moe_layers
+from capmoe_eval.wrapper.observers.curves import Curve
 from tests.wrapper.models import make
 
 GAMMAS = (0.5, 1.0, 2.0)
