@@ -39,7 +39,7 @@ _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
 _GAMMA = 1.0
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
-_REPEATS = 20  # of a step's decision, which takes too little time to be timed alone
+_CALLS, _MEASURABLE = 20, 0.005  # most calls of a step's decision or layer at a time; seconds
 
 
 def run(given: argparse.Namespace) -> None:
@@ -134,11 +134,14 @@ def measure_steps(
 
 
 def _mean(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call, as the mean of as many as make a time that can be measured."""
+    calls = max(1, min(_CALLS, int(_MEASURABLE / timed(work, device))))
+
     def repeated() -> None:
-        for _ in range(_REPEATS):
+        for _ in range(calls):
             work()
 
-    return timed(repeated, device) / _REPEATS
+    return timed(repeated, device) / calls
 
 
 def paper_map(score_TE: Tensor, topk_TK: Tensor, local_ids: Sequence[int] = ()) -> Tensor:

@@ -23,8 +23,7 @@ from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import stored
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.serving import calibration
-from capmoe_eval.serving.calibration import Applied, Calibration
-from capmoe_eval.serving.calibration_kinds import kind_of
+from capmoe_eval.serving.calibration import Applied, Calibration, kind_of
 from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.zoo.hub import WORLDS, embedded_hub
 

@@ -37,8 +37,7 @@ from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.results import Reader, directories, stored
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
-from capmoe_eval.serving.calibration import DOCUMENTS
-from capmoe_eval.serving.calibration_kinds import KINDS
+from capmoe_eval.serving.calibration import DOCUMENTS, calibration_kind
 
 _GIB = 2**30
 _NUMBERS = {"cells", "documents", "requests", "tokens", "new tokens", "time"}
@@ -174,7 +173,8 @@ def _timed(method: Method) -> Method:
 def _calibration_notes(missing: Sequence[Plan]) -> list[str]:
     """Return a line for each kind of calibration that cells wait for; a run computes it first."""
     lines = []
-    for name, kind in KINDS.items():
+    for name in sorted({plan.cell.method.calibration or "" for plan in missing} - {""}):
+        kind = calibration_kind(name)
         waiting = [plan for plan in missing if plan.cell.method.calibration == name]
         paths = {(plan.root, kind.path_of(plan.root, plan.cell)) for plan in waiting}
         if absent := sum(stored(root, path) is None for root, path in paths):

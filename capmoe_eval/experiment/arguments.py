@@ -103,7 +103,8 @@ def _typed(annotation: Any) -> Callable[[str], Any]:
         try:
             return check("", value, annotation)
         except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
+            rule = str(error).removeprefix(f"={shown(value)}: ")
+            raise argparse.ArgumentTypeError(f"={shown(word)}: {rule}") from error
 
     return convert
 

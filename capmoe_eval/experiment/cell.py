@@ -14,17 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.values import (
-    Attention,
-    BatchSize,
-    Documents,
-    Dtype,
-    EveryDocument,
-    Name,
-    NumpySeed,
-    Own,
-    Text,
-)
+from capmoe_eval.experiment import values
 from capmoe_eval.routing.knobs import (
     LARGEST,
     Count,
@@ -47,15 +37,15 @@ PROGRAMS = ("capmoe_humaneval",)
 class ModelId:
     """A model: its weights and their precision."""
 
-    name: Name  # its key, as in ``model=`` and in ``conf/model/``
+    name: values.Name  # its key, as in ``model=`` and in ``conf/model/``
     # Hub id, local path, or an embedded model: ``zoo:<family>``, trained, or ``tiny:<family>``,
     # with random weights.
-    pretrained: Text
-    revision: Text = "main"  # branch, tag or commit on the hub
-    dtype: Dtype = "bfloat16"  # precision of the weights
-    tokenizer: Text | Own = None  # path or hub id
-    max_length: Count | Own = None  # tokens of an input
-    attention: Attention | Own = None  # its implementation
+    pretrained: values.Text
+    revision: values.Text = "main"  # branch, tag or commit on the hub
+    dtype: values.Dtype = "bfloat16"  # precision of the weights
+    tokenizer: values.Text | values.Own = None  # path or hub id
+    max_length: Count | values.Own = None  # tokens of an input
+    attention: values.Attention | values.Own = None  # its implementation
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the model, JSON-ready."""
@@ -76,19 +66,19 @@ BERTSCORE: Mapping[str, Any] = {"encoder": None, "layer": None, "rescale": False
 class TaskId:
     """A task: its documents, prompts and metric."""
 
-    name: Name  # its key, as in ``tasks=`` and in ``conf/tasks/``
-    lm_eval: Text  # name of the task or group in lm-eval
-    dataset: Text  # on the hub, ``<org>/<name>``; several are joined by ``+``
-    metric: Text  # of Table 5
+    name: values.Name  # its key, as in ``tasks=`` and in ``conf/tasks/``
+    lm_eval: values.Text  # name of the task or group in lm-eval
+    dataset: values.Text  # on the hub, ``<org>/<name>``; several are joined by ``+``
+    metric: values.Text  # of Table 5
     # Few-shot examples, as in Table 5.
     fewshot: (
         Annotated[int, Field(ge=0, le=LARGEST)]
         | Annotated[None, Field(description="null for what the lm-eval task says")]
     ) = None
-    filter: Text = "none"  # lm-eval's, of the answers that the metric applies to
+    filter: values.Text = "none"  # lm-eval's, of the answers that the metric applies to
     images: bool = False  # whether its questions are about images
     # Of BERTScore: its encoder (a path or hub id), the hidden layer, and whether it is rescaled.
-    encoder: Text | Annotated[None, Field(description="null for no BERTScore")] = None
+    encoder: values.Text | Annotated[None, Field(description="null for no BERTScore")] = None
     layer: Count | Annotated[None, Field(description="null for bert-score's choice")] = None
     rescale: bool = False
 
@@ -127,11 +117,11 @@ class Cell:
     method: Method  # in its canonical form
     task: TaskId
     # Sequences per forward; under a capacity it is part of the result.
-    batch_size: BatchSize
-    limit: Count | EveryDocument = None  # documents per (sub)task
+    batch_size: values.BatchSize
+    limit: Count | values.EveryDocument = None  # documents per (sub)task
     # Source of the documents: ``hub``, an embedded source, or a local root's name.
-    data: Documents = "hub"
-    eval_seed: NumpySeed = 1234  # of few-shot examples
+    data: values.Documents = "hub"
+    eval_seed: values.NumpySeed = 1234  # of few-shot examples
     # Seed of random batches; None for lm-eval's own batches, sorted by length.
     shuffle: Seed | Annotated[None, Field(description="null for lm-eval's batches")] = None
 
@@ -204,7 +194,7 @@ CELL_FIELDS = tuple(field_types(Cell))
 
 def check_batch_size(batch_size: int | str, method: Method) -> None:
     """Refuse a batch size that is neither a positive whole number nor the baseline's ``auto``."""
-    check("batch_size", batch_size, BatchSize)
+    check("batch_size", batch_size, values.BatchSize)
     if batch_size == "auto" and not method.is_stock:
         raise UsageError(
             "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field
 
 from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.experiment import values
 from capmoe_eval.experiment.cell import (
     BERTSCORE,
     CELL_FIELDS,
@@ -22,19 +23,6 @@ from capmoe_eval.experiment.cell import (
     Cell,
     ModelId,
     TaskId,
-)
-from capmoe_eval.experiment.values import (
-    Attention,
-    BatchSize,
-    DeviceMap,
-    Dtype,
-    EveryDocument,
-    LocalName,
-    Name,
-    Own,
-    Shard,
-    Text,
-    Threads,
 )
 from capmoe_eval.routing.factor import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Count, Seed, check, field_types
@@ -57,6 +45,8 @@ def _gamma(gamma: object) -> object:
 Gamma = Annotated[Any, AfterValidator(_gamma)]
 
 _NoText = Annotated[None, Field(description="null for none")]
+_Hub = Annotated[None, Field(description="null for the hub")]
+_OneDevice = Annotated[None, Field(description="null for one device")]
 _Configured = Annotated[None, Field(description="null for that of the configuration")]
 
 
@@ -64,39 +54,39 @@ _Configured = Annotated[None, Field(description="null for that of the configurat
 class ModelSettings:
     """Fields of ``model`` beside those of :class:`ModelId`; most are defaults of keys."""
 
-    title: Text
-    note: Text | _NoText  # a caution about the model's numbers
-    profile: Name
-    dtype: Dtype
-    device_map: DeviceMap | Annotated[None, Field(description="null for one device")]
-    threads: Threads | Annotated[None, Field(description="null for torch's own choice")]
+    title: values.Text
+    note: values.Text | _NoText  # a caution about the model's numbers
+    profile: values.Name
+    dtype: values.Dtype
+    device_map: values.DeviceMap | _OneDevice
+    threads: values.Threads | Annotated[None, Field(description="null for torch's own choice")]
     gamma: Gamma
-    batch_size: BatchSize
-    data_root: Text | Annotated[None, Field(description="null for the hub")]
+    batch_size: values.BatchSize
+    data_root: values.Text | _Hub
 
 
 @dataclass(frozen=True)
 class TaskSettings:
     """Fields of a task beside those of :class:`TaskId`."""
 
-    title: Text
-    batch_size: BatchSize | _Configured
-    data_root: Text | _Configured
+    title: values.Text
+    batch_size: values.BatchSize | _Configured
+    data_root: values.Text | _Configured
 
 
 @dataclass(frozen=True)
 class DataSettings:
     """Fields of ``data``."""
 
-    root: Text | Annotated[None, Field(description="null for the hub")]
-    name: LocalName | Annotated[None, Field(description="null for the directory's own")]
+    root: values.Text | _Hub
+    name: values.LocalName | Annotated[None, Field(description="null for the directory's own")]
 
 
 @dataclass(frozen=True)
 class ProfileSettings:
     """Fields of ``profile``, which has lists of models besides."""
 
-    name: Name
+    name: values.Name
     seeds: Annotated[list[Seed], Field(examples=["[0,1,2]"])]
 
 
@@ -106,19 +96,19 @@ class Settings:
 
     method: Annotated[Any, AfterValidator(_method)]
     gamma: Gamma
-    dtype: Dtype
-    attention: Attention | Own
-    device: Text
-    device_map: DeviceMap | Annotated[None, Field(description="null for one device")]
-    threads: Threads | Annotated[None, Field(description="null for torch's own choice")]
+    dtype: values.Dtype
+    attention: values.Attention | values.Own
+    device: values.Text
+    device_map: values.DeviceMap | _OneDevice
+    threads: values.Threads | Annotated[None, Field(description="null for torch's own choice")]
     parallel: Literal["none", "ep"]
-    results_dir: Text
+    results_dir: values.Text
     overwrite: bool
     plan: bool | Literal["calibrate"]
     allow_code_execution: bool
-    save_trace: Text | _NoText
+    save_trace: values.Text | _NoText
     trace_tokens: Count
-    shard: Shard | EveryDocument
+    shard: values.Shard | values.EveryDocument
 
 
 TASK_DEFAULTS: Final = {"images": False, "batch_size": None, "data_root": None, **BERTSCORE}
@@ -167,7 +157,7 @@ def check_key(key: str, value: object) -> None:
                 f"tasks={shown(value)}: must name at least one task, for example tasks=[obqa]"
             )
         for name, task in value.items():
-            check("tasks", name, Name)
+            check("tasks", name, values.Name)
             _check_section(f"tasks.{name}", task, fields("tasks"))
     elif section := fields(key):
         _check_section(key, value, section)

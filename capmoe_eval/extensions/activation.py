@@ -68,7 +68,7 @@ class BestFirst(Counting):
         """Return the check of activated experts."""
         from capmoe_eval.extensions.batch_observer import ActivationBound
 
-        return [ActivationBound(layers, self)]
+        return [ActivationBound(layers, self.k0, self.activation_bound)]
 
     def _refuse_no_best(self) -> None:
         if self.k0 == 0:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from capmoe_eval.extensions.activation import BestFirst
 from capmoe_eval.extensions.batch_demand import best_own
 from capmoe_eval.routing.scores import bucket_loads
 from capmoe_eval.wrapper.event import LayerForward
@@ -16,6 +16,8 @@ from capmoe_eval.wrapper.observers.loads import bound_faults
 from capmoe_eval.wrapper.observers.observer import CountingObserver, Proof, Tally
 
 # Shape suffixes: T counted tokens, K = top-k, E experts.
+
+Bound = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
 
 
 class ActivationBound(CountingObserver):
@@ -27,20 +29,21 @@ class ActivationBound(CountingObserver):
         "best_lost": "best_kept ({} tokens without one of their k0 best experts)",
     }
 
-    def __init__(self, layers: Sequence[MoeLayer], method: BestFirst) -> None:
+    def __init__(self, layers: Sequence[MoeLayer], k0: int, bound: Bound) -> None:
+        """Check ``bound`` (:meth:`BestFirst.activation_bound`) in all forwards of some layers."""
         super().__init__(len(layers))
-        self._method = method
+        self._k0, self._bound = k0, bound
 
     def see(self, event: LayerForward) -> None:
         """Check one forward of a layer."""
         sums, counts, n_experts = self.sums[event.number], event.counts, event.layer.n_experts
-        is_first_TK = best_own(event.scores, self._method.k0)
+        is_first_TK = best_own(event.scores, self._k0)
         cell_T = torch.zeros_like(counts.groups.group_T)
         first_E, first_lost = event.layer.ranks.totals(
             bucket_loads(cell_T, counts.topk_TK, is_first_TK.long(), (n_experts,)),
             (is_first_TK & counts.lost_TK).any(dim=1).sum(),
         )
-        beyond, overloaded, fits = self._method.activation_bound(
+        beyond, overloaded, fits = self._bound(
             counts.demand_E, counts.kept_E, first_E, event.calibrated
         )
         sums.forwards += 1

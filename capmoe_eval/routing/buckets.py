@@ -5,10 +5,10 @@ device, in one capacity group. The C pairs with the smallest keys stay. A method
 which pairs come first: token order, random numbers, or scores from the highest down
 (:func:`score_key`).
 
-Nothing loops over tokens, experts or buckets. :func:`keep_best` sorts all pairs by bucket and key.
-Its shapes depend on those of its arguments alone, and it waits for no device, so that a decision
-compiles into one graph. On a CPU, outside of a graph, a histogram decides most pairs without a
-sort.
+Nothing loops over tokens, experts or buckets. Compiled, or on another device than a CPU,
+:func:`keep_best` sorts all pairs by bucket and key: its shapes depend on those of its arguments
+alone, and it waits for no device. On a CPU, outside of a graph, NumPy decides the same: a histogram
+decides most pairs, and only those at a bucket's edge are sorted.
 """
 
 from __future__ import annotations

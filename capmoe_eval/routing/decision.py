@@ -72,8 +72,8 @@ def keep_within_capacity(
         valid_TS = None if valid_TS is None else valid_TS.gather(1, order_TS)
         placed_RN = layer.calibrated if method.is_placed else None
         units, unit_TS = method.ep_size, rank_of(index_TS, n_experts // method.ep_size, placed_RN)
-    bucket_TS = torch.add(unit_TS, tokens.group_T[:, None], alpha=units)
-    keep_TS = keep_best(bucket_TS, key_TS, valid_TS, layer.limit_G[:, None].expand(-1, units))
+    bucket_TS = torch.add(unit_TS, tokens.group_T.unsqueeze(1), alpha=units)
+    keep_TS = keep_best(bucket_TS, key_TS, valid_TS, layer.limit_G.unsqueeze(1).expand(-1, units))
     return torch.empty_like(keep_TS).scatter_(1, order_TS, keep_TS) if by_device else keep_TS
 
 

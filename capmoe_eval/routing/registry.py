@@ -35,6 +35,7 @@ CONTIGUOUS: Final = "contiguous"
 _CORE, _EXTENSIONS = "capmoe_eval.routing.methods", "capmoe_eval.extensions"
 _METHODS: dict[str, type[Method]] = {}
 _PLACEMENTS: dict[str, str | None] = {CONTIGUOUS: None}
+_CALIBRATIONS: dict[str, str] = {}
 _Class = TypeVar("_Class", bound="type[Method]")
 
 
@@ -60,6 +61,11 @@ def register(method: _Class) -> _Class:
 def register_placement(name: str, calibration: str) -> None:
     """Register a placement of experts on ranks by its name and the calibration that it needs."""
     _PLACEMENTS[name] = calibration
+
+
+def register_calibration(kind: str, path: str) -> None:
+    """Register a kind of calibration by its name and the path of its class, ``module:Class``."""
+    _CALIBRATIONS[kind] = path
 
 
 @functools.cache
@@ -106,6 +112,12 @@ def placements() -> Mapping[str, str | None]:
     """Return the calibration that each placement of experts needs, by the placement's name."""
     _import_all()
     return _PLACEMENTS
+
+
+def calibrations() -> Mapping[str, str]:
+    """Return the path of the class of each kind of calibration, by the kind's name."""
+    _import_all()
+    return _CALIBRATIONS
 
 
 @functools.cache

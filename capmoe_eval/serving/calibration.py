@@ -1,14 +1,15 @@
 """A calibration: a file of what the layers of the stock model did, which a method routes by.
 
 It is of a model, a task, its batches and some knobs of the method, and of documents that no
-evaluation of the task asks. Each subclass is a kind of calibration; all kinds are in
-:mod:`capmoe_eval.serving.calibration_kinds`.
+evaluation of the task asks. Each subclass is a kind of calibration. The package of the method that
+needs a kind registers it by its name (:func:`capmoe_eval.routing.registry.register_calibration`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.record_part import Calibrated, Count, Part, Positive
 from capmoe_eval.experiment.results import CALIBRATIONS
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import calibrations
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers.observer import Observer
 
@@ -147,6 +149,17 @@ class Calibration(Part, ABC):
             f"{path}: {' '.join(wrong.split())}; delete it to compute it anew, and the results of "
             f"{cls.asked_by} with it"
         )
+
+
+def calibration_kind(name: str) -> type[Calibration]:
+    """Return the class of a kind of calibration, which is imported now."""
+    kind: type[Calibration] = pkgutil.resolve_name(calibrations()[name])
+    return kind
+
+
+def kind_of(method: Method) -> type[Calibration] | None:
+    """Return the kind of calibration that a method needs, or None."""
+    return None if method.calibration is None else calibration_kind(method.calibration)
 
 
 def rounded_shares(values: Sequence[float]) -> list[float]:

@@ -154,7 +154,8 @@ class LayerHook:
         # Where a capacity drops and adds nothing, the stock kernel runs on every row: the layer is
         # the model's own bit for bit. No pad is sent to another process, or activates an expert.
         pads_may_run = self._drops and self._method.unit is not None
-        if not n_changed and (groups.every_row_counts or pads_may_run):
+        is_own = not n_changed and not _normalises_all(layer, self._method)
+        if is_own and (groups.every_row_counts or pads_may_run):
             return None
         weight_TK = groups.counted(router.weight_NK)
         weight_TS = combine(layer, self._method, scores, assignment, weight_TK, changed_T)
@@ -220,8 +221,8 @@ def combine(
 
     The router's own pairs keep the router's own weights, bit for bit; an added pair gets its score
     over the same denominator. With ``renormalize="after"``, where the family normalises, the rows
-    that changed are normalised over their kept pairs. Where weights move with the tokens, a pair
-    has the sum of those that it takes.
+    that changed are normalised over their kept pairs; with ``"always"``, in another family, all
+    rows are. Where weights move with the tokens, a pair has the sum of those that it takes.
     """
     if assignment.slot_TK is not None:
         slots = torch.arange(assignment.index_TS.shape[1], device=weight_TK.device)
@@ -230,10 +231,19 @@ def combine(
         return taken_TKS.sum(dim=1, dtype=exact).to(weight_TK.dtype)
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k
-    anew = method.renormalize == "after" and layer.gate.recipe.normalises
-    if not n_added and not anew:
+    anew_T = None
+    if _normalises_all(layer, method):
+        anew_T = torch.ones_like(changed_T)
+    elif method.renormalize != "before" and layer.gate.recipe.normalises:
+        anew_T = changed_T
+    if not n_added and anew_T is None:
         return weight_TK
-    over_TS = keep_TS if anew else None
+    over_TS = None if anew_T is None else keep_TS
     computed_TS = layer.gate.weights(scores, index_TS, over_TS).to(weight_TK.dtype)
     own_TS = torch.cat([weight_TK, computed_TS[:, layer.top_k :]], dim=1)
-    return torch.where(changed_T[:, None], computed_TS, own_TS) if anew else own_TS
+    return own_TS if anew_T is None else torch.where(anew_T[:, None], computed_TS, own_TS)
+
+
+def _normalises_all(layer: MoeLayer, method: Method) -> bool:
+    """Return whether every token's weights are normalised, which the family does not."""
+    return method.renormalize == "always" and not layer.gate.recipe.normalises

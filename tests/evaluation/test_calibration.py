@@ -23,9 +23,9 @@ from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record, sealed
 from capmoe_eval.experiment.record_part import ChosenFactors
 from capmoe_eval.experiment.results import load_frame, record_paths
+from capmoe_eval.extensions.adaptive_gamma.calibration import FactorCurves
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration as serving_calibration
-from capmoe_eval.serving.calibration_kinds import FactorCurves
 from capmoe_eval.serving.trial import outcomes, straggler
 from capmoe_eval.zoo.hub import ready
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, KEY_BITS, keep_bes
 N_CASES = 300
 
 
-def draw(seed: int) -> dict[str, Tensor | None]:
+def draw(seed: int) -> dict[str, Any]:
     """Return random arguments: many ties, empty buckets, buckets of several slots of a token."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -81,7 +82,7 @@ def test_a_histogram_keeps_what_a_sort_keeps_of_many_pairs(shared: float, added:
     key_TS = score_key(score_TS)
     if added:
         key_TS = key_TS + ADDED * torch.randint(2, shape, generator=generator)
-    case = {
+    case: dict[str, Any] = {
         "bucket_TS": torch.randint(n_buckets, shape, generator=generator),
         "key_TS": key_TS,
         "valid_TS": torch.rand(shape, generator=generator) < 0.8,

@@ -13,11 +13,17 @@ from capmoe_eval.routing.tokens import group_tokens
 from tests.routing.problems import Case
 
 KNOBS = {"ep_size": 2, "modality": "image_first", "max_k": True}
+MORE = [  # of methods whose knobs lead elsewhere
+    ("score", {"granularity": "device"}),
+    ("order", {"scope": "sequence"}),
+    ("expanded_drop", {"candidates": "ranked"}),
+    ("expanded_drop", {"candidates": "global", "protect_topk": True}),
+]
 
 
-def case(name: str) -> Case:
+def case(name: str, knobs: dict[str, Any]) -> Case:
     """Return a case of two ranks, with pads, masked experts and images."""
-    method = create_method(name, 1.0, **KNOBS)
+    method = create_method(name, 1.0, **KNOBS, **knobs)
     generator = torch.Generator().manual_seed(0)
     counted_BS = torch.ones(4, 6, dtype=torch.bool)
     counted_BS[2, 4:] = False
@@ -31,23 +37,30 @@ def case(name: str) -> Case:
     return Case(scores, groups, counted_BS, method, image_T)
 
 
-def compare(name: str, **options: Any) -> None:
+def compare(name: str, backend: str, **knobs: Any) -> None:
     torch.compiler.reset()
-    problem = case(name)
+    problem = case(name, knobs)
     arguments = problem.scores, problem.groups, problem.context()
-    compiled = torch.compile(problem.method.decide, fullgraph=True, dynamic=False, **options)
+    compiled = torch.compile(problem.method.decide, fullgraph=True, dynamic=False, backend=backend)
     graph, eager = compiled(*arguments), problem.method.decide(*arguments)
     assert torch.equal(graph.index_TS, eager.index_TS)
     assert torch.equal(graph.keep_TS, eager.keep_TS)
-    assert (graph.slot_TK is None) == (eager.slot_TK is None)
-    assert graph.slot_TK is None or torch.equal(graph.slot_TK, eager.slot_TK)
+    if graph.slot_TK is None or eager.slot_TK is None:
+        assert graph.slot_TK is eager.slot_TK
+    else:
+        assert torch.equal(graph.slot_TK, eager.slot_TK)
 
 
 @pytest.mark.parametrize("name", method_names())
 def test_a_decision_is_one_graph(name: str) -> None:
-    compare(name, backend="aot_eager")
+    compare(name, "aot_eager")
+
+
+@pytest.mark.parametrize(("name", "knobs"), MORE)
+def test_a_decision_with_other_knobs_is_one_graph(name: str, knobs: dict[str, Any]) -> None:
+    compare(name, "aot_eager", **knobs)
 
 
 @pytest.mark.slow
 def test_a_decision_compiles_to_machine_code() -> None:
-    compare("expanded_drop", backend="inductor")
+    compare("expanded_drop", "inductor")

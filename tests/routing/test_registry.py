@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,17 +15,20 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing import registry
+from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import (
     ENTRY_POINTS,
+    calibrations,
     create_method,
     knobs,
     method_class,
     method_names,
     method_title,
+    placements,
     register,
 )
 
@@ -153,3 +157,15 @@ def test_an_entry_point_that_fails_is_one_line(tmp_path: Path, module: str, reas
     line = f"capmoe_eval.methods: the entry point even=even_methods cannot be loaded ({reason})"
     assert f"{line}; mend that package, or uninstall it\n" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_every_kind_of_calibration_that_a_method_names_is_registered() -> None:
+    kinds = [method.calibration for method in map(default, method_names())]
+    kinds += [*placements().values(), *(form.calibration for form in factor_forms())]
+    assert {kind for kind in kinds if kind is not None} == calibrations().keys()
+    for path in calibrations().values():
+        assert pkgutil.resolve_name(path).__module__ == path.partition(":")[0]
+
+
+def default(name: str) -> Method:
+    return create_method(name, 1.0)

@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 import ast
+import re
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from capmoe_eval.wrapper.invariants import definition, others
-from capmoe_eval.wrapper.invariants.check import EVERY, is_examined
-from capmoe_eval.wrapper.invariants.definition import RoutedTokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capmoe_eval.routing.registry import create_method, method_names
-from capmoe_eval.wrapper import invariants
+import capmoe_eval
+from capmoe_eval.routing import definition
+from capmoe_eval.routing.definition import RoutedTokens
+from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.routing.registry import method_names
+from capmoe_eval.wrapper.observers import invariants
+from capmoe_eval.wrapper.observers.invariants.check import EVERY, is_examined
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.routing.problems import GAMMAS, Case, cases
-from tests.routing.reference import assign_reference, weights_reference
+from tests.routing.problems import GAMMAS, Case, cases, decide, kept_pairs
+from tests.routing.reference import DEFINITIONS, import_extensions
 from tests.wrapper.models import batch, make
 
 
 def routed_tokens(case: Case, stream: tuple[int, int]) -> RoutedTokens:
     """The tokens of a random problem, with groups and capacities from its mask alone."""
-    counted_BS = case.counted_BS.numpy()
+    method, counted_BS = case.method, case.counted_BS.numpy()
     sequence_T = np.nonzero(counted_BS)[0]
-    group_T, rank_T = definition.capacity_groups(sequence_T, len(counted_BS), case.method, 0, 1)
+    group_T, rank_T = definition.capacity_groups(
+        sequence_T, len(counted_BS), ep_size=method.ep_size, scope=method.scope
+    )
     score_TE = case.scores.score_TE.numpy()
-    eligible_TE = case.scores.eligible_TE
-    calibrated = case.bias_E if case.method.weighs_tokens else case.calibrated
+    eligible_TE, calibrated = case.scores.eligible_TE, case.calibrated
+    calibrated = None if calibrated is None else calibrated.numpy()
+    by_device, placed_RN = method.granularity == "device", calibrated if method.is_placed else None
+    rank_E = definition.expert_ranks(case.n_experts, method.ep_size, placed_RN)
+    limit_G = None
+    if method.bounds_pairs:
+        limit_G = definition.capacities(
+            method.factor.uniform,
+            np.bincount(group_T),
+            top_k=case.top_k,
+            n_experts=case.n_experts,
+            rounding=method.rounding,
+            sharing=case.n_experts // method.ep_size if by_device else 1,
+        )
     return RoutedTokens(
-        case.method,
         *stream,
         score_TE=score_TE,
         ranking_TE=case.scores.ranking_TE.numpy(),
@@ -43,45 +61,33 @@ def routed_tokens(case: Case, stream: tuple[int, int]) -> RoutedTokens:
         weight_smallest=torch.finfo(torch.float32).smallest_normal,
         group_T=group_T,
         rank_T=rank_T,
+        rank_E=rank_E,
+        unit_E=rank_E if by_device else np.arange(case.n_experts),
+        limit_G=limit_G,
         image_T=case.image_T.numpy(),
         hidden_TH=case.hidden_TH.numpy(),
-        calibrated=None if calibrated is None else calibrated.numpy(),
+        calibrated=calibrated,
+        details=decide(case, stream).details,
     )
 
 
 @pytest.mark.parametrize("name", method_names())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), stream=st.tuples(st.integers(0, 3), st.integers(0, 3)))
-def test_the_definition_is_that_of_the_loops(
+def test_the_definition_is_that_of_the_decision_and_of_the_loops(
     name: str, data: st.DataObject, stream: tuple[int, int]
 ) -> None:
+    import_extensions()
     case = data.draw(cases((name,)))
     tokens = routed_tokens(case, stream)
-    if case.method.weighs_tokens:
-        kept_TE = others.weighted_pairs(tokens, case.unit_T.numpy())
-    elif case.method.bounds_activation:
-        kept_TE = others.kept_pairs(tokens)
-    else:
-        kept_TE = definition.kept_pairs(tokens)
-        assert definition.buckets_beyond(tokens, kept_TE) == 0
-    expected = assign_reference(case.problem(stream), case.method)
-    assert set(zip(*(index.tolist() for index in np.nonzero(kept_TE)), strict=True)) == expected
-
-
-@settings(max_examples=200, deadline=None)
-@given(cases(("macs",)))
-def test_weights_of_tokens_are_those_of_the_loops_within_the_rounding_of_float32(
-    case: Case,
-) -> None:
-    tokens = routed_tokens(case, (0, 0))
-    weight_T, error_T = others.token_weights(tokens)
-    method, groups = case.method, case.groups.group_T.tolist()
-    exact = weights_reference(
-        case.hidden_TH.tolist(), case.image_T.tolist(), groups, getattr(method, "delta", 1.0)
-    )
-    np.testing.assert_allclose(weight_T / 2**24, exact, rtol=1e-9, atol=1e-9)
-    if method.weighs_tokens:
-        assert (abs(case.unit_T.numpy() - weight_T) <= error_T).all()
+    kept_TE = case.method.kept_pairs(tokens)
+    assert kept_TE is not None, "every method of ours has a definition"
+    assert definition.buckets_beyond(tokens, kept_TE) == 0
+    assert case.method.details_off(tokens) == 0
+    pairs = set(zip(*(index.tolist() for index in np.nonzero(kept_TE)), strict=True))
+    assert pairs == set(kept_pairs(decide(case, stream)))
+    if type(case.method) in DEFINITIONS:
+        assert pairs == DEFINITIONS[type(case.method)](case.problem(stream), case.method)
 
 
 @given(
@@ -96,16 +102,14 @@ def test_weights_of_tokens_are_those_of_the_loops_within_the_rounding_of_float32
 def test_a_capacity_is_the_exact_quotient_rounded(
     gamma: float, tokens: int, top_k: int, local: int, ranks: int, granularity: str, rounding: str
 ) -> None:
-    n_experts = local * ranks
-    knobs = {"ep_size": ranks, "granularity": granularity, "rounding": rounding}
-    method = create_method("score", 0.5, **knobs).at(gamma)
-    sharing = local if method.granularity == "device" else 1
+    n_experts, sharing = local * ranks, local if granularity == "device" else 1
     exact = sharing * Fraction(str(gamma)) * tokens * top_k / n_experts
-    limit = definition.capacities(method, np.array([tokens]), top_k, n_experts)[0]
+    sizes = {"top_k": top_k, "n_experts": n_experts, "rounding": rounding, "sharing": sharing}
+    limit = definition.capacities(gamma, np.array([tokens]), **sizes)[0]
     assert limit <= sharing * tokens
     if limit < sharing * tokens:
         beyond = limit - exact
-        assert 0 <= beyond < 1 if method.rounding == "ceil" else -1 < beyond <= 0
+        assert 0 <= beyond < 1 if rounding == "ceil" else -1 < beyond <= 0
 
 
 def test_forwards_are_examined_from_the_first_and_ever_again() -> None:
@@ -113,14 +117,52 @@ def test_forwards_are_examined_from_the_first_and_ever_again() -> None:
     assert examined == [0, 1, 2, 4, 8, 16, 32, 64, 128, 3 * EVERY]
 
 
-def test_the_definition_shares_no_function_with_the_decision() -> None:
-    """Of the project they import what a method is, the recipe of a gate and each other."""
-    allowed = {"routing.method", "wrapper.gates", "wrapper.layers"}
-    for path in Path(invariants.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("capmoe_eval."):
-                module = str(node.module).removeprefix("capmoe_eval.")
-                assert module.startswith("wrapper.invariants") or module in allowed, path
+ALLOWED = re.compile(
+    r"capmoe_eval\.(routing\.(definition|method|factor)|extensions\.(\w+\.)?\w*definition"
+    r"|wrapper\.(event|gates|layers|plan|observers\..*))"
+)
+"""What a definition imports: what a method is, γ, what is observed, and other definitions."""
+_OF_CHECK = Path(invariants.__file__).parent
+_PACKAGE = Path(capmoe_eval.__file__).parent
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        _PACKAGE / "routing" / "definition.py",
+        *sorted(_PACKAGE.glob("extensions/**/*definition.py")),
+        *sorted(_OF_CHECK.glob("*.py")),
+    ],
+    ids=lambda path: path.relative_to(_PACKAGE).as_posix(),
+)
+def test_the_definition_shares_no_function_with_the_decision(path: Path) -> None:
+    for statement in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(statement, ast.If):  # of types alone
+            assert ast.unparse(statement.test) == "TYPE_CHECKING"
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("capmoe_eval"):
+                names = [str(node.module), *(f"{node.module}.{of.name}" for of in node.names)]
+                assert any(map(ALLOWED.fullmatch, names)), names
+
+
+def test_a_method_without_a_definition_is_checked_as_far_as_it_can_be() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(TokenDrop):
+        name: ClassVar[str] = "mine"
+
+        def kept_pairs(self, tokens: RoutedTokens) -> None:
+            return None
+
+    model = make("olmoe")
+    with capacity_aware(model, Mine(gamma=0.5)) as meter, torch.no_grad():
+        model(batch())
+    proofs = meter.proofs()
+    for name in ("pairs_as_defined", "weights_as_defined"):
+        assert proofs[name]["passed"] is None
+        assert proofs[name]["why"] == "the method has no definition to compare with (kept_pairs)"
+    for name in ("bound_holds", "pads_take_no_slot", "pairs_valid"):
+        assert proofs[name]["passed"] and proofs[name]["examined"]["forwards"] == 1
 
 
 @pytest.mark.parametrize("decode", ["unconstrained", "only"])

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.extensions.adaptive_gamma.curves import Curves, curve_reference
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.event import LayerForward
-from capmoe_eval.wrapper.observers.curves import Curves, curve_reference
 from capmoe_eval.wrapper.session import capacity_aware, routed
 from tests.wrapper.models import batch, make
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.observers import similarity
-from capmoe_eval.wrapper.observers.similarity import (
+from capmoe_eval.extensions.sere import similarity
+from capmoe_eval.extensions.sere.similarity import (
     Similarities,
     frobenius_similarity,
     frobenius_similarity_reference,
 )
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.proof import KERNEL_TOLERANCE, _deviation
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.routing.reference import Problem, sere_weights_reference

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, LogitsProcessor
 
 from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.extensions.adaptive_gamma.curves import Curves
+from capmoe_eval.extensions.sere.similarity import Similarities
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.layers import is_experts
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.observers.curves import Curves
-from capmoe_eval.wrapper.observers.similarity import Similarities
 from capmoe_eval.wrapper.observers.trace import Recorder
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images

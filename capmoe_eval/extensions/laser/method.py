@@ -45,7 +45,7 @@ class Laser(OnRanks, Combining):
         Field(
             ge=0,
             le=1,
-            description="LASER: a token keeps its top-k if they have this share of its scores",
+            description="a token keeps its top-k if they have this share of its scores",
             examples=[0.75],
         ),
         LabelPart("mass", always=True),
@@ -55,14 +55,14 @@ class Laser(OnRanks, Combining):
         Field(
             ge=0,
             le=1,
-            description="LASER: else an expert is viable with this share of the token's best score",
+            description="else an expert is viable with this share of the token's best score",
             examples=[0.25],
         ),
         LabelPart("viable", always=True),
     ] = 0.25
     load_updates: Annotated[
         Count,
-        Field(description="LASER: how often a forward counts loads anew", examples=[64]),
+        Field(description="how often a forward counts loads anew", examples=[64]),
         LabelPart("updates"),
     ] = 64
 

@@ -36,6 +36,7 @@ _LINES: Final = (
     method_title("xshare"),
     method_title("sere"),
     _EXPERT_CHOICE,
+    method_title("laser"),
 )
 _LOOKS: Final = {label: style.line_look(index) for index, label in enumerate(_LINES)}
 _LOSSLESS: Final[dict[str, Numbers]] = {  # the look of a line by how its method's name begins
@@ -43,7 +44,7 @@ _LOSSLESS: Final[dict[str, Numbers]] = {  # the look of a line by how its method
     "EPLB+": {"linestyle": "--", "linewidth": 0.9, "label": "EPLB+R, nothing dropped"},
     "LPLB+": {"linestyle": ":", "linewidth": 0.9, "label": "LPLB+R, nothing dropped"},
 }
-_SETTINGS: Final = ("gamma", "k0", "expert_budget", "min_similarity")
+_SETTINGS: Final = ("gamma", "k0", "expert_budget", "min_similarity", "viable_score")
 
 
 def measure_comparators(evidence: FigureRecords) -> Measured:

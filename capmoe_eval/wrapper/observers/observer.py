@@ -113,10 +113,11 @@ class Observer:
 class CountingObserver(Observer):
     """Adds up numbers by layer; some of them are faults."""
 
+    sums: Sequence[Sums]
     faults: ClassVar[Mapping[str, str]] = {}  # in words, by the name of the sum
 
     def __init__(self, n_layers: int) -> None:
-        self.sums: list[Sums] = [Sums() for _ in range(n_layers)]
+        self.sums = [Sums() for _ in range(n_layers)]
 
     def count(self, name: str) -> int:
         """Return a sum over all layers."""

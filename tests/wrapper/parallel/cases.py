@@ -49,6 +49,7 @@ def methods(size: int) -> dict[str, Method]:
         "oea": ("oea", None, {"k0": 1}),
         "xshare_device": ("xshare", None, {"expert_budget": 0.5, **_DEVICE}),
         "sere": ("sere", None, {"min_similarity": 0.4}),
+        "laser": ("laser", None, {"peak_mass": 1.0, "viable_score": 0.1}),
         "by_layer": ("score", None, {"layer_gammas": (0.5, float("inf"), 1.5)}),
     }
     return {
@@ -168,7 +169,7 @@ def everything(family: str, model: PreTrainedModel, size: int) -> dict[str, dict
     """Return the results of all cases on one model."""
     tokens_BS, mask_BS = batch()
     results = {
-        name: measure(model, method, tokens_BS, mask_BS, forwards=1 + (method.keep == "random"))
+        name: measure(model, method, tokens_BS, mask_BS, forwards=1 + (method.name == "random"))
         for name, method in methods(size).items()
     }
     if family == "olmoe":

@@ -19,6 +19,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers.invariants.masks import as_array, counted_tokens, image_tokens
+from capmoe_eval.wrapper.observers.invariants.tokens import routed_tokens, with_limits
 from capmoe_eval.wrapper.observers.invariants.weights import weights_off
 from capmoe_eval.wrapper.observers.observer import Observer, Proof, Tally
 from capmoe_eval.wrapper.plan import ForwardPlan
@@ -157,51 +158,11 @@ class DefinitionCheck(Observer):
         assert self._masks is not None
         assert event.plan.start is not None
         is_counted_N, is_image_N = self._masks
-        layer, router, start = event.layer, event.router, event.plan.start
-        method, number = self._methods[event.number], event.number
-        row_T = np.flatnonzero(is_counted_N)
-        rows = torch.from_numpy(row_T).to(router.topk_NK.device)
-        scores = layer.gate.scores(router.logits_NE[rows], router.topk_NK[rows])
-        eligible_TE = np.ones(scores.score_TE.shape, dtype=bool)
-        precision = torch.finfo(router.weight_NK.dtype)
-        group_T, rank_T = definition.capacity_groups(
-            row_T // max(start.n_new, 1),
-            start.n_sequences,
-            ep_size=method.ep_size,
-            scope=method.scope,
-            # The number of this process among those that share the model, and theirs.
-            process=getattr(layer.ranks, "rank", 0),
-            processes=layer.ranks.size,
-        )
-        calibrated = None if self._calibrated is None else as_array(self._calibrated[number])
-        placed_RN = calibrated if method.is_placed else None
-        rank_E = definition.expert_ranks(layer.n_experts, method.ep_size, placed_RN)
-        by_device = method.granularity == "device"
-        hidden_TH = None
-        if method.reads_hidden:
-            assert router.hidden_NH is not None
-            hidden_TH = as_array(router.hidden_NH[rows].float())
-        tokens = RoutedTokens(
-            number,
-            start.number,
-            score_TE=as_array(scores.score_TE),
-            ranking_TE=as_array(scores.ranking_TE),
-            eligible_TE=eligible_TE if scores.eligible_TE is None else as_array(scores.eligible_TE),
-            topk_TK=as_array(router.topk_NK[rows]),
-            weight_TK=as_array(router.weight_NK[rows].double()),
-            weight_eps=float(precision.eps),
-            weight_smallest=float(precision.smallest_normal),
-            group_T=group_T,
-            rank_T=rank_T,
-            rank_E=rank_E,
-            unit_E=rank_E if by_device else np.arange(layer.n_experts),
-            image_T=None if is_image_N is None else is_image_N[row_T],
-            hidden_TH=hidden_TH,
-            calibrated=calibrated,
-            details=None if event.assignment is None else event.assignment.details,
-        )
+        method, start = self._methods[event.number], event.plan.start
+        calibrated = None if self._calibrated is None else self._calibrated[event.number]
+        tokens = routed_tokens(event, method, calibrated, is_counted_N, is_image_N)
         part = _called(tokens, event, start.n_sequences, is_counted_N)
-        is_stock = np.array_equal(as_array(event.experts.index_NA), as_array(router.topk_NK))
+        is_stock = np.array_equal(as_array(event.experts.index_NA), as_array(event.router.topk_NK))
         # A layer in which nothing is dropped or added runs the stock kernel on pads, too.
         pads_may_run = is_stock and method.unit is not None and event.computed is not None
         if method.is_stock or pads_may_run:
@@ -213,7 +174,7 @@ class DefinitionCheck(Observer):
     ) -> tuple[Counter[str], int]:
         """Return the faults of a layer's forward, and the number of its buckets."""
         faults = sum((part.faults for part in parts), Counter[str]())
-        tokens = _with_limits(_joined(parts, method.scope), method)
+        tokens = with_limits(_joined(parts, method.scope), method)
         slots_TE = np.concatenate([part.slots_TE for part in parts])
         weight_TE = np.concatenate([part.weight_TE for part in parts])
         called_TE = slots_TE > 0
@@ -276,22 +237,3 @@ def _joined(parts: list[_LayerPart], scope: str) -> RoutedTokens:
         groups = [part.tokens.group_T + n for part, n in zip(parts, first[:-1], strict=True)]
         joined["group_T"] = np.concatenate(groups)
     return dataclasses.replace(parts[0].tokens, **joined)
-
-
-def _with_limits(tokens: RoutedTokens, method: Method) -> RoutedTokens:
-    """Return the tokens of the whole batch with the capacity of each group, if there is one."""
-    if not method.bounds_pairs:
-        return tokens
-    factor = method.factor
-    assert factor is not None
-    assert factor.uniform is not None
-    by_device = method.granularity == "device"
-    limit_G = definition.capacities(
-        factor.uniform,
-        tokens.tokens_G,
-        top_k=tokens.top_k,
-        n_experts=tokens.n_experts,
-        rounding=method.rounding,
-        sharing=tokens.n_experts // method.ep_size if by_device else 1,
-    )
-    return dataclasses.replace(tokens, limit_G=limit_G)

@@ -25,7 +25,7 @@ def weights_off(
     """
     moved = method.combine_weights(tokens)
     if moved is None:
-        moved = _combine_weights(tokens, gate, kept_TE, anew=method.renormalize == "after")
+        moved = _combine_weights(tokens, gate, kept_TE, method.renormalize)
     expected_TE, is_computed_TE = moved
     rounding = (tokens.n_experts + 4) * _FLOAT32 + tokens.weight_eps
     error_TE = rounding * np.maximum(abs(expected_TE), tokens.weight_smallest) * is_computed_TE
@@ -36,12 +36,12 @@ def weights_off(
 
 
 def _combine_weights(
-    tokens: RoutedTokens, gate: Gate, kept_TE: Array, *, anew: bool
+    tokens: RoutedTokens, gate: Gate, kept_TE: Array, renormalize: str
 ) -> tuple[Array, Array]:
     """Return the weight of every pair [T, E], and a mask of those that are no router's own.
 
-    With ``anew`` a token that lost or gained a pair has its weights normalised over its kept pairs,
-    where the family normalises.
+    With ``renormalize="after"`` a token that lost or gained a pair has its weights normalised over
+    its kept pairs, where the family normalises; with ``"always"``, in another family, every token.
     """
     chosen_TE, router_TE = tokens.chosen_TE, tokens.router_weight_TE
     score_TE = tokens.score_TE.astype(np.float64)
@@ -50,12 +50,12 @@ def _combine_weights(
         scale_E = scale_E * gate.expert_scale.value_E.cpu().numpy()
     is_computed_TE = ~chosen_TE
     total_T1 = np.ones((len(score_TE), 1))
-    if gate.recipe.normalises:
+    if gate.recipe.normalises or renormalize == "always":
         summed_TE = chosen_TE  # the dropless model's own denominator
-        if anew:
-            is_changed_T = (kept_TE != chosen_TE).any(axis=1)
-            summed_TE = np.where(is_changed_T[:, None], kept_TE, chosen_TE)
-            is_computed_TE = is_computed_TE | is_changed_T[:, None]
+        if renormalize != "before":
+            is_anew_T = (kept_TE != chosen_TE).any(axis=1) | (not gate.recipe.normalises)
+            summed_TE = np.where(is_anew_T[:, None], kept_TE, chosen_TE)
+            is_computed_TE = is_computed_TE | is_anew_T[:, None]
         total_T1 = (score_TE * summed_TE).sum(axis=1, keepdims=True) + gate.recipe.epsilon
         total_T1 = np.maximum(total_T1, getattr(gate.router, "norm_min", 1e-20))
     return np.where(is_computed_TE, score_TE / total_T1 * scale_E, router_TE), is_computed_TE

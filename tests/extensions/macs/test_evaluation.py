@@ -14,6 +14,7 @@ from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.extensions.macs.calibration import ExpertModalities
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration_kinds import ExpertModalities

@@ -18,9 +18,9 @@ from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.record_part import Calibrated
+from capmoe_eval.extensions.eplb_placement.calibration import experts_of_ranks
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
-from capmoe_eval.serving.calibration_kinds import experts_of_ranks
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 TINY = ModelId("tiny", "tiny:olmoe", dtype="float32")

@@ -21,9 +21,9 @@ from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record, sealed
 from capmoe_eval.experiment.record_part import Calibrated
 from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.extensions.sere.calibration import TOKENS, ExpertSimilarity, LayerSimilarity
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
-from capmoe_eval.serving.calibration_kinds import KINDS, TOKENS, ExpertSimilarity, LayerSimilarity
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from tests.wrapper.models import make
 
@@ -118,9 +118,3 @@ def test_experts_on_processes_are_not_compared() -> None:
     ]
     with pytest.raises(UsageError, match=r"^parallel=ep: method=sere first compares the outputs"):
         ExpertSimilarity.observer(layers, create_method("sere"))
-
-
-def test_methods_name_kinds_that_there_are() -> None:
-    methods = (create_method("score", "adaptive", budget=0.1), create_method("sere"))  # type: ignore[arg-type]
-    assert {method.calibration for method in methods} <= set(KINDS)
-    assert create_method("baseline").calibration is None

@@ -1,0 +1,98 @@
+"""``docs/own_method.md``: its code runs, by an entry point and on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from capmoe_eval.routing.registry import ENTRY_POINTS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own_method.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+METHOD, USE, _FRAME, DEFINITION, SIMPLEST = PYTHON
+
+CHECKED = """
+import json, torch
+from my_methods import ScoreAndOrder
+from capmoe_eval import capacity_aware
+from capmoe_eval.routing.method import Method
+from tests.wrapper.models import batch, make
+model, tokens = make("olmoe"), batch(n_sequences=4, n_positions=6)
+
+def run(*method, **knobs):
+    with capacity_aware(model, *method, gamma=0.5, **knobs) as meter, torch.no_grad():
+        logits = model(tokens).logits
+    proofs = meter.report()["proofs"].items()
+    return logits, {name: [proof["passed"], proof.get("why")] for name, proof in proofs}
+
+parts = [run("score_and_order", order_weight=weight)[0] for weight in (0.0, 0.3, 1.0)]
+assert torch.equal(parts[0], run("score")[0]) and torch.equal(parts[2], run("order")[0])
+assert not torch.equal(parts[1], parts[0]) and not torch.equal(parts[1], parts[2])
+checked = run("score_and_order", order_weight=0.3)[1]
+ScoreAndOrder.kept_pairs = Method.kept_pairs  # as without a definition
+print(json.dumps({"checked": checked, "open": run("score_and_order", order_weight=0.4)[1]}))
+"""
+
+
+def install(folder: Path, *parts: str) -> None:
+    """Write the module of the page, and the files of a package that has its entry point."""
+    (folder / "my_methods.py").write_text("\n".join(parts), encoding="utf-8")
+    declared = re.search(r'\[project\.entry-points\."(.*)"\]\n(\w+) = "(\w+)"', PAGE)
+    assert declared is not None
+    group, name, module = declared.groups()
+    assert group == ENTRY_POINTS
+    info = folder / "my_methods-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-methods\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}\n")
+
+
+def run(folder: Path, *words: str) -> str:
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{root}"}
+    command = [sys.executable, *words]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_is_short() -> None:
+    assert len(METHOD.splitlines()) < 45
+    assert "ScoreAndOrder" in USE and "kept_pairs" in DEFINITION and "simplest" in SIMPLEST
+
+
+def test_the_method_is_what_the_page_says_and_is_checked(tmp_path: Path) -> None:
+    """Token Drop at one end, Order at the other; compared with its definition if it has one."""
+    install(tmp_path, METHOD, DEFINITION)
+    proofs = json.loads(run(tmp_path, "-c", CHECKED))
+    of_definition = {"pairs_as_defined", "weights_as_defined"}
+    assert not [name for name, (passed, _) in proofs["checked"].items() if passed is False]
+    for name, (passed, why) in proofs["open"].items():
+        if name in of_definition:
+            assert passed is None and "no definition" in why
+            assert proofs["checked"][name][0] is True
+        else:
+            assert passed == proofs["checked"][name][0]
+    assert proofs["open"]["bound_holds"][0] and proofs["open"]["stock_at_infinity"][0]
+
+
+def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
+    install(tmp_path, METHOD, DEFINITION, SIMPLEST)
+    command = re.search(r"^python (-m capmoe_eval method=score_and_order .*)$", PAGE, re.MULTILINE)
+    assert command is not None
+    printed = run(tmp_path, *command[1].split())
+    assert "score_and_order-g1-ep8-order_weight0.3" in printed
+    assert "1 computed, 0 finished before, 0 failed" in printed
+    shown = run(tmp_path, "-c", _FRAME)
+    row = shown.splitlines()[-1].split()
+    assert row[1:5] == ["obqa", "score_and_order", "1.0", "0.3"]
+    usage = run(tmp_path, "-m", "capmoe_eval", "--help")
+    assert "score_and_order" in usage and "order_weight" in usage
+    table = run(tmp_path, "-m", "capmoe_eval.tables", "table2", "profile=tiny")
+    assert "written: " in table
