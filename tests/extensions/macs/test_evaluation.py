@@ -17,7 +17,6 @@ from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.extensions.macs.calibration import ExpertModalities
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
-from capmoe_eval.serving.calibration_kinds import ExpertModalities
 from capmoe_eval.wrapper.observers.observer import Observer
 
 MME = TaskId("mme", "mme", "lmms-lab/MME", "acc", 0, images=True)
