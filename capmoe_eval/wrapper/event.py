@@ -53,8 +53,8 @@ class LayerForward:
     scores: Scores  # of the counted tokens
     assignment: Assignment | None  # of the counted tokens; None where nothing was decided
     experts: ExpertsCall
-    # The experts of the rows that the stock kernel computed, call by call; None where the kernel
-    # of kept pairs is not installed.
+    # The experts of the rows that the stock kernel computed, call by call; None where the kernel of
+    # kept pairs is not installed.
     computed: tuple[Tensor, ...] | None
 
     @cached_property

@@ -49,18 +49,20 @@ class LayerHook:
         self._running = running
         self._experts: Any = layer.experts
         self._signature = inspect.signature(type(layer.experts).forward)
-        self._computed: list[Tensor] = []  # of this forward: see LayerForward.computed
+        # See LayerForward.computed; None while nobody asks for it.
+        self._computed: list[Tensor] | None = None
 
     def note_computed(self, index: Tensor) -> None:
         """Note the experts of rows that the stock kernel computes."""
-        self._computed.append(index)
+        if self._computed is not None:
+            self._computed.append(index)
 
     def route(
         self, _router: nn.Module, args: tuple[Tensor, ...], output: RouterOutput
     ) -> RouterOutput | None:
         """Return what the router returns under the method; None if that is what it did return."""
         plan, is_again = self._running(self._number, "router")
-        self._computed = []
+        self._computed = None
         if self._drops:
             self._experts.capmoe_untouched = True
         if not plan.constrained and not plan.observers:
@@ -74,6 +76,7 @@ class LayerHook:
             assignment = self._decide(plan, router, scores)
         if plan.observers and not is_again:
             plan.routed[self._number] = _Routed(router, scores, assignment)
+            self._computed = [] if self._drops else None
         return None if assignment is None else self._sent(plan, router, scores, assignment)
 
     def emit(
@@ -98,8 +101,9 @@ class LayerHook:
             scores=routed.scores,
             assignment=routed.assignment,
             experts=ExpertsCall(hidden_NH, index_NA, weight_NA),
-            computed=tuple(self._computed) if self._drops else None,
+            computed=None if self._computed is None else tuple(self._computed),
         )
+        self._computed = None  # an observer may have the experts compute other tokens
         with torch.no_grad():  # observers are no part of the graph of a backward pass
             for observer in plan.observers:
                 observer.see(event)

@@ -39,7 +39,7 @@ _WAITING = {
 def host_waits(work: Callable[[], object], device: torch.device) -> Counter[str]:
     """Return how often each line makes the host wait while something runs.
 
-    A line is ``wrapper/forward.py:210``, or :data:`STOCK`. On CUDA they are the operations of which
+    A line is ``wrapper/hook.py:170``, or :data:`STOCK`. On CUDA they are the operations of which
     ``torch.cuda.set_sync_debug_mode`` warns. Elsewhere nothing waits, and those are counted that
     would: values read on the host, sizes that depend on values, and values put on a device; not a
     copy by ``Tensor.to``, which says nothing of where it is from.

@@ -124,12 +124,22 @@ def weighted_limits(
     modality m and the group's ``ratio_G`` r.
     """
     assert method.gamma_ratio is not None
-    numerator, denominator = method.gamma_ratio
-    pairs, shares = numerator * top_k, denominator * len(bias_E)
-    bases = [rounded(pairs * tokens, shares, method.rounding) for tokens in groups.tokens]
+    ratio, rounding, n_experts = method.gamma_ratio, method.rounding, len(bias_E)
+    bases = [
+        base_capacity(ratio, tokens, top_k=top_k, n_experts=n_experts, rounding=rounding)
+        for tokens in groups.tokens
+    ]
     base_G = torch.tensor(bases, dtype=torch.float64)
     scale_GE = 1 + method.rho * bias_E * (ratio_G[:, None] - 0.5)
     return (moved(base_G, bias_E.device)[:, None] * scale_GE * UNIT).floor().long()
+
+
+def base_capacity(
+    gamma_ratio: tuple[int, int], tokens: int, *, top_k: int, n_experts: int, rounding: str
+) -> int:
+    """Return C = γ·T·K/E in whole numbers, which may exceed T; γ is a fraction."""
+    numerator, denominator = gamma_ratio
+    return rounded(numerator * tokens * top_k, denominator * n_experts, rounding)
 
 
 def assign_weighted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from tests.wrapper.mutations.concerns import (
     candidates,
     capped,
     in_blocks,
+    named,
+    neither,
     per_device,
     per_expert,
     placed,
@@ -30,10 +33,45 @@ _C = "routing.capacity:capacity"
 _LIMITS = "routing.method:Method.limits"
 _GROUPS = "routing.tokens:group_tokens"
 
+_BASE = "extensions.macs.decision:base_capacity"
+_MACS = named("macs")
+
 Capacity = Callable[..., int]
 
 
-def _of_other(name: str, change: Callable[..., dict[str, Any]], *more: Any) -> Mutation:
+def _in_c(
+    name: str, wrap: Callable[[Capacity], Capacity], concerns: Any, *more: Any
+) -> tuple[Mutation, Mutation]:
+    """Return a mutation of C, and the same of MACS' C, which may exceed T."""
+
+    def of_base(base_capacity: Capacity) -> Capacity:
+        def capacity(gamma: float, tokens: int, top_k: int, n_experts: int, **named: Any) -> int:
+            sizes = {"top_k": top_k, "n_experts": n_experts} | {"rounding": named["rounding"]}
+            return base_capacity(Fraction(str(gamma)).as_integer_ratio(), tokens, **sizes)
+
+        def mutated(gamma_ratio: tuple[int, int], tokens: int, **sizes: Any) -> int:
+            return wrap(capacity)(gamma_ratio[0] / gamma_ratio[1], tokens, **sizes)
+
+        return mutated
+
+    return (
+        Mutation(name, _C, wrap, both(concerns, neither(_MACS)), *more),
+        Mutation(name, _BASE, of_base, both(concerns, _MACS), *more),
+    )
+
+
+def _changed(name: str, change: Callable[[int], int], concerns: Any) -> tuple[Mutation, Mutation]:
+    """Return a mutation of C, from its true value."""
+
+    def wrap(capacity: Capacity) -> Capacity:
+        return lambda *sizes, **named: change(capacity(*sizes, **named))
+
+    return _in_c(name, wrap, concerns)
+
+
+def _of_other(
+    name: str, change: Callable[..., dict[str, Any]], *more: Any
+) -> tuple[Mutation, Mutation]:
     """Return a mutation of C that computes it from other arguments."""
 
     def wrap(capacity: Capacity) -> Capacity:
@@ -43,7 +81,7 @@ def _of_other(name: str, change: Callable[..., dict[str, Any]], *more: Any) -> M
 
         return mutated
 
-    return Mutation(name, _C, wrap, *more)
+    return _in_c(name, wrap, *more)
 
 
 def _in_floats(capacity: Capacity) -> Capacity:
@@ -69,33 +107,33 @@ def _with_tokens(name: str, tokens: Callable[[TokenGroups], list[int]]) -> Mutat
 
 
 _IN_C = (
-    result("C is one too low", _C, lambda c, *_, **__: max(c - 1, 0), with_capacity),
-    result("C is one too high", _C, lambda c, *_, **__: c + 1, with_capacity),
-    result("C is three too high", _C, lambda c, *_, **__: c + 3, with_capacity),
-    result("C is at least sixteen", _C, lambda c, *_, **__: max(c, 16), per_expert),
-    result("C is a multiple of eight", _C, lambda c, *_, **__: -(-c // 8) * 8, capped),
-    _of_other("C is rounded down", lambda **_: {"rounding": "floor"}, with_capacity),
-    _of_other(
+    *_changed("C is one too low", lambda c: max(c - 1, 0), with_capacity),
+    *_changed("C is one too high", lambda c: c + 1, with_capacity),
+    *_changed("C is three too high", lambda c: c + 3, with_capacity),
+    *_changed("C is at least sixteen", lambda c: max(c, 16), per_expert),
+    *_changed("C is a multiple of eight", lambda c: -(-c // 8) * 8, capped),
+    *_of_other("C is rounded down", lambda **_: {"rounding": "floor"}, with_capacity),
+    *_of_other(
         "C is rounded up where down is asked for",
         lambda **_: {"rounding": "ceil"},
         with_capacity,
         under(rounding="floor"),
     ),
-    _of_other("C of K + 1", lambda top_k, **_: {"top_k": top_k + 1}, with_capacity),
-    _of_other("C of K - 1", lambda top_k, **_: {"top_k": top_k - 1}, with_capacity),
-    _of_other("C of E - 1", lambda n_experts, **_: {"n_experts": n_experts - 1}, with_capacity),
-    _of_other("C of T + 3", lambda tokens, **_: {"tokens": tokens + 3}, with_capacity),
-    _of_other("C of twice γ", lambda gamma, **_: {"gamma": 2 * gamma}, with_capacity),
-    _of_other("γ is a whole number", lambda gamma, **_: {"gamma": round(gamma)}, with_capacity),
+    *_of_other("C of K + 1", lambda top_k, **_: {"top_k": top_k + 1}, with_capacity),
+    *_of_other("C of K - 1", lambda top_k, **_: {"top_k": top_k - 1}, with_capacity),
+    *_of_other("C of E - 1", lambda n_experts, **_: {"n_experts": n_experts - 1}, with_capacity),
+    *_of_other("C of T + 3", lambda tokens, **_: {"tokens": tokens + 3}, with_capacity),
+    *_of_other("C of twice γ", lambda gamma, **_: {"gamma": 2 * gamma}, with_capacity),
+    *_of_other("γ is a whole number", lambda gamma, **_: {"gamma": round(gamma)}, with_capacity),
     Mutation("γ is a binary fraction", _C, _in_floats, both(per_expert, text_alone), _exact),
-    _of_other("a device has the C of one expert", lambda **_: {"experts": 1}, per_device),
+    *_of_other("a device has the C of one expert", lambda **_: {"experts": 1}, per_device),
     result(
         "a device has the rounded C of each expert",
         _C,
         lambda c, *_, experts=1, **__: experts * -(-c // experts),
         per_device,
     ),
-    _of_other(
+    *_of_other(
         "a device has another expert", lambda experts, **_: {"experts": experts + 1}, per_device
     ),
     result("a group has the C of the first", _LIMITS, lambda c, *_, **__: [c[0]] * len(c), capped),

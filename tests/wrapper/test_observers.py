@@ -1,0 +1,160 @@
+"""One immutable event a layer: who sees it, what it has, and what an observer adds to a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from unittest import mock
+
+import pytest
+import torch
+
+from capmoe_eval.errors import EnforcementError
+from capmoe_eval.routing.methods.baseline import Baseline
+from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.gates import Gate
+from capmoe_eval.wrapper.observers.observer import CountingObserver, Observer, Proof, Tally
+from capmoe_eval.wrapper.plan import ForwardPlan
+from capmoe_eval.wrapper.session import capacity_aware, routed
+from tests.wrapper.models import batch, make
+
+TOKENS = batch(n_sequences=3, n_positions=6)
+MASK = torch.arange(6) < torch.tensor([[6], [4], [5]])
+
+
+class Log(Observer):
+    """Keeps all that it is shown."""
+
+    def __init__(self) -> None:
+        self.events: list[LayerForward] = []
+        self.forwards: list[tuple[str, int]] = []
+
+    def begin(self, plan: ForwardPlan) -> None:
+        self.forwards.append(("begin", plan.number))
+
+    def see(self, event: LayerForward) -> None:
+        self.events.append(event)
+
+    def end(self, plan: ForwardPlan) -> None:
+        self.forwards.append(("end", plan.number))
+
+
+class EveryLog(Log):
+    every_forward: ClassVar[bool] = True
+
+
+def test_an_event_has_what_the_experts_were_called_with_and_cannot_be_changed() -> None:
+    model, calls = make("olmoe"), []
+    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad():
+        log = Log()
+        meter.observe(log)
+        for layer in meter.layers:
+            layer.experts.register_forward_pre_hook(lambda _, call: calls.append(call))
+        model(TOKENS, attention_mask=MASK.long())
+    assert [(event.number, event.layer) for event in log.events] == list(enumerate(meter.layers))
+    assert log.forwards == [("begin", 0), ("end", 0)]
+    for event, call in zip(log.events, calls, strict=True):
+        seen = event.experts.hidden_NH, event.experts.index_NA, event.experts.weight_NA
+        assert all(one is other for one, other in zip(seen, call, strict=True))
+        assert event.assignment is not None
+        assert event.computed is not None
+        rows_TS = event.assignment.index_TS[event.assignment.keep_TS]
+        computed = torch.cat([index.flatten() for index in event.computed])
+        assert torch.equal(computed, rows_TS)
+        assert len(event.scores.topk_TK) == MASK.sum() < len(event.router.topk_NK)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            event.number = 7  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("kind", "decode", "seen"),
+    [
+        (Log, "unconstrained", {0}),
+        (Log, "only", {1, 2}),
+        (Log, "constrained", {0, 1, 2}),
+        (EveryLog, "unconstrained", {0, 1, 2}),
+    ],
+)
+def test_an_observer_sees_the_layers_of_the_forwards_that_it_asks_for(
+    kind: type[Log], decode: str, seen: set[int]
+) -> None:
+    model = make("olmoe")
+    with capacity_aware(model, "score", gamma=0.5, decode=decode) as meter:
+        log = kind()
+        meter.observe(log)
+        model.generate(TOKENS, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    assert {event.plan.number for event in log.events} == seen
+    assert len(log.events) == 2 * len(seen)
+    assert log.forwards == [(part, n) for n in range(3) for part in ("begin", "end")]
+    for event in log.events:
+        assert (event.assignment is None) == (not event.plan.constrained)
+
+
+def test_what_nobody_observes_is_not_computed() -> None:
+    model = make("olmoe")
+    with torch.no_grad():
+        cache = model(TOKENS).past_key_values
+    no_scores = mock.patch.object(Gate, "scores", side_effect=AssertionError)
+    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad(), no_scores:
+        model(TOKENS[:, :1], past_key_values=cache)  # a decode step
+    assert meter.decode_forwards == 1
+
+
+class Banned(CountingObserver):
+    """Counts the pairs of one expert, which a method of one's own never calls."""
+
+    faults: ClassVar[Mapping[str, str]] = {"violations": "bound_holds ({} calls of expert 0)"}
+
+    def see(self, event: LayerForward) -> None:
+        self.sums[event.number].add(violations=event.counts.kept_E[0], seen=1)
+
+    def layer(self, number: int) -> dict[str, Any]:
+        return {"seen": self.sums[number].count("seen")}
+
+    def summary(self) -> dict[str, Any]:
+        return {"seen": self.count("seen")}
+
+    def proofs(self, tally: Tally) -> dict[str, Proof]:
+        return {"never_called": tally.proof({"violations": self.count("violations")})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(TokenDrop):
+    """A method with an observer of its own."""
+
+    name: ClassVar[str] = "mine"
+
+    def observers(self, layers: Sequence[Any], calibrated: Any) -> Sequence[Any]:
+        return [Banned(len(layers))]
+
+
+def test_a_method_brings_observers_of_its_own() -> None:
+    model = make("olmoe")
+    broken_bound = pytest.raises(EnforcementError, match=r"layers\.0\.mlp: bound_holds \(\d+ calls")
+    with capacity_aware(model, Mine(gamma=0.5), verify=False) as meter, broken_bound:
+        model(TOKENS)
+    report = meter.report()
+    assert report["summary"]["seen"] == 2
+    for layer in report["layers"]:
+        assert layer["seen"] == 1
+        assert layer["violations"] == layer["load_after"][0]
+    broken = sum(layer["violations"] for layer in report["layers"])
+    for name in ("bound_holds", "never_called"):
+        assert report["proofs"][name]["violations"] == broken > 0
+
+
+def test_a_method_runs_in_its_canonical_form_unless_it_is_routed_as_it_is() -> None:
+    model, method = make("olmoe"), TokenDrop(gamma=math.inf, ep_size=2)
+    with capacity_aware(model, method, verify=False) as meter:
+        assert meter.method == Baseline()
+    with routed(model, method, verify=False) as meter:
+        assert meter.method == method
+    with capacity_aware(model, TokenDrop(gamma=0.5), verify=False) as by_class, torch.no_grad():
+        model(TOKENS)
+    with capacity_aware(model, "score", 0.5, verify=False) as by_name, torch.no_grad():
+        model(TOKENS)
+    assert by_class.report() == by_name.report()
