@@ -283,7 +283,7 @@ def test_a_limit_of_subtasks_says_how_many_documents_it_is(shell: Shell) -> None
 def test_variants_are_presets(shell: Shell) -> None:
     status, _, _ = shell(
         "-m",
-        "variant=paper,released_code,released_code_images,algorithms",
+        "variant=paper,released_code,released_code_images,released_code_606dc1d,algorithms",
         "method=expanded_drop",
         "tasks=obqa",
         "limit=2",
@@ -294,13 +294,15 @@ def test_variants_are_presets(shell: Shell) -> None:
         for path in shell.cwd.glob("results/*/*/*/*.json")
     ]
     told_apart = {
-        (m["count_padding"], m["ep_size"], m["candidates"], m["rounding"]) for m in methods
+        (m["count_padding"], m["ep_size"], m["candidates"], m["rounding"], m["renormalize"])
+        for m in methods
     }
     assert told_apart == {
-        (False, 8, "local", "ceil"),
-        (True, 1, "global", "ceil"),
-        (False, 1, "ranked", "ceil"),
-        (False, 1, "global", "floor"),  # on one rank all experts are local
+        (False, 8, "local", "ceil", "before"),
+        (True, 1, "global", "ceil", "after"),
+        (False, 1, "ranked", "ceil", "after"),
+        (True, 1, "ranked", "ceil", "always"),
+        (False, 1, "global", "floor", "before"),  # on one rank all experts are local
     }
 
 

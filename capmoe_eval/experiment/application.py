@@ -27,7 +27,6 @@ from capmoe_eval.errors import (
     first_line,
     shown,
 )
-from capmoe_eval.experiment.arguments import one_line_errors
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.interrupts import (
     end_interrupted,
@@ -36,6 +35,7 @@ from capmoe_eval.experiment.interrupts import (
     interrupts_not_hidden,
 )
 from capmoe_eval.experiment.processes import of_submitit, process_rank
+from capmoe_eval.experiment.refusal import one_line_errors
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of writing to an open file, which name none."""

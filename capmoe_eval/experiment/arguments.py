@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.experiment.refusal import refuse
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.experiment.values import NumpySeed, Threads
 from capmoe_eval.routing.factor import parse_factor
@@ -21,15 +21,10 @@ PLAIN = re.compile(r"[!-^`-~]*")
 """The text of a number, without what Python reads beside: 1_0, spaces, digits of other scripts."""
 
 
-def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    line = " ".join(message.removeprefix("argument ").replace(": =", "=", 1).split())
-    parser.exit(2, f"error: {line}; {parser.prog} --help says what there is\n")
-
-
 class Parser(argparse.ArgumentParser):
     """A parser that refuses in one line, with status 2, also ``out=DIR`` where --out is meant."""
 
-    error = _refuse
+    error = refuse
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; every other way to parse ends here."""
@@ -72,17 +67,6 @@ def recompute_option(parser: Parser) -> None:
         action="store_true",
         help="compare all records anew, instead of using effects kept for the same records",
     )
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Have the parsers of libraries (Hydra, lm-eval) refuse in one line, too."""
-    before = argparse.ArgumentParser.error
-    argparse.ArgumentParser.error = _refuse  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        argparse.ArgumentParser.error = before  # type: ignore[method-assign]
 
 
 def _path(word: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.application import run_command, run_program
@@ -45,8 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for outcome in compared:
             print(_outcome(outcome))
         judged = verdicts(compared)
+        names = {outcome.budget: outcome.factor.text() for outcome in compared}
         for verdict in judged:
-            print(_verdict(verdict))
+            print(_verdict(verdict, names))
         missing = len(found.plans) - len(found.records)
         print(f"{missing} of {len(found.plans)} evaluations are missing")
         if (last := primary(judged)) is not None:
@@ -70,10 +71,9 @@ def _outcome(outcome: Outcome) -> str:
     )
 
 
-def _verdict(verdict: Verdict) -> str:
-    budget, kind = verdict.budget, verdict.budget_of
-    name = "all budgets" if budget is None else f"adaptive{budget:g}"
-    parts = [f"{name} of {kind}, {verdict.cells} models and tasks:"]
+def _verdict(verdict: Verdict, names: Mapping[float, str]) -> str:
+    name = "all budgets" if verdict.budget is None else names[verdict.budget]
+    parts = [f"{name} of {verdict.budget_of}, {verdict.cells} models and tasks:"]
     if verdict.straggler is not None:
         parts.append("straggler {:+.3f} [{:+.3f}, {:+.3f}] over models".format(*verdict.straggler))
     if verdict.straggler_most is not None:

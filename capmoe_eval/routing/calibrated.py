@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CalibratedRule:
-    """What a tensor of one layer must be, in words for an error, and as a check."""
+    """A rule of a layer's calibrated tensor, in words for an error, and as a check."""
 
     asked_by: str  # the setting that needs the tensor, for example method=sere
     content: str  # what the tensor has, for example "the similarity of the experts"

@@ -109,7 +109,7 @@ class FactorByLayer(CapacityFactor):
             "layer_gammas",
             None,
             Annotated[
-                Sequence[Any] | None,
+                Sequence[Any] | Annotated[None, Field(description="null for one gamma")],
                 Field(description="a capacity factor for each MoE layer, in place of gamma"),
             ],
         )

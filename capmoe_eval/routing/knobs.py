@@ -115,7 +115,7 @@ class Knob:
 
     @property
     def rule(self) -> str:
-        """What a value must be, such as "must be a whole number of at least 1"."""
+        """The rule of its values, such as "must be a whole number of at least 1"."""
         return rule(self.annotation, self.name)
 
     @property
@@ -125,7 +125,7 @@ class Knob:
 
     @property
     def help(self) -> str:
-        """What it is for: the description of its field."""
+        """The description of its field."""
         return str(_schema(self.annotation).get("description", ""))
 
     @property

@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.routing.factor import CapacityFactor, parse_factor
-from capmoe_eval.routing.knobs import LARGEST, OMIT_DEFAULT
+from capmoe_eval.routing.knobs import LARGEST, OMIT_DEFAULT, says
 from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.registry import (
     CONTIGUOUS,
@@ -96,6 +96,13 @@ class Capped(OnRanks):
         return self.granularity
 
 
+def _registered_placement(name: str) -> str:
+    """Return the name of a placement, or raise a UsageError if nothing registers it."""
+    if name not in placements():
+        raise bad_choice("placement", name, placements())
+    return name
+
+
 @dataclass(frozen=True, kw_only=True)
 class ByUnit(OnRanks):
     """Knobs of what is bounded, and of which experts share a device."""
@@ -106,17 +113,14 @@ class ByUnit(OnRanks):
     ] = "expert"
     placement: Annotated[
         str,
+        AfterValidator(_registered_placement),
+        says("the name of a placement, such as contiguous or eplb"),
         Field(
             description="the experts of a rank, on which granularity=device and candidates=local "
             "depend: contiguous blocks, or eplb, as EPLB spreads them by a calibration's loads"
         ),
         OMIT_DEFAULT,
     ] = CONTIGUOUS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.placement not in placements():
-            raise bad_choice("placement", self.placement, placements())
 
 
 @dataclass(frozen=True, kw_only=True)

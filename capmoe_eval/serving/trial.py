@@ -104,7 +104,7 @@ class Outcome(NamedTuple):
 
     @property
     def budget_of(self) -> str:
-        """What it is a share of: pairs, or scores."""
+        """The whole that the budget is a share of: pairs, or scores."""
         return str(self.factor.identity()["budget_of"])
 
     @property

@@ -42,7 +42,7 @@ class ExpertsCall:
 
 @dataclass(frozen=True)
 class LayerForward:
-    """What happened in one layer, in one forward of the model."""
+    """All that happened in one layer, in one forward of the model."""
 
     plan: ForwardPlan
     number: int  # of the layer among the MoE layers, from 0

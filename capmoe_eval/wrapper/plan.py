@@ -84,7 +84,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardStart:
-    """What a forward of the model is called with."""
+    """The call of a forward of the model."""
 
     number: int  # forwards of the model before this one
     mask_BM: Tensor | None  # real tokens; None if all are real

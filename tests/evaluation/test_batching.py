@@ -102,7 +102,7 @@ def test_continuations_come_back_in_order() -> None:
 )
 def test_a_shuffle_is_a_seed(shuffle: object, said: str) -> None:
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
-    with pytest.raises(UsageError, match=f"shuffle={said}: must be a seed"):
+    with pytest.raises(UsageError, match=f"shuffle={said}: must be a whole number from 0"):
         Cell(ModelId("m", "p"), create_method("baseline"), task, 4, shuffle=shuffle)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="batch_size=auto"):
         Cell(ModelId("m", "p"), create_method("baseline"), task, "auto", shuffle=1)

@@ -172,7 +172,7 @@ def deciding_knobs(name: str) -> dict[str, list[Any]]:
 
 def combinations(name: str, gammas: Sequence[float], most: int) -> Iterator[dict[str, Any]]:
     """Return combinations of the knobs of a method, gamma among them: all, or so many of them."""
-    values = deciding_knobs(name)
+    values = dict(deciding_knobs(name))
     if "gamma" in declared_knobs(method_class(name)):
         values["gamma"] = list(gammas)
     sizes = [len(of_knob) for of_knob in values.values()]

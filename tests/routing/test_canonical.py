@@ -26,7 +26,7 @@ from tests.routing.reference import assign_reference
 
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
 STREAM = (1, 2)
-MOST, CHANGES = 600, 150  # combinations of a method that are tried, and changes of a knob
+MOST, CHANGES = 600, 300  # combinations of a method that are tried, and changes of a knob
 
 Pairs = frozenset[tuple[int, int]]
 Inputs = tuple[Scores, torch.Tensor]  # scores, and the mask of the tokens that count
@@ -38,9 +38,10 @@ def inputs(number: int, n_experts: int, top_k: int, n_positions: int) -> Inputs:
     counted_BS = torch.rand(4, n_positions, generator=generator) < 0.8
     counted_BS[:, 0] = True
     shape = (int(counted_BS.sum()), n_experts)
-    levels = 3 if number % 2 else 1000
+    levels = 1 if number % 10 == 4 else 3 if number % 2 else 1000
     logits_TE = torch.randint(levels, shape, generator=generator) / levels * 3
-    score_TE = (logits_TE + torch.arange(n_experts) * 0.4).softmax(dim=1)
+    popularity = 0.0 if number % 5 == 4 else 0.4  # without it, more than K scores are the best
+    score_TE = (logits_TE + torch.arange(n_experts) * popularity).softmax(dim=1)
     choice_TE = eligible_TE = None
     if number % 3 == 1:
         choice_TE = score_TE + torch.randint(3, (n_experts,), generator=generator) / 4
@@ -176,6 +177,10 @@ ALIKE: list[tuple[Settings, Settings]] = [
             {"granularity": "device", "protect_topk": True, "candidates": "ranked"},
         ),
         ("score", 0.6, {"granularity": "device"}),
+    ),
+    (  # γ·T·K/R is a whole number
+        ("expanded_drop", 1.0, {"granularity": "device", "rounding": "floor"}),
+        ("expanded_drop", 1.0, {"granularity": "device"}),
     ),
     (("score", -0.0, {}), ("score", 0.0, {})),
     (("score", math.inf, {"modality": "image_first"}), ("baseline", None, {})),

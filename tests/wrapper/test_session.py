@@ -285,7 +285,7 @@ def test_loads_are_counted_by_hand() -> None:
 
 
 def test_a_refilled_slot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The released patch refills dropped slots from plain top-k; here that is an error."""
+    """The patch of commit 174afe8 refills dropped slots from plain top-k, an error here."""
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:
         layer = meter.layers[0]

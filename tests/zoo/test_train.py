@@ -291,7 +291,7 @@ def test_a_shipped_model_is_as_its_card_says(name):
     sets = cards.picture_sets(recipes.WEIGHTS / name) if pictures else cards.miniworld_sets()
     quick = ("openbookqa", "piqa", "boolq", "mme", "seedbench")
     sets = replace(sets, tasks=[task for task in sets.tasks if task.name in quick])
-    results = cards.measure(name, model, cards.Method("baseline"), sets, limit=cards.FIRST)
+    results = cards.measure(name, model, cards.create_method("baseline"), sets, limit=cards.FIRST)
     for task, part in results.items():
         # Another processor may turn a near tie.
         assert abs(sum(part["right"]) - said["first_right"][task]) <= 1, task

@@ -26,8 +26,12 @@ class AdaptiveFactor(CapacityFactor):
             "budget",
             None,
             Annotated[
-                Annotated[float, Field(gt=0, lt=1)] | None,
-                Field(description="of gamma=adaptive: the share that may be dropped"),
+                Annotated[float, Field(gt=0, lt=1)]
+                | Annotated[None, Field(description="null without gamma=adaptive")],
+                Field(
+                    description="of gamma=adaptive: the share that may be dropped",
+                    examples=[0.05],
+                ),
             ],
         ),
         "budget_of": Knob(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -54,7 +53,7 @@ class Laser(OnRanks, Combining):
         float,
         Field(
             ge=0,
-            le=1,
+            lt=1,
             description="else an expert is viable with this share of the token's best score",
             examples=[0.25],
         ),
@@ -84,16 +83,24 @@ class Laser(OnRanks, Combining):
 
         return kept_pairs(tokens, self)
 
+    @property
+    def moves_nothing(self) -> bool:
+        """True if every token keeps its top-k: all are peaked, or no load is ever counted."""
+        return self.peak_mass == 0 or self.load_updates == 1
+
     def simplest(self) -> Method:
-        """Return the baseline where every token counts as peaked."""
-        return Baseline() if self.peak_mass == 0 and self.renormalize != "always" else self
+        """Return the baseline where every token keeps its top-k and its weights."""
+        if not self.moves_nothing:
+            return self
+        # Every token stays, but weights may be normalised.
+        return replace(self, peak_mass=0.0) if self.renormalize == "always" else Baseline()
 
     def effective(self) -> set[str]:
-        """Return the knobs that have an effect: where every token is peaked, those of weights."""
+        """Return the knobs that have an effect: those of weights where every token stays."""
         names = super().effective()
         idle = {"ep_size", "viable_score", "load_updates"}
         return names - idle if self.peak_mass == 0 else names
 
     def never_binding(self, n_experts: int, top_k: int) -> Laser:
         """Return LASER with every token peaked: it decides, and changes no expert."""
-        return dataclasses.replace(self, peak_mass=0.0, decode="unconstrained")
+        return replace(self, peak_mass=0.0, decode="unconstrained")

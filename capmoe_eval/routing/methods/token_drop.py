@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
+from capmoe_eval.routing.knobs import Seed
 from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import register
@@ -115,8 +116,8 @@ class RandomDrop(Bounded):
     row: ClassVar[int] = 3
 
     seed: Annotated[
-        int,
-        Field(ge=0, lt=2**63, description="of the random numbers; the paper averages several"),
+        Seed,
+        Field(description="of the random numbers; the paper averages several"),
         LabelPart("s"),
     ] = 0
 

@@ -18,7 +18,7 @@ Proof = dict[str, Any]
 
 @dataclass(frozen=True)
 class Tally:
-    """What an observer's proofs need to know of a run, beside what it counted itself."""
+    """The facts of a run that an observer's proofs need, beside what it counted itself."""
 
     forwards: int  # of the model
     constrained: int  # those under the method

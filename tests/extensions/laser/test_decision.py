@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,13 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.extensions.laser import Laser
 from capmoe_eval.extensions.laser.assign import _parts
 from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups, group_tokens
-from tests.extensions.laser.loops import Token, assigned
+from tests.routing.drawing import drawing
+from tests.routing.problems import Case, cases
+from tests.routing.reference import assign_reference
 
 # Four tokens, K = 1: one with peaked scores and three with flat ones, which all prefer expert 0.
 SCORES = torch.tensor([[0.9, 0.05, 0.03, 0.02]] + [[0.31, 0.28, 0.27, 0.14]] * 3)
@@ -71,73 +76,46 @@ def test_equally_loaded_experts_go_by_the_tokens_own_order() -> None:
     assert experts(half(load_updates=1), SCORES, top_k=2)[1:] == [[0, 1]] * 3
 
 
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[Laser, Scores, TokenGroups]:
-    """Draw flat and peaked scores with ties, choices by other scores, and ineligible experts."""
-    ep_size, n_experts = draw(st.integers(1, 3)), draw(st.integers(2, 9))
-    top_k = draw(st.integers(1, n_experts))
-    counted_BS = torch.rand(
-        draw(st.integers(1, 6)),
-        draw(st.integers(1, 6)),
-        generator=(seeded := torch.Generator().manual_seed(draw(st.integers(0, 2**20)))),
-    ) < draw(st.sampled_from([0.5, 1.0]))
-    groups = group_tokens(counted_BS, ep_size=ep_size)
-    shape = (groups.n_tokens, n_experts)
-    levels = draw(st.sampled_from([1, 3, 1000]))
-    spread = draw(st.sampled_from([0.5, 2.0, 6.0]))
-    score_TE = (torch.randint(levels, shape, generator=seeded) / levels * spread).softmax(dim=1)
-    choice_TE = eligible_TE = None
-    if draw(st.booleans()):
-        choice_TE = score_TE + torch.randint(3, (n_experts,), generator=seeded) / 4
-    ranking_TE = score_TE if choice_TE is None else choice_TE
-    if draw(st.booleans()):
-        eligible_TE = torch.rand(shape, generator=seeded) < 0.7
-        score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
-        ranking_TE = ranking_TE + eligible_TE * 10.0
-    topk_TK = (ranking_TE + torch.rand(shape, generator=seeded) * 1e-4).topk(top_k).indices
-    shares = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
-    method = Laser(
-        ep_size=ep_size,
-        peak_mass=draw(shares),
-        viable_score=draw(shares),
-        load_updates=draw(st.integers(1, 12)),
-    )
-    return method, Scores(score_TE, topk_TK, choice_TE, eligible_TE), groups
-
-
-@settings(max_examples=300, deadline=None)
-@given(problems())
-def test_decision_and_definition_are_those_of_the_loops(
-    problem: tuple[Laser, Scores, TokenGroups],
-) -> None:
-    method, scores, groups = problem
-    eligible_TE = scores.eligible_TE
-    if eligible_TE is None:
-        eligible_TE = torch.ones_like(scores.score_TE, dtype=torch.bool)
-    columns = (scores.score_TE, scores.ranking_TE, eligible_TE, scores.topk_TK)
-    tokens = [Token(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-    knobs = {knob: getattr(method, knob) for knob in ("peak_mass", "viable_score", "load_updates")}
-    expected = assigned(tokens, groups.group_T.tolist(), **knobs)
-    found = decide(method, scores, groups)
-    token, slot = found.keep_TS.nonzero(as_tuple=True)
-    experts = found.index_TS[token, slot]
-    assert sorted(zip(token.tolist(), experts.tolist(), strict=True)) == sorted(expected)
-    assert bool((found.keep_TS.sum(dim=1) == scores.topk_TK.shape[1]).all())  # nothing is dropped
-    defined_TE = method.kept_pairs(_Routed(scores, eligible_TE, groups))  # type: ignore[arg-type]
+@settings(max_examples=200, deadline=None)
+@given(cases(("laser",)))
+def test_the_definition_for_the_invariants_is_that_of_the_loops(case: Case) -> None:
+    """The decision is compared with the loops where all methods are (tests/routing)."""
+    expected = assign_reference(case.problem(), case.method)
+    defined_TE = case.method.kept_pairs(_routed(case))
     assert {(int(t), int(e)) for t, e in zip(*defined_TE.nonzero(), strict=True)} == expected
-    order_T, bounds_P, width = _parts(groups, groups.n_tokens, method.load_updates)
-    assert int(bounds_P.diff().amax()) <= width if groups.n_tokens else not len(order_T)
+    assert len(expected) == case.groups.n_tokens * case.top_k  # nothing is dropped
 
 
-class _Routed:
-    """The tokens of a layer as the definition reads them."""
+def _routed(case: Case) -> RoutedTokens:
+    """Return the tokens of a layer as the invariants have them."""
+    scores, problem = case.scores, case.problem()
+    return RoutedTokens(
+        layer=0,
+        forward=0,
+        score_TE=scores.score_TE.numpy(),
+        ranking_TE=scores.ranking_TE.numpy(),
+        eligible_TE=np.array(problem.eligible),
+        topk_TK=scores.topk_TK.numpy(),
+        weight_TK=np.zeros(scores.topk_TK.shape),
+        weight_eps=0.0,
+        weight_smallest=0.0,
+        group_T=case.groups.group_T.numpy(),
+        rank_T=case.groups.rank_T.numpy(),
+        rank_E=np.zeros(case.n_experts, dtype=np.int64),
+        unit_E=np.arange(case.n_experts),
+    )
 
-    def __init__(self, scores: Scores, eligible_TE: Tensor, groups: TokenGroups) -> None:
-        self.score_TE, self.ranking_TE = scores.score_TE.numpy(), scores.ranking_TE.numpy()
-        self.eligible_TE, self.group_T = eligible_TE.numpy(), groups.group_T.numpy()
-        self.top_k, self.n_experts = scores.topk_TK.shape[1], scores.score_TE.shape[1]
-        self.chosen_TE = np.zeros(self.score_TE.shape, dtype=bool)
-        np.put_along_axis(self.chosen_TE, scores.topk_TK.numpy(), True, axis=1)
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 12))
+def test_a_part_has_at_most_the_tokens_that_its_width_allows(
+    sizes: list[int], load_updates: int
+) -> None:
+    group_T = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    groups = TokenGroups(group_T, group_T, group_T, tuple(sizes), len(group_T))
+    order_T, bounds_P, width = _parts(groups, len(group_T), load_updates)
+    assert sorted(order_T.tolist()) == list(range(len(group_T)))
+    assert int(bounds_P[-1]) == len(group_T)
+    assert max(bounds_P.diff().tolist(), default=0) <= width
 
 
 def test_loads_even_out() -> None:
@@ -172,7 +150,13 @@ def test_the_decision_compiles_as_one_graph_and_asks_the_device_nothing() -> Non
 
 @pytest.mark.parametrize(
     ("knob", "value"),
-    [("peak_mass", 1.1), ("peak_mass", "half"), ("viable_score", -0.1), ("load_updates", 0)],
+    [
+        ("peak_mass", 1.1),
+        ("peak_mass", "half"),
+        ("viable_score", -0.1),
+        ("viable_score", 1.0),
+        ("load_updates", 0),
+    ],
 )
 def test_a_wrong_knob_is_one_line(knob: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"^{knob}={value}: must be .*for example {knob}=") as one:
@@ -181,7 +165,10 @@ def test_a_wrong_knob_is_one_line(knob: str, value: Any) -> None:
 
 
 def test_canonical_form_and_identity() -> None:
-    assert Laser(peak_mass=0.0).canonical() == Baseline()
+    assert Laser(peak_mass=0.0).canonical() == Laser(load_updates=1).canonical() == Baseline()
+    stays = [Laser(peak_mass=0.0), Laser(load_updates=1, ep_size=4), Laser(viable_score=0.5)]
+    first, second, other = (replace(one, renormalize="always").canonical() for one in stays)
+    assert first == second != other
     assert Laser(ep_size=2).canonical() == Laser(ep_size=2)
     assert Laser(ep_size=2).identity() == {
         "method": "laser",
@@ -194,6 +181,12 @@ def test_canonical_form_and_identity() -> None:
         "load_updates": 64,
     }
     assert Laser(load_updates=8).label == "laser-mass0.75-viable0.25-updates8"
+
+
+def test_golden() -> None:
+    path = Path(__file__).with_name("golden.txt")
+    drawn = [half(), half(peak_mass=1.0, viable_score=0.1)]
+    assert drawing([*drawn, replace(drawn[1], ep_size=2)]) == path.read_text(encoding="utf-8")
 
 
 def test_processes_are_the_ranks_that_balance() -> None:

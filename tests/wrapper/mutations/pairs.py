@@ -100,7 +100,7 @@ def _next_experts(step: int, n_experts: int, index_TS: Tensor) -> Tensor:
 
 
 def _dropped_to_first(index_NS: Tensor, weight_NS: Tensor, call: Any) -> tuple[Tensor, Tensor]:
-    """Send the dropped slots of counted tokens to expert 0, as later released code does."""
+    """Send the dropped slots of counted tokens to expert 0, as commit 606dc1d does."""
     is_dropped_NS = (index_NS == call.n_experts) & call.counts_N[:, None]
     return index_NS.masked_fill(is_dropped_NS, 0), weight_NS
 

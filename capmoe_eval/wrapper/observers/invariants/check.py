@@ -62,7 +62,7 @@ class _LayerPart:
 
 
 class _LayerFaults:
-    """What the examined forwards of one layer broke, by invariant."""
+    """The faults of one layer in the examined forwards, by invariant."""
 
     def __init__(self) -> None:
         self.buckets = 0  # groups with a token, times experts (or devices)
