@@ -157,7 +157,7 @@ def test_a_records_layer_gives_experts_and_loads(
         (["--validate"], "--validate: holds real ranks against the emulation, and there are none"),
         (["--machine", "h2"], "machine=h2: did you mean 'h20'?"),
         (["--machine", "h20", "--latency", "1"], "bandwidth: a link is either stated"),
-        (["--balance", "0"], "--balance=0.0: must be a number above 0"),
+        (["--balance", "0"], "--balance=0: must be a number above 0"),
         (["--layers", "1", "--prompt", "7"], "prompt=7: 48 tokens of a rank are no whole number"),
     ],
 )
