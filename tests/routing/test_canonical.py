@@ -26,7 +26,7 @@ from tests.routing.reference import assign_reference
 
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
 STREAM = (1, 2)
-# Combinations of a method that are tried: all, but of Expanded Drop and MACS; and changes of a knob.
+# Combinations that are tried: all, but of Expanded Drop and MACS; and changes of a knob.
 MOST, CHANGES = 4000, 300
 
 Pairs = frozenset[tuple[int, int]]
