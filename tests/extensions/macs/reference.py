@@ -30,12 +30,12 @@ def macs(problem: Problem, method: MACS) -> set[Pair]:
     them.
     """
     unit = _units(problem, method)
-    room = {
+    remaining = {
         (group, expert): _weighted_capacity(problem, method, unit, group, expert)
         for group in set(problem.group)
         for expert in range(problem.n_experts)
     }
-    kept = _until_full(problem, unit, problem.own, room)
+    kept = _until_full(problem, unit, problem.own, remaining)
     if method.reroute == "none":
         return kept
     local = problem.n_experts // method.ep_size
@@ -48,10 +48,10 @@ def macs(problem: Problem, method: MACS) -> set[Pair]:
                 for e in best_first(problem, token)
                 if e // local == rank
                 and e not in topk
-                and unit[token] <= room[problem.group[token], e]
+                and unit[token] <= remaining[problem.group[token], e]
             ]
             asked |= {(token, e) for e in free[: len(lost)]}
-    return kept | _until_full(problem, unit, asked, room)
+    return kept | _until_full(problem, unit, asked, remaining)
 
 
 def weights(
@@ -100,16 +100,16 @@ def _weighted_capacity(
 
 
 def _until_full(
-    problem: Problem, unit: Sequence[int], pairs: set[Pair], room: dict[Pair, float]
+    problem: Problem, unit: Sequence[int], pairs: set[Pair], remaining: dict[Pair, float]
 ) -> set[Pair]:
     """Give each expert its best pairs until the next would not fit, and take their weight off."""
     kept: set[Pair] = set()
     full: set[Pair] = set()
     for token, expert in sorted(pairs, key=lambda p: (-problem.score[p[0]][p[1]], p)):
         bucket = problem.group[token], expert
-        if unit[token] > room[bucket]:
+        if unit[token] > remaining[bucket]:
             full.add(bucket)
         if bucket not in full:
-            room[bucket] -= unit[token]
+            remaining[bucket] -= unit[token]
             kept.add((token, expert))
     return kept
