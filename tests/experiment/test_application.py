@@ -92,7 +92,7 @@ def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
         cwd=tmp_path,
     )
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("results/*/*/*.json")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("results/[!.]*/*/*.json")) and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
