@@ -205,8 +205,8 @@ def grouped_routers(draw: st.DrawFn) -> tuple[str, dict[str, Any], float, float]
     if family == "deepseek_v2":
         choice = draw(st.sampled_from(["group_limited_greedy", "greedy"]))
         settings["topk_method"] = choice
-    # Beyond a deviation of 1 a chosen score may be as small as the 1e-20 that DeepSeek-V3 adds to its
-    # denominator, which the probes cannot see; such a forward is refused (gate_as_read).
+    # Beyond a deviation of 1 a chosen score may be as small as the 1e-20 that DeepSeek-V3 adds to
+    # its denominator, which the probes cannot see; such a forward is refused (gate_as_read).
     return family, settings, 10 ** draw(st.floats(-3, 0)), draw(st.sampled_from([0.0, 0.1, 3.0]))
 
 
