@@ -44,6 +44,7 @@ def _gamma(gamma: object) -> object:
 
 Gamma = Annotated[Any, AfterValidator(_gamma)]
 
+_Threads = values.Threads | Annotated[None, Field(description="null for torch's own choice")]
 _NoText = Annotated[None, Field(description="null for none")]
 _Hub = Annotated[None, Field(description="null for the hub")]
 _OneDevice = Annotated[None, Field(description="null for one device")]
@@ -59,7 +60,7 @@ class ModelSettings:
     profile: values.Name
     dtype: values.Dtype
     device_map: values.DeviceMap | _OneDevice
-    threads: values.Threads | Annotated[None, Field(description="null for torch's own choice")]
+    threads: _Threads
     gamma: Gamma
     batch_size: values.BatchSize
     data_root: values.Text | _Hub
@@ -100,7 +101,7 @@ class Settings:
     attention: values.Attention | values.Own
     device: values.Text
     device_map: values.DeviceMap | _OneDevice
-    threads: values.Threads | Annotated[None, Field(description="null for torch's own choice")]
+    threads: _Threads
     parallel: Literal["none", "ep"]
     results_dir: values.Text
     overwrite: bool

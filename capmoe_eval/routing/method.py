@@ -1,4 +1,4 @@
-"""Define what a method of routing is, and the knobs that methods share.
+"""Define what a method of routing is.
 
 A method is a frozen dataclass in a module of its own, registered by its name. Its fields are its
 knobs, and no others. The mixins in :mod:`capmoe_eval.routing.mixins` carry the knobs that several

@@ -198,7 +198,7 @@ def time_layers(
     Returns:
         The rows of every layer: dropless, then each method.
     """
-    everyone = {DROPLESS: create_method("baseline"), **{one.label: one for one in methods}}
+    everyone = {DROPLESS: create_method("baseline")} | {of.label: of for of in methods}
 
     def once(method: Method) -> list[Mapping[str, float]]:
         return [layer.run(method).seconds for layer in layers]

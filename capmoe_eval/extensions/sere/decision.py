@@ -22,7 +22,7 @@ def substitutes(primary_E: Tensor, similarity_EE: Tensor, min_similarity: float)
     own_E = torch.arange(len(primary_E), device=primary_E.device)
     to_primary_EE = similarity_EE.masked_fill(~primary_E, -1.0)
     most_E = to_primary_EE.amax(dim=1)
-    # The lowest index of several: no argmax promises which of them it returns.
+    # The lowest index of several: argmax may return any of them.
     nearest_E = torch.where(to_primary_EE == most_E[:, None], own_E, len(own_E)).amin(dim=1)
     is_moved_E = ~primary_E & (most_E >= min_similarity)
     return torch.where(is_moved_E, nearest_E, own_E)

@@ -76,13 +76,13 @@ def _notes(layout: Layout, slots: Sequence[ModelSlot], table: Table) -> Iterator
     specs = [spec for block in layout.blocks for spec in block]
     if any(spec.gamma == OWN for spec in specs):
         known = [(slot.title, slot.gamma) for slot in slots if slot.gamma is not None]
-        told = [f"{title} {gamma_text(gamma, decimal=True)}" for title, gamma in known]
-        yield f"γ: {', '.join(told)}."
+        gammas = [f"{title} {gamma_text(gamma, decimal=True)}" for title, gamma in known]
+        yield f"γ: {', '.join(gammas)}."
     used = {value for spec in specs for value in spec.knobs.values()}
     for slot in slots:
-        told = [f"{symbol} = {n}" for symbol, n in slot.symbols.items() if symbol in used]
-        if told:
-            yield f"On {slot.title}, {', '.join(told)}."
+        symbols = [f"{symbol} = {n}" for symbol, n in slot.symbols.items() if symbol in used]
+        if symbols:
+            yield f"On {slot.title}, {', '.join(symbols)}."
     yield from _seed_note(table)
     yield from _document_note(table)
     yield from _test_notes(table)
