@@ -15,7 +15,7 @@ FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14
            comparators adaptive granularity placement skew
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims report bench bench-ep smoke test coverage test-numeric check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages report bench bench-ep smoke test test-all coverage test-numeric check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -44,34 +44,34 @@ $(TABLES): install  ## run what the table lacks, then render it (PROFILE=zoo|tin
 	$(call run-and-render,$@)
 
 table5: install  ## the evaluation settings, beside the paper's
-	$(PY) -m capmoe_eval.tables table5 profile=$(PROFILE)
+	$(PY) -m capmoe_eval table table5 profile=$(PROFILE)
 
 # Its tokens are counted by the records of Table 4.
 table8: install  ## the tokens of a query with an image
 	@$(call run,table4); \
-	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval.tables table8 profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval table table8 profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 
 table10: install  ## speedups by workload, from results/bench, beside the paper's
-	$(PY) -m capmoe_eval.tables table10 profile=$(PROFILE)
+	$(PY) -m capmoe_eval table table10 profile=$(PROFILE)
 
 tables: install  ## render every table from finished results, and as published
-	$(PY) -m capmoe_eval.tables all profile=$(PROFILE) $(ARGS)
-	$(PY) -m capmoe_eval.tables all --published all
+	$(PY) -m capmoe_eval table all profile=$(PROFILE) $(ARGS)
+	$(PY) -m capmoe_eval table all --published all
 
 figures: install  ## run what the figures lack, then draw all of them
 	@$(call run,figures); \
-	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval.figures all profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval figure all profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 
 # Runs the cells of this figure alone.
 $(FIGURES): install
-	@$(PY) -m capmoe_eval.figures $@ --missing profile=$(PROFILE) $(ARGS) | PATH="$(CURDIR)/$(BIN):$$PATH" sh
-	$(PY) -m capmoe_eval.figures $@ profile=$(PROFILE) $(ARGS)
+	@$(PY) -m capmoe_eval figure $@ --missing profile=$(PROFILE) $(ARGS) | PATH="$(CURDIR)/$(BIN):$$PATH" sh
+	$(PY) -m capmoe_eval figure $@ profile=$(PROFILE) $(ARGS)
 
 replicate: install  ## test the paper's claims on every model of the profile, and report
 	@$(call run,replicate); \
-	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval.replication profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval replicate profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 
 # Computes an experiment in JOBS processes; the highest status is kept.
@@ -85,35 +85,41 @@ run = status=0; pids=; \
 # A failed cell leaves a hole in the table, not no table; the status still tells.
 define run-and-render
 	@$(call run,$(1)); \
-	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval.tables $(1) profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval table $(1) profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 endef
 
 claims: install  ## every claim of the paper with its verdict, from finished results
-	$(PY) -m capmoe_eval.claims profile=$(PROFILE) $(ARGS)
+	$(PY) -m capmoe_eval claims profile=$(PROFILE) $(ARGS)
+
+pages: install  ## write what README and docs have of records, knobs and commands
+	$(PY) -m tests.pages
 
 # No evaluation is computed; a part that cannot be made is missing in the site, and the site says so.
 report: install  ## everything from finished results, and one site to browse: reports/index.html
-	$(PY) -m capmoe_eval.site --all profile=$(PROFILE) $(ARGS)
+	$(PY) -m capmoe_eval report --all profile=$(PROFILE) $(ARGS)
 
-BENCHES  = forward generate decision suite cells answers
+BENCHES  = forward generate decision suite commands
 
 # Nothing else should run meanwhile; ratios stand in results/bench/.
-bench: install  ## speed of the evaluation: the wrapper, the decision, plain lm-eval, many cells
-	@for name in $(BENCHES); do echo "== $$name"; $(PY) -m capmoe_eval.bench $$name || exit $$?; done
+bench: install  ## speed of the evaluation: the wrapper, the decision, plain lm-eval, what users wait for
+	@for name in $(BENCHES); do echo "== $$name"; $(PY) -m capmoe_eval bench $$name || exit $$?; done
 
 bench-ep: install  ## speed under expert parallelism: every study emulated, and two real ranks
-	$(PY) -m capmoe_eval.bench ep --study all
-	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval.bench ep --study speedup --batch-divisor 512 --validate
-	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval.bench ep --study breakdown --validate
+	$(PY) -m capmoe_eval bench ep --study all
+	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval bench ep --study speedup --batch-divisor 512 --validate
+	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval bench ep --study breakdown --validate
 
 smoke: install  ## every method on every embedded family, a few documents each
 	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke
 
-test: install  ## the tests in JOBS processes
+test: install  ## the quick tests, in JOBS processes
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not slow'
+
+test-all: install  ## every test, also those of more than 3 seconds; what continuous integration runs
 	$(PY) -m pytest -n $(JOBS) --dist loadfile
 
-coverage: install  ## the same, and which lines they run; it takes half as long again
+coverage: install  ## every test, and which lines they run; it takes half as long again
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered
 
 test-numeric: install  ## the tests that compare models' numbers, as for another processor (.ci/run)

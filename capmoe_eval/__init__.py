@@ -12,11 +12,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.results import load_frame
+    from capmoe_eval.experiment.frame import load_frame
     from capmoe_eval.routing.method import Method
-    from capmoe_eval.routing.methods.baseline import Baseline
+    from capmoe_eval.routing.methods.baseline import Baseline, ExpertDrop
     from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
-    from capmoe_eval.routing.methods.expert_drop import ExpertDrop
     from capmoe_eval.routing.methods.token_drop import TokenDrop
     from capmoe_eval.routing.methods.token_reroute import TokenReroute
     from capmoe_eval.routing.mixins import Bounded
@@ -25,22 +24,6 @@ if TYPE_CHECKING:
     from capmoe_eval.wrapper.session import capacity_aware
 
 __version__ = "0.1.0"
-
-_MODULES = {
-    "Baseline": "capmoe_eval.routing.methods.baseline",
-    "Bounded": "capmoe_eval.routing.method",
-    "ExpandedDrop": "capmoe_eval.routing.methods.expanded_drop",
-    "ExpertDrop": "capmoe_eval.routing.methods.expert_drop",
-    "Meter": "capmoe_eval.wrapper.meter",
-    "Method": "capmoe_eval.routing.method",
-    "TokenDrop": "capmoe_eval.routing.methods.token_drop",
-    "TokenReroute": "capmoe_eval.routing.methods.token_reroute",
-    "capacity_aware": "capmoe_eval.wrapper.session",
-    "create_method": "capmoe_eval.routing.registry",
-    "load_frame": "capmoe_eval.experiment.results",
-    "method_names": "capmoe_eval.routing.registry",
-    "register": "capmoe_eval.routing.registry",
-}
 
 __all__ = [
     "Baseline",
@@ -64,14 +47,14 @@ _MODULES = {
     "Baseline": f"{_ROUTING}.methods.baseline",
     "Bounded": f"{_ROUTING}.mixins",
     "ExpandedDrop": f"{_ROUTING}.methods.expanded_drop",
-    "ExpertDrop": f"{_ROUTING}.methods.expert_drop",
+    "ExpertDrop": f"{_ROUTING}.methods.baseline",
     "Meter": "capmoe_eval.wrapper.meter",
     "Method": f"{_ROUTING}.method",
     "TokenDrop": f"{_ROUTING}.methods.token_drop",
     "TokenReroute": f"{_ROUTING}.methods.token_reroute",
     "capacity_aware": "capmoe_eval.wrapper.session",
     "create_method": f"{_ROUTING}.registry",
-    "load_frame": "capmoe_eval.experiment.results",
+    "load_frame": "capmoe_eval.experiment.frame",
     "method_names": f"{_ROUTING}.registry",
     "register": f"{_ROUTING}.registry",
 }

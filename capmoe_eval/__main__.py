@@ -1,17 +1,94 @@
-"""``python -m capmoe_eval gamma=1.0 method=score``: evaluate a cell, a sweep or an experiment."""
+"""The one command, ``capmoe-eval SUBCOMMAND …``, also ``python -m capmoe_eval SUBCOMMAND …``."""
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Final, NamedTuple
+
+from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.application import run_program
 
+PROGRAM: Final = "capmoe-eval"
 
-def main() -> None:
-    """Run the command line and exit: 0 done, 1 a cell failed, 2 bad input, 130 interrupted."""
-    from capmoe_eval.evaluation import command
 
-    command.main()
+class Subcommand(NamedTuple):
+    """A subcommand, and the function of this package that takes the words after its name."""
+
+    summary: str
+    module: str
+    function: str = "main"
+
+
+GROUPS: Final[Mapping[str, Mapping[str, Subcommand]]] = {
+    "Evaluate": {
+        "run": Subcommand("evaluate: gamma=1.0 method=score (the default)", "evaluation.command"),
+        "sweep": Subcommand(
+            "evaluate every combination: gamma=1.0,1.5 method=score,order",
+            *("evaluation.command", "sweep"),
+        ),
+        "train": Subcommand("train an embedded model again", "evaluation.train"),
+        "lm-eval": Subcommand("run lm-eval with the model capmoe", "evaluation.lm_eval_command"),
+    },
+    "Report on finished results": {
+        "table": Subcommand("render a table of the paper", "report.tables.command"),
+        "figure": Subcommand("draw a figure", "report.figures.command"),
+        "claims": Subcommand("judge every claim of the paper", "report.claims.command"),
+        "replicate": Subcommand("test the claims on every model", "report.replication.command"),
+        "report": Subcommand("build one site to browse", "report.site.command"),
+    },
+    "Serve": {
+        "loads": Subcommand("summarise a trace, or draw a record's loads", "report.figures.loads"),
+        "advise": Subcommand("recommend a capacity for a deployment", "report.advice.command"),
+    },
+    "Maintain": {
+        "pack": Subcommand("pack finished records, or export them", "experiment.packing"),
+        "bench": Subcommand("measure the suite itself", "bench.command"),
+        "completion": Subcommand("print a script of a shell: bash, zsh or fish", "completion"),
+    },
+}
+SUBCOMMANDS: Final = {name: each for group in GROUPS.values() for name, each in group.items()}
+
+_HELP: Final = f"""\
+usage: {PROGRAM} SUBCOMMAND …    (or python -m capmoe_eval SUBCOMMAND …)
+
+Capacity-aware inference of Mixture-of-Experts models: from a capacity factor to the paper's tables.
+"""
+_MORE: Final = f"""
+{PROGRAM} SUBCOMMAND --help says what a subcommand takes; {PROGRAM} run --help lists the models,
+tasks, methods and knobs. --version prints the version.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int | None:
+    """Call the subcommand that words name, ``run`` if they name none, and return its status."""
+    words = sys.argv[1:] if words is None else words
+    first = words[0] if words else ""
+    if first in ("-h", "--help"):
+        print(_help())
+        return 0
+    if first in SUBCOMMANDS:
+        words = words[1:]
+    elif first[:1].isalpha() and not set(first) & set("=@/"):
+        raise bad_choice("subcommand", first, SUBCOMMANDS)
+    else:
+        first = "run"
+    subcommand = SUBCOMMANDS[first]
+    function = getattr(import_module(f"capmoe_eval.{subcommand.module}"), subcommand.function)
+    status: int | None = function(words)
+    return status
+
+
+def _help() -> str:
+    lines = [_HELP]
+    for title, group in GROUPS.items():
+        lines += [title, *(f"  {name:10}  {each.summary}" for name, each in group.items()), ""]
+    return "\n".join(lines).rstrip() + "\n" + _MORE.rstrip()
 
 
 def program() -> None:
-    """Run the command line as the program ``capmoe-eval``."""
+    """Run the command line as the program of this process."""
     run_program(main)
 
 

@@ -43,12 +43,6 @@ class Part:
 
 PARTS = (
     Part(
-        f"{_WEIGHTS}/banking77/*",
-        "Weights and tokenizer of `banking77`",
-        "CC-BY-4.0",
-        "trained by this project on the train split of BANKING77 (below)",
-    ),
-    Part(
         f"{_WEIGHTS}/llava_olmoe/*",
         "Weights and tokenizer of `llava_olmoe`",
         "Apache-2.0",
@@ -61,13 +55,15 @@ PARTS = (
             "Apache-2.0",
             "trained by this project on the mini-world's corpus",
         )
-        for name in ("olmoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "mixtral")
+        for name in ("olmoe", "qwen2_moe", "deepseek_v2", "mixtral")
     ),
-    Part(
-        f"{_WEIGHTS}/*_s[0-9]/card.json",
-        "Cards of further training seeds, without their weights",
-        "Apache-2.0",
-        "measured by this project",
+    *(
+        Part(f"{_WEIGHTS}/{pattern}", title, "Apache-2.0", "measured by this project")
+        for pattern, title in (
+            ("*_s[0-9]/card.json", "Cards of further training seeds, without their weights"),
+            ("banking77/card.json", "Card of `banking77`, without its weights"),
+            ("qwen3_moe/*", "Card of `qwen3_moe`, without its weights"),
+        )
     ),
     Part(
         "capmoe_eval/zoo/miniworld/tokenizer.json",

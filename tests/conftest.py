@@ -49,10 +49,10 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def hub() -> Path:
-    """The synthetic documents in hub layout."""
+    """The evaluation sets of the mini-world in hub layout."""
     from capmoe_eval.zoo.hub import embedded_hub
 
-    return embedded_hub("synthetic")
+    return embedded_hub("miniworld")
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ class Process:
 
 
 def command(*words: str, cwd: Path) -> Process:
-    """Start ``python -m capmoe_eval <words>``."""
+    """Start ``capmoe-eval run <words>``."""
     return Process(_command, words, cwd=cwd)
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import Plan, plans
-from capmoe_eval.experiment.record import SCHEMA, Record, sealed
+from capmoe_eval.experiment.configuration import CellPlan, plans
+from capmoe_eval.experiment.packs import sealed
+from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.method import Method
@@ -24,7 +25,7 @@ GAMMAS = [step / 4 for step in range(17)]
 Correct = Sequence[float] | Mapping[str, Sequence[float]]
 
 
-def planned(*overrides: str) -> list[Plan]:
+def planned(*overrides: str) -> list[CellPlan]:
     """The plans of a command line."""
     return plans(composed(overrides))
 
@@ -184,7 +185,7 @@ def record(
         **parts,
     }
     # As read from a file: numbers and lists as JSON has them.
-    return Record(json.loads(json.dumps({"results": {}, "capmoe": content})), of.path(root))
+    return Record.of(json.loads(json.dumps({"results": {}, "capmoe": content})), of.path(root))
 
 
 def record_of(
@@ -260,10 +261,10 @@ def of_images(found: Record) -> Record:
             "text": counts | text | peak,
             "image": counts | image | peak | {"bands": bands},
         }
-    return Record(content, found.path)
+    return Record.of(content, found.path)
 
 
-def write_all(found: Sequence[Plan], correct: Callable[[Cell], Sequence[int]]) -> list[Path]:
+def write_all(found: Sequence[CellPlan], correct: Callable[[Cell], Sequence[int]]) -> list[Path]:
     """Write a record for every plan; return the paths."""
     for plan in found:
         written = record(plan.cell, plan.root, correct(plan.cell))

@@ -9,30 +9,27 @@ import sys
 import pytest
 
 HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
-PROGRAMS = [
-    f"capmoe_eval.{name}"
-    for name in ("__main__", "advise", "claims", "figures", "lm_eval", "loads", "replication")
-] + ["capmoe_eval.site", "capmoe_eval.tables", "capmoe_eval.tiny"]
 # One process imports them in this order: what may import less comes first.
 LIGHT = {
     "capmoe_eval": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic"),
     "capmoe_eval.experiment.timings": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic"),
     "capmoe_eval.report": (*HEAVY, "numpy", "hydra"),
     # What the commands import first, so that Ctrl-C and a missing package find them prepared.
-    **dict.fromkeys(PROGRAMS, (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic", "yaml")),
+    "capmoe_eval.__main__": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic", "yaml"),
+    "capmoe_eval.bench.command": (*HEAVY, "hydra", "omegaconf"),
     "capmoe_eval.report.tables.command": (*HEAVY, "numpy"),
     "capmoe_eval.evaluation.command": HEAVY,
+    "capmoe_eval.evaluation.run": HEAVY,
+    "capmoe_eval.evaluation.forecast": HEAVY,
     "capmoe_eval.report.claims.command": HEAVY,
     "capmoe_eval.report.figures.command": HEAVY,
     "capmoe_eval.report.figures.loads": HEAVY,
-    "capmoe_eval.report.adaptive": HEAVY,
     "capmoe_eval.report.advice.command": HEAVY,
     "capmoe_eval.serving.readers.formats": HEAVY,
     "capmoe_eval.report.site.command": HEAVY,
     "capmoe_eval.report.replication.command": HEAVY,
     "capmoe_eval.experiment.record": HEAVY,
-    "capmoe_eval.bench.__main__": HEAVY,
-    "hydra_plugins.capmoe_launcher.launcher": HEAVY,
+    "hydra_plugins.capmoe_sweeper": HEAVY,
 }
 
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import re
 import subprocess
-import sys
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ import yaml
 from lm_eval.api.registry import get_model
 
 from capmoe_eval import __version__
-from capmoe_eval.evaluation import version
+from capmoe_eval.evaluation import provenance
 from capmoe_eval.evaluation.command import main
 from tests.bill_of_materials import DOCUMENT, PARTS, ROOT, packaged, part_of, text, unlisted
 
@@ -25,12 +24,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 @CHECKOUT
-def test_the_version_is_said_with_its_commit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["capmoe_eval", "--version"])
+def test_the_version_is_said_with_its_commit(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
-        main()
+        main(["--version"])
     assert done.value.code == 0
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
@@ -57,11 +53,11 @@ def test_an_installed_one_knows_the_commit_that_pip_noted(
 
     content = None if noted is None else json.dumps(noted)
     there = SimpleNamespace(read_text=lambda _: content)
-    monkeypatch.setattr(version.subprocess, "run", run)
+    monkeypatch.setattr(provenance.subprocess, "run", run)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: there)
-    monkeypatch.setattr(version, "revision", version.revision.__wrapped__)
-    assert version.revision() == commit
-    said = version.version_line()
+    monkeypatch.setattr(provenance, "revision", provenance.revision.__wrapped__)
+    assert provenance.revision() == commit
+    said = provenance.version_line()
     assert said == f"capmoe_eval {__version__}" + (f" (commit {commit})" if commit else "")
 
 

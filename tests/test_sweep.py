@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from capmoe_eval.experiment.configuration import config_directory, plans
-
-Plugins.instance()  # as Hydra imports them
-from hydra_plugins.capmoe_launcher.compose import composed_jobs  # noqa: E402
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment import composition
+from capmoe_eval.experiment.composition import (
+    compose_jobs,
+    config_directory,
+    store_knobs,
+    sweep_jobs,
+)
+from capmoe_eval.experiment.configuration import plans
 
 JOBS = [
     [f"model={model}", f"gamma={gamma}", f"seed={seed}", "tasks=[obqa,piqa]", *more]
@@ -26,67 +31,65 @@ JOBS = [
     for more in (
         ["method=random"],
         ["variant=released_code", "method=order", "tasks.piqa.fewshot=2"],
-        ["data.root=synthetic", "data.name='a, \"b\"'", "+new=3", "batch_size=4"],
+        ["data.root=miniworld", "data.name='a, \"b\"'", "+new=3", "batch_size=4"],
         ["~rounds", "model.name=mine", "limit=null"],
     )
 ]
 
 
-class Counting:
-    """Hydra's loader, with a count of what it composes."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self.composed = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def load_sweep_config(self, config: DictConfig, words: list[str]) -> DictConfig:
-        self.composed += 1
-        found: DictConfig = self._loader.load_sweep_config(config, words)
-        return found
-
-
 @pytest.fixture
-def sweep() -> Any:
-    """The loader, and the configuration of a sweep."""
+def loader() -> Iterator[Any]:
+    """Hydra's own loader."""
     HydraConfig.instance().cfg = None  # a command that another test ran here leaves its own
+    store_knobs()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        master = loader.load_configuration("config", [], RunMode.MULTIRUN)
-        yield Counting(loader), master
+        yield GlobalHydra.instance().config_loader()
     assert not HydraConfig.initialized()
 
 
-def test_jobs_are_what_hydra_composes(sweep: Any) -> None:
-    loader, master = sweep
-    found = list(composed_jobs(loader, master, JOBS))
-    assert len(found) == len(JOBS) == 32
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is composed of files from here on."""
+    calls: list[object] = []
+    compose = composition.compose_words
+    monkeypatch.setattr(
+        composition, "compose_words", lambda words: (calls.append(words), compose(words))[1]
+    )
+    return calls
+
+
+def test_jobs_are_what_hydra_composes(loader: Any, composed: list[object]) -> None:
+    jobs = list(compose_jobs(JOBS))
+    assert len(jobs) == len(JOBS) == 32
     # Two models, and for each of them four choices of files, additions and removals.
-    assert loader.composed == 2 * 4
-    for words, job in zip(JOBS, found, strict=True):
-        wanted = loader.load_sweep_config(master, list(words))
-        OmegaConf.set_struct(wanted, False)
-        OmegaConf.set_readonly(wanted, False)
-        wanted.pop("hydra")
-        assert OmegaConf.to_container(job) == OmegaConf.to_container(wanted)
-    assert [job.seed for job in found[:8]] == [0, 0, 0, 0, 1, 1, 1, 1], "jobs share nothing"
-    assert plans(found[0])[0].cell.method.name == "random"
+    assert len(composed) == 2 * 4
+    master = loader.load_configuration("config", [], RunMode.MULTIRUN)
+    for words, job in zip(JOBS, jobs, strict=True):
+        by_hydra = loader.load_sweep_config(master, list(words))
+        OmegaConf.set_struct(by_hydra, False)
+        OmegaConf.set_readonly(by_hydra, False)
+        by_hydra.pop("hydra")
+        assert OmegaConf.to_container(job) == OmegaConf.to_container(by_hydra)
+    assert [job.seed for job in jobs[:8]] == [0, 0, 0, 0, 1, 1, 1, 1], "jobs share nothing"
+    assert plans(jobs[0])[0].cell.method.name == "random"
 
 
-def test_many_seeds_are_composed_once(sweep: Any) -> None:
-    loader, master = sweep
-    jobs = [["method=random", f"seed={seed}", "tasks=obqa"] for seed in range(50)]
-    assert [job.seed for job in composed_jobs(loader, master, jobs)] == list(range(50))
-    assert loader.composed == 1
+def test_many_seeds_are_composed_once(composed: list[object]) -> None:
+    jobs = sweep_jobs(["method=random", "seed=range(0,50)", "tasks=obqa"])
+    assert [job.seed for job in compose_jobs(jobs)] == list(range(50))
+    assert len(composed) == 1
+
+
+@pytest.mark.parametrize("words", ["seed=range(0,0)", "seed=range(3,0)", "seed=range(0,200000)"])
+def test_a_range_has_a_sensible_number_of_values(words: str) -> None:
+    with pytest.raises(UsageError, match="must be a range of 1 to 100000 values"):
+        sweep_jobs([words])
 
 
 @pytest.mark.parametrize("words", [["gama=1"], ["model=zoo"], ["model.nme=x"], ["hydra.nothing=1"]])
-def test_what_cannot_be_composed_is_said_as_hydra_says_it(sweep: Any, words: list[str]) -> None:
-    loader, master = sweep
-    with pytest.raises(HydraException) as wanted:
-        loader.load_sweep_config(master, list(words))
-    with pytest.raises(HydraException) as found:
-        list(composed_jobs(loader, master, [words]))
-    assert str(found.value) == str(wanted.value)
+def test_what_cannot_be_composed_is_said_as_hydra_says_it(loader: Any, words: list[str]) -> None:
+    with pytest.raises(HydraException) as by_hydra:
+        loader.load_configuration("config", list(words), RunMode.RUN)
+    with pytest.raises(HydraException) as error:
+        list(compose_jobs([words]))
+    assert str(error.value) == str(by_hydra.value)

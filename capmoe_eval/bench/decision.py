@@ -12,22 +12,23 @@ from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
 from capmoe_eval.bench.ep.skew import Skew
-from capmoe_eval.bench.memory import peak_array_bytes, peak_bytes
 from capmoe_eval.bench.rounds import (
     alternate,
+    device_and_dtype,
     dtype_name,
     finish,
-    placement,
+    peak_array_bytes,
     ratio,
     say,
     target_of,
     timed,
 )
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.schema import Shape
+from capmoe_eval.evaluation.memory import peak_bytes
 from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.studies import Shape
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
@@ -42,66 +43,51 @@ _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
 _CALLS, _MEASURABLE = 20, 0.005  # most calls of a step's decision or layer at a time; seconds
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Time the decisions, print the ratios and write ``decision.json``."""
-    if given.tokens % given.ranks:
-        raise UsageError(f"tokens={given.tokens}: must be a multiple of ranks={given.ranks}")
-    shapes = [find_shape(name, "shapes") for name in given.shapes]
+    if arguments.tokens % arguments.ranks:
+        raise UsageError(
+            f"tokens={arguments.tokens}: must be a multiple of ranks={arguments.ranks}"
+        )
+    shapes = [find_shape(name, "shapes") for name in arguments.shapes]
     for shape in shapes:
-        experts_per_rank(shape.n_experts, given.ranks, "ranks")
-    device, dtype = placement(given)
-    steps = [find_shape(name, "step_shapes") for name in given.step_shapes]
-    targets, more = measure(given, shapes, device, dtype)
-    if device.type == "cpu":
-        measured, more["threads"] = measure_threads(given, shapes, device)
-        targets += measured
-    measured, more["steps"] = measure_steps(given, steps, device, dtype)
-    finish(given, device, targets + measured, ("tokens", "ranks"), **more)
+        experts_per_rank(shape.n_experts, arguments.ranks, "ranks")
+    device, dtype = device_and_dtype(arguments)
+    steps = [find_shape(name, "step_shapes") for name in arguments.step_shapes]
+    targets, more = measure(arguments, shapes, device, dtype)
+    measured, more["steps"] = measure_steps(arguments, steps, device, dtype)
+    finish(arguments, device, targets + measured, ("tokens", "ranks"), **more)
 
 
 def measure(
-    given: argparse.Namespace, shapes: Sequence[Shape], device: torch.device, dtype: torch.dtype
+    arguments: argparse.Namespace, shapes: Sequence[Shape], device: torch.device, dtype: torch.dtype
 ) -> tuple[list[Target], dict[str, Any]]:
-    """Return the targets of every shape, and what else was measured; ``given`` has the sizes."""
+    """Return the targets of every shape, and what else was measured."""
     targets: list[Target] = []
     details = []
     for shape in shapes:
         say(f"decision: {shape.name}")
-        problem = _Problem(shape, given.tokens, given.ranks, device)
+        problem = _Problem(shape, arguments.tokens, arguments.ranks, device)
         setting = LayerSetting(shape, 1, device, dtype)
-        layer = _layer_seconds(setting, problem.logits_TE, given)
-        for name in _LISTINGS:
-            row = _measure(name, problem, given.rounds, device)
-            targets += _targets(shape.name, row, layer, device.type)
+        layer = _layer_seconds(setting, problem.logits_TE, arguments)
+        for name, listing in _LISTINGS.items():
+            row = _measure(name, problem, arguments.rounds, device)
+            same = "the same pairs" if row["equal"] else "NOT the same pairs (ties fall otherwise)"
+            words = {"shape": shape.name, "method": name, "same": same, "listing": listing}
+            gains = ratio(row["seconds"]["paper"], row["seconds"]["ours"])
+            shares = [spent / layer for spent in row["seconds"]["ours"]]
+            at_most = _SHARE.get(device.type)
+            targets += [
+                target_of("decision_share", shares, words, at_most=at_most),
+                target_of("decision_listing", gains, words),
+                target_of("decision_memory", [row["extra_matrices"]], words),
+            ]
             details.append({"shape": shape.name, **row, "layer_seconds": layer})
     return targets, {"details": details, "dtype": dtype_name(dtype)}
 
 
-def measure_threads(
-    given: argparse.Namespace, shapes: Sequence[Shape], device: torch.device
-) -> tuple[list[Target], list[dict[str, Any]]]:
-    """Return the gain over the listings at other numbers of threads, and the seconds."""
-    targets: list[Target] = []
-    rows: list[dict[str, Any]] = []
-    before = torch.get_num_threads()
-    for threads in given.threads:
-        if threads == before:
-            continue
-        torch.set_num_threads(threads)
-        for shape in shapes:
-            say(f"decision: {shape.name}, threads: {threads}")
-            problem = _Problem(shape, given.tokens, given.ranks, device)
-            for name in _LISTINGS:
-                seconds = _seconds(name, problem, given.rounds, device)
-                row = {"name": name, "equal": _is_equal(name, problem), "seconds": seconds}
-                targets.append(_against_listing(f"{shape.name}, {threads} threads", row))
-                rows.append({"shape": shape.name, "threads": threads, **row})
-    torch.set_num_threads(before)
-    return targets, rows
-
-
 def measure_steps(
-    given: argparse.Namespace,
+    arguments: argparse.Namespace,
     shapes: Sequence[Shape],
     device: torch.device,
     dtype: torch.dtype,
@@ -114,16 +100,16 @@ def measure_steps(
     rows: list[dict[str, Any]] = []
     for shape in shapes:
         layer_of = _layer(LayerSetting(shape, 1, device, dtype))
-        for tokens in given.step_tokens:
+        for tokens in arguments.step_tokens:
             say(f"decision: {shape.name}, a step of {tokens}")
-            problem = _Problem(shape, tokens, given.ranks, device, rounding="ceil")
+            problem = _Problem(shape, tokens, arguments.ranks, device, rounding="ceil")
             sides: dict[str, Callable[[], object]] = {
                 name: partial(problem.ours, name) for name in _LISTINGS
             }
             sides["layer"] = layer_of(problem.logits_TE)
             spent = alternate(
                 {side: partial(_mean, work, device) for side, work in sides.items()},
-                rounds=given.rounds,
+                rounds=arguments.rounds,
             )
             for name in _LISTINGS:
                 words = {"shape": shape.name, "tokens": tokens, "method": name}
@@ -210,59 +196,46 @@ class _Problem:
         scores = self.scores.score_TE.chunk(self._ranks)
         choices = self.scores.topk_TK.chunk(self._ranks)
         maps = [
-            paper_map(*own, range(rank * local, (rank + 1) * local))
-            for rank, own in enumerate(zip(scores, choices, strict=True))
+            paper_map(*of_rank, range(rank * local, (rank + 1) * local))
+            for rank, of_rank in enumerate(zip(scores, choices, strict=True))
         ]
         return torch.cat(maps)
 
 
 def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Return the seconds of both sides, whether they keep the same pairs, and the most memory.
-
-    That is memory beyond inputs, result and one index per slot, in score matrices [T, E] of
-    float32.
-    """
-    seconds = _seconds(name, problem, rounds, device)
+    """Return the seconds of our decision and the paper's listing, if both agree, and our memory."""
+    decisions = {"ours": problem.ours, "paper": problem.paper}
+    sides = {side: partial(timed, partial(of, name), device) for side, of in decisions.items()}
+    seconds = alternate(sides, rounds=rounds)
     made: list[Assignment] = []
     peak = peak_bytes(lambda: made.append(problem.ours(name)))
     if device.type == "cpu":  # where a decision also has arrays; the two peaks may differ in time
         peak += peak_array_bytes(partial(problem.ours, name))
     (result,) = made
-    score_TE, equal = problem.scores.score_TE, _is_equal(name, problem)
+    score_TE = problem.scores.score_TE
     indices = result.keep_TS.nbytes + 8 * result.keep_TS.numel()  # one order of the slots
     if result.index_TS is not problem.scores.topk_TK:
         indices += result.index_TS.nbytes
+    # Memory beyond inputs, result and one index per slot, in score matrices [T, E] of float32.
     extra = (peak - indices) / score_TE.nbytes
+    equal = bool((kept_map(result, score_TE.shape[1]) == problem.paper(name).bool()).all())
     return {"name": name, "seconds": seconds, "equal": equal, "extra_matrices": extra}
 
 
-def _seconds(
-    name: str, problem: _Problem, rounds: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Return the seconds of our decision and of the paper's listing."""
-    decisions = {"ours": problem.ours, "paper": problem.paper}
-    sides = {side: partial(timed, partial(of, name), device) for side, of in decisions.items()}
-    return alternate(sides, rounds=rounds)
-
-
-def _is_equal(name: str, problem: _Problem) -> bool:
-    """Return whether both keep the same pairs."""
-    kept_TE = kept_map(problem.ours(name), problem.scores.score_TE.shape[1])
-    return bool((kept_TE == problem.paper(name).bool()).all())
-
-
-def _layer_seconds(setting: LayerSetting, logits_TE: Tensor, given: argparse.Namespace) -> float:
+def _layer_seconds(
+    setting: LayerSetting, logits_TE: Tensor, arguments: argparse.Namespace
+) -> float:
     """Return the median time of the stock layer (router and experts), for all T tokens.
 
     On a CPU it is timed with the tokens of one of eight parts, and that times eight: larger
     matrices are no slower per token, so the decision's share is not flattered.
     """
     device = setting.device
-    n_tokens = given.layer_tokens or given.tokens // (8 if device.type == "cpu" else 1)
-    n_tokens = max(1, min(n_tokens, given.tokens))
+    n_tokens = arguments.layer_tokens or arguments.tokens // (8 if device.type == "cpu" else 1)
+    n_tokens = max(1, min(n_tokens, arguments.tokens))
     sides = {"layer": partial(timed, _layer(setting)(logits_TE[:n_tokens]), device)}
-    spent = alternate(sides, rounds=given.layer_rounds, warmup=1)["layer"]
-    total: float = Spread.of(spent).median * given.tokens / n_tokens
+    spent = alternate(sides, rounds=arguments.layer_rounds, warmup=1)["layer"]
+    total: float = Spread.of(spent).median * arguments.tokens / n_tokens
     return total
 
 
@@ -285,21 +258,3 @@ def _layer(setting: LayerSetting) -> Callable[[Tensor], Callable[[], None]]:
         return layer
 
     return of
-
-
-def _targets(shape: str, row: dict[str, Any], layer_seconds: float, device: str) -> list[Target]:
-    words = {"shape": shape, "method": row["name"]}
-    shares = [spent / layer_seconds for spent in row["seconds"]["ours"]]
-    return [
-        target_of("decision_share", shares, words, at_most=_SHARE.get(device)),
-        _against_listing(shape, row),
-        target_of("decision_memory", [row["extra_matrices"]], words),
-    ]
-
-
-def _against_listing(place: str, row: dict[str, Any]) -> Target:
-    """Return the time of the paper's listing over ours."""
-    same = "the same pairs" if row["equal"] else "NOT the same pairs (ties fall otherwise)"
-    method, seconds = row["name"], row["seconds"]
-    words = {"shape": place, "method": method, "listing": _LISTINGS[method], "same": same}
-    return target_of("decision_listing", ratio(seconds["paper"], seconds["ours"]), words)

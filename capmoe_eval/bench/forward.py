@@ -16,17 +16,17 @@ from capmoe_eval.bench.ep.skew import check_peak, peak_load, popularity, strengt
 from capmoe_eval.bench.options import RANKS
 from capmoe_eval.bench.rounds import (
     alternate,
+    device_and_dtype,
     dtype_name,
     finish,
-    placement,
     ratio,
     say,
     target_of,
     timed,
 )
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.experiment.timings.studies import Shape
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
@@ -34,7 +34,7 @@ from capmoe_eval.wrapper.session import capacity_aware
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
 
 
-class Side(NamedTuple):
+class TimedMethod(NamedTuple):
     """A method beside the stock model."""
 
     method: Method
@@ -45,15 +45,15 @@ class Side(NamedTuple):
 
 
 SIDES = {
-    "baseline": Side(create_method("baseline"), "meter and proofs alone", 0.98),
-    "score, γ=1000": Side(
+    "baseline": TimedMethod(create_method("baseline"), "meter and proofs alone", 0.98),
+    "score, γ=1000": TimedMethod(
         create_method("score", 1000.0), "a whole decision that drops nothing", 0.98
     ),
-    "score, γ=1": Side(create_method("score", 1.0), "dropped pairs are not computed", 1.05),
-    "score, γ=1, examined": Side(
+    "score, γ=1": TimedMethod(create_method("score", 1.0), "dropped pairs are not computed", 1.05),
+    "score, γ=1, examined": TimedMethod(
         create_method("score", 1.0), "the same, compared with the definition", examined=True
     ),
-    f"expanded_drop local, γ=1, {RANKS} ranks": Side(
+    f"expanded_drop local, γ=1, {RANKS} ranks": TimedMethod(
         create_method("expanded_drop", 1.0, ep_size=RANKS), "free slots are filled again"
     ),
 }
@@ -62,32 +62,32 @@ SMALL: Mapping[str, int] = {"vocabulary": 1024, "head": 64}
 """Tokens and size of an attention head of a model whose MoE layers alone matter."""
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Time the forwards, print the ratios and write ``forward.json``."""
-    shape = find_shape(given.shape)
-    if given.batch % RANKS:
-        raise UsageError(f"batch={given.batch}: must be a multiple of {RANKS}")
-    check_peak(given.peak, shape.n_experts, shape.top_k)
-    device, dtype = placement(given)
-    targets, more = measure(given, LayerSetting(shape, 1, device, dtype))
-    finish(given, device, targets, ("layers", "batch", "prompt"), **more)
+    shape = find_shape(arguments.shape)
+    if arguments.batch % RANKS:
+        raise UsageError(f"batch={arguments.batch}: must be a multiple of {RANKS}")
+    check_peak(arguments.peak, shape.n_experts, shape.top_k)
+    device, dtype = device_and_dtype(arguments)
+    targets, more = measure(arguments, LayerSetting(shape, 1, device, dtype))
+    finish(arguments, device, targets, ("layers", "batch", "prompt"), **more)
 
 
 def measure(
-    given: argparse.Namespace,
+    arguments: argparse.Namespace,
     setting: LayerSetting,
     *,
     model_sizes: Mapping[str, int] = SMALL,
-    sides: Mapping[str, Side] = SIDES,
+    sides: Mapping[str, TimedMethod] = SIDES,
 ) -> tuple[list[Target], dict[str, Any]]:
-    """Return the targets of the sides, and what else was measured; ``given`` has the sizes."""
-    say(f"building {given.layers} layers of {setting.shape.name}")
-    sizes = {name: getattr(given, name) for name in ("layers", "batch", "prompt", "peak")}
+    """Return the targets of the sides, and what else was measured; ``arguments`` has the sizes."""
+    say(f"building {arguments.layers} layers of {setting.shape.name}")
+    sizes = {name: getattr(arguments, name) for name in ("layers", "batch", "prompt", "peak")}
     model, tokens_BS, peaks = skewed_model(setting, **sizes, **model_sizes)
     forward = partial(model, input_ids=tokens_BS, use_cache=False)
-    targets, found = over_stock("forward", model, forward, sides, given)
+    targets, seconds = over_stock("forward", model, forward, sides, arguments)
     shape, dtype = dataclasses.asdict(setting.shape), dtype_name(setting.dtype)
-    return targets, {"shape": shape, "dtype": dtype, "peaks": peaks, **found}
+    return targets, {"shape": shape, "dtype": dtype, "peaks": peaks, **seconds}
 
 
 @torch.no_grad()
@@ -95,8 +95,8 @@ def over_stock(
     kind: str,
     model: Any,
     work: Callable[[], object],
-    sides: Mapping[str, Side],
-    given: argparse.Namespace,
+    sides: Mapping[str, TimedMethod],
+    arguments: argparse.Namespace,
     name: str = "",
 ) -> tuple[list[Target], dict[str, dict[str, Any]]]:
     """Time some work of a model under each method, in turn with the stock model.
@@ -118,7 +118,7 @@ def over_stock(
     stock = {"stock": partial(timed, work, model.device)}
     runs = stock | {side: partial(under, side) for side in sides}
     title = f"{kind}: {name}" if name else kind
-    seconds = alternate(runs, rounds=given.rounds, warmup=given.warmup, title=title)
+    seconds = alternate(runs, rounds=arguments.rounds, warmup=arguments.warmup, title=title)
     targets = [
         target_of(
             kind,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
 from capmoe_eval.bench.ep.skew import check_peak
-from capmoe_eval.bench.forward import Side, over_stock, skewed_model
+from capmoe_eval.bench.forward import TimedMethod, over_stock, skewed_model
 from capmoe_eval.bench.options import RANKS
-from capmoe_eval.bench.rounds import dtype_name, finish, placement, say
+from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, finish
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.registry import create_method
@@ -23,16 +23,16 @@ from capmoe_eval.zoo.recipes import trained_model
 # Shape suffixes: B sequences, S positions.
 
 SIDES = {
-    "baseline": Side(create_method("baseline"), "meter and proofs alone"),
-    "score, γ=1000": Side(
+    "baseline": TimedMethod(create_method("baseline"), "meter and proofs alone"),
+    "score, γ=1000": TimedMethod(
         create_method("score", 1000.0), "a decision for the prompt that drops nothing"
     ),
-    "score, γ=1": Side(create_method("score", 1.0), "the prompt is under a capacity"),
-    f"expanded_drop local, γ=1, {RANKS} ranks": Side(
+    "score, γ=1": TimedMethod(create_method("score", 1.0), "the prompt is under a capacity"),
+    f"expanded_drop local, γ=1, {RANKS} ranks": TimedMethod(
         create_method("expanded_drop", 1.0, ep_size=RANKS),
         "the same, and free slots are filled again",
     ),
-    "score, γ=1, every step": Side(
+    "score, γ=1, every step": TimedMethod(
         create_method("score", 1.0, decode="constrained"),
         "every step is decided, counted and checked",
     ),
@@ -41,28 +41,28 @@ EMBEDDED = "zoo:"
 """The beginning of the name of an embedded model, which may stand in place of a shape."""
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Time the generations, print the ratios and write ``generate.json``."""
-    if given.batch % RANKS:
-        raise UsageError(f"batch={given.batch}: must be a multiple of {RANKS}")
-    device, dtype = placement(given)
-    models = {name: _model(name, given, device, dtype) for name in given.shapes}
-    targets, more = measure(given, models)
+    if arguments.batch % RANKS:
+        raise UsageError(f"batch={arguments.batch}: must be a multiple of {RANKS}")
+    device, dtype = device_and_dtype(arguments)
+    models = {name: _model(name, arguments, device, dtype) for name in arguments.shapes}
+    targets, more = measure(arguments, models)
     options = ("shapes", "layers", "batch", "prompt", "new", "peak")
-    finish(given, device, targets, options, dtype=dtype_name(dtype), **more)
+    finish(arguments, device, targets, options, dtype=dtype_name(dtype), **more)
 
 
 def measure(
-    given: argparse.Namespace, models: Mapping[str, tuple[Any, Tensor]]
+    arguments: argparse.Namespace, models: Mapping[str, tuple[Any, Tensor]]
 ) -> tuple[list[Target], dict[str, Any]]:
-    """Return the targets of every model, and what else was measured; ``given`` has the sizes."""
+    """Return the targets of every model, and what else was measured."""
     targets: list[Target] = []
     more: dict[str, dict[str, Any]] = {"dropped_share": {}, "seconds": {}}
     for name, (model, tokens_BS) in models.items():
-        generate = partial(_generate, model, tokens_BS, given.new)
-        own, found = over_stock("generate", model, generate, SIDES, given, name)
-        targets += own
-        for part, of_sides in found.items():
+        generate = partial(_generate, model, tokens_BS, arguments.new)
+        measured, sides = over_stock("generate", model, generate, SIDES, arguments, name)
+        targets += measured
+        for part, of_sides in sides.items():
             more[part][name] = of_sides
     return targets, more
 
@@ -81,18 +81,17 @@ def _generate(model: Any, tokens_BS: Tensor, new: int) -> None:
 
 
 def _model(
-    name: str, given: argparse.Namespace, device: torch.device, dtype: torch.dtype
+    name: str, arguments: argparse.Namespace, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Tensor]:
     """Return a model, and prompts for it [B, S] without pads."""
-    say(f"building {name}")
     if name.startswith(EMBEDDED):
         model: Any = trained_model(name.removeprefix(EMBEDDED), dtype=dtype).to(device)
         generator = torch.Generator().manual_seed(0)
-        shape_BS = (given.batch, given.prompt)
+        shape_BS = (arguments.batch, arguments.prompt)
         tokens_BS = torch.randint(1, model.config.vocab_size, shape_BS, generator=generator)
         return model, tokens_BS.to(device)
     shape = find_shape(name, "shapes")
-    check_peak(given.peak, shape.n_experts, shape.top_k)
-    sizes = {key: getattr(given, key) for key in ("layers", "batch", "prompt", "peak")}
+    check_peak(arguments.peak, shape.n_experts, shape.top_k)
+    sizes = {key: getattr(arguments, key) for key in ("layers", "batch", "prompt", "peak")}
     model, tokens_BS, _ = skewed_model(LayerSetting(shape, 1, device, dtype), **sizes)
     return model, tokens_BS

@@ -1,4 +1,4 @@
-"""The commands of the benchmarks and their options, from ``options.yaml``."""
+"""The benchmarks and their options, from ``options.yaml``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from capmoe_eval.errors import UsageError, check_choice
+from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.timings.studies import STUDIES
@@ -21,10 +21,10 @@ GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
 """Capacity factors of the grid that ``suite`` computes."""
 
 
-class Command(NamedTuple):
-    """A benchmark."""
+class Benchmark(NamedTuple):
+    """A benchmark: a module of this package whose ``run`` takes the parsed options."""
 
-    module: str  # in this package
+    module: str
     first: str  # what it measures
     more: str  # and how
     options: Mapping[str, Mapping[str, Any]]  # the arguments of argparse, by option
@@ -34,31 +34,23 @@ class Command(NamedTuple):
         """Add the options to a parser."""
         for title, group in {"": self.options, **self.groups}.items():
             place = parser.add_argument_group(title) if title else parser
-            for name, given in group.items():
-                typed = {"type": getattr(arguments, given["type"])} if "type" in given else {}
-                place.add_argument(name, **{**given, **typed})
+            for name, fields in group.items():
+                typed = {"type": getattr(arguments, fields["type"])} if "type" in fields else {}
+                place.add_argument(name, **{**fields, **typed})
 
 
-def commands() -> dict[str, Command]:
+def commands() -> dict[str, Benchmark]:
     """Read the benchmarks."""
     text = Path(__file__).with_name("options.yaml").read_text(encoding="utf-8")
     filled = Template(text).substitute(
         ranks=RANKS, cells=len(GAMMAS), dtypes=", ".join(DTYPES), studies=", ".join(STUDIES)
     )
-    return {name: Command(**raw) for name, raw in read_yaml(filled)["benchmarks"].items()}
-
-
-def different_sizes(option: str, asked: Sequence[int]) -> list[int]:
-    """Return different sizes in order; one alone is a UsageError, since nothing can be compared."""
-    sizes = sorted(set(asked))
-    if len(sizes) < 2:
-        raise UsageError(f"{option}={sizes[0]}: must be at least two sizes")
-    return sizes
+    return {name: Benchmark(**fields) for name, fields in read_yaml(filled)["benchmarks"].items()}
 
 
 def check_names(model: str, tasks: Sequence[str]) -> None:
     """Refuse a model or a task that the configuration does not have, and name the closest one."""
-    from capmoe_eval.experiment.configuration import options  # needs Hydra
+    from capmoe_eval.experiment.composition import options
 
     check_choice("--model", model, options("model"))
     for task in tasks:

@@ -16,17 +16,17 @@ from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import load_planned
+from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.configuration import Plan, load_option, plans
+from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.findings import Balance, Steps
+from capmoe_eval.experiment.timings.rows import Balance, Steps
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.capacity import capacity
-from capmoe_eval.serving.placement.comparison import compare, halves
-from capmoe_eval.serving.placement.layout import Counts, contiguous
-from capmoe_eval.serving.placement.llep import LeastLoaded
-from capmoe_eval.serving.placement.outcome import Outcome, judge
+from capmoe_eval.serving.balancing import BalanceOutcome, compare, halves, judge
+from capmoe_eval.serving.planners import LeastLoaded
+from capmoe_eval.serving.slots import Counts, contiguous
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.wrapper.observers.trace import Recorder
 from capmoe_eval.zoo.hub import ready
@@ -41,7 +41,7 @@ _TOKENS: Final = 10**9  # of a trace: all
 
 
 @dataclasses.dataclass(frozen=True)
-class Routed:
+class TaskRouting:
     """The pairs of each expert in every step and layer, while a task's documents were asked."""
 
     task: str
@@ -49,41 +49,42 @@ class Routed:
     trace: Trace  # its counts alone
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Record the routing, balance it, print the stragglers and write ``placement.json``."""
-    for model in given.models:
-        check_names(model, given.tasks)
-    found = [row for model in given.models for row in _of_model(model, given)]
-    targets = [_target(row) for row in found]
-    finish(given, CPU, targets, ("models", "tasks", "batch", "limit"), balances=tuple(found))
+    for model in arguments.models:
+        check_names(model, arguments.tasks)
+    rows = [row for model in arguments.models for row in _of_model(model, arguments)]
+    options = ("models", "tasks", "batch", "limit")
+    finish(arguments, CPU, list(map(_target, rows)), options, balances=tuple(rows))
 
 
-def _of_model(model: str, given: argparse.Namespace) -> Iterator[Balance]:
+def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Balance]:
     """Yield what each method makes of a model's routing, on each task and with stale plans."""
     ranks = int(load_option("model", model).ep_size)
-    words = [f"model={model}", f"tasks=[{','.join(given.tasks)}]", f"batch_size={given.batch}"]
-    words += [f"limit={shown(given.limit)}", "method=baseline", "shuffle=0", "device=cpu"]
-    planned = plans(composed(words))
-    lm, library, routed = load_planned(planned[0]), TaskLibrary(), []
+    words = [f"model={model}", f"tasks=[{','.join(arguments.tasks)}]"]
+    words += [f"batch_size={arguments.batch}", f"limit={shown(arguments.limit)}"]
+    planned = plans(composed([*words, "method=baseline", "shuffle=0", "device=cpu"]))
+    lm, library, routed = load_lm(planned[0].cell.model, planned[0].placement), TaskLibrary(), []
     for plan in planned:
         say(f"placement: {model}, {plan.cell.task.name}")
         routed.append(record_routing(plan, lm, library))
     for planned_on, judged_on in itertools.product(routed, routed):
-        if planned_on.steps == judged_on.steps:
-            for outcome in outcomes(planned_on, judged_on, ranks):
-                yield Balance(
-                    model=model,
-                    ranks=ranks,
-                    planned_on=planned_on.task,
-                    judged_on=judged_on.task,
-                    of=judged_on.steps,
-                    steps=len(outcome.asked_SL),
-                    method=outcome.method,
-                    **outcome.summary()._asdict(),
-                )
+        if planned_on.steps != judged_on.steps:
+            continue
+        for outcome in outcomes(planned_on, judged_on, ranks):
+            yield Balance(
+                model=model,
+                ranks=ranks,
+                planned_on=planned_on.task,
+                judged_on=judged_on.task,
+                of=judged_on.steps,
+                steps=len(outcome.asked_SL),
+                method=outcome.method,
+                **outcome.summary()._asdict(),
+            )
 
 
-def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
+def record_routing(plan: CellPlan, lm: CapmoeLM, library: TaskLibrary) -> TaskRouting:
     """Return what a model routes, without a limit, while it answers a task.
 
     Too few batches to plan on one half and judge the other are a UsageError.
@@ -107,10 +108,10 @@ def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
         )
     steps: Steps = "decode steps" if generated else "prompts"
     counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
-    return Routed(cell.task.name, steps, counts)
+    return TaskRouting(cell.task.name, steps, counts)
 
 
-def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]:
+def outcomes(planned_on: TaskRouting, judged_on: TaskRouting, ranks: int) -> list[BalanceOutcome]:
     """Return what each method gives on the second half of one routing, planned on the first of one.
 
     Where both are not the same, the plan is stale: then only methods that plan are judged.
@@ -122,7 +123,7 @@ def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]
     least = LeastLoaded(least=_LEAST[judged_on.steps])
     balanced = compare(np.concatenate([before_SLE[:steps], judged_SLE]), ranks, settings=least)
     if planned_on.task != judged_on.task:
-        return [one for one in balanced if one.method.startswith(("EPLB", "LPLB"))]
+        return [outcome for outcome in balanced if outcome.method.startswith(("EPLB", "LPLB"))]
     _, layers, n_experts = judged_SLE.shape
     home = contiguous(layers, n_experts, ranks)
     return balanced + [
@@ -147,5 +148,4 @@ def _target(row: Balance) -> Target:
     """Return a row's straggler factor as a number of the efficiency page."""
     plan = "" if row.planned_on == row.judged_on else f", planned on {row.planned_on}"
     dropped = f"{100 * row.drop_rate:.1f} % dropped" if row.drop_rate else "nothing dropped"
-    words = {"row": row, "plan": plan, "dropped": dropped}
-    return target_of("placement", [row.straggler], words)
+    return target_of("placement", [row.straggler], {"row": row, "plan": plan, "dropped": dropped})

@@ -1,13 +1,13 @@
-"""Time computations in turn on a device; write their ratios beside their targets."""
+"""Measure computations in turn on a device; write their ratios beside their targets."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import os
-import platform
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from capmoe_eval.errors import UsageError, check_choice
+from capmoe_eval.evaluation.provenance import described
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.timings.schema import Evaluation, Machine
@@ -26,12 +27,12 @@ CPU = torch.device("cpu")
 _Spent = TypeVar("_Spent")
 
 
-def placement(given: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(arguments: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
     """Return the device and the precision that were asked for, or those that suit this machine.
 
     Under torchrun a GPU is this process's own. What cannot be used here is a UsageError.
     """
-    name = given.device
+    name = arguments.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -43,7 +44,7 @@ def placement(given: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
         raise UsageError(f"device={name}: not usable here; choose auto, cpu or cuda") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dtype = given.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    dtype = arguments.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     check_choice("dtype", dtype, DTYPES)
     return device, getattr(torch, dtype)
 
@@ -55,11 +56,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def measured_on(device: torch.device) -> dict[str, Any]:
     """Return the date (ISO 8601, UTC) and the machine, as the fields of a file."""
-    cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if cuda else platform.processor()
     machine = Machine(
         device=device.type,
-        name=name or platform.machine(),
+        name=described(device)["name"],
         torch=str(torch.__version__),
         threads=torch.get_num_threads(),
     )
@@ -103,15 +102,25 @@ def alternate(
             say(f"{title}: round {number + 1} of {warmup + rounds}")
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            found = sides[name]()
+            cost = sides[name]()
             if number >= warmup:
-                spent[name].append(found)
+                spent[name].append(cost)
     return spent
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> Spread:
     """Return the ratio within each round, as median and quartiles."""
     return Spread.of([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+def peak_array_bytes(work: Callable[[], object]) -> int:
+    """Return the most bytes of NumPy arrays, and of Python objects, while something ran."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @dataclass(frozen=True)
@@ -158,14 +167,14 @@ def without_goal(target: Target) -> Target:
 
 def line(target: Target) -> str:
     """Return a number, its quartiles and what it should be, in one line."""
-    shown, ratio = target.shown, target.ratio
-    quartiles = f"{shown(ratio.low)} – {shown(ratio.high)}"
+    text, ratio = target.shown, target.ratio
+    quartiles = f"{text(ratio.low)} – {text(ratio.high)}"
     goal = f"{target.goal}  {'met' if target.met else 'MISSED'}" if target.goal else ""
-    return f"{target.name:<44}{shown(ratio.median):>10}  {quartiles:<22}{goal}".rstrip()
+    return f"{target.name:<44}{text(ratio.median):>10}  {quartiles:<22}{goal}".rstrip()
 
 
 def finish(
-    given: argparse.Namespace,
+    arguments: argparse.Namespace,
     device: torch.device,
     targets: Sequence[Target],
     options: Sequence[str] = (),
@@ -175,14 +184,13 @@ def finish(
 
     A target that is missed is a finding, not an error: the file says so.
     """
-    path = given.out / f"{given.command}.json"
-    asked = {name: getattr(given, name) for name in options}
+    path = arguments.out / f"{arguments.command}.json"
     Evaluation(
         schema=Evaluation.SCHEMA,
-        command=given.command,
+        command=arguments.command,
         **measured_on(device),
         targets=tuple(targets),
-        **asked,
+        **{name: getattr(arguments, name) for name in options},
         **more,
     ).write(path)
     print(*map(line, targets), f"written: {path}", sep="\n")

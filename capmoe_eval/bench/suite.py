@@ -1,4 +1,4 @@
-"""Benchmark `suite`: grids, cells and the start of commands against plain lm-eval."""
+"""Benchmark `suite`: a grid of cells, and a single cell, against plain lm-eval."""
 
 from __future__ import annotations
 
@@ -8,86 +8,79 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from capmoe_eval.bench.child import Command, spend
+from capmoe_eval.bench.cost import cost_of
 from capmoe_eval.bench.options import GAMMAS, check_names
 from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import task_manager
-from capmoe_eval.experiment.configuration import Placement, Plan, plans
+from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.zoo.hub import ready
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Time both sides in turn, print the ratios and write ``suite.json``."""
-    check_names(given.model, given.tasks)
-    given.tasks = list(dict.fromkeys(given.tasks))
-    tasks = f"tasks=[{','.join(given.tasks)}]"
+    check_names(arguments.model, arguments.tasks)
+    arguments.tasks = list(dict.fromkeys(arguments.tasks))
+    tasks = f"tasks=[{','.join(arguments.tasks)}]"
     with tempfile.TemporaryDirectory() as scratch:
         say("suite: saving the model and the tasks for plain lm-eval")
-        planned = plans(composed([f"model={given.model}", tasks]))
-        lm = load_lm(planned[0].cell.model, Placement("cpu"))
+        planned = plans(composed([f"model={arguments.model}", tasks]))
+        lm = load_lm(planned[0].cell.model, DeviceConfig("cpu"))
         for part in (lm.model, lm.tokenizer):  # as any Hugging Face model, for lm-eval's loader
             part.save_pretrained(f"{scratch}/model")
         names = _save_tasks(planned, Path(scratch, "tasks"))
         runs = itertools.count()
+        options = {
+            "model": "hf",
+            "model_args": f"pretrained={scratch}/model,dtype=float32",
+            "include_path": f"{scratch}/tasks",
+            "batch_size": planned[0].cell.batch_size,
+            "limit": arguments.limit,
+            "device": "cpu",
+        }
+        common = [f"model={arguments.model}", "method=score", f"limit={arguments.limit}"]
 
         def ours(*words: str) -> float:
-            common = [f"model={given.model}", "method=score", f"limit={given.limit}", "device=cpu"]
             results = f"results_dir={scratch}/results-{next(runs)}"
-            return _seconds("capmoe_eval", *words, *common, results)
+            words = ("-m", "capmoe_eval", "run", *words, *common, "device=cpu", results)
+            return cost_of("capmoe_eval", words).elapsed
 
         def plain(task: str) -> float:
-            options = {
-                "model": "hf",
-                "model_args": f"pretrained={scratch}/model,dtype=float32",
-                "tasks": task,
-                "include_path": f"{scratch}/tasks",
-                "batch_size": planned[0].cell.batch_size,
-                "limit": given.limit,
-                "device": "cpu",
-                "output_path": f"{scratch}/plain-{next(runs)}",
-            }
-            words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-            return _seconds("lm_eval", *words)
+            fields = {**options, "tasks": task, "output_path": f"{scratch}/plain-{next(runs)}"}
+            words = [word for key, value in fields.items() for word in (f"--{key}", str(value))]
+            return cost_of("lm_eval", ["-m", "lm_eval", *words]).elapsed
 
         def plain_grid() -> float:
             """Run plain lm-eval for every cell; or once for each task, counted for its cells."""
-            times = len(GAMMAS) if given.every_cell else 1
+            times = len(GAMMAS) if arguments.every_cell else 1
             return len(GAMMAS) / times * sum(plain(name) for name in names for _ in range(times))
 
         seconds = alternate(
             {
                 "grid, ours": lambda: ours("-m", f"gamma={','.join(map(str, GAMMAS))}", tasks),
                 "grid, plain": plain_grid,
-                "cell, ours": lambda: ours("gamma=1.0", f"tasks={given.tasks[0]}"),
+                "cell, ours": lambda: ours("gamma=1.0", f"tasks={arguments.tasks[0]}"),
                 "cell, plain": lambda: plain(names[0]),
-                "help": lambda: _seconds("capmoe_eval", "--help"),
-                "tables": lambda: _seconds("capmoe_eval.tables", "table2", "--out", scratch),
             },
-            rounds=given.rounds,
+            rounds=arguments.rounds,
             warmup=1,
             title="suite",
         )
-    words = {"gammas": len(GAMMAS), "tasks": len(given.tasks), "limit": given.limit}
-    words["cells"] = words["gammas"] * words["tasks"]
+    sizes = {"gammas": len(GAMMAS), "tasks": len(arguments.tasks), "limit": arguments.limit}
+    sizes["cells"] = sizes["gammas"] * sizes["tasks"]
     targets = [
-        target_of("suite_grid", ratio(seconds["grid, plain"], seconds["grid, ours"]), words),
-        target_of("suite_cell", ratio(seconds["cell, plain"], seconds["cell, ours"]), words),
-        target_of("suite_help", seconds["help"]),
-        target_of("suite_tables", seconds["tables"]),
+        target_of(
+            f"suite_{part}", ratio(seconds[f"{part}, plain"], seconds[f"{part}, ours"]), sizes
+        )
+        for part in ("grid", "cell")
     ]
-    more = {"gammas": GAMMAS, "every_plain_cell_ran": given.every_cell, "seconds": seconds}
-    finish(given, CPU, targets, ("model", "tasks", "limit"), **more)
+    more = {"gammas": GAMMAS, "every_plain_cell_ran": arguments.every_cell, "seconds": seconds}
+    finish(arguments, CPU, targets, ("model", "tasks", "limit"), **more)
 
 
-def _seconds(module: str, *words: str) -> float:
-    """Return the seconds that a module takes in a process of its own."""
-    return spend(Command(module, ["-m", module, *words])).elapsed
-
-
-def _save_tasks(planned: Sequence[Plan], directory: Path) -> list[str]:
+def _save_tasks(planned: Sequence[CellPlan], directory: Path) -> list[str]:
     """Write the tasks again, with their documents from where ours come; return their names."""
     directory.mkdir()
     names = []

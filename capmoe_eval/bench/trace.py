@@ -7,14 +7,15 @@ import base64
 import io
 import json
 import math
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from capmoe_eval.bench.child import Command, check_room, spend
+from capmoe_eval.bench.cost import cost_of
 from capmoe_eval.bench.options import RANKS
 from capmoe_eval.bench.rounds import CPU, finish, say, target_of, without_goal
 from capmoe_eval.errors import UsageError
@@ -24,119 +25,101 @@ from capmoe_eval.serving.trace_file import save_trace
 
 # Shape suffixes: T tokens, L layers, K = top-k, E experts.
 
-_LOADS: Final = "capmoe_eval.loads"
-_ADVISE: Final = "capmoe_eval.advise"
 _DECODED: Final = 32  # tokens of a step of decoding
 _ANSWER: Final = 512  # tokens of a response
 
+# The cases by the trace that they read: the command with its options.
+_CASES: Final = {
+    "experts.npz": {
+        f"steps of {STEP_TOKENS:,}": "loads",
+        f"steps of {_DECODED}": f"loads --step-tokens {_DECODED}",
+        "advise": "advise --at-least-speedup 1.2 --out {out}",
+    },
+    "scores.npz": {"with scores": "loads"},
+    "experts.parquet": {"parquet": "loads"},
+    "responses.jsonl": {"vLLM": "loads --experts {experts}"},
+}
 
-class _File(NamedTuple):
-    """A trace on the disk and the commands that read it."""
 
-    write: Callable[[Path], None]
-    name: str
-    commands: dict[str, list[str]]  # module and options, by the name of the case
-
-
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Make each trace, time what reads it, print the costs and write ``trace.json``."""
-    place = Path(tempfile.gettempdir()) if given.dir is None else given.dir
-    _check(given, place)
+    place = Path(tempfile.gettempdir()) if arguments.dir is None else arguments.dir
+    _check(arguments, place)
     targets: list[Target] = []
     cases: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="capmoe-trace-", dir=place) as scratch:
-        for file in _files(given):
-            path = Path(scratch, file.name)
-            say(f"trace: {file.name}, {given.tokens:,} tokens")
-            file.write(path)
-            for case, words in file.commands.items():
-                spent = spend(_command(case, path, given.tokens, words))
-                say(f"  {case}: {spent.elapsed:.1f} s, {spent.memory:.0f} MiB")
+        for name, commands in _CASES.items():
+            path = Path(scratch, name)
+            say(f"trace: {name}, {arguments.tokens:,} tokens")
+            made = made_trace(arguments, has_scores=name == "scores.npz")
+            write = write_responses if path.suffix == ".jsonl" else save_trace
+            write(made, path)
+            del made
+            for case, text in commands.items():
+                filled = text.format(out=f"{scratch}/advice", experts=arguments.experts)
+                command, *more = filled.split()
+                words = ["-m", "capmoe_eval", command, str(path), "--ranks", str(RANKS), *more]
+                # It has to say that it has read every token, or every step.
+                size = _DECODED if "--step-tokens" in more else STEP_TOKENS
+                steps = f"{math.ceil(arguments.tokens / size):,} steps"
+                expected = steps if case == "advise" else f"{arguments.tokens:,} tokens, {steps}"
+                cost = cost_of(case, words, expected)
+                say(f"  {case}: {cost.elapsed:.1f} s, {cost.memory:.0f} MiB")
                 cases[case] = {
-                    "seconds": round(spent.elapsed, 2),
-                    "cpu_seconds": round(spent.seconds, 2),
-                    "memory_gb": round(spent.memory * 2**20 / 1e9, 3),
+                    "seconds": round(cost.elapsed, 2),
+                    "cpu_seconds": round(cost.seconds, 2),
+                    "memory_gb": round(cost.memory * 2**20 / 1e9, 3),
                     "file_bytes": path.stat().st_size,
                 }
-                targets += _targets(case, cases[case], given)
+                targets += _targets(case, cases[case], arguments)
             path.unlink()
     options = ("tokens", "layers", "experts", "top_k")
-    finish(given, CPU, targets, options, ranks=RANKS, cases=cases)
+    finish(arguments, CPU, targets, options, ranks=RANKS, cases=cases)
 
 
-def _check(given: argparse.Namespace, place: Path) -> None:
-    if given.experts % RANKS:
-        raise UsageError(f"--experts={given.experts}: must be a multiple of {RANKS}, the ranks")
-    if given.top_k > given.experts:
-        raise UsageError(f"--top-k={given.top_k}: must be at most --experts={given.experts}")
+def _check(arguments: argparse.Namespace, place: Path) -> None:
+    """Refuse sizes that cannot be, and a disk without room for them."""
+    if arguments.experts % RANKS:
+        raise UsageError(f"--experts={arguments.experts}: must be a multiple of {RANKS}, the ranks")
+    if arguments.top_k > arguments.experts:
+        raise UsageError(
+            f"--top-k={arguments.top_k}: must be at most --experts={arguments.experts}"
+        )
     if not place.is_dir():
         raise UsageError(f"--dir={place}: no such directory; make it, or leave --dir out")
-    pairs = given.tokens * given.layers * given.top_k
+    pairs = arguments.tokens * arguments.layers * arguments.top_k
     # Beside an expert in one byte (two, of more than 256) a gate score in two.
-    needed = pairs * (np.min_scalar_type(given.experts - 1).itemsize + 2) / 1e9
-    check_room(f"--tokens={given.tokens}", needed, place, "take fewer, or name another --dir")
+    needed = pairs * (np.min_scalar_type(arguments.experts - 1).itemsize + 2) / 1e9
+    free = shutil.disk_usage(place).free / 1e9
+    if needed > free:
+        raise UsageError(
+            f"--tokens={arguments.tokens}: needs {needed:.1f} GB in {place}, which has {free:.1f}; "
+            "take fewer, or name another --dir"
+        )
 
 
-def _files(given: argparse.Namespace) -> Iterator[_File]:
-    """Yield the traces."""
-
-    def save(path: Path) -> None:
-        save_trace(made_trace(given), path)
-
-    yield _File(
-        save,
-        "experts.npz",
-        {
-            f"steps of {STEP_TOKENS:,}": [_LOADS],
-            f"steps of {_DECODED}": [_LOADS, "--step-tokens", str(_DECODED)],
-            "advise": [_ADVISE, "--at-least-speedup", "1.2"],
-        },
-    )
-    yield _File(
-        lambda path: save_trace(made_trace(given, has_scores=True), path),
-        "scores.npz",
-        {"with scores": [_LOADS]},
-    )
-    yield _File(save, "experts.parquet", {"parquet": [_LOADS]})
-    yield _File(
-        lambda path: write_responses(made_trace(given), path),
-        "responses.jsonl",
-        {"vLLM": [_LOADS, "--experts", str(given.experts)]},
-    )
-
-
-def _command(case: str, path: Path, tokens: int, words: list[str]) -> Command:
-    """Return the command of a case; it has to say that it has read every token, or every step."""
-    size = _DECODED if "--step-tokens" in words else STEP_TOKENS
-    steps = f"{math.ceil(tokens / size):,} steps"
-    module, *options = words
-    python = ["-m", module, str(path), "--ranks", str(RANKS), *options]
-    if module == _ADVISE:
-        return Command(case, [*python, "--out", str(path.parent / "advice")], steps)
-    return Command(case, python, f"{tokens:,} tokens, {steps}")
-
-
-def made_trace(given: argparse.Namespace, *, has_scores: bool = False) -> Trace:
+def made_trace(arguments: argparse.Namespace, *, has_scores: bool = False) -> Trace:
     """Draw a trace in which every layer has experts that are more popular than others.
 
     A token's first expert is drawn towards the popular ones, the others follow at equal distances
     in the order of popularity. The steps have :data:`STEP_TOKENS` tokens.
     """
-    generator, tokens = np.random.default_rng(0), given.tokens
-    shape = (tokens, given.layers, given.top_k)
-    expert_TLK = np.empty(shape, dtype=np.min_scalar_type(given.experts - 1))
+    generator = np.random.default_rng(0)
+    tokens, n_experts, top_k = arguments.tokens, arguments.experts, arguments.top_k
+    shape = (tokens, arguments.layers, top_k)
+    expert_TLK = np.empty(shape, dtype=np.min_scalar_type(n_experts - 1))
     score_TLK = np.empty(shape, dtype=np.float16) if has_scores else None
-    place_K = np.arange(given.top_k)
-    for layer in range(given.layers):
-        popular_E = generator.permutation(given.experts).astype(expert_TLK.dtype)
-        first_T = (given.experts * generator.random(tokens) ** 2).astype(np.int32)
-        distance_T = generator.integers(1, given.experts // given.top_k + 1, tokens, np.int32)
+    place_K = np.arange(top_k)
+    for layer in range(arguments.layers):
+        popular_E = generator.permutation(n_experts).astype(expert_TLK.dtype)
+        first_T = (n_experts * generator.random(tokens) ** 2).astype(np.int32)
+        distance_T = generator.integers(1, n_experts // top_k + 1, tokens, np.int32)
         place_TK = first_T[:, None] + distance_T[:, None] * place_K
-        expert_TLK[:, layer] = popular_E[place_TK % given.experts]
+        expert_TLK[:, layer] = popular_E[place_TK % n_experts]
         if score_TLK is not None:
             score_TLK[:, layer] = generator.random(tokens)[:, None] / (1 + place_K)
     return Trace(
-        given.experts,
+        n_experts,
         expert_TLK,
         score_TLK,
         step_T=np.arange(tokens, dtype=np.int32) // STEP_TOKENS,
@@ -157,14 +140,14 @@ def write_responses(trace: Trace, path: Path) -> None:
             file.write(json.dumps({"model": trace.model, "choices": [choice]}) + "\n")
 
 
-def _targets(case: str, cost: dict[str, Any], given: argparse.Namespace) -> Iterator[Target]:
+def _targets(case: str, cost: dict[str, Any], arguments: argparse.Namespace) -> Iterator[Target]:
     """Yield a case's numbers; the targets are those of a trace that is summed up."""
     is_advice = case == "advise"
     does = "advise, which advises on" if is_advice else "loads, which reads and sums up"
     what = (
-        f"python -m capmoe_eval.{does} {given.tokens:,} tokens × {given.layers} layers "
-        f"(E={given.experts}, K={given.top_k}, {cost['file_bytes'] / 1e6:,.0f} MB)"
+        f"capmoe-eval {does} {arguments.tokens:,} tokens × {arguments.layers} layers "
+        f"(E={arguments.experts}, K={arguments.top_k}, {cost['file_bytes'] / 1e6:,.0f} MB)"
     )
     for key in ("seconds", "cpu_seconds", "memory_gb"):
-        found = target_of(f"trace_{key}", [cost[key]], {"case": case, "what": what})
-        yield without_goal(found) if is_advice else found
+        target = target_of(f"trace_{key}", [cost[key]], {"case": case, "what": what})
+        yield without_goal(target) if is_advice else target

@@ -1,4 +1,4 @@
 """Evaluate cells with lm-evaluation-harness and write their records.
 
-The only room that may import `lm_eval`.
+The only package that may import `lm_eval`.
 """

@@ -17,7 +17,7 @@ from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import stored
@@ -29,7 +29,7 @@ from capmoe_eval.zoo.hub import WORLDS, embedded_hub
 
 
 def apply_calibration(
-    plan: Plan, lm: CapmoeLM, warn: Callable[[str], None] = print_warning
+    plan: CellPlan, lm: CapmoeLM, warn: Callable[[str], None] = print_warning
 ) -> Applied | None:
     """Return a cell's method after its calibration; None if it needs none.
 
@@ -48,10 +48,10 @@ def apply_calibration(
     worlds: list[Any] = ranks_in(lm.model)
     first = not worlds or worlds[0].rank == 0
     weights = provenance(lm.model, lm.reader)["model"]["weights"]
-    with ExitStack() as held:
+    with ExitStack() as reservation:
         if first:
             with writing("results_dir", plan.root):
-                held.enter_context(hold(path, warn))
+                reservation.enter_context(hold(path, warn))
         place = stored(plan.root, path) if first else None
         measured = None if place is None else kind.read(place[0], cell, weights)
         measured = worlds[0].tell(measured) if worlds else measured
@@ -73,12 +73,12 @@ def calibrate(
     Raises:
         UsageError: If there are no other documents.
     """
-    tasks, split = _other_documents(cell.task, source, kind.asked_by)
-    per_part = math.ceil(calibration.DOCUMENTS / len(tasks["tasks"]))
-    asked = sorted(requests(tasks, cell, per_part), key=attrgetter("request_type"))
+    parts, split = other_documents(cell.task, source, kind.asked_by)
+    per_part = math.ceil(calibration.DOCUMENTS / len(parts))
+    asked = sorted(requests(parts, cell, per_part), key=attrgetter("request_type"))
     lm.set_batches(cell.batch_size, cell.shuffle)
-    knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}  # also of capacity groups
-    # Not in its canonical form, the baseline, which has no groups.
+    # Not in its canonical form, the baseline, which has no capacity groups.
+    knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}
     meter = lm.route(TokenDrop(gamma=math.inf, **knobs))
     try:
         observer = kind.observer(meter.layers, cell.method)
@@ -101,7 +101,7 @@ def calibrate(
 
 
 @functools.lru_cache(maxsize=16)
-def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[dict[str, Any], str]:
+def other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[dict[str, Any], str]:
     """Return a task over documents that it does not evaluate, and the name of their split.
 
     ``asked_by`` is the setting that needs them, for the message where there are none.
@@ -109,10 +109,10 @@ def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[d
     library = TaskLibrary()
     if source.name in WORLDS:
         dev = DataSource(source.name, embedded_hub(source.name, "dev"))
-        return library.get(task.lm_eval, dev, task.dataset), "dev"
-    tasks = library.get(task.lm_eval, source, task.dataset)
+        return library.parts(task, dev), "dev"
+    parts = library.parts(task, source)
     splits = set()
-    for part in tasks["tasks"].values():
+    for part in parts.values():
         names = [part.get_config(f"{kind}_split") for kind in ("test", "validation", "training")]
         evaluated, *others = [name for name in names if name is not None]
         before = part.eval_docs
@@ -125,4 +125,4 @@ def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[d
                 "and a calibration must not see these; choose a task with train or validation data"
             )
         splits.add(other)
-    return tasks, "+".join(sorted(splits))
+    return parts, "+".join(sorted(splits))

@@ -1,4 +1,4 @@
-"""The command line: ``python -m capmoe_eval gamma=1.0 method=score``."""
+"""``capmoe-eval run gamma=1.0 method=score``, and ``capmoe-eval sweep`` with lists of values."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.version import version_line
+from capmoe_eval.evaluation.provenance import version_line
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.configuration import (
-    Plan,
-    check_overrides,
+from capmoe_eval.experiment.composition import (
+    compose_jobs,
     config_directory,
     for_hydra,
+    of_hydra,
+    store_knobs,
+    sweep_jobs,
+)
+from capmoe_eval.experiment.configuration import (
+    CellPlan,
+    check_overrides,
     model_notes,
     plans,
     share,
-    store_knobs,
 )
+from capmoe_eval.experiment.packing import pack_idle
 from capmoe_eval.experiment.processes import process_rank
-from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.settings import CALIBRATE
 
 
-def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
+def execute(plans: Sequence[CellPlan], ask: bool | str = False) -> int:
     """Compute the plans and print the results; return 0 if every cell is finished, else 1.
 
     ``ask`` is the key ``plan``: true or ``calibrate`` for a forecast in place of the results.
@@ -40,8 +43,8 @@ def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
     """
     # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
+    from capmoe_eval.evaluation.progress import summary
     from capmoe_eval.evaluation.run import run
-    from capmoe_eval.evaluation.summary import summary
 
     if ask:
         from capmoe_eval.evaluation.forecast import forecast
@@ -49,6 +52,9 @@ def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
         print(forecast(plans, calibrate=ask == CALIBRATE))
         return 0
     outcome = run(plans)
+    if outcome.computed and not process_rank():
+        for root in sorted({plan.root for plan in plans}):
+            pack_idle(root)
     if process_rank() and any(plan.placement.parallel == "ep" for plan in plans):
         return 1 if outcome.failures else 0  # rank 0 prints
     if outcome.finished:
@@ -63,9 +69,10 @@ def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
     return 1 if outcome.failures else 0
 
 
-def report(plans: Sequence[Plan]) -> int:
+def report(plans: Sequence[CellPlan]) -> int:
     """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
-    from capmoe_eval.evaluation.summary import SHOWN, summary
+    from capmoe_eval.evaluation.progress import SHOWN, summary
+    from capmoe_eval.experiment.results import Reader
 
     broken: list[str] = []
     records = Reader().each((place for plan in plans if (place := plan.stored)), broken)
@@ -81,20 +88,31 @@ def report(plans: Sequence[Plan]) -> int:
     return 1 if missing else 0
 
 
-def _print_notes(plans: Sequence[Plan]) -> None:
+def _print_notes(plans: Sequence[CellPlan]) -> None:
     for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
         print(f"Note: {note}")
 
 
+def _compute(words: Sequence[str], *, swept: bool) -> int:
+    """Evaluate the cells of a command line, of a sweep all together: a model is loaded once."""
+    words = for_hydra(words)
+    jobs = sweep_jobs(words) if swept else [words]
+    planned: dict[Path, CellPlan] = {}
+    for job, config in zip(jobs, compose_jobs(jobs), strict=True):
+        check_overrides(config, job)
+        planned |= {plan.path: plan for plan in plans(config)}
+    return execute(share(list(planned.values()), config.shard), config.plan)
+
+
 def _task(config: DictConfig) -> int:
-    """Compute one configuration: a cell per task, or a whole grid."""
+    """Compute a job that Hydra has composed: of one of its launchers, or by one of its flags."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
     job = HydraConfig.get()
-    swept = job.mode == RunMode.MULTIRUN  # by a launcher that is not ours
+    swept = job.mode == RunMode.MULTIRUN
 
     def compute() -> int:
-        launcher = job.runtime.choices["hydra/launcher"]
-        if not swept and launcher != "capmoe":
-            raise UsageError(f"hydra/launcher={launcher}: starts the jobs of a sweep; add -m")
         check_overrides(config, list(job.overrides.task))
         return execute(share(plans(config), config.shard), config.plan)
 
@@ -106,24 +124,44 @@ def _task(config: DictConfig) -> int:
     return status
 
 
-def main() -> None:
-    """Run the command line and exit: 0 done, 1 a cell failed, 2 bad input, 130 interrupted."""
-    # Hydra would print its own report of an error and exit 1; we say it in one line and exit 2.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    command: Callable[[], int | None] = hydra.main(
-        version_base="1.3", config_path=str(config_directory()), config_name="config"
-    )(_task)
+def sweep(words: Sequence[str]) -> None:
+    """Evaluate every combination of the values, and exit as :func:`main` does."""
+    main(["-m", *words])
 
-    def compose() -> int | None:
-        if "--version" in sys.argv[1:]:  # Hydra would answer with its own
+
+def main(words: Sequence[str]) -> None:
+    """Evaluate and exit: 0 done, 1 a cell failed, 2 bad input, 130 interrupted."""
+    sys.argv[1:] = words
+
+    def command() -> int | None:
+        flags = {word for word in words if word.startswith("-")}
+        if "--version" in flags:  # Hydra would answer with its own
             print(version_line())
             return 0
-        if any(word.startswith("--e") for word in sys.argv[1:]):  # also abbreviated
+        if any(flag.startswith("--e") for flag in flags):  # also abbreviated
             raise UsageError(
                 "--experimental-rerun: would run what is pickled in a file; repeat the command line"
             )
-        store_knobs()
-        sys.argv[1:] = for_hydra(sys.argv[1:])
-        return command()
+        swept = bool(flags & {"-m", "--multirun"})
+        for word in words:
+            if word.startswith("hydra/launcher=") and not swept:
+                raise UsageError(f"{word}: starts the jobs of a sweep; add -m")
+        if flags <= {"-m", "--multirun"} and not of_hydra(words):
+            return _compute([word for word in words if word not in flags], swept=swept)
+        return _with_hydra()
 
-    sys.exit(run_command(compose))
+    sys.exit(run_command(command))
+
+
+def _with_hydra() -> int | None:
+    """Have Hydra run the command line, for its flags, launchers and sweepers."""
+    import hydra
+
+    # Hydra would print its own report of an error and exit 1; we say it in one line and exit 2.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    store_knobs()
+    sys.argv[1:] = for_hydra(sys.argv[1:])
+    command: Callable[[], int | None] = hydra.main(
+        version_base="1.3", config_path=str(config_directory()), config_name="config"
+    )(_task)
+    return command()

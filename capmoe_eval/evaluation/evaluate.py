@@ -1,4 +1,4 @@
-"""Evaluate one cell: lm-eval runs one task, and its result becomes a record."""
+"""Evaluate one cell: lm-eval runs one task; its result becomes a record, its routing a trace."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lm_eval.evaluator
 import numpy as np
@@ -19,18 +20,25 @@ from lm_eval.api.instance import Instance
 from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.utils import handle_non_serializable
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.evaluation.batches import Document
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
-from capmoe_eval.evaluation.lm import CapmoeLM, Document
+from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.preparation import trace_path
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.record import SCHEMA, Record
+from capmoe_eval.experiment.record_part import Answers, TaskAnswers
 from capmoe_eval.serving.calibration import Applied
-from capmoe_eval.wrapper.observers.trace import Recorder
+from capmoe_eval.serving.trace import Trace
+from capmoe_eval.serving.trace_file import save_trace
+from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.observers.trace import Recorder, merged
 
 
 def evaluate(
@@ -56,11 +64,12 @@ def evaluate(
         EnforcementError: If a promise of the semantics is broken.
     """
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
-    _check_task(tasks, cell, lm)
-    programs = [task for task in tasks["tasks"].values() if isinstance(task, ProgramTask)]
+    parts = tasks["tasks"]
+    _check_task(parts, cell, lm)
+    programs = [task for task in parts.values() if isinstance(task, ProgramTask)]
     for task in programs:
         task.sandbox, task.on_judged = sandbox, lm.on_judged
-    prepare(tasks, cell)
+    prepare(parts, cell)
     started = time.perf_counter()
     lm.set_batches(cell.batch_size, cell.shuffle)
     meter = lm.route(cell.method) if applied is None else lm.route(applied.method, applied.layers)
@@ -69,29 +78,33 @@ def evaluate(
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
         # as we do, and then spends seconds on describing the machine.
-        result = lm_eval.evaluator.evaluate(
-            lm=lm,
-            task_dict=tasks,
-            limit=cell.limit,
-            confirm_run_unsafe_code=sandbox is not None and bool(programs),
-        )
+        # It would encode all pictures to hash them, in samples that no record keeps.
+        with mock.patch.object(lm_eval.evaluator, "LMEVAL_HASHMM", False):
+            result = lm_eval.evaluator.evaluate(
+                lm=lm,
+                task_dict=tasks,
+                limit=cell.limit,
+                confirm_run_unsafe_code=sandbox is not None and bool(programs),
+            )
     finally:
         lm.release()
     seconds = time.perf_counter() - started
     value, stderr = _headline(cell, result["results"])
-    documents = _documents(cell, tasks["tasks"], result["samples"], lm.batches)
+    documents = _documents(cell, parts, result["samples"], lm.batches)
     report = meter.report()
     # Prompts and documents stay out of the record: they would make it a hundred times as large.
     content = {key: part for key, part in result.items() if key != "samples"}
-    content["configs"] = _configurations(tasks["tasks"], source)
+    content["configs"] = _configurations(parts, source)
     content["capmoe"] = {
         "schema": SCHEMA,
         "cell": cell.identity(),
         "digest": cell.digest,
         "value": value,
         "stderr": stderr,
-        "n": sum(len(part["correct"]) for part in documents.values()),
-        "documents": documents,
+        "n": sum(len(part.correct) for part in documents.values()),
+        "documents": {
+            name: part.model_dump(exclude_unset=True) for name, part in documents.items()
+        },
         "load": report["summary"],
         "layers": report["layers"],
         "proofs": report["proofs"],
@@ -112,30 +125,59 @@ def evaluate(
             "verdicts": sum((Counter(task.verdicts) for task in programs), Counter()),
         }
     plain = json.loads(json.dumps(content, default=_serializable))
-    return Record(plain, cell.path(root))
+    return Record.of(plain, cell.path(root))
 
 
-def _check_task(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
+def write_trace(plan: CellPlan, meter: Meter, recorder: Recorder) -> None:
+    """Write the trace of a cell that was computed under this meter.
+
+    Processes that share the model call it together; what each has recorded becomes one file.
+
+    Raises:
+        UsageError: If no token was routed, or the file cannot be written.
+    """
+    if not recorder.tokens:  # in no process
+        raise UsageError(f"save_trace={plan.save_trace}: {plan.cell} routed no token")
+    if not (parts := meter.ranks.collect(recorder.recorded())):
+        return  # the first process writes
+    cut = recorder.tokens < recorder.seen
+    part = f", the first {recorder.tokens} of {recorder.seen} tokens" if cut else ""
+    recorded = merged(parts)
+    ep_size = plan.cell.method.ep_size
+    trace = Trace(
+        n_experts=meter.layers[0].n_experts,
+        expert_TLK=recorded.expert_TLK,
+        score_TLK=recorded.score_TLK,
+        step_T=recorded.step_T,
+        decode_S=recorded.decode_S,
+        layers=tuple(layer.name for layer in meter.layers),
+        model=plan.cell.model.name,
+        source=f"capmoe_eval {plan.cell}{part}",
+        ranks=ep_size if ep_size > 1 else None,
+    )
+    save_trace(trace, trace_path(plan))
+
+
+def _check_task(parts: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
     """Refuse a task that does not say its images, and one that model or method have no use for."""
-    asks = any(getattr(task, "MULTIMODAL", False) for task in tasks["tasks"].values())
+    asks = any(getattr(task, "MULTIMODAL", False) for task in parts.values())
     if asks != cell.task.images:
         raise UsageError(
-            f"tasks.{cell.task.name}.images={str(cell.task.images).lower()}: "
-            f"{cell.task.lm_eval} {'asks about' if asks else 'has no'} images; set it to "
-            f"{str(asks).lower()}"
+            f"tasks.{cell.task.name}.images={shown(cell.task.images)}: {cell.task.lm_eval} "
+            f"{'asks about' if asks else 'has no'} images; set it to {shown(asks)}"
         )
     if asks and not getattr(lm, "MULTIMODAL", False):
         raise UsageError(
             f"model={cell.model.name}: reads no images, which {cell.task.name} asks about; choose "
             "a model of images and text"
         )
-    kinds = {task.OUTPUT_TYPE for task in tasks["tasks"].values()}
+    kinds = {task.OUTPUT_TYPE for task in parts.values()}
     if cell.method.decode == "only" and "generate_until" not in kinds:
         raise UsageError(
             f"decode=only: {cell.task.name} generates nothing, so that it has no decode step; "
             "choose decode=unconstrained"
         )
-    for name, task in tasks["tasks"].items():
+    for name, task in parts.items():
         shots, examples = cell.task.fewshot or 0, getattr(task.sampler, "df", None)
         if examples is not None and shots > len(examples):
             raise UsageError(
@@ -144,12 +186,12 @@ def _check_task(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
             )
 
 
-def prepare(tasks: dict[str, Any], cell: Cell) -> None:
+def prepare(parts: dict[str, Any], cell: Cell) -> None:
     """Set seeds and shots as lm-eval's ``simple_evaluate`` does, whatever the cell before set."""
     random.seed(cell.eval_seed)
     np.random.seed(cell.eval_seed)
     torch.manual_seed(cell.eval_seed)
-    for task in tasks["tasks"].values():
+    for task in parts.values():
         shots = task.capmoe_own_fewshot if cell.task.fewshot is None else cell.task.fewshot
         task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=cell.eval_seed)
@@ -157,39 +199,31 @@ def prepare(tasks: dict[str, Any], cell: Cell) -> None:
             task.ask(cell.task)
 
 
-def requests(tasks: dict[str, Any], cell: Cell, limit: int | None) -> list[Instance]:
+def requests(parts: dict[str, Any], cell: Cell, limit: int | None) -> list[Instance]:
     """Return lm-eval's requests for the first documents of each (sub)task, in a cell's prompts."""
-    prepare(tasks, cell)
-    asked: list[Instance] = []
-    for task in tasks["tasks"].values():
+    prepare(parts, cell)
+    for task in parts.values():
         task.build_all_requests(limit=get_sample_size(task, limit), rank=0, world_size=1)
-        asked += task.instances
-    return asked
+    return [request for task in parts.values() for request in task.instances]
 
 
 def _configurations(tasks: dict[str, Any], source: DataSource) -> dict[str, Any]:
     """Return the tasks' configurations: the first whole, of the others what differs from it."""
-    configs = {
-        name: _portable(task.config.to_dict(keep_callable=True), source)
-        for name, task in tasks.items()
-    }
+    configs: dict[str, dict[str, Any]] = {}
+    for name, task in tasks.items():
+        config = task.config.to_dict(keep_callable=True)
+        config.pop("dataset_kwargs", None)  # paths; the dataset's name and hash are recorded
+        path = config.get("dataset_path")
+        if source.root and isinstance(path, str) and Path(path).is_relative_to(source.root):
+            config["dataset_path"] = Path(path).relative_to(source.root).as_posix()
+        if isinstance(metadata := config.get("metadata"), dict):
+            config["metadata"] = {k: v for k, v in metadata.items() if k != "config_source"}
+        configs[name] = config
     first = next(iter(configs.values()))
     return {
         name: {k: part for k, part in config.items() if config is first or part != first.get(k)}
         for name, config in configs.items()
     }
-
-
-def _portable(config: dict[str, Any], source: DataSource) -> dict[str, Any]:
-    """Return a task's configuration without paths; the dataset's name and hash are recorded."""
-    config = {key: part for key, part in config.items() if key != "dataset_kwargs"}
-    path = config.get("dataset_path")
-    if source.root is not None and isinstance(path, str) and Path(path).is_relative_to(source.root):
-        config["dataset_path"] = Path(path).relative_to(source.root).as_posix()
-    metadata = config.get("metadata")
-    if isinstance(metadata, dict):
-        config["metadata"] = {k: v for k, v in metadata.items() if k != "config_source"}
-    return config
 
 
 def _serializable(value: Any) -> Any:
@@ -204,14 +238,14 @@ def _serializable(value: Any) -> Any:
 
 def _headline(cell: Cell, results: dict[str, Any]) -> tuple[float, float | None]:
     """Return the cell's metric and its standard error, as fractions."""
-    own = results[cell.task.lm_eval]
+    scores = results[cell.task.lm_eval]
     key = f"{cell.task.metric},{cell.task.filter}"
-    if key not in own:
-        metrics = [name for name in own if "," in name and "_stderr," not in name]
+    if key not in scores:
+        metrics = [name for name in scores if "," in name and "_stderr," not in name]
         raise bad_choice(f"task {cell.task.name}: metric,filter", key, metrics)
-    stderr = own.get(f"{cell.task.metric}_stderr,{cell.task.filter}")
-    known = isinstance(stderr, (int, float)) and math.isfinite(stderr)
-    return float(own[key]), float(stderr) if known else None
+    stderr = scores.get(f"{cell.task.metric}_stderr,{cell.task.filter}")
+    is_number = isinstance(stderr, (int, float)) and math.isfinite(stderr)
+    return float(scores[key]), float(stderr) if is_number else None
 
 
 def _documents(
@@ -219,49 +253,43 @@ def _documents(
     tasks: dict[str, Any],
     samples: dict[str, list[dict[str, Any]]],
     batches: dict[Document, int],
-) -> dict[str, Any]:
-    """Return each document's correctness and first batch, and a hash over the documents.
+) -> TaskAnswers:
+    """Return the answers of each subtask; UsageError where there is none.
 
-    Of a task with images also which documents share one, and which each metric is of. Only records
-    with the same hash may be paired document by document.
+    Of a task with images they say which documents share one, and which each metric is of. Only
+    answers with the same hash over their documents may be paired document by document.
     """
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, Answers] = {}
     for name, rows in sorted(samples.items()):
         chosen = [row for row in rows if row["filter"] == cell.task.filter]
         chosen.sort(key=lambda row: row["doc_id"])
         hashes = "".join(row["doc_hash"] for row in chosen)
-        first = [batches.get((name, row["doc_id"])) for row in chosen]
-        parts[name] = {
-            "documents": hashlib.sha256(hashes.encode()).hexdigest()[:16],
-            "correct": [_plain(row[cell.task.metric]) for row in chosen],
-            "batches": None if None in first else first,
-        }
+        places = [(name, row["doc_id"]) for row in chosen]
+        if not chosen:
+            raise UsageError(f"task={cell.task.name}: no documents were evaluated")
+        of_images: dict[str, Any] = {}
         if cell.task.images:
-            parts[name] |= {
-                "images": _images(tasks[name], chosen),
-                "metrics": _metrics(tasks[name], chosen),
-            }
-    if not any(part["correct"] for part in parts.values()):
-        raise UsageError(f"task={cell.task.name}: no documents were evaluated")
+            of_images["images"] = _images(tasks[name], chosen)
+            of_images["metrics"] = _metrics(tasks[name], chosen)
+        parts[name] = Answers(
+            documents=hashlib.sha256(hashes.encode()).hexdigest()[:16],
+            correct=[float(row[cell.task.metric]) for row in chosen],
+            batches=[batches[place] for place in places] if batches.keys() >= set(places) else None,
+            **of_images,
+        )
     return parts
 
 
 def _images(task: Any, rows: list[dict[str, Any]]) -> list[int]:
     """Return the number of each document's images, the same for documents about the same images."""
-    # Not `row["doc"]`, in which lm-eval has made the bytes of files text.
-    documents = task.eval_docs
-    shown = (task.doc_to_image(documents[row["doc_id"]]) for row in rows)
-    bytes_ = (b"".join(image.tobytes() for image in images) for images in shown)
     numbers: dict[bytes, int] = {}
-    return [numbers.setdefault(hashlib.sha256(one).digest(), len(numbers)) for one in bytes_]
+    images = (task.doc_to_image(row["doc"]) for row in rows)
+    content = (b"".join(image.tobytes() for image in several) for several in images)
+    return [numbers.setdefault(hashlib.sha256(each).digest(), len(numbers)) for each in content]
 
 
 def _metrics(task: Any, rows: list[dict[str, Any]]) -> dict[str, list[int]]:
     """Return the places of the documents of each metric that only a part of them has."""
     names = [name for name in task.aggregation() if not name.endswith("_stderr")]
-    found = {name: [place for place, row in enumerate(rows) if name in row] for name in names}
-    return {name: places for name, places in found.items() if 0 < len(places) < len(rows)}
-
-
-def _plain(score: float) -> float | int:
-    return int(score) if float(score).is_integer() else float(score)
+    of = {name: [place for place, row in enumerate(rows) if name in row] for name in names}
+    return {name: places for name, places in of.items() if 0 < len(places) < len(rows)}

@@ -1,6 +1,6 @@
 """Forecast a run before it: cells, documents, requests, tokens, memory and time.
 
-``python -m capmoe_eval experiment=table2 plan=true`` loads no weights; its times come from finished
+``capmoe-eval run experiment=table2 plan=true`` loads no weights; its times come from finished
 records. ``plan=calibrate`` loads each model and times a few batches of each task.
 """
 
@@ -11,36 +11,28 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
-from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.evaluate import evaluate
-from capmoe_eval.evaluation.generation.sandbox import Sandbox
-from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import chosen_device, load_planned, reader_of, weightless
-from capmoe_eval.evaluation.preparation import (
-    finished_record,
-    sandbox_for,
-    task_library,
-    with_documents,
-)
-from capmoe_eval.evaluation.progress import Progress, duration
-from capmoe_eval.evaluation.provenance import described
-from capmoe_eval.evaluation.summary import aligned
-from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.evaluation.workload import Workload, workload
-from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.evaluation.preparation import finished_record, sandbox_for, with_documents
+from capmoe_eval.evaluation.progress import Progress, aligned, duration
+from capmoe_eval.evaluation.workload import CellWork, WorkCounter, sequences
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.queue import loads
-from capmoe_eval.experiment.results import Reader, directories, stored
+from capmoe_eval.experiment.results import Reader, directories, record_paths, stored
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
-from capmoe_eval.serving.calibration import DOCUMENTS, calibration_kind
+
+if TYPE_CHECKING:
+    from capmoe_eval.evaluation.generation.sandbox import Sandbox
+    from capmoe_eval.evaluation.lm import CapmoeLM
+    from capmoe_eval.evaluation.tasks import TaskLibrary
 
 _GIB = 2**30
 _NUMBERS = {"cells", "documents", "requests", "tokens", "new tokens", "time"}
+_GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # files of /dev where a GPU may be: CUDA, ROCm, WSL
 
 
 @dataclass(frozen=True)
@@ -56,15 +48,7 @@ class Rate:
         return self.fixed + self.each * documents
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The bytes that a model needs."""
-
-    weights: int
-    batch: int  # of its largest batch: logits, and keys and values; activations come on top
-
-
-def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
+def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
     """Return in text what a run of the plans would compute; no record is written.
 
     With ``calibrate`` each model is loaded, and a few batches are timed of each task of which no
@@ -74,82 +58,103 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
     missing = [plan for plan in plans if plan.overwrite or finished_record(plan) is None]
     if not missing:
         return f"All {len(plans)} cells are finished."
-    library, progress = task_library(missing), Progress(len(missing))
+    counter, progress = WorkCounter(missing), Progress(len(missing))
     sandbox, refused = sandbox_for(missing) if calibrate else (None, {})
+    # Methods have the same documents, and models, too: a task's requests are made once.
+    for of_task in _grouped(missing, lambda plan: (plan.cell.task, plan.cell.limit)):
+        for first, *_ in _grouped(of_task, loads):
+            progress.loading(first.cell.model.name)
+            counter.work(first)
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     times: list[float | None] = []
     for of_model in _grouped(missing, loads):
-        first = of_model[0]
-        model = first.cell.model
-        progress.loading(model.name)
-        reader, lm, works = None, None, []
-        try:
-            reader = reader_of(model)
-        except UsageError as error:
-            notes.append(f"{model.name}: its tokens and its memory are not known: {error}")
+        lm, works = None, []
         for cells in _grouped(of_model, lambda plan: (plan.cell.task, plan.cell.limit)):
-            # Methods have the same documents.
-            work = workload(cells[0].cell, library, cells[0].source, reader)
+            first = cells[0]
+            work = counter.work(first)
             rate = recorded_rate(cells)
-            if rate is None and calibrate and cells[0].path not in refused:
-                lm = lm or load_planned(first)
-                rate = measured_rate(cells[0], lm, library, work.documents, sandbox)
+            if rate is None and calibrate and first.path not in refused:
+                from capmoe_eval.evaluation.loading import load_lm
+
+                lm = lm or load_lm(first.cell.model, first.placement)
+                rate = measured_rate(first, lm, counter.library, work.documents, sandbox)
             seconds = len(cells) * rate.of(work.documents) if rate else None
             rows.append(_row(cells, work, seconds, rate))
             times.append(seconds)
-            works.append((_sequences(cells[0]), work))
-        if reader is not None:
-            notes.append(_memory_line(first, needed_memory(model, works)))
+            works.append((first, work))
+        weights = counter.weights(first.cell.model)
+        if isinstance(weights, int):
+            notes.append(_memory_line(first, weights, _largest_batch(counter, works)))
+        else:
+            name = first.cell.model.name
+            notes.append(f"{name}: its tokens and its memory are not known: {weights}")
     head = f"{len(missing)} of {len(plans)} cells are missing; none was computed now."
     notes += _calibration_notes(missing)
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, _time_line(times)])
 
 
-def _grouped(plans: Iterable[Plan], key: Callable[[Plan], Hashable]) -> list[list[Plan]]:
-    groups: dict[Hashable, list[Plan]] = {}
+def _grouped(
+    plans: Iterable[CellPlan], key: Callable[[CellPlan], Hashable]
+) -> list[list[CellPlan]]:
+    groups: dict[Hashable, list[CellPlan]] = {}
     for plan in plans:
         groups.setdefault(key(plan), []).append(plan)
     return list(groups.values())
 
 
-def recorded_rate(cells: Sequence[Plan]) -> Rate | None:
+def recorded_rate(cells: Sequence[CellPlan]) -> Rate | None:
     """Return the rate of the finished records of the cells' model and task on a device like this.
 
     It is the median over records with the same batch size and number of threads, or None without
     any. It has no fixed part.
     """
     first = cells[0]
+    model, task = first.cell.model.name, first.cell.task.name
+    places = (
+        (path, root) for root in directories(first.root) for path in record_paths(root, model, task)
+    )
+    records = [
+        record
+        for record in Reader().each(places, broken=[])
+        if record.cell.batch_size == first.cell.batch_size and record.cell.model == first.cell.model
+    ]
+    if not records:
+        return None
+    import torch
+
+    from capmoe_eval.evaluation.loading import chosen_device
+    from capmoe_eval.evaluation.provenance import described
+
     device = described(chosen_device(first.placement.device))
     threads = first.placement.threads or torch.get_num_threads()
-    task = first.path.parent.relative_to(first.root)
-    places = (
-        (path, root)
-        for root in directories(first.root)
-        for path in sorted((root / task).glob("*.json"))
-    )
+    origins = [(record.provenance, record.n) for record in records]
     each = [
-        record.provenance.seconds / record.n
-        for record in Reader().each(places, broken=[])
-        if record.cell.batch_size == first.cell.batch_size
-        and record.cell.model == first.cell.model
-        and record.provenance.device == device
-        and record.provenance.threads == threads
+        origin.seconds / documents
+        for origin, documents in origins
+        if (origin.device, origin.threads) == (device, threads)
     ]
     return Rate(0.0, statistics.median(each), f"{len(each)} finished") if each else None
 
 
 def measured_rate(
-    plan: Plan, lm: CapmoeLM, library: TaskLibrary, documents: int, sandbox: Sandbox | None = None
+    plan: CellPlan,
+    lm: CapmoeLM,
+    library: TaskLibrary,
+    documents: int,
+    sandbox: Sandbox | None = None,
 ) -> Rate:
     """Time one and three batches of a cell of so many documents, after one to warm up.
 
     Programs that the model writes run in the sandbox, or not at all where that is None.
     """
-    parts = len(library.get(plan.cell.task.lm_eval, plan.source, plan.cell.task.dataset)["tasks"])
-    limit = max(1, math.ceil(_sequences(plan) / parts))  # a limit is one of each part
+    from capmoe_eval.evaluation.evaluate import evaluate
+
+    parts = library.parts(plan.cell.task, plan.source)
+    batch = max(1, math.ceil(sequences(plan) / len(parts)))  # a limit is one of each part
+    most = plan.cell.limit or 3 * batch
     measured = []
-    for few in (limit, limit, 3 * limit):
+    for few in (min(batch, most), min(batch, most), min(3 * batch, most)):
         cell = dataclasses.replace(plan.cell, limit=few, method=_timed(plan.cell.method))
         record = evaluate(cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
         measured.append((record.n, record.provenance.seconds))
@@ -170,49 +175,31 @@ def _timed(method: Method) -> Method:
     return method if method.calibration is None else create_method("baseline")
 
 
-def _calibration_notes(missing: Sequence[Plan]) -> list[str]:
+def _calibration_notes(missing: Sequence[CellPlan]) -> list[str]:
     """Return a line for each kind of calibration that cells wait for; a run computes it first."""
+    names = {name for plan in missing if (name := plan.cell.method.calibration)}
+    if not names:
+        return []
+    from capmoe_eval.serving import calibration
+
     lines = []
-    for name in sorted({plan.cell.method.calibration or "" for plan in missing} - {""}):
-        kind = calibration_kind(name)
+    for name in sorted(names):
+        kind = calibration.calibration_kind(name)
         waiting = [plan for plan in missing if plan.cell.method.calibration == name]
         paths = {(plan.root, kind.path_of(plan.root, plan.cell)) for plan in waiting}
         if absent := sum(stored(root, path) is None for root, path in paths):
             lines.append(
                 f"{kind.asked_by}: {len(waiting)} cells need {len(paths)} calibrations, {absent} "
-                f"of them missing: {DOCUMENTS} other documents each, which are not counted here."
+                f"of them missing: {calibration.DOCUMENTS} other documents each, which are not "
+                "counted here."
             )
     return lines
 
 
-def _sequences(plan: Plan) -> int:
-    """Return the sequences of a batch; 1 where lm-eval is to find how many fit."""
-    size = str(plan.cell.batch_size)
-    return int(size) if size.isdecimal() else 1
-
-
-def needed_memory(model: ModelId, works: Iterable[tuple[int, Workload]]) -> Memory:
-    """Return the memory of a model, which is not loaded, and of its largest batch.
-
-    ``works`` has the batch size and the work of each task.
-    """
-    built = weightless(model)
-    weights = sum(each.numel() * each.element_size() for each in built.parameters())
-    config = built.config.get_text_config()
-    size = next(built.parameters()).element_size()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cache = 2 * config.num_hidden_layers * heads * width * size
-    # lm-eval takes the logarithm of the softmax of all logits beside the logits themselves.
-    logits = 2 * config.vocab_size * size
-    batches = [b * (work.scored * logits + work.longest * cache) for b, work in works]
-    return Memory(weights, max(batches, default=0))
-
-
 def _row(
-    cells: Sequence[Plan], work: Workload, seconds: float | None, rate: Rate | None
+    cells: Sequence[CellPlan], work: CellWork, seconds: float | None, rate: Rate | None
 ) -> dict[str, str]:
-    known = work.longest > 0
+    counted = work.longest > 0
     n = len(cells)
     return {
         "model": cells[0].cell.model.name,
@@ -220,36 +207,54 @@ def _row(
         "cells": str(n),
         "documents": f"{n * work.documents:,}",
         "requests": f"{n * work.requests:,}",
-        "tokens": f"{n * work.tokens:,}" if known else "?",
-        "new tokens": f"≤ {n * work.new_tokens:,}" if known and work.new_tokens else "",
+        "tokens": f"{n * work.tokens:,}" if counted else "?",
+        "new tokens": f"≤ {n * work.new_tokens:,}" if counted and work.new_tokens else "",
         "time": "?" if seconds is None else duration(seconds),
         "rate from": rate.source if rate else "",
     }
 
 
-def _memory_line(plan: Plan, memory: Memory) -> str:
-    needed = memory.weights + memory.batch
-    place, there = _room(plan)
-    fits = "" if needed <= there else "; it does not fit"
+def _largest_batch(counter: WorkCounter, works: Sequence[tuple[CellPlan, CellWork]]) -> int:
+    """Return the bytes of a model's largest batch; of scored ones that with most tokens counts."""
+    scored = [(plan, work) for plan, work in works if work.scored]
+    most = sorted(
+        scored, key=lambda each: min(sequences(each[0]), each[1].requests) * each[1].longest
+    )
+    answers = [(plan, work) for plan, work in works if not work.scored]
+    return max(counter.batch(*each) for each in most[-1:] + answers)
+
+
+def _memory_line(plan: CellPlan, weights: int, batch: int) -> str:
+    place, room = _room(plan)
+    largest = f", and about {batch / _GIB:.2f} GiB for its largest batch" if batch else ""
+    fits = "" if weights + batch <= room else "; it does not fit"
     return (
-        f"{plan.cell.model.name}: {memory.weights / _GIB:.2f} GiB of weights, and at least "
-        f"{memory.batch / _GIB:.2f} GiB for its largest batch; {place} has {there / _GIB:.0f}{fits}"
+        f"{plan.cell.model.name}: {weights / _GIB:.2f} GiB of weights{largest}; {place} has "
+        f"{room / _GIB:.0f}{fits}"
     )
 
 
-def _room(plan: Plan) -> tuple[str, int]:
+def _room(plan: CellPlan) -> tuple[str, int]:
     """Return the name and the memory in bytes of what the model is loaded on."""
-    device = chosen_device(plan.placement.device)
+    here = "this machine", psutil.virtual_memory().total
+    name = plan.placement.device
+    if name == "cpu" or (name == "auto" and not any(any(Path("/dev").glob(g)) for g in _GPUS)):
+        return here
+    import torch
+
+    from capmoe_eval.evaluation.loading import chosen_device
+
+    device = chosen_device(name)
     if device.type != "cuda":
-        return "this machine", psutil.virtual_memory().total
+        return here
     devices = range(torch.cuda.device_count()) if plan.placement.device_map else [device.index or 0]
     room = sum(torch.cuda.get_device_properties(each).total_memory for each in devices)
     return f"{len(devices)} GPU" if len(devices) == 1 else f"{len(devices)} GPUs", room
 
 
 def _time_line(times: Sequence[float | None]) -> str:
-    known = [seconds for seconds in times if seconds is not None]
-    line = f"In one process: {duration(sum(known))}, without loading models"
-    if len(known) < len(times):
-        line += f", for {len(known)} of {len(times)} rows; plan=calibrate times the others"
+    timed = [seconds for seconds in times if seconds is not None]
+    line = f"In one process: {duration(sum(timed))}, without loading models"
+    if len(timed) < len(times):
+        line += f", for {len(timed)} of {len(times)} rows; plan=calibrate times the others"
     return line + "."

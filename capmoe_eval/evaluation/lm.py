@@ -1,17 +1,19 @@
-"""Define ``capmoe``: lm-eval's Hugging Face model, under a capacity.
+"""Define ``capmoe`` and ``capmoe-multimodal``: lm-eval's Hugging Face models, under a capacity.
 
 Two things differ from lm-eval's ``hf``: the routing, and that the true lengths of a right-padded
 log-likelihood batch are known, so that pads never count. The inputs of the model are those of
-``hf``; with ``method=baseline`` its log-likelihoods are, too.
+``hf``; with ``method=baseline`` its log-likelihoods are, too. ``capmoe-multimodal`` sends requests
+with images to lm-eval's ``hf-multimodal``, and those of text to ``hf``.
 """
 
 from __future__ import annotations
 
 import functools
-import random
+import gc
+import inspect
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -19,10 +21,13 @@ from unittest import mock
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models import hf_vlms, huggingface
+from lm_eval.models.hf_vlms import HFMultimodalLM
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
+from transformers import ProcessorMixin
 
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.evaluation.batches import Document, deal, documents, n_scored
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
@@ -31,8 +36,6 @@ from capmoe_eval.wrapper.checkpoint import load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.wrapper.session import routed
-
-Document = tuple[str | None, int | None]  # name of the task, lm-eval's id of the document
 
 # Texts whose tokens are remembered: the cells of a grid ask one model the same questions.
 _REMEMBERED = 2**18
@@ -65,8 +68,8 @@ class CapmoeLM(HFLM):
                 raise UsageError(
                     f"{name}={shown(arg_dict[name])}: is an option of lm-eval; write it as --{name}"
                 )
-        made: CapmoeLM = super().create_from_arg_obj(arg_dict, additional_config)
-        return made
+        lm: CapmoeLM = super().create_from_arg_obj(arg_dict, additional_config)
+        return lm
 
     def __init__(
         self,
@@ -86,10 +89,11 @@ class CapmoeLM(HFLM):
                 "a large model with device_map=auto or parallelize=True instead, or make every "
                 "process a rank: torchrun --nproc-per-node R -m capmoe_eval parallel=ep ep_size=R"
             )
-        named = isinstance(pretrained, str)
-        with one_line("pretrained", pretrained) if named else nullcontext():
+        is_name = isinstance(pretrained, str)
+        with one_line("pretrained", pretrained) if is_name else nullcontext():
             super().__init__(pretrained, **kwargs)
-        self._lengths: list[int] = []
+        self._lengths: list[int] = []  # of the sequences of the next padded batch
+        self._batch: list[Any] = []  # its requests
         self._asked: list[Document] = []  # the document of each log-likelihood that is asked for
         self._n_batches = 0
         self.batches: dict[Document, int] = {}  # under this method, first batch of each document
@@ -104,11 +108,9 @@ class CapmoeLM(HFLM):
         """Load the model that lm-eval's command line names, whole or not at all."""
         kind = self.AUTO_MODEL_CLASS
         whole = functools.partial(load_checkpoint, kind=kind, field="pretrained")
-        self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=whole)
-        try:
+        loader = SimpleNamespace(from_pretrained=whole)
+        with mock.patch.object(self, "AUTO_MODEL_CLASS", loader):
             super()._create_model(*args, **kwargs)
-        finally:
-            self.AUTO_MODEL_CLASS = kind
 
     @property
     def reader(self) -> Any:
@@ -167,7 +169,7 @@ class CapmoeLM(HFLM):
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's log-likelihoods."""
-        self._asked = _documents(requests)
+        self._asked = documents(requests)
         try:
             return super().loglikelihood(requests, disable_tqdm or self.quiet)
         finally:
@@ -175,11 +177,10 @@ class CapmoeLM(HFLM):
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's continuations."""
-        quiet = disable_tqdm or self.quiet
         plain = super().generate_until
-        with self._noted_batches(_documents(requests), [request.args for request in requests], id):
+        with self._noted_batches(documents(requests), [request.args for request in requests], id):
             if self.shuffle is None:
-                return plain(requests, quiet)
+                return plain(requests, disable_tqdm or self.quiet)
             return self._dealt(requests, range(len(requests)), lambda part: plain(part, True))
 
     def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
@@ -189,8 +190,7 @@ class CapmoeLM(HFLM):
             return (*context, *continuation[:-1]) if self.logits_cache else id(request)
 
         plain = super()._loglikelihood_tokens
-        noted = self._noted_batches(self._asked, requests, row)
-        with _padded_lengths(self._lengths), noted:
+        with self._noted_batches(self._asked, requests, row):
             if self.shuffle is None:
                 return plain(requests, *args, **kwargs)
             rows = [row(request) for request in requests]
@@ -203,16 +203,30 @@ class CapmoeLM(HFLM):
         """Note the first batch of every document whose requests are computed in this block.
 
         Requests with the same ``row`` share a row of a batch; those without a document only count.
+        Noted is also the length of every sequence that lm-eval pads into a batch: ``_model_call``
+        gets only the padded batch, in which a pad cannot be told from a real token 0.
         """
         batches: list[list[Any]] = []
+        lm, pad_and_concat = self, huggingface.pad_and_concat
 
         class Noting(huggingface.Collator):
             def get_batched(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
                 for batch in super().get_batched(*args, **kwargs):
                     batches.append(batch)
+                    lm._batch = batch
                     yield batch
 
-        with _in_lm_eval("Collator", Noting):
+        def noting(width: int, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+            self._lengths = [len(tensor) for tensor in tensors]
+            padded: Tensor = pad_and_concat(width, tensors, *args, **kwargs)
+            return padded
+
+        with ExitStack() as patches:
+            for module in (huggingface, hf_vlms):
+                patches.enter_context(mock.patch.object(module, "Collator", Noting))
+            patches.enter_context(mock.patch.object(huggingface, "pad_and_concat", noting))
+            patches.callback(setattr, self, "_lengths", [])
+            patches.callback(setattr, self, "_batch", [])
             yield
         number_of: dict[Hashable, int] = {}
         for number, batch in enumerate(batches, start=self._n_batches):
@@ -242,15 +256,28 @@ class CapmoeLM(HFLM):
             trial: Tensor = super()._model_call(inps, attn_mask, labels)
             return trial
         n_sequences, n_positions = inps.shape
-        lengths, self._lengths[:] = list(self._lengths) or [n_positions] * n_sequences, []
+        lengths, self._lengths = self._lengths or [n_positions] * n_sequences, []
+        batch, self._batch = self._batch, []
         if len(lengths) != n_sequences or max(lengths) != n_positions:
             raise RuntimeError(f"lengths {lengths} are not those of a batch {tuple(inps.shape)}")
         lengths_B = torch.tensor(lengths, device=inps.device)
         real_BS = torch.arange(n_positions, device=inps.device) < lengths_B[:, None]
-        with self.meter.real_tokens(real_BS):
+        with self.meter.real_tokens(real_BS), self._only_scored(batch, lengths):
             logits: Tensor = super()._model_call(inps, attn_mask, labels)
         self.on_rows(len(inps))
         return logits
+
+    def _only_scored(self, batch: list[Any], lengths: list[int]) -> AbstractContextManager[Any]:
+        """Have the model compute no logits of positions that lm-eval does not score."""
+        takes_count = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        # On a GPU the bits of a row of logits depend on how many rows there are.
+        if not batch or not takes_count or self.device.type != "cpu":
+            return nullcontext()
+        last = {"logits_to_keep": n_scored(lengths, [len(request[-1]) for request in batch])}
+        hook: AbstractContextManager[Any] = self.model.register_forward_pre_hook(
+            lambda _model, args, kwargs: (args, kwargs | last), with_kwargs=True
+        )
+        return hook
 
     def _detect_batch_size(self, *args: Any, **kwargs: Any) -> int:
         """Return the largest batch that fits; its trial forwards are no part of the evaluation."""
@@ -264,48 +291,55 @@ class CapmoeLM(HFLM):
         return output
 
 
-@contextmanager
-def _padded_lengths(lengths: list[int]) -> Iterator[None]:
-    """Note the length of every sequence that lm-eval pads into a batch.
+@register_model("capmoe-multimodal")
+class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
+    """A Mixture-of-Experts model of lm-eval that reads images, whose experts have a capacity.
 
-    The public ``_model_call`` gets only the padded batch, in which a pad cannot be told from a real
-    token 0; ``pad_and_concat``, by which lm-eval makes every such batch, is the last to know.
+    It takes what :class:`CapmoeLM` and ``hf-multimodal`` take; ``tokenizer`` is its processor: a
+    hub id, a path, or a loaded one, which a loaded model needs.
+
+    Raises:
+        UsageError: As for :class:`CapmoeLM`, for an automatic batch size, and for a processor that
+            cannot be loaded.
     """
-    pad_and_concat = huggingface.pad_and_concat
 
-    def noting(width: int, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        lengths[:] = [len(tensor) for tensor in tensors]
-        padded: Tensor = pad_and_concat(width, tensors, *args, **kwargs)
-        return padded
+    def __init__(self, pretrained: Any, *args: Any, **kwargs: Any) -> None:
+        if str(kwargs.get("batch_size")).startswith("auto"):
+            raise UsageError(
+                "batch_size=auto: lm-eval does not search it for a model with images; choose a "
+                "number, such as batch_size=16"
+            )
+        super().__init__(pretrained, *args, **kwargs)
 
-    with _in_lm_eval("pad_and_concat", noting):
-        try:
-            yield
-        finally:
-            lengths.clear()
+    @property
+    def reader(self) -> Any:
+        """The processor of images and text."""
+        return self.processor
 
+    def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
+        if isinstance(tokenizer, ProcessorMixin):
+            self.processor, self.tokenizer = tokenizer, tokenizer.tokenizer
+            return
+        with one_line("tokenizer" if tokenizer else "pretrained", str(tokenizer or pretrained)):
+            super()._create_tokenizer(tokenizer or pretrained, None, **kwargs)
 
-@contextmanager
-def _in_lm_eval(name: str, ours: Any) -> Iterator[None]:
-    """Put something in the place of what lm-eval's models make batches by."""
-    with mock.patch.object(huggingface, name, ours), mock.patch.object(hf_vlms, name, ours):
-        yield
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        """Return lm-eval's log-likelihoods of text; requests with images are a UsageError."""
+        if any(len(request.args) > 2 for request in requests):
+            raise UsageError(
+                f"task={requests[0].task_name}: it asks for log-likelihoods of text behind images, "
+                "which lm-eval does not compute; choose a task of output_type generate_until"
+            )
+        return super().loglikelihood(requests, disable_tqdm)
 
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        """Return lm-eval's continuations; after each batch it collects the recent garbage alone."""
+        collect = gc.collect  # of everything: half a second a batch
+        with mock.patch.object(gc, "collect", lambda generation=1: collect(generation)):
+            return super().generate_until(requests, disable_tqdm)
 
-def _documents(requests: Any) -> list[Document]:
-    return [(request.task_name, request.doc_id) for request in requests]
-
-
-def deal(keys: Sequence[Hashable], size: int, seed: int) -> list[list[int]]:
-    """Return random batches of ``size`` rows, each with the indices of its requests.
-
-    Requests with equal keys share one row. Equal seeds deal equal keys equally. lm-eval sorts
-    requests by length instead: a batch, and with it a capacity, has questions of one length.
-    """
-    rows: dict[Hashable, list[int]] = {}
-    for index, key in enumerate(keys):
-        rows.setdefault(key, []).append(index)
-    draw = random.Random(seed).random  # the one method whose sequence Python promises to keep
-    dealt = sorted(rows.values(), key=lambda _: draw())
-    batches = [dealt[start : start + size] for start in range(0, len(dealt), size)]
-    return [[index for row in batch for index in row] for batch in batches]
+    def _model_multimodal_generate(self, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        # Left-padded, with the attention mask that tells the pads, as for text.
+        output: Tensor = super()._model_multimodal_generate(inputs, *args, **kwargs)
+        self.on_rows(len(inputs["input_ids"]))
+        return output

@@ -18,22 +18,27 @@ from transformers import (
 )
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
-from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
-from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.lm import CapmoeLM, CapmoeMultimodalLM
 from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
-from capmoe_eval.experiment.configuration import Placement, Plan
+from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.names import family
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
 from capmoe_eval.zoo.recipes import trained_model, trained_processor, trained_tokenizer
-from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, TINY_LLAVA, tiny_llava, tiny_model
-from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor, tiny_tokenizer
+from capmoe_eval.zoo.tiny import (
+    TINY_FAMILIES,
+    TINY_LLAVA,
+    tiny_llava,
+    tiny_model,
+    tiny_processor,
+    tiny_tokenizer,
+)
 
 if TYPE_CHECKING:
-    from capmoe_eval.wrapper.parallel.world import World
+    from capmoe_eval.wrapper.ranks import World
 
 
-def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> CapmoeLM:
+def load_lm(model: ModelId, placement: DeviceConfig, batch_size: int = 1) -> CapmoeLM:
     """Load a model as lm-eval's ``capmoe``, without a capacity yet.
 
     A model that reads images becomes a ``capmoe-multimodal``, for tasks of text as well.
@@ -56,11 +61,6 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> Capmoe
                 f"({first_line(error)}); choose another, or null for the model's own"
             ) from error
     return without_capacity(loaded, reader, batch_size, model.max_length)
-
-
-def load_planned(plan: Plan) -> CapmoeLM:
-    """Load the model of a planned cell, as :func:`load_lm`."""
-    return load_lm(plan.cell.model, plan.placement)
 
 
 def without_capacity(
@@ -86,16 +86,16 @@ def weightless(model: ModelId) -> Any:
     """
     reader = reader_of(model)
     if model.pretrained.startswith((ZOO, TINY)):
-        return _whole(model, Placement(), reader, torch.device("meta"))
+        return _whole(model, DeviceConfig(), reader, torch.device("meta"))
     kind = _class(reader)
     with one_line("model.pretrained", model.pretrained), torch.device("meta"):
         config = AutoConfig.from_pretrained(model.pretrained, revision=model.revision)
         return kind.from_config(config, dtype=getattr(torch, model.dtype))
 
 
-def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.device) -> Any:
+def _spread(model: ModelId, placement: DeviceConfig, reader: Any, device: torch.device) -> Any:
     """Return this process's part of a model: its experts, and its sequences of every batch."""
-    from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
+    from capmoe_eval.wrapper.parallel import distributed_config, shard_experts, split_batches
 
     device, world = join(device)
     if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
@@ -109,12 +109,12 @@ def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.dev
 
 def join(device: torch.device) -> tuple[torch.device, World]:
     """Join the processes that share a model's experts; return also this one's own device."""
-    from capmoe_eval.wrapper.parallel.world import World
+    from capmoe_eval.wrapper.ranks import World
 
     if device == torch.device("cuda"):  # none in particular
         # srun may show a process its own GPU alone, which is then number 0.
-        own = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-        device = chosen_device(f"cuda:{own}")
+        number = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        device = chosen_device(f"cuda:{number}")
         torch.cuda.set_device(device)
     return device, World.join(device)
 
@@ -137,15 +137,15 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def _whole(model: ModelId, placement: Placement, reader: Any, device: torch.device) -> Any:
+def _whole(model: ModelId, placement: DeviceConfig, reader: Any, device: torch.device) -> Any:
     """Return a model whose experts are not spread over processes."""
     if not model.pretrained.startswith((ZOO, TINY)):
         return _pretrained(model, reader, device_map=placement.device_map or {"": device})
     prefix, _, name = model.pretrained.partition(":")
     zoo = model.pretrained.startswith(ZOO)
-    known = tuple(RECIPES) if zoo else (*TINY_FAMILIES, TINY_LLAVA)
-    if (family(name) if zoo else name) not in known:
-        names = [f"{prefix}:{key}" for key in known]
+    choices = tuple(RECIPES) if zoo else (*TINY_FAMILIES, TINY_LLAVA)
+    if (family(name) if zoo else name) not in choices:
+        names = [f"{prefix}:{key}" for key in choices]
         raise bad_choice("model.pretrained", model.pretrained, names)
     dtype = getattr(torch, model.dtype)
     if zoo:
@@ -157,12 +157,9 @@ def _whole(model: ModelId, placement: Placement, reader: Any, device: torch.devi
 
 
 def _pretrained(model: ModelId, reader: Any, **placed: Any) -> Any:
+    dtype, kind = getattr(torch, model.dtype), _class(reader)
     return load_checkpoint(
-        model.pretrained,
-        kind=_class(reader),
-        revision=model.revision,
-        dtype=getattr(torch, model.dtype),
-        **placed,
+        model.pretrained, kind=kind, revision=model.revision, dtype=dtype, **placed
     )
 
 
@@ -183,30 +180,25 @@ def reader_of(model: ModelId) -> Any:
     if embedded and model.tokenizer is None:
         if f"{prefix}:" == TINY:
             return tiny_processor() if name == TINY_LLAVA else tiny_tokenizer()
-        chosen = RECIPES.get(family(name))
-        return (trained_processor if chosen and chosen.vision else trained_tokenizer)(name)
+        recipe = RECIPES.get(family(name))
+        return (trained_processor if recipe and recipe.vision else trained_tokenizer)(name)
+    field = "model.tokenizer" if model.tokenizer else "model.pretrained"
+    place = model.tokenizer or model.pretrained
     if not embedded:
         with one_line("model.pretrained", model.pretrained):
             config = AutoConfig.from_pretrained(
                 model.pretrained, revision=model.revision, trust_remote_code=False
             )
         if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-            field = "model.tokenizer" if model.tokenizer else "model.pretrained"
-            return load_processor(field, model.tokenizer or model.pretrained, model.revision)
-    return _tokenizer(model)
-
-
-def _tokenizer(model: ModelId) -> Any:
-    name = model.tokenizer or model.pretrained
-    file = Path(name) / "tokenizer.json"
-    if file.is_file() and not (Path(name) / "tokenizer_config.json").is_file():
-        # A bare tokenizer.json says nothing of special tokens; OLMoE's are the usual ones.
-        with one_line("model.tokenizer", name):
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|endoftext|>")
-        tokenizer.pad_token = tokenizer.eos_token
-        return tokenizer
-    field = "model.tokenizer" if model.tokenizer else "model.pretrained"
-    return load_tokenizer(field, name, model.revision)
+            return load_processor(field, place, model.revision)
+    file = Path(place) / "tokenizer.json"
+    if not file.is_file() or (Path(place) / "tokenizer_config.json").is_file():
+        return load_tokenizer(field, place, model.revision)
+    # A bare tokenizer.json says nothing of special tokens; OLMoE's are the usual ones.
+    with one_line("model.tokenizer", place):
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|endoftext|>")
+    tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def quiet_libraries() -> None:

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.experiment import inputs
-from capmoe_eval.experiment.cell import PROGRAMS, TINY, ZOO, ModelId
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.cell import PROGRAMS, TINY, ZOO, ModelId, TaskId
+from capmoe_eval.experiment.configuration import CellPlan
+from capmoe_eval.experiment.datasource import EMBEDDED, DataSource
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.experiment.reservations import refuse_others, release_all, tidy
+from capmoe_eval.experiment.results import CALIBRATIONS
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.tasks import TaskLibrary
+    from capmoe_eval.wrapper.ranks import World
 
 
 _OF_THE_HUB: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def check_processes(plan: Plan) -> None:
+def check_processes(plan: CellPlan) -> None:
     """Refuse ``parallel=ep`` without one process per rank, and what it cannot compute.
 
     Raises:
@@ -39,7 +46,7 @@ def check_processes(plan: Plan) -> None:
         raise UsageError(
             "parallel=ep: needs one process per rank; start them with torchrun --nproc-per-node "
             f"{ranks} -m capmoe_eval … parallel=ep ep_size={ranks}, or with srun --ntasks {ranks} "
-            f"python -m capmoe_eval … parallel=ep ep_size={ranks}"
+            f"capmoe-eval run … parallel=ep ep_size={ranks}"
         )
     if plan.placement.device_map is not None:
         raise UsageError(
@@ -48,15 +55,48 @@ def check_processes(plan: Plan) -> None:
         )
 
 
-def with_documents(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans with their documents in place; embedded ones are written on first use."""
-    from capmoe_eval.zoo.hub import ready
+def join_ranks(plans: Sequence[CellPlan]) -> World | None:
+    """Return the processes that compute every cell together, or None if this one does so alone."""
+    devices = [p.placement.device for p in plans if p.placement.parallel == "ep"]
+    if not devices:
+        return None
+    from capmoe_eval.evaluation.loading import chosen_device, join
 
-    sources = {source: ready(source) for source in {plan.source for plan in plans}}
+    _, world = join(chosen_device(devices[0]))
+    world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
+    return world
+
+
+@contextmanager
+def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
+    """Reserve records, calibrations and inputs in this block, and leave no reservation behind."""
+    models = {plan.path.parents[1] for plan in plans}
+    directories = sorted(
+        {plan.path.parent for plan in plans}
+        | models  # where packs are written
+        | {model / CALIBRATIONS for model in models}
+        | {plan.root for plan in plans}
+    )
+    refuse_others(directories)
+    tidy(directories)
+    try:
+        yield
+    finally:
+        release_all(directories)
+        tidy(directories)
+
+
+def with_documents(plans: Sequence[CellPlan]) -> list[CellPlan]:
+    """Return the plans with their documents in place; embedded ones are written on first use."""
+    sources = {source: source for source in {plan.source for plan in plans}}
+    if any(source.name in EMBEDDED for source in sources):
+        from capmoe_eval.zoo.hub import ready
+
+        sources = {source: ready(source) for source in sources}
     return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
 
 
-def finished_record(plan: Plan) -> Record | None:
+def finished_record(plan: CellPlan) -> Record | None:
     """Return a cell's record, or None if there is none.
 
     Raises:
@@ -76,50 +116,84 @@ def finished_record(plan: Plan) -> Record | None:
     return record
 
 
-def trace_path(plan: Plan) -> Path | None:
-    """Return the path of a cell's trace, that of its record below ``save_trace``; None for none."""
-    if plan.save_trace is None:
-        return None
-    return Path(plan.save_trace) / plan.path.relative_to(plan.root).with_suffix(".npz")
+def trace_path(plan: CellPlan) -> Path:
+    """Return the path of a cell's trace: that of its record, below ``save_trace``."""
+    return Path(plan.save_trace or "") / plan.path.relative_to(plan.root).with_suffix(".npz")
 
 
-def check_traces(plans: Sequence[Plan], missing: Collection[Path]) -> None:
+def check_traces(plans: Sequence[CellPlan], missing: Collection[Path]) -> None:
     """Refuse traces of finished cells, which are not computed, by a UsageError.
 
     ``missing`` are the paths of the records that a run is to compute.
     """
     for plan in plans:
-        path = trace_path(plan)
-        if path is None:
+        if plan.save_trace is None:
             continue
-        if plan.path not in missing and not path.exists():
+        if plan.path not in missing and not trace_path(plan).exists():
             raise UsageError(
                 f"save_trace={plan.save_trace}: {plan.cell} is finished, and nothing would be "
                 "computed; add overwrite=true, or another results_dir="
             )
-        check_writable("save_trace", Path(plan.save_trace or ""))
+        check_writable("save_trace", Path(plan.save_trace))
 
 
-def task_library(plans: Sequence[Plan]) -> TaskLibrary:
+def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:
     """Return a library with the tasks of the missing cells, checked before a model is loaded.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
     """
-    from capmoe_eval.evaluation.loading import quiet_libraries
+    import_libraries()
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
-    quiet_libraries()
     library = TaskLibrary()
     for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
-        library.check_metric(plan.cell.task, plan.source)
-        library.check_programs(plan.cell.task, plan.source)
+        check_task(library, plan.cell.task, plan.source)
         fingerprint = library.fingerprint(plan.cell.task, plan.source)
         inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
     return library
 
 
-def model_refusals(plans: Sequence[Plan]) -> dict[Path, UsageError]:
+def import_libraries() -> None:
+    """Import lm-eval, datasets and transformers, and keep them from talking."""
+    if first := "lm_eval" not in sys.modules:
+        gc.disable()  # what an import makes stays: looking for garbage in it takes a second
+    from capmoe_eval.evaluation.loading import quiet_libraries
+
+    if first:
+        gc.freeze()
+        gc.enable()
+    quiet_libraries()
+
+
+def check_task(library: TaskLibrary, task: TaskId, source: DataSource) -> None:
+    """Refuse a task that is not there, whose metric cannot be computed, or without a sandbox.
+
+    Raises:
+        UsageError: Naming the metrics that there are, or what is needed.
+    """
+    from capmoe_eval.evaluation.generation.mts_dialog import check_bertscore
+
+    parts = library.parts(task, source).values()
+    pairs = [
+        f"{metric},{filters['name']}"
+        for part in parts
+        for metric in part.aggregation()
+        for filters in part.get_config("filter_list") or [{"name": "none"}]
+    ]
+    key = f"{task.metric},{task.filter}"
+    if key not in pairs:
+        raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
+    check_bertscore(task, list(parts))
+    unsafe = [part for part in parts if getattr(part, "UNSAFE_CODE", False)]
+    if not all(hasattr(part, "sandbox") for part in unsafe):
+        raise UsageError(
+            f"tasks.{task.name}.lm_eval={task.lm_eval}: would run what the model writes "
+            f"without a sandbox; choose a task that has one, such as {PROGRAMS[0]}"
+        )
+
+
+def model_refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
     """Return why models cannot be loaded, by the paths of their cells, as far as files tell.
 
     No library is asked, which takes seconds to be imported. A name that may be one of the hub is
@@ -152,11 +226,11 @@ def _checkpoint_problem(model: ModelId) -> str | None:
     return None
 
 
-def limit_notes(plans: Sequence[Plan], library: TaskLibrary) -> list[str]:
+def limit_notes(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
     """Return a line for each task with several subtasks, of each of which a limit is."""
     lines = []
     for task, source, limit in dict.fromkeys((p.cell.task, p.source, p.cell.limit) for p in plans):
-        parts = library.get(task.lm_eval, source, task.dataset)["tasks"].values()
+        parts = library.parts(task, source).values()
         if limit is not None and len(parts) > 1:
             count = sum(min(limit, len(part.eval_docs)) for part in parts)
             lines.append(
@@ -166,22 +240,22 @@ def limit_notes(plans: Sequence[Plan], library: TaskLibrary) -> list[str]:
     return lines
 
 
-def sandbox_for(plans: Sequence[Plan]) -> tuple[Sandbox | None, dict[Path, UsageError]]:
+def sandbox_for(plans: Sequence[CellPlan]) -> tuple[Sandbox | None, dict[Path, UsageError]]:
     """Return a sandbox that works if a task needs one, and why plans are refused, by their path."""
-    running = [plan for plan in plans if plan.cell.task.lm_eval in PROGRAMS]
+    programs = [plan for plan in plans if plan.cell.task.lm_eval in PROGRAMS]
     refused = {
         plan.path: UsageError(
             f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
             "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
         )
-        for plan in running
+        for plan in programs
         if not plan.allow_code_execution
     }
-    if len(refused) == len(running):
+    if len(refused) == len(programs):
         return None, refused
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
 
     try:
         return Sandbox.open(), refused
     except UsageError as error:
-        return None, {plan.path: error for plan in running}
+        return None, {plan.path: error for plan in programs}

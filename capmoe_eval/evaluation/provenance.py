@@ -1,4 +1,7 @@
-"""Describe the origin of a record's numbers: versions, revisions, weights, device."""
+"""Describe the origin of a record's numbers: versions, revisions, weights, device.
+
+The version of this code is needed before torch is, which is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,20 @@ import importlib.metadata
 import json
 import platform
 import re
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from capmoe_eval import __version__
 
-from capmoe_eval.evaluation.version import revision
-from capmoe_eval.wrapper.ranks import ranks_in
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _LIBRARIES = ("torch", "transformers", "lm-eval", "datasets", "hydra-core", "tokenizers")
 _SAMPLE = 1 << 16  # hashed values of a tensor
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_PROCESSOR = re.compile(r"^model name\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 _COMMIT_OF_URL = re.compile(rf"hf://datasets/[^@]+@({_COMMIT.pattern})/")
 
 
@@ -29,6 +34,10 @@ def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
 
     Both are hashed once, and their hashes are kept with them.
     """
+    import torch
+
+    from capmoe_eval.wrapper.ranks import ranks_in
+
     worlds = ranks_in(model)
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -59,23 +68,22 @@ def weights_hash(model: nn.Module) -> str:
     whole; a large one takes seconds instead of minutes, and every tensor takes part. Of a tensor
     that is offloaded to disk, name, type and shape take part.
     """
-    known = getattr(model, "capmoe_weights_hash", None)
-    if known is None:
+    import torch
+
+    if not hasattr(model, "capmoe_weights_hash"):
         digest = hashlib.sha256()
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             if tensor.is_meta:
                 digest.update(b"offloaded")
                 continue
-            if hasattr(tensor, "full_tensor"):
-                tensor = tensor.full_tensor()  # noqa: PLW2901 - spread over processes
-            flat = tensor.detach().reshape(-1)
+            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            flat = whole.detach().reshape(-1)
             step = max(1, -(-flat.numel() // _SAMPLE))
             sample = flat[::step].contiguous().cpu()
             digest.update(sample.view(torch.uint8).numpy().tobytes() if sample.numel() else b"")
-        known = digest.hexdigest()[:16]
-        model.capmoe_weights_hash = known  # type: ignore[assignment]
-    return str(known)
+        model.capmoe_weights_hash = digest.hexdigest()[:16]  # type: ignore[assignment]
+    return str(model.capmoe_weights_hash)
 
 
 def reader_hash(reader: Any) -> str:
@@ -83,11 +91,9 @@ def reader_hash(reader: Any) -> str:
 
     Of a processor, also of all that affects what becomes of an image.
     """
-    known = getattr(reader, "capmoe_hash", None)
-    if known is None:
-        tokenizer, images = getattr(reader, "tokenizer", reader), []
-        if tokenizer is not reader:
-            images = [reader.to_json_string()]
+    if not hasattr(reader, "capmoe_hash"):
+        tokenizer = getattr(reader, "tokenizer", reader)
+        images = [] if tokenizer is reader else [reader.to_json_string()]
         if getattr(tokenizer, "is_fast", False):
             content = json.loads(tokenizer.backend_tokenizer.to_str())
             for call in ("padding", "truncation"):  # as the last call left them
@@ -96,16 +102,16 @@ def reader_hash(reader: Any) -> str:
             content = {"class": type(tokenizer).__qualname__, "vocabulary": tokenizer.get_vocab()}
         special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
         text = json.dumps([content, special, *images], sort_keys=True)
-        known = reader.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return str(known)
+        reader.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return str(reader.capmoe_hash)
 
 
 def hub_commit(documents: Any) -> str | None:
     """Return the commit of a ``DatasetDict`` that came from the hub, or None if it is unknown."""
     for split in getattr(documents, "values", list)():
         for url in split.info.download_checksums or {}:
-            if found := _COMMIT_OF_URL.match(url):
-                return found[1]
+            if match := _COMMIT_OF_URL.match(url):
+                return match[1]
         for file in split.cache_files:  # named by the commit where the URLs are not kept
             if _COMMIT.fullmatch(Path(file["filename"]).parent.name):
                 return Path(file["filename"]).parent.name
@@ -113,10 +119,26 @@ def hub_commit(documents: Any) -> str | None:
 
 
 def described(device: torch.device) -> dict[str, Any]:
-    """Return a device's type and name, JSON-ready."""
+    """Return a device's type and name, JSON-ready.
+
+    Of a processor the name has its model and the instructions that torch's kernels use: on another
+    one the last bits of scores differ, and with them a near-tie.
+    """
+    import torch
+
     if device.type == "cuda":
         return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
-    return {"type": device.type, "name": platform.processor() or platform.machine()}
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return {"type": device.type, "name": f"{processor_model()}, {kernels}"}
+
+
+def processor_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's model as Linux lists it, else the architecture."""
+    try:
+        listed = _PROCESSOR.search(cpuinfo.read_text(encoding="utf-8"))
+    except OSError:
+        listed = None
+    return listed[1] if listed else platform.processor() or platform.machine()
 
 
 @functools.cache
@@ -128,3 +150,38 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def version_line() -> str:
+    """Return the version and, where it is known, the commit, in one line."""
+    commit = revision()
+    return f"capmoe_eval {__version__}" + (f" (commit {commit})" if commit else "")
+
+
+@functools.cache
+def revision() -> str | None:
+    """Return the commit of this code, or None outside of its checkout.
+
+    ``-dirty`` is added if the code was changed since. Where pip installed it from a repository, the
+    commit is the one that pip has noted (PEP 610).
+    """
+    package = Path(__file__).parents[1]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(package), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        # Installed into an environment inside someone's repository, we are not part of that.
+        git("ls-files", "--error-unmatch", __file__)
+        dirty = git("status", "--porcelain", "--", str(package))
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        try:
+            origin = importlib.metadata.distribution("capmoe-eval").read_text("direct_url.json")
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        commit = json.loads(origin or "{}").get("vcs_info", {}).get("commit_id")
+        return str(commit) if commit else None

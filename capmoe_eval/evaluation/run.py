@@ -10,8 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
@@ -19,58 +18,34 @@ from capmoe_eval.evaluation.preparation import (
     check_processes,
     check_traces,
     finished_record,
+    join_ranks,
     limit_notes,
     model_refusals,
+    reserving,
     sandbox_for,
     task_library,
     with_documents,
 )
-from capmoe_eval.evaluation.progress import Progress
-from capmoe_eval.evaluation.summary import SHOWN, rounding_warning
+from capmoe_eval.evaluation.progress import Progress, RunSummary, rounding_warning
 from capmoe_eval.experiment import inputs
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.files import check_writable, remove_strays
 from capmoe_eval.experiment.processes import of_submitit, process_rank
 from capmoe_eval.experiment.queue import Queue, Turn, loads
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.reservations import refuse_others, release_all, tidy
-from capmoe_eval.experiment.results import CALIBRATIONS
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.lm import CapmoeLM
     from capmoe_eval.evaluation.tasks import TaskLibrary
-    from capmoe_eval.wrapper.parallel.world import World
+    from capmoe_eval.wrapper.ranks import World
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of the disk, which every further cell would have as well."""
 
 
-@dataclass
-class Outcome:
-    """The result of a run."""
-
-    finished: int = 0  # cells that are finished, whoever computed them
-    computed: int = 0  # cells that this run computed
-    by_others: int = 0  # cells that other processes computed meanwhile
-    failures: list[tuple[str, str]] = field(default_factory=list)  # (cell, reason)
-    _first: dict[int, Record] = field(default_factory=dict)  # by the number of the plan
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of the first finished cells, as planned: all, or as many as are shown."""
-        return [self._first[number] for number in sorted(self._first)]
-
-    def add(self, number: int, record: Record) -> None:
-        """Count a finished cell; of a hundred thousand records not all can be kept."""
-        self.finished += 1
-        self._first[number] = record
-        if len(self._first) > SHOWN:
-            del self._first[max(self._first)]
-
-
-def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
+def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> RunSummary:
     """Compute every planned cell whose record is missing and that no other process computes.
 
     Everything that can be checked without a model is checked first, so that a long run does not
@@ -87,27 +62,42 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     for plan in plans:
         check_processes(plan)
     plans = with_documents(plans)
-    directories = _written_directories(plans)
-    refuse_others(directories)
-    tidy(directories)
-    outcome, absent = Outcome(), []
-    done: dict[str, Record] = {}  # one finished record for each model and dataset
+    summary = RunSummary()
+    with reserving(plans):
+        job = _prepare(plans, summary, progress)
+        if job is not None:
+            numbers = {plan.path: number for number, plan in enumerate(plans)}
+            with closing(job.turns()) as turns:
+                for record in job.records(turns):
+                    summary.add(numbers[record.path], record)
+    return summary
+
+
+def _prepare(
+    plans: Sequence[CellPlan], summary: RunSummary, progress: Progress | None
+) -> _Job | None:
+    """Read the finished records, and refuse what can be refused without a model.
+
+    Return what is to be computed, or None if all cells are finished.
+    """
+    absent: list[int] = []
+    others: dict[str, Record] = {}  # one finished record for each model and dataset
     for number, plan in enumerate(plans):
         record = None if plan.overwrite else finished_record(plan)
         if record is None:
             absent.append(number)
         else:
-            outcome.add(number, record)
-            done.setdefault(inputs.decisive(record), record)
+            summary.add(number, record)
+            others.setdefault(inputs.decisive(record), record)
     check_traces(plans, {plans[number].path for number in absent})
-    world = _world(plans)
+    world = join_ranks(plans)
     missing = [plans[number] for number in (absent if world is None else world.tell(absent))]
+    if not missing:
+        return None
     for root in sorted({plan.root for plan in missing}):
         check_writable("results_dir", root)
         remove_strays(sorted({plan.path.parent for plan in missing if plan.root == root}))
         inputs.prepare(root)
-    if not missing:
-        return outcome
     sandbox, forbidden = sandbox_for(missing)
     refused = forbidden | model_refusals(missing)
     if len(refused) == len(missing):
@@ -117,92 +107,58 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
     for line in limit_notes(allowed, library):
         progress.warn(line)
-    work = _Work(allowed, list(done.values()), library, sandbox, progress, outcome)
+    job = _Job(allowed, list(others.values()), library, sandbox, world, progress, summary)
     for plan in missing:
         if plan.path in refused:
-            work.fail(plan, str(refused[plan.path]))
-    numbers = {plan.path: number for number, plan in enumerate(plans)}
-    try:
-        with closing(_turns(allowed, progress, world)) as turns:
-            for record in work.records(turns):
-                outcome.add(numbers[record.path], record)
-    finally:
-        release_all(directories)
-        tidy(directories)
-    return outcome
-
-
-def _written_directories(plans: Sequence[Plan]) -> list[Path]:
-    """Return the directories in which a run reserves files: records, calibrations, inputs."""
-    models = {plan.path.parents[1] for plan in plans}
-    return sorted(
-        {plan.path.parent for plan in plans}
-        | {model / CALIBRATIONS for model in models}
-        | {plan.root for plan in plans}
-    )
-
-
-def _world(plans: Sequence[Plan]) -> World | None:
-    """Return the processes that compute every cell together, or None if this one does so alone."""
-    devices = [p.placement.device for p in plans if p.placement.parallel == "ep"]
-    if not devices:
-        return None
-    from capmoe_eval.evaluation.loading import chosen_device, join
-
-    _, world = join(chosen_device(devices[0]))
-    world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
-    return world
-
-
-def _turns(plans: Sequence[Plan], progress: Progress, world: World | None) -> Generator[Turn]:
-    """Yield the turns of the cells; of several ranks the first alone reserves, and tells them."""
-    tell = (lambda _: None) if world is None else world.tell
-    if world is not None and world.rank:
-        while (number := tell(None)) is not None:
-            if number >= 0:
-                yield Turn(plans[number])
-        return
-
-    def waiting(cells: Counter[str]) -> None:
-        progress.waiting(cells)
-        tell(-1)  # the others would give up after half an hour without a word
-
-    numbers = {plan.path: number for number, plan in enumerate(plans)}
-    for turn in Queue(plans, waiting):
-        if not turn.finished:
-            tell(numbers[turn.plan.path])
-        yield turn
-    tell(None)
+            job.fail(plan, str(refused[plan.path]))
+    return job
 
 
 @dataclass(frozen=True)
-class _Work:
-    """The work of a run, and what all of it needs."""
+class _Job:
+    """The cells that a run computes, and what all of them need."""
 
-    plans: Sequence[Plan]  # of all cells that may be computed
+    plans: Sequence[CellPlan]
     finished: Sequence[Record]  # records of other cells, one for each model and dataset
     library: TaskLibrary
     sandbox: Sandbox | None
+    world: World | None
     progress: Progress
-    outcome: Outcome  # receives counts and failures
+    summary: RunSummary  # receives counts and failures
+
+    def turns(self) -> Generator[Turn]:
+        """Yield the cells' turns; of several ranks the first alone reserves, and tells them."""
+        world = self.world
+        tell = (lambda _: None) if world is None else world.tell
+        if world is not None and world.rank:
+            while (number := tell(None)) is not None:
+                if number >= 0:
+                    yield Turn(self.plans[number])
+            return
+
+        def waiting(cells: Counter[str]) -> None:
+            self.progress.waiting(cells)
+            tell(-1)  # the others would give up after half an hour without a word
+
+        numbers = {plan.path: number for number, plan in enumerate(self.plans)}
+        for turn in Queue(self.plans, waiting):
+            if not turn.finished:
+                tell(numbers[turn.plan.path])
+            yield turn
+        tell(None)
 
     def records(self, turns: Iterable[Turn]) -> Iterator[Record]:
         """Compute the cells whose turn it is, model by model, and yield the record of each."""
         import torch
 
-        own_threads = torch.get_num_threads()
+        threads = torch.get_num_threads()
         for _, cells in itertools.groupby(turns, key=lambda turn: loads(turn.plan)):
-            torch.set_num_threads(own_threads)  # the model before may have changed it
+            torch.set_num_threads(threads)  # the model before may have changed it
             yield from self._of_one_model(cells)
             gc.collect()  # only reference cycles still hold the model
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        torch.set_num_threads(own_threads)
-
-    def fail(self, plan: Plan, reason: str) -> None:
-        """Note that a cell failed, and why."""
-        self.progress.fail(plan.cell, reason)
-        self.outcome.failures.append((str(plan.cell), reason))
+        torch.set_num_threads(threads)
 
     def _of_one_model(self, turns: Iterable[Turn]) -> Iterator[Record]:
         lm: CapmoeLM | None = None
@@ -217,7 +173,7 @@ class _Work:
                     record: Record | None = _written(plan)
                 else:
                     lm = lm or self._load(plan)
-                    record = self._evaluate(turn, lm)
+                    record = self._compute(turn, lm)
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in _DISK:
                     raise unwritable("results_dir", plan.root, error) from error
@@ -233,39 +189,43 @@ class _Work:
                 )
                 continue
             if turn.finished:
-                self.outcome.by_others += 1
+                self.summary.by_others += 1
                 self.progress.finished(plan.cell, turn.by)
             else:
-                self.outcome.computed += 1
+                self.summary.computed += 1
                 self.progress.finish(record)
             yield record
 
-    def _load(self, plan: Plan) -> CapmoeLM:
+    def fail(self, plan: CellPlan, reason: str) -> None:
+        """Note that a cell failed, and why."""
+        self.progress.fail(plan.cell, reason)
+        self.summary.failures.append((str(plan.cell), reason))
+
+    def _load(self, plan: CellPlan) -> CapmoeLM:
         """Load the model of a cell, and compare it with that of the finished records."""
-        from capmoe_eval.evaluation.loading import load_planned
+        from capmoe_eval.evaluation import loading
 
         # Before the model, so that documents which cannot be read cost no time.
         self.library.fingerprint(plan.cell.task, plan.source)
         self.progress.loading(plan.cell.model.name)
-        lm = load_planned(plan)
+        lm = loading.load_lm(plan.cell.model, plan.placement)
         warning = inputs.check(plan.root, plan.cell, self._origin(plan, lm), self.finished)
         if warning is not None:
             self.progress.warn(warning)
         lm.on_rows, lm.on_judged = self.progress.rows, self.progress.judged
         return lm
 
-    def _evaluate(self, turn: Turn, lm: CapmoeLM) -> Record | None:
+    def _compute(self, turn: Turn, lm: CapmoeLM) -> Record | None:
         """Compute a cell and write its record, or return None if its reservation was lost."""
+        from capmoe_eval.evaluation import evaluate
         from capmoe_eval.evaluation.calibration import apply_calibration
-        from capmoe_eval.evaluation.evaluate import evaluate
-        from capmoe_eval.evaluation.traces import write_trace
         from capmoe_eval.wrapper.observers.trace import Recorder
 
         plan = turn.plan
         inputs.check(plan.root, plan.cell, self._origin(plan, lm))
         self.progress.start(plan.cell)
         recorder = None if plan.save_trace is None else Recorder(plan.trace_tokens)
-        record = evaluate(
+        record = evaluate.evaluate(
             plan.cell,
             lm,
             self.library,
@@ -275,23 +235,24 @@ class _Work:
             applied=apply_calibration(plan, lm, self.progress.warn),
             recorder=recorder,
         )
-        write_trace(plan, lm.meter, recorder)  # before the record, which says that it is finished
+        if recorder is not None:  # before the record, which says that the cell is finished
+            evaluate.write_trace(plan, lm.meter, recorder)
         if turn.reservation is not None:
             if not turn.reservation.held():
                 return None
             inputs.note(record, plan.root, self.progress.warn)
             record.write()
-        if (rounded := rounding_warning(record)) is not None:
-            self.progress.warn(rounded, "rounding")
+        if (line := rounding_warning(record)) is not None:
+            self.progress.warn(line, "rounding")
         return record
 
-    def _origin(self, plan: Plan, lm: CapmoeLM) -> dict[str, Any]:
+    def _origin(self, plan: CellPlan, lm: CapmoeLM) -> dict[str, Any]:
         from capmoe_eval.evaluation.provenance import provenance
 
         fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
         return {**provenance(lm.model, lm.reader), "data_fingerprint": fingerprint}
 
-    def _is_ended_by(self, error: Exception, plan: Plan, *, loaded: bool) -> bool:
+    def _is_ended_by(self, error: Exception, plan: CellPlan, *, loaded: bool) -> bool:
         """Return whether the run cannot go on after the error of one cell."""
         mistake = isinstance(error, UsageError)
         alike = len({plan.cell.model for plan in self.plans}) == 1 and (
@@ -301,13 +262,13 @@ class _Work:
             isinstance(error, UnwritableError)  # no further cell could be written either
             or of_submitit(error)  # it comes with a signal, at any moment
             or bool(os.environ.get("CAPMOE_DEBUG"))
-            or (mistake and alike and not self.outcome.computed)  # all cells would fail alike
+            or (mistake and alike and not self.summary.computed)  # all cells would fail alike
             # Under parallel=ep the other processes wait for this one: end them all.
             or (plan.placement.parallel == "ep" and not (mistake and loaded))
         )
 
 
-def _written(plan: Plan) -> Record:
+def _written(plan: CellPlan) -> Record:
     """Return the record of a cell that another process has computed during this run."""
     record = finished_record(plan)
     if record is None:

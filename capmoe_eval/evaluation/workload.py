@@ -1,22 +1,42 @@
-"""Count the work of a cell without computing it: documents, requests and tokens."""
+"""Count the work of cells without computing them: documents, requests, tokens and memory.
+
+Counts are kept in the user's cache, under a digest of all that they depend on: the code, the
+documents and the tokenizer. A second forecast then imports none of the libraries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.evaluation.evaluate import requests
-from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.preparation import import_libraries, task_library
+from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
+from capmoe_eval.experiment.configuration import CellPlan
+from capmoe_eval.experiment.datasource import cache_directory
+from capmoe_eval.experiment.files import write_text
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from capmoe_eval.evaluation.tasks import TaskLibrary
 
 # What lm-eval's Hugging Face models generate where a task does not say how much.
 _MOST_NEW_TOKENS = 256
+_LIBRARIES = ("lm-eval", "datasets", "transformers", "tokenizers")
 
 
 @dataclass(frozen=True)
-class Workload:
+class CellWork:
     """The work of one cell."""
 
     documents: int  # that are evaluated
@@ -29,78 +49,212 @@ class Workload:
     scored: int = 0  # tokens of the longest sequence whose logits are all needed at once
 
 
-def workload(cell: Cell, library: TaskLibrary, source: DataSource, reader: Any) -> Workload:
-    """Return the work of a cell whose documents are in place.
+class WorkCounter:
+    """Counts the work of plans whose documents are in place.
+
+    A mistake in any of the plans is a UsageError as soon as a count is asked for that is not kept.
+    """
+
+    def __init__(self, plans: Sequence[CellPlan]) -> None:
+        self._plans = plans
+        # Bytes of a model's weights, or why they are not known.
+        self.weights = functools.cache(self._weights)
+        self._asked: tuple[object, list[Instance]] = None, []  # of one task: they are large
+
+    @functools.cached_property
+    def library(self) -> TaskLibrary:
+        """The tasks of the plans."""
+        return task_library(self._plans)
+
+    def work(self, plan: CellPlan) -> CellWork:
+        """Return the work of a cell; no tokens where its model's tokenizer is not known."""
+        cell = plan.cell
+        reads = isinstance(self.weights(cell.model), int)
+        inputs = {
+            "task": asdict(cell.task),
+            "limit": cell.limit,
+            "eval_seed": cell.eval_seed,
+            "documents": plan.source.fingerprint(cell.task.dataset) or _today(),
+            "model": _model_inputs(cell.model) if reads else None,
+        }
+
+        def count() -> dict[str, Any]:
+            return asdict(workload(self._requests(plan), _reader(cell.model) if reads else None))
+
+        return CellWork(**_kept(inputs, count))
+
+    def batch(self, plan: CellPlan, work: CellWork) -> int:
+        """Return the bytes that the largest batch of a cell needs beside its model's weights."""
+        model = plan.cell.model
+        shape: dict[str, Any] = {
+            "sequences": min(sequences(plan), work.requests),
+            "longest": work.longest,
+            "new": work.new_tokens // work.requests,
+            "scored": work.scored > 0,
+        }
+
+        def count() -> dict[str, Any]:
+            from capmoe_eval.evaluation.memory import batch_bytes
+
+            return {"bytes": batch_bytes(model, **shape)}
+
+        return int(_kept({"model": _model_inputs(model), **shape}, count)["bytes"])
+
+    def _weights(self, model: ModelId) -> int | str:
+        def count() -> dict[str, Any]:
+            from capmoe_eval.evaluation.memory import weights_bytes
+
+            try:
+                _reader(model)
+                return {"weights": weights_bytes(model)}
+            except UsageError as error:
+                return {"problem": str(error)}
+
+        # A model that was out of reach is looked for again, unless the whole hub is.
+        content = _kept(
+            _model_inputs(model), count, lambda kept: "problem" not in kept or hub_is_away()
+        )
+        return str(content["problem"]) if "problem" in content else int(content["weights"])
+
+    def _requests(self, plan: CellPlan) -> list[Instance]:
+        from capmoe_eval.evaluation.evaluate import requests
+
+        cell = plan.cell
+        of_task = cell.task, plan.source, cell.limit, cell.eval_seed
+        if self._asked[0] != of_task:
+            parts = self.library.parts(cell.task, plan.source)
+            self._asked = of_task, requests(parts, cell, cell.limit)
+        return self._asked[1]
+
+
+@functools.cache
+def _reader(model: ModelId) -> Any:
+    import_libraries()
+    from capmoe_eval.evaluation.loading import reader_of
+
+    return reader_of(model)
+
+
+def _kept(
+    inputs: dict[str, Any],
+    count: Callable[[], dict[str, Any]],
+    holds: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> dict[str, Any]:
+    """Return what ``count`` gives; of inputs that it was given before, what is kept and holds."""
+    digest = hashlib.sha256(json.dumps([_code(), inputs], sort_keys=True).encode()).hexdigest()
+    path = cache_directory() / "workloads" / f"{digest[:32]}.json"
+    if path.is_file():
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if holds(kept):
+            return kept
+    content = count()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(content), durable=False)
+    return content
+
+
+@functools.cache
+def _code() -> list[str]:
+    """Return hashes and versions of the code that makes requests and tokens."""
+    packages = [Path(__file__).parent, Path(__file__).parents[1] / "zoo"]
+    versions = [importlib.metadata.version(library) for library in _LIBRARIES]
+    return [*(_contents(package, ".py", ".yaml", ".json") for package in packages), *versions]
+
+
+def _contents(directory: Path, *endings: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*")):
+        if path.suffix in endings:
+            digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _model_inputs(model: ModelId) -> dict[str, Any]:
+    """Return what a model's configuration and tokenizer depend on; of the hub for a day."""
+    inputs: dict[str, Any] = asdict(model)
+    for name in (model.pretrained, model.tokenizer):
+        if name is None or name.startswith((ZOO, TINY)):
+            continue
+        if Path(name).is_dir():
+            inputs[name] = _contents(Path(name), ".json", ".txt", ".model", ".jinja")
+        else:
+            home = os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface"
+            hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+            inputs[name] = [_today(), (hub / f"models--{name.replace('/', '--')}").exists()]
+    return inputs
+
+
+def sequences(plan: CellPlan) -> int:
+    """Return the sequences of a batch; 1 where lm-eval is to find how many fit."""
+    size = str(plan.cell.batch_size)
+    return int(size) if size.isdecimal() else 1
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()
+
+
+@functools.cache
+def hub_is_away() -> bool:
+    """Return whether the hub cannot be reached at all: then no look at it tells anything new."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return True
+    if any(os.environ.get(name) for name in ("HF_ENDPOINT", "HTTPS_PROXY", "https_proxy")):
+        return False  # not known
+    try:
+        socket.create_connection(("huggingface.co", 443), timeout=3).close()
+    except OSError:
+        return True
+    return False
+
+
+def workload(asked: Sequence[Instance], reader: Any) -> CellWork:
+    """Return the work of the requests of a cell.
 
     ``reader`` is the model's tokenizer, or its processor of images and text; with None no tokens
     are counted.
-
-    Raises:
-        UsageError: For a task or dataset that is not there.
     """
-    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
-    asked = requests(tasks, cell, cell.limit)
     documents = len({(request.task_name, request.doc_id) for request in asked})
     if reader is None:
-        return Workload(documents, len(asked))
-    lengths = _Lengths(reader)
-    sizes = lengths.of_scored(one.args for one in asked if one.request_type != "generate_until")
-    generated = [one.args for one in asked if one.request_type == "generate_until"]
-    prompts = lengths.of_prompts(generated)
+        return CellWork(documents, len(asked))
+    tokenizer = getattr(reader, "tokenizer", reader)
+    scored = [request.args for request in asked if request.request_type != "generate_until"]
+    continued = [request.args for request in asked if request.request_type == "generate_until"]
+    # A rolling request has a text alone.
+    pairs = [(*arguments, "")[:2] for arguments in scored]
+    texts = [text for pair in pairs for text in pair] + [arguments[0] for arguments in continued]
+    distinct = list(dict.fromkeys(texts))  # each is tokenized once
+    encoded = tokenizer(distinct, add_special_tokens=False)["input_ids"] if distinct else []
+    length = dict(zip(distinct, map(len, encoded), strict=True))
+    sequences: dict[object, int] = {}
+    for context, continuation in pairs:
+        key = context if length[continuation] == 1 else (context, continuation)
+        # The last token is predicted, and no input.
+        sequences[key] = length[context] + max(0, length[continuation] - 1)
+    sizes = list(sequences.values())
+    images = [arguments[2]["visual"] if len(arguments) > 2 else [] for arguments in continued]
+    first = next((pictures[0] for pictures in images if pictures), None)
+    per_image = 0 if first is None else _tokens_of_image(reader, first)
+    prompts = [
+        length[arguments[0]] + per_image * len(pictures)
+        for arguments, pictures in zip(continued, images, strict=True)
+    ]
     new = [
-        int(own.get("max_gen_toks", own.get("max_new_tokens", _MOST_NEW_TOKENS)))
-        for _, own, *_ in generated
+        int(settings.get("max_gen_toks", settings.get("max_new_tokens", _MOST_NEW_TOKENS)))
+        for _, settings, *_ in continued
     ]
     whole = [prompt + most for prompt, most in zip(prompts, new, strict=True)]
-    return Workload(
+    return CellWork(
         documents,
         len(asked),
-        sum(sizes) + sum(prompts),
-        sum(new),
-        max([*sizes, *whole], default=0),
-        max(sizes, default=0),
+        tokens=sum(sizes) + sum(prompts),
+        new_tokens=sum(new),
+        longest=max([*sizes, *whole], default=0),
+        scored=max(sizes, default=0),
     )
 
 
-class _Lengths:
-    """Counts tokens; a text is tokenized once, and all together."""
-
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
-        self._tokenizer = getattr(reader, "tokenizer", reader)
-
-    def of_scored(self, requests: Iterable[tuple[Any, ...]]) -> list[int]:
-        """Return the tokens of each sequence of requests for log-likelihoods."""
-        pairs = [(*arguments, "")[:2] for arguments in requests]  # a rolling one has a text alone
-        size = self._of(text for pair in pairs for text in pair)
-        sequences: dict[object, int] = {}
-        for context, continuation in pairs:
-            single = size[continuation] == 1
-            key = context if single else (context, continuation)
-            # The last token is predicted, and no input.
-            sequences[key] = size[context] + max(0, size[continuation] - 1)
-        return list(sequences.values())
-
-    def of_prompts(self, requests: list[tuple[Any, ...]]) -> list[int]:
-        """Return the tokens of each prompt that is continued, those of its images included."""
-        size = self._of(arguments[0] for arguments in requests)
-        images = [arguments[2]["visual"] if len(arguments) > 2 else [] for arguments in requests]
-        first = next((own[0] for own in images if own), None)
-        each = 0 if first is None else self._of_image(first)
-        return [
-            size[arguments[0]] + each * len(own)
-            for arguments, own in zip(requests, images, strict=True)
-        ]
-
-    def _of(self, texts: Iterable[str]) -> dict[str, int]:
-        distinct = list(dict.fromkeys(texts))
-        if not distinct:
-            return {}
-        encoded = self._tokenizer(distinct, add_special_tokens=False)["input_ids"]
-        return dict(zip(distinct, map(len, encoded), strict=True))
-
-    def _of_image(self, image: Any) -> int:
-        """Return the tokens of an image; others are taken to have as many."""
-        text = self._reader.image_token
-        with_image = self._reader(images=[image], text=[text])["input_ids"][0]
-        return len(with_image) - len(self._tokenizer(text)["input_ids"])
+def _tokens_of_image(reader: Any, image: Any) -> int:
+    """Return the tokens of an image; others are taken to have as many."""
+    with_image = reader(images=[image], text=[reader.image_token])["input_ids"][0]
+    return len(with_image) - len(reader.tokenizer(reader.image_token)["input_ids"])

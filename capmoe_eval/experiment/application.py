@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import importlib.util
 import os
@@ -35,7 +36,6 @@ from capmoe_eval.experiment.interrupts import (
     interrupts_not_hidden,
 )
 from capmoe_eval.experiment.processes import of_submitit, process_rank
-from capmoe_eval.experiment.refusal import one_line_errors
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of writing to an open file, which name none."""
@@ -79,7 +79,7 @@ def run_command(command: Callable[[], int | None], unexpected: tuple[str, int] =
     """
     with interrupted_by_signals():
         try:
-            with _no_input(), one_line_errors():
+            with _prepared():
                 return _flushed(_status(command, unexpected))
         except BrokenPipeError:  # the reader, such as `head`, has read enough
             _discard_output()
@@ -88,6 +88,12 @@ def run_command(command: Callable[[], int | None], unexpected: tuple[str, int] =
             return _say(str(error), error)
         except KeyboardInterrupt as error:
             return end_interrupted(error)
+
+
+def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """End the process for words that a parser does not take; stands in for ``parser.error``."""
+    line = " ".join(message.removeprefix("argument ").replace(": =", "=", 1).split())
+    parser.exit(2, f"error: {line}; {parser.prog} --help says what there is\n")
 
 
 def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
@@ -148,30 +154,29 @@ def _written(error: Exception) -> str:
     if os.environ.get(DEBUG):
         return "the traceback is above"
     version = sys.modules["capmoe_eval"].__version__
-    about = (
-        f"capmoe_eval {version}, Python {platform.python_version()}, {platform.platform()}",
-        f"words: {sys.argv}",
-        *traceback.format_exception(error),
-    )
+    about = f"capmoe_eval {version}, Python {platform.python_version()}, {platform.platform()}\n"
+    about += f"words: {sys.argv}\n" + "".join(traceback.format_exception(error))
     try:
         name = f"capmoe_eval-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}.txt"
         path = Path(tempfile.gettempdir()) / name
-        write_text(path, "\n".join(about))
+        write_text(path, about)
     except Exception as second:  # a full disk must not hide the first error
         return f"its traceback cannot be written ({first_line(second)}); {DEBUG}=1 prints it"
     return f"the traceback is in {path}; {DEBUG}=1 prints it"
 
 
 @contextmanager
-def _no_input() -> Iterator[None]:
-    """Make standard input empty."""
-    before = sys.stdin
+def _prepared() -> Iterator[None]:
+    """Make standard input empty, and have parsers of libraries (lm-eval) refuse in one line."""
+    stdin, error = sys.stdin, argparse.ArgumentParser.error
     with Path(os.devnull).open() as nothing:
         sys.stdin = nothing
+        argparse.ArgumentParser.error = refuse  # type: ignore[assignment,method-assign]
         try:
             yield
         finally:
-            sys.stdin = before
+            sys.stdin = stdin
+            argparse.ArgumentParser.error = error  # type: ignore[method-assign]
 
 
 def _flushed(status: int) -> int:
@@ -219,7 +224,7 @@ def _hydra_line(error: Exception) -> str | None:
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf.errors import OmegaConfBaseException
 
-    from capmoe_eval.experiment.configuration import options
+    from capmoe_eval.experiment.composition import options
 
     if isinstance(error, MissingConfigException):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
@@ -228,8 +233,8 @@ def _hydra_line(error: Exception) -> str | None:
                 f"{group}={option}: needs hydra-submitit-launcher, which is not installed; "
                 "pip install 'capmoe-eval[slurm]'"
             )
-        known = error.options or options(group)  # Hydra gives no options for one of several
-        return str(bad_choice(group, option, known) if group and known else error)
+        choices = error.options or options(group)  # Hydra gives no options for one of several
+        return str(bad_choice(group, option, choices) if group and choices else error)
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return _refused(error)
     wrong = (TypeError, ValueError, AttributeError, AssertionError, RecursionError)
@@ -252,7 +257,7 @@ def _unreadable_word() -> str:
     """Return the word of the command line that Hydra cannot compose; all of them if unknown."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from capmoe_eval.experiment.configuration import options
+    from capmoe_eval.experiment.composition import options
 
     words = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
     for word in words:
@@ -290,15 +295,15 @@ _PROJECTS: Final = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
 
 def _refused(error: Exception) -> str:
     """Return the error line for an override that Hydra refused, with the closest known key."""
-    from capmoe_eval.experiment.configuration import config_directory
+    from capmoe_eval.experiment.composition import config_directory
     from capmoe_eval.experiment.settings import fields, keys
 
-    told = f"{error} {error.__cause__ or ''}"
-    unknown = re.search(r"Key '([^']+)' is not in struct", told)
+    message = f"{error} {error.__cause__ or ''}"
+    unknown = re.search(r"Key '([^']+)' is not in struct", message)
     if unknown is None:
         word = getattr(error, "override", None)  # an override that cannot be parsed
         return f"{shown(word)}: {str(error).replace(word, shown(word))}" if word else str(error)
-    section = re.search(r"full_key: (\w+)\.", told)
+    section = re.search(r"full_key: (\w+)\.", message)
     if section and fields(section[1]):
         return str(bad_choice(section[1], unknown[1], fields(section[1])))
     groups = {path.name for path in config_directory().iterdir() if path.is_dir()}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.refusal import refuse
+from capmoe_eval.experiment.application import refuse
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.experiment.values import NumpySeed, Threads
 from capmoe_eval.routing.factor import parse_factor
@@ -36,19 +36,8 @@ class Parser(argparse.ArgumentParser):
         return parsed, others
 
 
-def check_once(words: Iterable[str]) -> None:
-    """Refuse a key that words set to two values, of which Hydra takes the last (UsageError)."""
-    before: dict[str, str] = {}
-    for word in words:
-        key, equals, _ = word.lstrip("+").partition("=")
-        if equals and not key.startswith("-") and before.setdefault(key, word) != word:
-            raise UsageError(
-                f"{shown(word)}: {shown(key)} is set before, by {shown(before[key])}; leave one out"
-            )
-
-
 def report_options(
-    parser: Parser, overrides: str = "as for python -m capmoe_eval, e.g. profile=paper limit=100"
+    parser: Parser, overrides: str = "as for capmoe-eval run, e.g. profile=paper limit=100"
 ) -> None:
     """Declare the options of every command that reports on results and benchmarks."""
     parser.add_argument(
@@ -98,7 +87,8 @@ def _gamma(word: str) -> float:
         factor = parse_factor(word)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("gamma")) from error
-    assert factor is not None and factor.uniform is not None
+    assert factor is not None
+    assert factor.uniform is not None
     return factor.uniform
 
 

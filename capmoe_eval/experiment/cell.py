@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment import values
+from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.knobs import (
     LARGEST,
     Count,
@@ -25,7 +26,7 @@ from capmoe_eval.routing.knobs import (
     field_types,
 )
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.registry import create_method, knobs, method_names, placements
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
@@ -181,12 +182,16 @@ class Cell:
         """Return the cell with an identity; the inverse of :meth:`identity`."""
         knobs = dict(identity["method"])
         return cls(
-            model=ModelId(**identity["model"]),
+            model=_model(**identity["model"]),
             method=create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs),
-            task=TaskId(**identity["task"]),
+            task=_task(**identity["task"]),
             **{key: identity[key] for key in CELL_FIELDS},
         )
 
+
+# Many records are of one model and one task.
+_model = functools.lru_cache(maxsize=1024, typed=True)(ModelId)
+_task = functools.lru_cache(maxsize=1024, typed=True)(TaskId)
 
 CELL_FIELDS = tuple(field_types(Cell))
 """Fields of a cell beside its parts; they are keys of the configuration."""
@@ -200,3 +205,22 @@ def check_batch_size(batch_size: int | str, method: Method) -> None:
             "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "
             "depend on free memory; choose a number, such as batch_size=16"
         )
+
+
+def not_registered(identity: Any) -> str | None:
+    """Return what nothing registers of an identity's method: its name, a knob, a value; or None."""
+    settings = identity.get("method") if isinstance(identity, dict) else None
+    if not isinstance(settings, dict):
+        return None
+    choices: Mapping[str, Collection[object]] = {
+        "method": method_names(),
+        "placement": placements(),
+        "gamma": ("inf", *(form.keyword for form in factor_forms())),
+    }
+    names = {"method", "gamma", *knobs()}
+    for name, value in sorted(settings.items(), key=lambda setting: setting[0] != "method"):
+        if name not in names:
+            return str(name)
+        if isinstance(value, str) and value not in choices.get(name, (value,)):
+            return f"{name}={shown(value)}"
+    return None

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.errors import shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell
-from capmoe_eval.experiment.configuration import load_option, options
+from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
@@ -70,24 +70,24 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
     ``overrides`` is the command line of the cells' experiment, such as ``limit=100``; its settings
     that are fields of the cells are left out.
     """
-    found: list[Words] = []
+    commands: list[Words] = []
     for cell in cells:
         words: dict[str, Any] = {"model": cell.model.name}
         words |= _method_words(cell.method, _model_defaults(cell.model.name), _SWEPT)
         # An override of these would compute other cells: they stand here, default or not.
         words |= {"modality": cell.method.modality, "shuffle": cell.shuffle}
         words |= {"batch_size": cell.batch_size, "tasks": cell.task.name}
-        found.append({key: (value,) for key, value in words.items()})
-    own = set().union(*found)
+        commands.append({key: (value,) for key, value in words.items()})
+    cell_keys = set().union(*commands)
     kept = [
         word
         for word in overrides
         if not word.lstrip("+~").startswith(("grid", "parts", "profile"))  # the experiment's
-        and _key(word) not in own
+        and _key(word) not in cell_keys
     ]
     for key in _SWEPT:
-        found = _joined(found, key)
-    return [_line(_without_defaults(words), kept) for words in found]
+        commands = _joined(commands, key)
+    return [_line(_without_defaults(words), kept) for words in commands]
 
 
 def cell_command(cell: Cell, results: str) -> str | None:
@@ -104,9 +104,9 @@ def cell_command(cell: Cell, results: str) -> str | None:
     words |= _different(config, cell.model, ("dtype", "attention"))
     words |= _method_words(cell.method, config)
     words |= {"tasks": cell.task.name} | _different(task, cell.task, TASK_FIELDS, prefix)
-    own = task["batch_size"]
-    if (own or config["batch_size"]) != cell.batch_size:
-        words[f"{prefix if own else ''}batch_size"] = cell.batch_size
+    task_batch_size = task["batch_size"]
+    if (task_batch_size or config["batch_size"]) != cell.batch_size:
+        words[f"{prefix if task_batch_size else ''}batch_size"] = cell.batch_size
     words |= _different(config, cell, ("limit", "eval_seed", "shuffle"))
     if cell.data != (task["data_root"] or config["data"]["root"] or HUB):
         words |= {f"{prefix}data_root": None} if task["data_root"] else {}
@@ -136,8 +136,8 @@ def _model_defaults(name: str) -> Mapping[str, Any]:
 @functools.cache
 def _task_defaults(name: str) -> Mapping[str, Any] | None:
     """Return the settings of a task in ``conf/tasks/``, or None if it is not there."""
-    found = _plain(load_option("tasks", name)).get(name) if name in options("tasks") else None
-    return None if found is None else TASK_DEFAULTS | found
+    settings = _plain(load_option("tasks", name)).get(name) if name in options("tasks") else None
+    return None if settings is None else TASK_DEFAULTS | settings
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -165,8 +165,8 @@ def _spelled(value: object) -> str:
 
 def _line(words: Words, overrides: Sequence[str] = ()) -> str:
     swept = any(len(values) > 1 for key, values in words.items() if key != "tasks")
-    said = [override(key, *values) for key, values in words.items()]
-    return f"python -m capmoe_eval {shlex.join([*(['-m'] if swept else []), *overrides, *said])}"
+    arguments = [override(key, *values) for key, values in words.items()]
+    return shlex.join(["capmoe-eval", "sweep" if swept else "run", *overrides, *arguments])
 
 
 def _method_words(
@@ -182,16 +182,16 @@ def _method_words(
 
 
 def _different(
-    defaults: Mapping[str, Any], wanted: object, fields: Sequence[str], prefix: str = ""
+    defaults: Mapping[str, Any], cell_part: object, fields: Sequence[str], prefix: str = ""
 ) -> dict[str, Any]:
-    values = {name: getattr(wanted, name) for name in fields}
+    values = {name: getattr(cell_part, name) for name in fields}
     return {prefix + name: value for name, value in values.items() if defaults.get(name) != value}
 
 
-def _joined(found: Iterable[Words], key: str) -> list[Words]:
+def _joined(commands: Iterable[Words], key: str) -> list[Words]:
     """Join the words that differ in one key alone."""
     groups: dict[str, Words] = {}
-    for words in found:
+    for words in commands:
         rest = sorted((name, None if name == key else values) for name, values in words.items())
         joined = groups.setdefault(repr(rest), dict(words))
         if key in words:

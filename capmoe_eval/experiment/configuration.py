@@ -1,64 +1,33 @@
-"""Read ``conf/``, and expand a composed configuration to cells and their placement."""
+"""Expand a composed configuration to cells, each with its plan: device, documents, directory."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, shown
-from capmoe_eval.experiment.arguments import check_once
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
-from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
-from capmoe_eval.experiment.knob_help import help_text
-from capmoe_eval.experiment.results import stored
-from capmoe_eval.experiment.settings import TASK_DEFAULTS, check_key
+from capmoe_eval.experiment.composition import load_option, load_options, options
+from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.experiment.settings import TASK_DEFAULTS, check_key, check_keys
 from capmoe_eval.experiment.values import Name
 from capmoe_eval.routing.knobs import check
 from capmoe_eval.routing.registry import create_method, knobs
 
-if TYPE_CHECKING:
-    from hydra._internal.hydra import Hydra
-
-# ${capmoe.cache:name}, a directory in the user's cache.
-OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
-# ${capmoe.beside:path}, the directory that a path is in.
-OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
-
-# ${capmoe.knobs:}, the help of every method and knob.
-OmegaConf.register_new_resolver("capmoe.knobs", help_text)
-
-# The options that were composed, by group and name.
-_composed: dict[tuple[str, str], DictConfig] = {}
-
 _GRIDS = ("grid", "parts")
 _OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens")
-_NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
-_OF_HYDRA = tuple(
-    f"~hydra/{group}"
-    for group in (
-        *("help", "hydra_help", "job_logging", "hydra_logging"),
-        *("launcher", "sweeper", "env", "output"),
-    )
-)
-# The beginning of a word of the command line that sets a grid or one of its keys.
-_IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
 
 @dataclass(frozen=True)
-class Placement:
+class DeviceConfig:
     """Device and processes of a model."""
 
     device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1, …
@@ -71,13 +40,13 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CellPlan:
     """A cell and what is needed to compute it but does not change its result."""
 
     cell: Cell
     source: DataSource  # of its documents
     root: Path  # the results directory
-    placement: Placement = Placement()
+    placement: DeviceConfig = DeviceConfig()
     overwrite: bool = False  # a finished cell is computed again
     allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
     save_trace: str | None = None  # directory for the trace of each cell that is computed
@@ -92,10 +61,12 @@ class Plan:
     @property
     def stored(self) -> tuple[Path, Path] | None:
         """Path and results directory of the record that is there; None if the cell is missing."""
+        from capmoe_eval.experiment.results import stored  # slow to import
+
         return stored(self.root, self.path)
 
 
-def model_notes(planned: Iterable[Plan], title: Callable[[str], str] = str) -> list[str]:
+def model_notes(planned: Iterable[CellPlan], title: Callable[[str], str] = str) -> list[str]:
     """Return each caution about the models' numbers once, behind the models' titles."""
     models: dict[str, dict[str, None]] = {}
     for plan in planned:
@@ -104,103 +75,10 @@ def model_notes(planned: Iterable[Plan], title: Callable[[str], str] = str) -> l
     return [f"{', '.join(names)}: {note}." for note, names in models.items()]
 
 
-def config_directory() -> Path:
-    """Return ``conf/``: beside the package in a checkout, inside it where it is installed."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
-
-
-def for_hydra(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line, new keys of grids forced on Hydra, which refuses them.
-
-    They are checked on expansion. A model that is chosen takes the place of those of an
-    experiment's grid. A number, null, true or false in place of a group's option is a UsageError,
-    and so is a key with two values.
-    """
-    check_once(words)
-    for word in words:
-        group, _, option = word.partition("=")
-        if _NO_NAME.fullmatch(option) and options(group):
-            raise bad_choice(group, option, options(group))
-    keys = {word.lstrip("+").partition("=")[0] for word in words}
-    one_model = {"experiment", "model"} <= keys and not keys & {"grid", "grid.model"}
-    forced = [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]
-    return [*forced, "++grid.model=null"] if one_model else forced
-
-
 def profile_name(config: DictConfig) -> str:
     """Return the profile's name, or raise UsageError if it cannot be a directory of reports."""
     name = (config.get("profile") or {}).get("name")
     return str(check("profile.name", name, Name))
-
-
-def options(group: str) -> list[str]:
-    """Return the names of a configuration group, such as the models."""
-    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
-
-
-def load_option(group: str, name: str) -> DictConfig:
-    """Return one option of a group, composed, or raise UsageError if there is none."""
-    check_choice(group, name, options(group))
-    load_options(group, [name])
-    return _composed[group, name].copy()
-
-
-def load_options(group: str, names: Iterable[str]) -> None:
-    """Compose some options of a group, and keep them: all at once takes half as long as singly."""
-    new = [name for name in dict.fromkeys(names) if (group, name) not in _composed]
-    if new:
-        composed = compose_words([f"+{group}@_{n}={name}" for n, name in enumerate(new)], None)
-        OmegaConf.set_struct(composed, False)
-        _composed.update({(group, name): composed[f"_{n}"] for n, name in enumerate(new)})
-
-
-@contextmanager
-def composing() -> Iterator[None]:
-    """Have Hydra's ``compose`` read ``conf/``, also inside a job that Hydra runs."""
-    running = GlobalHydra.instance().hydra
-    try:
-        GlobalHydra.instance().hydra = _hydra(config_directory(), store_knobs())
-        yield
-    finally:
-        GlobalHydra.instance().hydra = running
-
-
-def store_knobs() -> tuple[str, ...]:
-    """Store the knobs of all methods and their defaults as Hydra's ``knobs``; return their names.
-
-    ``conf/config.yaml`` begins with them, so that a method that a user registers brings its own.
-    """
-    defaults = {name: knob.default for name, knob in knobs().items()}
-    ConfigStore.instance().store("knobs", defaults)
-    return tuple(defaults)
-
-
-@functools.cache
-def _hydra(directory: Path, _knobs: tuple[str, ...]) -> Hydra | None:
-    """Return a Hydra that parses a file of a directory once; by itself, it does at each compose."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(directory), version_base="1.3"):
-        found = GlobalHydra.instance().hydra
-    loader: Any = found and found.config_loader
-    load = loader.repository.load_config
-    parsed = functools.cache(lambda config_path: pickle.dumps(load(config_path)))
-    # A copy, by pickle as deepcopy takes six times as long: what is composed is made of the nodes.
-    loader.repository.load_config = lambda config_path: pickle.loads(parsed(config_path))
-    return found
-
-
-def compose_words(words: Sequence[str], config: str | None = "config") -> DictConfig:
-    """Return what Hydra composes of a file of ``conf/``, or of none, and the words of a command.
-
-    What Hydra needs for its own command line is left out, which takes a third of the time, unless
-    the words speak of it.
-    """
-    speaks = any(word.lstrip("+~").startswith("hydra") for word in words)
-    with composing():
-        composed: DictConfig = compose(config, [*(() if speaks else _OF_HYDRA), *words])
-    return composed
 
 
 def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
@@ -244,13 +122,13 @@ def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
 
     One of them that has no keys with values is a UsageError.
     """
-    found: dict[str, Any] = {name: config.get(name) for name in _GRIDS}
-    for name, value in found.items():
+    grid_by_name: dict[str, Any] = {name: config.get(name) for name in _GRIDS}
+    for name, value in grid_by_name.items():
         if OmegaConf.is_config(value):
-            found[name] = OmegaConf.to_container(value, resolve=True)
-    if isinstance(found["parts"], Mapping):
-        found |= {f"parts.{name}": grid for name, grid in found.pop("parts").items()}
-    for name, grid in found.items():
+            grid_by_name[name] = OmegaConf.to_container(value, resolve=True)
+    if isinstance(grid_by_name["parts"], Mapping):
+        grid_by_name |= {f"parts.{name}": grid for name, grid in grid_by_name.pop("parts").items()}
+    for name, grid in grid_by_name.items():
         if isinstance(grid, dict) and grid.get("model", ...) is None:  # of :func:`for_hydra`
             del grid["model"]
         if not isinstance(grid, Mapping):
@@ -259,7 +137,7 @@ def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
                 f"{name}={shown(grid)}: must be keys with lists of values, for example "
                 f"{example}.gamma=[1.0,2.0]"
             )
-    return found
+    return grid_by_name
 
 
 def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
@@ -297,8 +175,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     except MissingMandatoryValue as error:
         key = error.full_key
         raise UsageError(f"Missing mandatory value: {key}; say {key}=…") from error
-    for key in dict.fromkeys(("model", "tasks", "data", *plain)):
-        check_key(key, plain.get(key))
+    check_keys({key: plain.get(key) for key in ("model", "tasks", "data", *plain)})
     return dict(plain)
 
 
@@ -316,14 +193,14 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
             )
 
 
-def plans(config: DictConfig) -> list[Plan]:
+def plans(config: DictConfig) -> list[CellPlan]:
     """Return a composed configuration's plans, one per cell; UsageError for an impossible value."""
     return plans_at(point for points in expand_parts(config).values() for point in points())
 
 
-def plans_at(points: Iterable[Mapping[str, Any]]) -> list[Plan]:
+def plans_at(points: Iterable[Mapping[str, Any]]) -> list[CellPlan]:
     """Return the plans at some points of :func:`expand_parts`, as :func:`plans` does."""
-    found: dict[str, Plan] = {}
+    plan_by_digest: dict[str, CellPlan] = {}
     for point in points:
         for name in point["tasks"]:
             try:
@@ -334,11 +211,11 @@ def plans_at(points: Iterable[Mapping[str, Any]]) -> list[Plan]:
                     f"model={model}, tasks={name}: field {error} is missing in one of their files; "
                     "conf/model/custom.yaml and conf/tasks/obqa.yaml have all fields"
                 ) from error
-            found.setdefault(plan.cell.digest, plan)
-    return list(found.values())
+            plan_by_digest.setdefault(plan.cell.digest, plan)
+    return list(plan_by_digest.values())
 
 
-def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
+def share(planned: Sequence[CellPlan], shard: str | None) -> list[CellPlan]:
     """Return the plans of one of several processes, dealt out in the order of their digests.
 
     ``shard`` is ``i/n`` for the i-th of n processes, from 1, or None for all plans; anything else
@@ -352,7 +229,7 @@ def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
     return [plan for plan in planned if plan.cell.digest in mine]
 
 
-def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
+def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
     model, task = config["model"], TASK_DEFAULTS | config["tasks"][task_name]
     source = data_source(task["data_root"] or config["data"]["root"], config["data"]["name"])
     cell = Cell(
@@ -371,11 +248,13 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
         eval_seed=config["eval_seed"],
         shuffle=config["shuffle"],
     )
-    return Plan(
+    return CellPlan(
         cell=cell,
         source=source,
         root=Path(config["results_dir"]),
         note=model["note"],
-        placement=Placement(**{field.name: config[field.name] for field in fields(Placement)}),
+        placement=DeviceConfig(
+            **{field.name: config[field.name] for field in fields(DeviceConfig)}
+        ),
         **{key: config[key] for key in _OPTIONS},
     )

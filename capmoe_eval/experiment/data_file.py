@@ -26,5 +26,5 @@ def read_data(package: str, name: str, kind: type[_T]) -> _T:
     content = read_yaml((resources.files(package) / name).read_text(encoding="utf-8"))
     # In a tuple, since a bare dataclass takes no configuration.
     adapter = TypeAdapter(tuple[kind], config=ConfigDict(extra="forbid"))  # type: ignore[valid-type]
-    found: _T = adapter.validate_python((content,))[0]
-    return found
+    data: _T = adapter.validate_python((content,))[0]
+    return data

@@ -17,7 +17,7 @@ from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.experiment.files import check_writable
 
 HUB = "hub"
-EMBEDDED = ("miniworld", "synthetic", "banking77", "pictures", "easy_vqa")
+EMBEDDED = ("miniworld", "banking77", "pictures", "easy_vqa")
 """Sources that come with the suite: generated, the real BANKING77, and easy-VQA by its package."""
 
 
@@ -47,8 +47,8 @@ class DataSource:
 
     def fingerprint(self, dataset: str) -> str | None:
         """Return a hash of a dataset's files, or of several joined by ``+``; None for the hub."""
-        found = [self.directory(name.strip()) for name in dataset.split("+")]
-        return "+".join(_hash_files(one) for one in found if one) or None
+        directories = [self.directory(name.strip()) for name in dataset.split("+")]
+        return "+".join(_hash_files(directory) for directory in directories if directory) or None
 
 
 @functools.cache  # so a process does not notice files that change while it runs
@@ -116,5 +116,5 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
             f"{', '.join(EMBEDDED)}, or null for the hub"
         )
     path = path.resolve()
-    own = f"local-{path.name}" if path.name in (HUB, *EMBEDDED) else path.name
-    return DataSource(name or own, path)
+    default_name = f"local-{path.name}" if path.name in (HUB, *EMBEDDED) else path.name
+    return DataSource(name or default_name, path)

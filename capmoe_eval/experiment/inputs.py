@@ -44,12 +44,12 @@ def check(
         UsageError: If a record there has other weights, tokenizer, attention or documents.
     """
     now = _inputs(cell, provenance)
-    known: _Inputs = {}
+    recorded_inputs: _Inputs = {}
     for directory in reversed(directories(root)):
-        known |= (there := _known(directory))
+        recorded_inputs |= (there := _known(directory))
         _refuse(directory, there, now, finished, cell.path(root))
     for identity, entry in now.items():
-        then = known.get(identity, {}).get("computed_by", {})
+        then = recorded_inputs.get(identity, {}).get("computed_by", {})
         differing = [
             f"{name} {then.get(name)}, now {value}"
             for name, value in entry.get("computed_by", {}).items()
@@ -71,10 +71,10 @@ def note(record: Record, root: Path, warn: Callable[[str], None] = print_warning
     """
     now = _recorded(record)
     with writing("results_dir", root), hold(root / FILE, warn):
-        known = _known(root)
-        _refuse(root, known, now, (), record.path)
-        if any(known.get(identity) != entry for identity, entry in now.items()):
-            _write(root, known | now)
+        recorded_inputs = _known(root)
+        _refuse(root, recorded_inputs, now, (), record.path)
+        if any(recorded_inputs.get(identity) != entry for identity, entry in now.items()):
+            _write(root, recorded_inputs | now)
 
 
 def prepare(root: Path) -> None:
@@ -82,26 +82,26 @@ def prepare(root: Path) -> None:
     if (root / FILE).exists() or not record_paths(root):
         return
     with writing("results_dir", root), hold(root / FILE):
-        known: _Inputs = {}
+        recorded_inputs: _Inputs = {}
         origin: dict[str, Path] = {}
         for record in each_record(root, broken=[]):
             now = _recorded(record)
-            for identity, field, old, new in _conflicts(known, now):
+            for identity, field, old, new in _conflicts(recorded_inputs, now):
                 raise UsageError(
                     f"{origin[identity]} and {record.path}: computed with other {field} of "
                     f"{_title(now[identity])} ({old} and {new}); delete the results of one of the "
                     "two"
                 )
-            known |= now
+            recorded_inputs |= now
             origin |= dict.fromkeys(now, record.path)
-        if known and not (root / FILE).exists():
-            _write(root, known)
+        if recorded_inputs and not (root / FILE).exists():
+            _write(root, recorded_inputs)
 
 
 def decisive(record: Record) -> str:
     """Return what :func:`check` compares of a record: one stands for all that have the same."""
-    found = _recorded(record).items()
-    return json.dumps([[of, *(entry.get(field) for field in _DECISIVE)] for of, entry in found])
+    entries = _recorded(record).items()
+    return json.dumps([[of, *(entry.get(field) for field in _DECISIVE)] for of, entry in entries])
 
 
 def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
@@ -117,8 +117,8 @@ def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
             "threads": provenance["threads"],
             "experts kernel": fields.get("experts_implementation"),
         }
-        known = {key: fields.get(key) for key in ("weights", "tokenizer", "attention", "commit")}
-        entries.insert(0, {"of": cell.model.identity(), **known, "computed_by": conditions})
+        content = {key: fields.get(key) for key in ("weights", "tokenizer", "attention", "commit")}
+        entries.insert(0, {"of": cell.model.identity(), **content, "computed_by": conditions})
     return _by_identity(entries)
 
 
@@ -151,10 +151,10 @@ def _known(root: Path) -> _Inputs:
         return _by_identity([*content["models"], *content["datasets"]])
 
 
-def _write(root: Path, known: _Inputs) -> None:
+def _write(root: Path, inputs: _Inputs) -> None:
     """Write the file; only who holds it may, so no other writer lives."""
     remove_temporaries(root / FILE)
-    entries = [entry for _, entry in sorted(known.items())]
+    entries = [entry for _, entry in sorted(inputs.items())]
     content = {
         "schema": _SCHEMA,
         "models": [entry for entry in entries if _is_model(entry)],
@@ -172,13 +172,17 @@ def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[str, str, Any, Any
 
 
 def _refuse(
-    root: Path, known: _Inputs, now: _Inputs, finished: Iterable[Record], own: Path
+    root: Path,
+    recorded_inputs: _Inputs,
+    now: _Inputs,
+    finished: Iterable[Record],
+    record_path: Path,
 ) -> None:
-    """Refuse inputs of a cell that differ from those of a record that is not its ``own``."""
-    if any(_conflicts(known, now)):  # the file differs: compare all records of the directory
+    """Refuse inputs of a cell that differ from those of a record not at ``record_path``."""
+    if any(_conflicts(recorded_inputs, now)):  # the file differs: compare the directory's records
         finished = each_record(root, broken=[])
     for record in finished:
-        then = _recorded(record) if record.path != own else {}
+        then = _recorded(record) if record.path != record_path else {}
         for identity, field, old, new in _conflicts(then, now):
             key = "data.name" if field == "fingerprint" else "model.name"
             raise UsageError(

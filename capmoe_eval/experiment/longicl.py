@@ -56,12 +56,12 @@ def prompt(demonstrations: Iterable[Mapping[str, object]], text: str) -> str:
 
     Queries are not stripped: a few of BANKING77's begin or end in newlines.
     """
-    shown = "".join(
+    examples = "".join(
         f"service query: {row['text']}\nintent category: {row['label_text']}\n"
         for row in demonstrations
     )
     question = f"service query: {text}\nintent category: "
-    return f"{INSTRUCTION} The examples are as follows: \n{shown}{question}"
+    return f"{INSTRUCTION} The examples are as follows: \n{examples}{question}"
 
 
 def score(continuation: str, label: str) -> bool:
@@ -79,4 +79,4 @@ def _passes(rows: Iterable[_Row], count: int) -> list[_Row]:
     by_label: dict[str, list[_Row]] = {}
     for row in rows:
         by_label.setdefault(str(row["label_text"]), []).append(row)
-    return [own[i] for i in range(count) for own in by_label.values() if i < len(own)]
+    return [group[i] for i in range(count) for group in by_label.values() if i < len(group)]

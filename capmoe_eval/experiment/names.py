@@ -51,8 +51,8 @@ _SEEDED: Final = re.compile(r"(.+)_s(?:eed)?(0|[1-9][0-9]{0,8})")
 
 def split_seed(model: str) -> tuple[str, int | None]:
     """Return a model's name without its training seed, and the seed: "olmoe", 1 of "olmoe_s1"."""
-    found = _SEEDED.fullmatch(model)
-    return (found[1], int(found[2])) if found else (model, None)
+    match = _SEEDED.fullmatch(model)
+    return (match[1], int(match[2])) if match else (model, None)
 
 
 def family(model: str) -> str:

@@ -58,10 +58,10 @@ def adopt_srun() -> None:
 
 def _first_node(nodes: str) -> str:
     """Return the first node of a list such as ``gpu[03-05,09],login1``."""
-    found = _NODES.fullmatch(nodes)
-    if found is None:
+    match = _NODES.fullmatch(nodes)
+    if match is None:
         raise UsageError(
             f"SLURM_STEP_NODELIST={nodes}: the first node cannot be read from it; say before srun: "
             'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         )
-    return found["name"] + (found["number"] or "")
+    return match["name"] + (match["number"] or "")

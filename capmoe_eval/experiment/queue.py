@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from capmoe_eval.errors import writing
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import CellPlan
+from capmoe_eval.experiment.packs import record_bytes
 from capmoe_eval.experiment.reservations import Reservation, Watch, reserve, reserved
 
 POLL: Final = 1.0
@@ -23,13 +24,13 @@ POLL: Final = 1.0
 class Turn:
     """A cell whose turn it is."""
 
-    plan: Plan
+    plan: CellPlan
     reservation: Reservation | None = None  # None where this process does not write the record
     finished: bool = False  # whether another process has written the record
     by: str | None = None  # that process, if it was seen
 
 
-def loads(plan: Plan) -> tuple[object, ...]:
+def loads(plan: CellPlan) -> tuple[object, ...]:
     """Return what cells have in common for which a model is loaded once."""
     return plan.cell.model, plan.placement
 
@@ -50,13 +51,13 @@ class Queue:
     """
 
     def __init__(
-        self, plans: Sequence[Plan], waiting: Callable[[Counter[str]], None] = lambda _: None
+        self, plans: Sequence[CellPlan], waiting: Callable[[Counter[str]], None] = lambda _: None
     ) -> None:
         self._waiting = waiting
-        self._left: dict[tuple[object, ...], list[Plan]] = {}
+        self._left: dict[tuple[object, ...], list[CellPlan]] = {}
         for plan in plans:
             self._left.setdefault(loads(plan), []).append(plan)
-        self._old = {plan.path: _version(plan.path) for plan in plans if plan.overwrite}
+        self._old = {plan.path: _content(plan) for plan in plans if plan.overwrite}
         self._watch = Watch()
         self._holders: dict[Path, str] = {}  # who was last seen to compute a cell
         self._model: tuple[object, ...] | None = None  # of the last cell to compute
@@ -89,7 +90,7 @@ class Queue:
             if turn.reservation is not None and not turn.reservation.held():
                 self._left.setdefault(model, []).append(turn.plan)
 
-    def _plans(self) -> list[Plan]:
+    def _plans(self) -> list[CellPlan]:
         return [plan for plans in self._left.values() for plan in plans]
 
     def _turns(self) -> list[Turn]:
@@ -111,7 +112,7 @@ class Queue:
                 return [turn]
         return []
 
-    def _freest(self) -> list[Plan]:
+    def _freest(self) -> list[CellPlan]:
         """Return the cells that no process holds of the model of which the fewest are held."""
         # A look at each directory, not at each cell: this is done for every model.
         taken = reserved({plan.path.parent for plan in self._plans()})
@@ -125,7 +126,7 @@ class Queue:
                 break
         return freest
 
-    def _try(self, plan: Plan) -> Turn | None:
+    def _try(self, plan: CellPlan) -> Turn | None:
         """Return a cell's turn, or None where another process holds it."""
         if self._is_finished(plan):
             return self._by_another(plan)
@@ -139,23 +140,21 @@ class Queue:
                 return self._by_another(plan)
         return Turn(plan, reservation)
 
-    def _held(self, plan: Plan) -> bool:
+    def _held(self, plan: CellPlan) -> bool:
         holder = self._watch.live_holder(plan.path)
         if holder is not None:
             self._holders[plan.path] = str(holder)
         return holder is not None and not self._is_finished(plan)
 
-    def _is_finished(self, plan: Plan) -> bool:
-        return _version(plan.path) not in (None, self._old.get(plan.path))
+    def _is_finished(self, plan: CellPlan) -> bool:
+        if not plan.overwrite:
+            return plan.stored is not None
+        return _content(plan) not in (None, self._old[plan.path])
 
-    def _by_another(self, plan: Plan) -> Turn:
+    def _by_another(self, plan: CellPlan) -> Turn:
         return Turn(plan, finished=True, by=self._holders.get(plan.path))
 
 
-def _version(path: Path) -> tuple[int, int] | None:
-    """Return what differs between a file and one that replaces it; None if there is none."""
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_ino, status.st_mtime_ns
+def _content(plan: CellPlan) -> bytes | None:
+    """Return the bytes of a cell's record, which packing leaves as they are, or None."""
+    return None if plan.stored is None else record_bytes(plan.stored[0])

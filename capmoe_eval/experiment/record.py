@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, PlainValidator, ValidationError, model_validator
+from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
-from capmoe_eval.errors import UsageError, field_problem, shown, writing
-from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.errors import UsageError, field_problem, writing
+from capmoe_eval.experiment.cell import Cell, not_registered
 from capmoe_eval.experiment.files import read_bytes, write_bytes
+from capmoe_eval.experiment.packs import SUFFIX, Pack, has_checksum, open_pack, pack_with, sealed
 from capmoe_eval.experiment.record_part import (
     Amount,
+    Answers,
     Calibrated,
     ChosenFactors,
-    Documents,
     Layer,
     Load,
     Part,
     Positive,
     Proofs,
     Provenance,
+    TaskAnswers,
 )
-from capmoe_eval.routing.factor import CapacityFactor, factor_forms, gamma_json
-from capmoe_eval.routing.registry import knobs, method_names, placements
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from capmoe_eval.routing.factor import CapacityFactor, gamma_json
 
 SCHEMA = 3
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
@@ -48,19 +41,6 @@ _BOUNDED = (
     *("rouge1", "rouge2", "rougeL"),
 )
 
-# A list of numbers as json indents it. No string of JSON holds a bare line break.
-_NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
-
-_CHECKSUM = b'"checksum": "%s"'
-_BLANK = "0" * 64
-
-
-Scored: TypeAlias = (
-    "Mapping[str, tuple[str, NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]]"
-)
-"""Per subtask: the hash over its documents, their scores, and their batches and images if known,
-else nothing."""
-
 
 class Score(NamedTuple):
     """One metric of a record."""
@@ -68,70 +48,135 @@ class Score(NamedTuple):
     value: float  # in its own units: a fraction, or MME's points
     stderr: float | None  # in the same units
     n: int  # documents that it is of
-    documents: Scored  # these documents; the hash is that over all of the task
+    documents: TaskAnswers  # the answers to these documents
 
 
-def _cell(identity: dict[str, object]) -> Cell:
-    try:
-        cell = Cell.from_identity(identity)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"cannot be read ({error})") from error
-    if cell.identity() != identity:
-        raise ValueError("cannot be read (a field is missing or has no effect)")
-    return cell
+class Summary(Part):
+    """The parts of a record without its answers and layers."""
 
-
-class Record(Part):
-    """lm-eval's result dictionary of one task, with the suite's ``capmoe`` part as types.
-
-    ``docs/results.md`` describes the fields; a record may have more. One that is invalid raises a
-    ValidationError when it is made.
-    """
-
-    content: dict[str, Any]  # the whole JSON object
-    path: Path  # of its file, which may not be written yet
-    cell: Annotated[Cell, PlainValidator(_cell)]
+    identity: dict[str, Any] = Field(alias="cell")
     digest: str
     value: float  # the task's metric as a fraction
     stderr: Amount | None  # its standard error over documents, as a fraction
     n: Positive  # documents
-    subtasks: Annotated[dict[str, Documents], Field(alias="documents", min_length=1)]
     load: Load  # over all layers and forwards
-    layers: Annotated[list[Layer], Field(min_length=1)]
     proofs: Proofs
     provenance: Provenance
     # Of methods that need one; with the factors that it chose where γ is adaptive.
     calibration: ChosenFactors | Calibrated | None = Field(None, union_mode="left_to_right")
     checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""  # of the file it was read from
 
-    def __init__(self, content: dict[str, Any], path: Path) -> None:
-        super().__init__(**{**content["capmoe"], "content": content, "path": path})
 
-    @model_validator(mode="after")
-    def _hangs_together(self) -> Record:
-        if self.digest != self.cell.digest:
-            raise ValueError(
-                f"its cell has digest {self.cell.digest}, the record says {self.digest[:40]}"
+class Details(Part):
+    """The answers and layers of a record."""
+
+    documents: Annotated[dict[str, Answers], Field(min_length=1)]
+    layers: Annotated[list[Layer], Field(min_length=1)]
+
+
+class _File(Part):
+    capmoe: Details
+
+
+class Record(Summary):
+    """lm-eval's result dictionary of one task, with the suite's ``capmoe`` part as types.
+
+    ``docs/results.md`` describes the fields; a record may have more. That of a pack is unpacked
+    when its answers, layers or content are first asked for.
+    """
+
+    path: Path  # of its own file, which may not be written yet, or packed
+    _pack: Pack | None = None
+
+    @classmethod
+    def of(cls, content: dict[str, Any], path: Path) -> Record:
+        """Return the record with a content, the whole JSON object.
+
+        Raises:
+            ValueError: If it is invalid.
+        """
+        try:
+            record = cls(**content["capmoe"], path=path)
+            details = Details(**content["capmoe"])
+        except ValidationError as error:
+            raise ValueError(field_problem(error, "capmoe")) from error
+        except OverflowError as error:
+            raise ValueError("a number of 'capmoe' is too large") from error
+        vars(record).update(content=content, _details=details)
+        record._check()
+        return record
+
+    @classmethod
+    def of_pack(cls, pack: Pack, path: Path) -> Record:
+        """Return a record that a pack has."""
+        record = cls(**pack.summaries[path.name], path=path)
+        record._pack = pack
+        return record
+
+    def _unpacked(self) -> bytes:
+        assert self._pack is not None
+        data = self._pack.record(self.path.name)
+        if not has_checksum(data, self.checksum):
+            raise UsageError(f"{self.path}: its checksum is another than its pack says")
+        return data
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The whole JSON object."""
+        content: dict[str, Any] = from_json(self._unpacked())
+        return content
+
+    @cached_property
+    def _details(self) -> Details:
+        return _File.model_validate_json(self._unpacked()).capmoe
+
+    @cached_property
+    def cell(self) -> Cell:
+        """The cell that it is of."""
+        try:
+            cell = Cell.from_identity(self.identity)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise UsageError(f"field 'capmoe.cell': cannot be read ({error})") from error
+        if cell.identity() != self.identity:
+            raise UsageError(
+                "field 'capmoe.cell': cannot be read (a field is missing or has no effect)"
             )
-        scores = sum(len(part.correct) for part in self.subtasks.values())
-        if scores != self.n:
-            raise ValueError(f"n is {self.n}, and documents has {scores} scores")
-        self._check_factors()
-        metric = self.cell.task.metric
-        if (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
-            raise ValueError(f"value is {self.value:g}, and {metric} is a share, from 0 to 1")
-        return self
+        return cell
 
-    def _check_factors(self) -> None:
-        """Refuse a record without its calibration, or whose layers have another γ than is said."""
+    @property
+    def documents(self) -> TaskAnswers:
+        """The answers to the documents, by subtask."""
+        return self._details.documents
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The statistics of every MoE layer."""
+        return self._details.layers
+
+    def _check(self) -> None:
+        """Refuse a record whose parts contradict each other, by a ValueError."""
+        wrong = None
+        scores = sum(len(part.correct) for part in self.documents.values())
+        metric = self.cell.task.metric
+        if self.digest != self.cell.digest:
+            wrong = f"its cell has digest {self.cell.digest}, the record says {self.digest[:40]}"
+        elif scores != self.n:
+            wrong = f"n is {self.n}, and documents has {scores} scores"
+        elif (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
+            wrong = f"value is {self.value:g}, and {metric} is a share, from 0 to 1"
+        if wrong := wrong or self._wrong_factors():
+            raise ValueError(f"field 'capmoe': {wrong}")
+
+    def _wrong_factors(self) -> str | None:
+        """Return what contradicts the capacity factors that were set or chosen, or None."""
         method, calibration = self.cell.method, self.calibration
         if (method.calibration is None) != (calibration is None):
-            raise ValueError("calibration is of methods that need one, and of all of them")
+            return "calibration is of methods that need one, and of all of them"
         chosen = calibration if isinstance(calibration, ChosenFactors) else None
         factor, layers = method.factor, range(len(self.layers))
         is_chosen = factor is not None and factor.calibration is not None
         if is_chosen != (chosen is not None):
-            raise ValueError("calibration.gammas is of gamma=adaptive, and of no other")
+            return "calibration.gammas is of gamma=adaptive, and of no other"
         expected: list[float | str | None] = [None for _ in layers]
         if chosen is not None:
             expected = list(map(gamma_json, chosen.gammas))
@@ -139,7 +184,8 @@ class Record(Part):
             factor.check_layers(len(layers))
             expected = [gamma_json(factor.of_layer(number)) for number in layers]
         if [layer.gamma for layer in self.layers] != expected:
-            raise ValueError("its layers have other capacity factors than were set or chosen")
+            return "its layers have other capacity factors than were set or chosen"
+        return None
 
     @property
     def capmoe(self) -> dict[str, Any]:
@@ -186,24 +232,6 @@ class Record(Part):
         knobs = self.cell.method.identity().items()
         return {knob: value for knob, value in knobs if knob not in named}
 
-    @cached_property
-    def documents(self) -> Scored:
-        """The scores of all documents, per subtask."""
-        import numpy as np  # which an evaluation's start need not wait for
-
-        def whole(numbers: list[int] | None) -> NDArray[np.int64]:
-            return np.array(numbers or (), np.int64)
-
-        return {
-            name: (
-                part.documents,
-                np.array(part.correct),
-                whole(part.batches),
-                whole(part.images),
-            )
-            for name, part in sorted(self.subtasks.items())
-        }
-
     def score(self, metric: str) -> Score:
         """Return a metric of the task that need not be its own.
 
@@ -217,18 +245,10 @@ class Record(Part):
             raise UsageError(
                 f"{self.path}: has no metric {metric}; run it again with limit=null overwrite=true"
             )
-        documents = {}
-        for name, (found, correct, batches, images) in self.documents.items():
-            places = self.subtasks[name].metrics.get(metric, list(range(len(correct))))
-            documents[name] = (
-                found,
-                correct[places],
-                batches[places] if len(batches) else batches,
-                images[places] if len(images) else images,
-            )
-        known = isinstance(stderr, (int, float))
-        count = sum(len(part[1]) for part in documents.values())
-        return Score(float(value), float(stderr) if known else None, count, documents)
+        documents = {name: part.of_metric(metric) for name, part in self.documents.items()}
+        count = sum(len(part.correct) for part in documents.values())
+        error = float(stderr) if isinstance(stderr, (int, float)) else None
+        return Score(float(value), error, count, documents)
 
     def write(self) -> None:
         """Seal the record with its checksum and write it; UsageError if it is invalid."""
@@ -239,51 +259,6 @@ class Record(Part):
             raise UsageError(f"{self.path}: not written: {error}") from error
         with writing("results_dir", root):
             write_bytes(self.path, data)
-
-
-def sealed(content: dict[str, Any]) -> bytes:
-    """Set the checksum of a record's content and return the bytes of its file.
-
-    The checksum is the SHA-256 of the file with 64 zeros in the checksum's place. NaN in lm-eval's
-    part becomes null, as JSON has none.
-    """
-    part = content["capmoe"]
-    part["checksum"] = _BLANK
-    whole = {key: _finite(value) for key, value in content.items()} | {"capmoe": part}
-    text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
-    data = (_NUMBERS.sub(lambda n: f"[{' '.join(n[1].split())}]", text) + "\n").encode()
-    part["checksum"] = hashlib.sha256(data).hexdigest()
-    return data.replace(_CHECKSUM % _BLANK.encode(), _CHECKSUM % part["checksum"].encode())
-
-
-def relabelled(record: Record, data: bytes, cell: Cell) -> bytes:
-    """Return the bytes of a record's file as another cell's, sealed; nothing else of it changes.
-
-    It is for benchmarks, which need many records: to write one from its content takes 40 times as
-    long.
-    """
-
-    def lines(of: Cell) -> bytes:
-        text = json.dumps(of.identity(), indent=1, sort_keys=True, ensure_ascii=False)
-        return f'"cell": {text}'.replace("\n", "\n  ").encode()
-
-    for old, new in (
-        (_CHECKSUM % record.checksum.encode(), _CHECKSUM % _BLANK.encode()),
-        (lines(record.cell), lines(cell)),
-        (b'"digest": "%s"' % record.digest.encode(), b'"digest": "%s"' % cell.digest.encode()),
-    ):
-        assert data.count(old) == 1
-        data = data.replace(old, new)
-    checksum = hashlib.sha256(data).hexdigest().encode()
-    return data.replace(_CHECKSUM % _BLANK.encode(), _CHECKSUM % checksum)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class NotRegisteredError(UsageError):
@@ -298,47 +273,60 @@ class NotRegisteredError(UsageError):
 
 
 def read_record(path: Path, root: Path | None = None) -> Record:
-    """Read and validate a record.
+    """Read and validate a record, from its own file or from its pack.
 
     It must have its cell's path below the results directory, or its cell's file name where none is
     given.
 
     Raises:
         NotRegisteredError: If nothing registers its method.
-        UsageError: If the file is truncated, changed, no record, of another schema or cell.
+        UsageError: If the file is truncated, changed, no record, of another schema or cell; or the
+            pack is damaged.
     """
+    if path.name.endswith(SUFFIX):
+        open_pack(path)  # says what is wrong with it
     try:
         return _parsed(read_bytes(path), path, root)
     except NotRegisteredError:
         raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and (record := _packed(path)) is not None:
+            return record
         wrong = f"not a whole record ({error})"
     except ValueError as error:
         wrong = str(error)
     raise UsageError(f"{path}: {' '.join(wrong.split())}; delete it to compute it anew")
 
 
-def _not_registered(cell: Any) -> str | None:
-    """Return what nothing registers of a cell's method: its name, a knob or a value; or None."""
-    settings = cell.get("method") if isinstance(cell, dict) else None
-    if not isinstance(settings, dict):
+def _packed(path: Path) -> Record | None:
+    """Return the record that a pack has, by the path of its own file, or None."""
+    pack = _checked_pack(path)
+    return None if pack is None else Record.of_pack(pack, path)
+
+
+def read_summary(path: Path, root: Path | None = None) -> dict[str, Any]:
+    """Return what a record says beside its answers and layers, as JSON; as :func:`read_record`."""
+    pack = None if path.is_file() else _checked_pack(path)
+    return read_record(path, root).capmoe if pack is None else pack.summaries[path.name]
+
+
+def _checked_pack(path: Path) -> Pack | None:
+    """Return the pack that has a record, by the path of its own file, or None."""
+    if (pack := pack_with(path)) is None:
         return None
-    choices: Mapping[str, Collection[object]] = {
-        "method": method_names(),
-        "placement": placements(),
-        "gamma": ("inf", *(form.keyword for form in factor_forms())),
-    }
-    names = {"method", "gamma", *knobs()}
-    for name, value in sorted(settings.items(), key=lambda setting: setting[0] != "method"):
-        if name not in names:
-            return str(name)
-        if isinstance(value, str) and value not in choices.get(name, (value,)):
-            return f"{name}={shown(value)}"
-    return None
+    summary = pack.summaries[path.name]
+    if missing := not_registered(summary["cell"]):
+        raise NotRegisteredError(path, missing)
+    if summary["schema"] != SCHEMA:
+        raise UsageError(f"{pack.path}: schema {summary['schema']}, this version reads {SCHEMA}")
+    names = tuple(summary["cell"][part]["name"] for part in ("model", "task"))
+    if path.parts[-3:-1] != names:
+        raise UsageError(f"{pack.path}: the pack of another place, which is {'/'.join(names)}")
+    return pack
 
 
 def _parsed(data: bytes, path: Path, root: Path | None) -> Record:
-    """Return the record that a file holds, or raise ValueError with what is wrong."""
+    """Return the record whose file has these bytes, or raise ValueError with what is wrong."""
     try:
         content = from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -348,16 +336,10 @@ def _parsed(data: bytes, path: Path, root: Path | None) -> Record:
     schema = content["capmoe"].get("schema")
     if schema != SCHEMA:
         raise ValueError(f"schema {str(schema)[:40]}, this version reads {SCHEMA}")
-    if missing := _not_registered(content["capmoe"].get("cell")):
+    if missing := not_registered(content["capmoe"].get("cell")):
         raise NotRegisteredError(path, missing)
-    try:
-        record = Record(content, path)
-    except ValidationError as error:
-        raise ValueError(field_problem(error, "capmoe")) from error
-    except OverflowError as error:
-        raise ValueError("a number of 'capmoe' is too large") from error
-    blanked = data.replace(_CHECKSUM % record.checksum.encode(), _CHECKSUM % _BLANK.encode())
-    if hashlib.sha256(blanked).hexdigest() != record.checksum:
+    record = Record.of(content, path)
+    if not has_checksum(data, record.checksum):
         raise ValueError("it was changed after it was written (its checksum is another)")
     home = record.cell.path(Path())
     here = Path(path.name) if root is None else path.relative_to(root)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -21,20 +21,37 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Documents(Part):
-    """The hash over the documents of a (sub)task, and lists with an entry for each of them."""
+class Answers(Part):
+    """The answers to the documents of a (sub)task, from lm-eval to the verdict.
 
-    documents: str
+    Lists have an entry for each document, in the order of their ids.
+    """
+
+    documents: str  # a hash over all documents of the task
     correct: Annotated[list[float], Field(min_length=1)]
-    # The first batch that computed each document; None where it is not known.
-    batches: list[Count] | None = None
-    # The number of each document's image, the same where they share one; None without images.
-    images: list[Count] | None = None
+    batches: list[Count] | None = None  # the first that computed each; None: it is not known
+    images: list[Count] | None = None  # each one's image, by number; None: it has none
     # The places of the documents that a metric is of, where it is not of all of them.
     metrics: dict[str, list[Count]] = Field(default_factory=dict)
 
+    @field_serializer("correct")
+    def _as_json(self, correct: list[float]) -> list[float | int]:
+        return [int(score) if score.is_integer() else score for score in correct]
+
+    def of_metric(self, metric: str) -> Answers:
+        """Return the answers to the documents that a metric is of, under the hash of all."""
+        if metric not in self.metrics:
+            return self
+        places = self.metrics[metric]
+        return Answers(
+            documents=self.documents,
+            correct=[self.correct[place] for place in places],
+            batches=self.batches and [self.batches[place] for place in places],
+            images=self.images and [self.images[place] for place in places],
+        )
+
     @model_validator(mode="after")
-    def _as_long(self) -> Documents:
+    def _as_long(self) -> Answers:
         for name in ("batches", "images"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.correct):
@@ -43,6 +60,10 @@ class Documents(Part):
             if max(places, default=0) >= len(self.correct):
                 raise ValueError(f"metrics.{name} has a place beyond {len(self.correct)} scores")
         return self
+
+
+TaskAnswers: TypeAlias = Mapping[str, Answers]
+"""The answers to a task by subtask."""
 
 
 class ByModality(Part):
@@ -55,23 +76,22 @@ class ByModality(Part):
     drop_rate: Share
 
 
-class DecodeLoad(Part):
+class Activated(Part):
+    """Experts that a forward would activate in a layer, and that it does: means.
+
+    None in records from before these fields.
+    """
+
+    activated_before: Amount | None = None
+    activated_after: Amount | None = None
+
+
+class DecodeLoad(Activated):
     """Statistics of the decode steps alone, where they are under the capacity."""
 
     live: Amount  # mean sequences of a step that count: live ones; with ``count_padding`` all
     drop_rate: Share
     effective_gamma: Amount | None  # None for a method without γ
-    # Experts that a step would activate in a layer, and that it does, as in Statistics.
-    activated_before: Amount | None = None
-    activated_after: Amount | None = None
-
-
-class ExpertModalities(Part):
-    """Numbers of experts by their modality, over all layers."""
-
-    visual: Count
-    text: Count
-    shared: Count
 
 
 class TokenWeights(Part):
@@ -80,25 +100,16 @@ class TokenWeights(Part):
     image: Share | None  # the mean weight of an image token, where one of text has 1
     visual_ratio: Share  # the share of all weight that image tokens have
     beyond_base: Share  # of the buckets, those with more tokens than Token Drop's capacity
-    experts: ExpertModalities
+    experts: dict[Literal["visual", "text", "shared"], Count]  # over all layers
 
 
-class Statistics(Part):
-    """Statistics over constrained forwards."""
+class Statistics(ByModality, Activated):
+    """Statistics over constrained forwards, of tokens of all modalities."""
 
     forwards: Count
-    tokens: Count
-    dropped: Count
-    added: Count
-    lost_all: Count
-    drop_rate: Share
     pad_waste: Share | None
     mean_load: Amount | None = None
     effective_gamma: Amount | None = None
-    # Experts that a forward would activate in a layer, and that it does: means. None of records
-    # from before these fields.
-    activated_before: Amount | None = None
-    activated_after: Amount | None = None
 
 
 class Load(Statistics):
@@ -109,12 +120,10 @@ class Load(Statistics):
     peak_after: Amount
     mean_peak_before: Amount
     mean_peak_after: Amount
-    # Of image and text apart; None where no forward had an image.
-    modalities: dict[Modality, ByModality] | None = None
+    modalities: dict[Modality, ByModality] | None = None  # None: no forward had an image
     # None without a capacity on decode steps, and of records from before this field.
     decode: DecodeLoad | None = None
-    # None for methods that bound numbers of tokens.
-    weights: TokenWeights | None = None
+    weights: TokenWeights | None = None  # None for methods that bound numbers of tokens
 
 
 class Peak(Part):
@@ -225,16 +234,16 @@ class Examined(Part):
     of: Count  # all forwards under the method
     buckets: Count
 
+    @property
+    def share(self) -> float | None:
+        """The examined share of the forwards; None where there was none."""
+        return self.forwards / self.of if self.of else None
+
     @model_validator(mode="after")
     def _no_more_than_all(self) -> Examined:
         if self.forwards > self.of:
             raise ValueError(f"{self.forwards} forwards were examined of {self.of}")
         return self
-
-    @property
-    def share(self) -> float | None:
-        """The examined share of the forwards; None where there was none."""
-        return self.forwards / self.of if self.of else None
 
 
 class Promise(Part):
@@ -306,13 +315,6 @@ class Proofs(Part):
         return min((c.share for c in checks if c.share is not None), default=None)
 
 
-class Seeds(Part):
-    """Seeds of the evaluation."""
-
-    eval: int
-    method: int
-
-
 class Weights(Part):
     """The model that was loaded."""
 
@@ -331,7 +333,7 @@ class Provenance(Part):
 
     date: str
     seconds: Amount
-    seeds: Seeds
+    seeds: dict[Literal["eval", "method"], int]
     versions: dict[str, str]
     git_revision: str | None
     model: Weights

@@ -100,9 +100,9 @@ class Watch:
         except FileNotFoundError:  # released, or taken over, by now
             return False
         now = time.monotonic()
-        known, since = self._known.get(holder.file, (None, now))
-        self._known[holder.file] = (renewed, since if known == renewed else now)
-        return known == renewed and now - since > SILENCE
+        last_renewal, since = self._known.get(holder.file, (None, now))
+        self._known[holder.file] = (renewed, since if last_renewal == renewed else now)
+        return last_renewal == renewed and now - since > SILENCE
 
 
 class Reservation:
@@ -139,12 +139,12 @@ def holder_of(record: Path) -> Holder | None:
 
 def reserved(directories: Iterable[Path]) -> set[Path]:
     """Return the records of some directories that anybody reserves, dead or alive."""
-    found = set()
+    records = set()
     for directory in directories:
         with suppress(FileNotFoundError, NotADirectoryError):
             names = (entry.name for entry in os.scandir(directory))
-            found |= {directory / n[1 : -len(_SUFFIX)] for n in names if n.endswith(_SUFFIX)}
-    return found
+            records |= {directory / n[1 : -len(_SUFFIX)] for n in names if n.endswith(_SUFFIX)}
+    return records
 
 
 def reserve(record: Path, watch: Watch) -> Reservation | None:
@@ -157,14 +157,14 @@ def reserve(record: Path, watch: Watch) -> Reservation | None:
         UsageError: If something else stands in the reservation's place.
     """
     place = _place(record)
-    own = place / _own_name()
+    own_file = place / _own_name()
     holder = _holder(place)
     if holder is None:
-        _occupy(own)
-    elif not watch.dead(holder) or not _take_over(holder, own):
+        _occupy(own_file)
+    elif not watch.dead(holder) or not _take_over(holder, own_file):
         return None
     # Not the outcome of the rename: NFS may try twice, and report the first success as a failure.
-    return Reservation(own) if own.exists() else None
+    return Reservation(own_file) if own_file.exists() else None
 
 
 def print_warning(line: str) -> None:
@@ -219,8 +219,8 @@ def release_all(directories: Iterable[Path]) -> None:
     this = _process_name()
     for directory in directories:
         with suppress(OSError):
-            for own in directory.glob(f".*{_SUFFIX}/{this}*"):
-                _release(own)
+            for own_file in directory.glob(f".*{_SUFFIX}/{this}*"):
+                _release(own_file)
             for candidate in directory.glob(f".{this}*{_CANDIDATE}"):
                 shutil.rmtree(candidate, ignore_errors=True)
 
@@ -236,8 +236,8 @@ def tidy(directories: Iterable[Path]) -> None:
                 holder = _holder(place)
                 if holder is None:
                     place.rmdir()
-                elif _abandoned(holder) and _take_over(holder, own := place / _own_name()):
-                    _release(own)
+                elif _abandoned(holder) and _take_over(holder, own_file := place / _own_name()):
+                    _release(own_file)
         for place in directory.glob(f".*{_CANDIDATE}"):
             with suppress(OSError):
                 if _abandoned(Holder(place.with_name(place.name[1 : -len(_CANDIDATE)])), place):
@@ -255,13 +255,13 @@ def _holder(place: Path) -> Holder | None:
         return None
 
 
-def _occupy(own: Path) -> None:
+def _occupy(own_file: Path) -> None:
     """Make a reservation that nobody holds; it may turn out to be another's."""
-    place = own.parent
-    candidate = place.with_name(f".{own.name}{_CANDIDATE}")
+    place = own_file.parent
+    candidate = place.with_name(f".{own_file.name}{_CANDIDATE}")
     candidate.mkdir(parents=True)
     try:
-        (candidate / own.name).touch()
+        (candidate / own_file.name).touch()
         candidate.rename(place)
     except OSError as error:
         if error.errno not in _TAKEN:
@@ -271,21 +271,21 @@ def _occupy(own: Path) -> None:
         shutil.rmtree(candidate, ignore_errors=True)
 
 
-def _take_over(holder: Holder, own: Path) -> bool:
+def _take_over(holder: Holder, own_file: Path) -> bool:
     """Make a dead holder's reservation one's own; return whether that succeeded."""
     with suppress(FileNotFoundError):  # another was faster
-        holder.file.rename(own)
-    if not own.exists():
+        holder.file.rename(own_file)
+    if not own_file.exists():
         return False
-    place = own.parent
+    place = own_file.parent
     remove_temporaries(place.with_name(place.name[1 : -len(_SUFFIX)]))
     return True
 
 
-def _release(own: Path) -> None:
+def _release(own_file: Path) -> None:
     with suppress(OSError):
-        own.unlink()
-        own.parent.rmdir()
+        own_file.unlink()
+        own_file.parent.rmdir()
 
 
 def _abandoned(holder: Holder, file: Path | None = None) -> bool:
@@ -322,8 +322,8 @@ def _system() -> str:
 
 
 def _lives(pid: int, start: str) -> bool:
-    if (found := _started(pid)) is not None:
-        return found == start
+    if (start_time := _started(pid)) is not None:
+        return start_time == start
     try:
         os.kill(pid, 0)
     except PermissionError:  # another user's, which /proc may hide

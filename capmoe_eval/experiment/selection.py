@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.configuration import (
-    Plan,
-    check_overrides,
-    compose_words,
-    for_hydra,
-    model_notes,
-    plans,
-)
+from capmoe_eval.experiment.composition import compose_words, for_hydra
+from capmoe_eval.experiment.configuration import CellPlan, check_overrides, model_notes, plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 
@@ -39,7 +33,7 @@ class Finished:
     """The records of an experiment that are there."""
 
     config: DictConfig
-    plans: list[Plan]  # of all cells of the experiment
+    plans: list[CellPlan]  # of all cells of the experiment
     records: list[Record]  # of those that are finished, in the plans' order
     broken: list[str]  # a note for each file that cannot be read
     notes: list[str]  # the cautions about the models' numbers
@@ -49,17 +43,17 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
     """Return what is finished of the experiment that a command line names.
 
     Args:
-        overrides: As for ``python -m capmoe_eval``, for example ``experiment=table2``. A value that
+        overrides: As for ``capmoe-eval run``, for example ``experiment=table2``. A value that
             cannot be is a UsageError, an unknown key a HydraException.
         reader: Reads the records; shared between experiments, it reads none of them twice.
     """
     config, cells = composed(overrides), planned(overrides)
-    found = (reader or Reader()).all(place for plan in cells if (place := plan.stored))
-    broken = [f"{LEFT_OUT}: {line}" for line in found.broken]
-    return Finished(config, cells, list(found.records), broken, model_notes(cells))
+    results = (reader or Reader()).all(place for plan in cells if (place := plan.stored))
+    broken = [f"{LEFT_OUT}: {line}" for line in results.broken]
+    return Finished(config, cells, list(results.records), broken, model_notes(cells))
 
 
-def planned(overrides: Sequence[str]) -> list[Plan]:
+def planned(overrides: Sequence[str]) -> list[CellPlan]:
     """Return the plans of the experiment that a command line names; errors as :func:`finished`."""
     cells = list(_planned(tuple(overrides)))
     check_overrides(composed(overrides), overrides)
@@ -74,7 +68,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 # A report asks for each of its experiments several times.
 @functools.lru_cache(maxsize=64)
-def _planned(overrides: tuple[str, ...]) -> list[Plan]:
+def _planned(overrides: tuple[str, ...]) -> list[CellPlan]:
     return plans(composed(overrides))
 
 

@@ -7,7 +7,8 @@ registers brings its own. The fields of a model and of a task that identify a ce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -25,8 +26,8 @@ from capmoe_eval.experiment.cell import (
     TaskId,
 )
 from capmoe_eval.routing.factor import factor_forms, parse_factor
-from capmoe_eval.routing.knobs import Count, Seed, check, field_types
-from capmoe_eval.routing.registry import knobs, method_class
+from capmoe_eval.routing.knobs import Count, Seed, check, declared_knobs, field_types
+from capmoe_eval.routing.registry import knobs, method_class, method_names
 
 CALIBRATE: Final = "calibrate"
 
@@ -145,25 +146,31 @@ def _part(kind: type, names: Iterable[str]) -> dict[str, Any]:
 
 
 def check_key(key: str, value: object) -> None:
-    """Refuse a value that a key of the configuration cannot have, by a UsageError with the rule.
+    """Refuse a value that a key of the configuration cannot have, as :func:`check_keys` does."""
+    check_keys({key: value})
+
+
+def check_keys(configuration: Mapping[str, object]) -> None:
+    """Refuse a value that its key of the configuration cannot have, by a UsageError with the rule.
 
     A field that is not there is not complained of: what needs it names it.
     """
     types = keys()
-    if key in types:
-        check(key, value, types[key])
-    elif key == "tasks":
-        if not isinstance(value, Mapping) or not value:
-            raise UsageError(
-                f"tasks={shown(value)}: must name at least one task, for example tasks=[obqa]"
-            )
-        for name, task in value.items():
-            check("tasks", name, values.Name)
-            _check_section(f"tasks.{name}", task, fields("tasks"))
-    elif section := fields(key):
-        _check_section(key, value, section)
-    elif key != "variant":  # ``+gama=1`` forces it on Hydra
-        raise bad_choice("key", key, sorted((*types, *_SECTIONS, "model", "tasks", "variant")))
+    for key, value in configuration.items():
+        if key in types:
+            check(key, value, types[key])
+        elif key == "tasks":
+            if not isinstance(value, Mapping) or not value:
+                raise UsageError(
+                    f"tasks={shown(value)}: must name at least one task, for example tasks=[obqa]"
+                )
+            for name, task in value.items():
+                check("tasks", name, values.Name)
+                _check_section(f"tasks.{name}", task, fields("tasks"))
+        elif section := fields(key):
+            _check_section(key, value, section)
+        elif key != "variant":  # ``+gama=1`` forces it on Hydra
+            raise bad_choice("key", key, sorted((*types, *_SECTIONS, "model", "tasks", "variant")))
 
 
 def _check_section(name: str, section: object, types: Mapping[str, Any]) -> None:
@@ -178,3 +185,34 @@ def _check_section(name: str, section: object, types: Mapping[str, Any]) -> None
     for field, annotation in types.items():
         if field in section:
             check(f"{name}.{field}", section[field], annotation)
+
+
+def methods_with(knob: str) -> tuple[str, ...]:
+    """Return the methods that have a knob; those of a form of γ are of every method with a γ."""
+    field = "gamma" if any(knob in form.knobs for form in factor_forms()) else knob
+    return tuple(name for name in method_names() if field in declared_knobs(method_class(name)))
+
+
+def methods_in_words(knob: str) -> str:
+    """Return the methods that have a knob, or all but those that lack it if these are fewer."""
+    having = methods_with(knob)
+    lacking = [name for name in method_names() if name not in having]
+    return f"all but {', '.join(lacking)}" if len(lacking) < len(having) else ", ".join(having)
+
+
+def help_text() -> str:
+    """Return a paragraph for each method and each knob, as ``--help`` prints them."""
+    lines = ["== Methods (method=name) =="]
+    for name, kind in ((name, method_class(name)) for name in method_names()):
+        lines += _paragraph(name, str(kind.__doc__).strip().splitlines()[0], kind.source)
+    lines += ["", "== Knobs of methods (knob=value; a knob that a method lacks has no effect) =="]
+    for knob in knobs().values():
+        heading = f"{knob.name}={shown(knob.default)}"
+        lines += _paragraph(heading, knob.help, f"{knob.values} [{methods_in_words(knob.name)}]")
+    return "\n".join(lines)
+
+
+def _paragraph(heading: str, *parts: str) -> Iterator[str]:
+    yield heading
+    for part in parts:
+        yield from textwrap.wrap(part, 100, initial_indent=" " * 4, subsequent_indent=" " * 4)

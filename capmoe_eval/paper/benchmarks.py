@@ -12,14 +12,14 @@ from capmoe_eval.experiment.timings.names import EVALUATIONS, FOLDER
 from capmoe_eval.paper.printed import DEPLOYMENTS, deployment
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.findings import Balance
+    from capmoe_eval.experiment.timings.rows import Balance
     from capmoe_eval.experiment.timings.schema import Evaluation, Run, Study
 
 _File = TypeVar("_File")
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRun:
     """A run, and the file that it is in."""
 
     study: Study
@@ -61,13 +61,13 @@ class Bench:
         """Return what is wrong with the files of a study that cannot be read."""
         return [line for line in self.broken if f"ep-{study}-" in line]
 
-    def runs(self, study: str) -> list[Shown]:
+    def runs(self, study: str) -> list[ShownRun]:
         """Return every run of a study, of all its files."""
         return [
-            Shown(file, run) for file in self.studies if file.study == study for run in file.runs
+            ShownRun(file, run) for file in self.studies if file.study == study for run in file.runs
         ]
 
-    def best(self, study: str) -> list[Shown]:
+    def best(self, study: str) -> list[ShownRun]:
         """Return one run of each model, in the order of the paper's figures.
 
         Of several the one with as many ranks as the paper has GPUs is taken: 8 emulated ranks show
@@ -75,21 +75,21 @@ class Bench:
         an emulated one, and a wider layer before a narrow one.
         """
 
-        def priority(shown: Shown) -> tuple[object, ...]:
-            file, found = shown.study, deployment(shown.run.model)
-            deployed = found is not None and found.ranks == shown.run.ranks
+        def priority(run: ShownRun) -> tuple[object, ...]:
+            file, paper = run.study, deployment(run.run.model)
+            deployed = paper is not None and paper.ranks == run.run.ranks
             return (deployed, not file.emulated, -file.scale, file.date, file.path.name)
 
-        def place(shown: Shown) -> tuple[int, str]:
-            found = deployment(shown.run.model)
-            return (DEPLOYMENTS.index(found) if found else len(DEPLOYMENTS), shown.run.title)
+        def place(run: ShownRun) -> tuple[int, str]:
+            paper = deployment(run.run.model)
+            return (DEPLOYMENTS.index(paper) if paper else len(DEPLOYMENTS), run.run.title)
 
-        best: dict[str, Shown] = {}
-        for shown in sorted(self.runs(study), key=priority, reverse=True):
-            best.setdefault(shown.run.title, shown)
+        best: dict[str, ShownRun] = {}
+        for run in sorted(self.runs(study), key=priority, reverse=True):
+            best.setdefault(run.run.title, run)
         return sorted(best.values(), key=place)
 
-    def fullest(self, study: str) -> list[Shown]:
+    def fullest(self, study: str) -> list[ShownRun]:
         """Return the runs of one file: that which has most of them.
 
         For a study over numbers of ranks, whose runs belong together. Of files with equally many a
@@ -97,7 +97,7 @@ class Bench:
         """
         files = [file for file in self.studies if file.study == study]
         files.sort(key=lambda f: (len(f.runs), not f.emulated, -f.scale, f.date), reverse=True)
-        return [Shown(file, run) for file in files[:1] for run in file.runs]
+        return [ShownRun(file, run) for file in files[:1] for run in file.runs]
 
 
 def check_folder(folder: Path) -> None:

@@ -8,11 +8,10 @@ effect (margins, claims, verdicts) is never kept.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata, resources
@@ -25,7 +24,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record import Record, Scored
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record_part import TaskAnswers
 from capmoe_eval.paper.statistics import Effect, contrast
 
 MIX: Final = "zero_shot_mix"
@@ -34,16 +34,18 @@ MIX: Final = "zero_shot_mix"
 Records: TypeAlias = Mapping[str, Sequence[Record]]
 """One side of a contrast on one model: its records by task; several differ in seed or shuffle."""
 
-_SOURCES: Final = (
-    *(f"paper/{name}.py" for name in ("effects", "hierarchy", "pairing", "resampling")),
-    *("paper/statistics.py", "experiment/record.py"),
+SOURCES: Final = (
+    *(f"paper/{name}.py" for name in ("effects", "pairing", "statistics")),
+    *(f"experiment/{name}.py" for name in ("record", "record_part")),
 )
+"""The modules that compute an effect."""
 _LIBRARIES: Final = ("numpy", "scipy")
+_ADAPTER: Final = TypeAdapter(Effect)
 FILE: Final = "effects.{}.json"
 """The file of a results directory that keeps the effects of a command."""
 
 
-class _File(BaseModel):
+class _EffectsFile(BaseModel):
     code: str  # the digest of :func:`code`
     effects: dict[str, Effect]  # by the digest over their records
 
@@ -58,20 +60,26 @@ class Effects:
     def __init__(self, *paths: Path, recompute: bool = False) -> None:
         self._path = paths[0] if paths else None
         self._kept = {key: kept for path in reversed(paths) for key, kept in _read(path).items()}
-        self._known = {} if recompute else dict(self._kept)
+        self._computed = {} if recompute else dict(self._kept)
         self._used: dict[str, Effect] = {}
 
-    def of(self, found: Mapping[str, tuple[Records, Records]]) -> Effect:
-        """Return the effect of the records of both sides, by model."""
-        key = _digest(found)
-        if key is None or key not in self._known:
-            sides = {model: (documents(one), documents(two)) for model, (one, two) in found.items()}
-            effect = contrast(sides)
-            if key is None or effect.comparison is None or effect.unpaired:
+    def of(
+        self, sides: Mapping[str, tuple[Records, Records]], without: Collection[str] = ()
+    ) -> Effect:
+        """Return the effect of the records of both sides, by model.
+
+        ``without`` names the tasks of lm-eval that have no part in it.
+        """
+        key = _digest(sides, without)
+        if key is None or key not in self._computed:
+            effect = contrast(
+                {m: (documents(a, without), documents(b, without)) for m, (a, b) in sides.items()}
+            )
+            if key is None or effect.points is None or effect.unpaired:
                 return effect
-            self._known[key] = effect
-        self._used[key] = self._known[key]
-        return self._known[key]
+            self._computed[key] = effect
+        self._used[key] = self._computed[key]
+        return self._computed[key]
 
     def write(self) -> None:
         """Write the effects that were asked for, no others; what cannot be written is not kept.
@@ -83,7 +91,8 @@ class Effects:
             return
         # A line each, so that versions of the file can be compared and merged.
         lines = ",\n".join(
-            f'"{key}": {_text(effect)}' for key, effect in sorted(self._used.items())
+            f'"{key}": {json.dumps(_ADAPTER.dump_python(effect, exclude={"unpaired", "records"}))}'
+            for key, effect in sorted(self._used.items())
         )
         with suppress(OSError):
             write_text(self._path, f'{{"code": "{code()}", "effects": {{\n{lines}\n}}}}\n')
@@ -96,67 +105,65 @@ class Effects:
             )
 
 
-def documents(side: Records) -> dict[str, list[Scored]]:
+def documents(side: Records, without: Collection[str] = ()) -> dict[str, list[TaskAnswers]]:
     """Return a side's scores on a model, by task: one item for each seed and shuffle.
 
-    The subjects of MMLU are one task, those of a mixture are several.
+    The subjects of MMLU are one task, those of a mixture are several. ``without`` names tasks of
+    lm-eval to leave out.
     """
-    found: dict[str, list[Scored]] = {}
+    scores: dict[str, list[TaskAnswers]] = {}
     for task, records in side.items():
         for record in records:
             if task == MIX:
                 for name, part in record.documents.items():
-                    found.setdefault(name, []).append({name: part})
-            else:
-                found.setdefault(task, []).append(record.documents)
-    return found
+                    if name not in without:
+                        scores.setdefault(name, []).append({name: part})
+            elif record.cell.task.lm_eval not in without:
+                scores.setdefault(task, []).append(record.documents)
+    return scores
 
 
 @cache
 def code() -> str:
     """Return a digest over the code that computes effects, and the versions of what it calls."""
     digest = hashlib.sha256()
-    for name in _SOURCES:
+    for name in SOURCES:
         digest.update((resources.files("capmoe_eval") / name).read_bytes())
     for name in _LIBRARIES:
         digest.update(f"{name}=={metadata.version(name)}".encode())
     return digest.hexdigest()
 
 
-def _digest(found: Mapping[str, tuple[Records, Records]]) -> str | None:
+def _digest(sides: Mapping[str, tuple[Records, Records]], without: Collection[str]) -> str | None:
     """Return a digest over all records, in their order; None where one was read from no file."""
     named = [
         (model, family(model), side, task, [record.checksum for record in records])
-        for model, sides in found.items()
-        for side, by_task in enumerate(sides)
+        for model, both in sides.items()
+        for side, by_task in enumerate(both)
         for task, records in by_task.items()
     ]
     if not all(all(checksums) for *_, checksums in named):
         return None
-    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([named, sorted(without)]).encode()).hexdigest()
 
 
 def _read(path: Path) -> dict[str, Effect]:
     """Return the effects of a file by their digests; none if damaged or of other code."""
     try:
-        kept = _File.model_validate_json(read_bytes(path))
+        kept = _EffectsFile.model_validate_json(read_bytes(path))
     except (OSError, ValidationError):
         return {}
     return kept.effects if kept.code == code() else {}
 
 
-def _text(effect: Effect) -> str:
-    return json.dumps(TypeAdapter(Effect).dump_python(effect, exclude={"unpaired", "records"}))
-
-
-def _close(one: Effect, other: Effect) -> bool:
+def _close(first: Effect, second: Effect) -> bool:
     """Return whether two effects are the same but for the last digits, which machines differ in."""
-    pairs = zip_longest(_numbers(one), _numbers(other), fillvalue=math.nan)
-    return one.tasks == other.tasks and all(
+    pairs = zip_longest(_numbers(first), _numbers(second), fillvalue=math.nan)
+    return first.tasks == second.tasks and all(
         math.isclose(*both, rel_tol=1e-9, abs_tol=1e-9) for both in pairs
     )
 
 
 def _numbers(effect: Effect) -> list[float]:
-    compared = dataclasses.astuple(effect.comparison) if effect.comparison else ()
-    return [*compared, *(effect.wide or ()), *effect.models.values()]
+    errors = effect.error, effect.worth, effect.documents, effect.between or 0.0
+    return [effect.points or 0.0, *errors, *effect.models.values()]

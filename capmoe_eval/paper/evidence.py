@@ -7,28 +7,30 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from capmoe_eval.errors import UsageError, field_problem
-from capmoe_eval.experiment.configuration import load_option, options
-from capmoe_eval.experiment.files import read_bytes
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.effects import MIX, Effects
+from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.statistics import Effect
-from capmoe_eval.paper.tables import ALL_TASKS
+from capmoe_eval.paper.trainings import SeedTraining
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 
+NEEDED: Final = 20.0
+"""Points that a task must lose with all experts disabled, in the mean over the families and on the
+dev sets, to enter a contrast of several tasks. The rule was written before any test record of the
+models that it judges."""
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
-
-TRAININGS: Final = Path("results/training_seeds.json")
-"""The file of the balance of the trained tiny models of several training seeds."""
 
 Batches = Literal["single", "mixed", "sized"]
 """``single``: batches of one task, by length, as lm-eval makes them. ``mixed``: random batches of
@@ -36,28 +38,12 @@ four tasks. ``sized``: batches of four tasks by length, of several sizes."""
 
 
 @dataclass(frozen=True)
-class Home:
+class ModelDefaults:
     """The deployment of a model where a claim names none."""
 
     ep_size: int  # expert-parallel ranks
     batch_size: int | str  # sequences per forward
     gamma: float  # the capacity factor of Table 2
-
-
-class Training(BaseModel):
-    """One training of a tiny model, from scratch or upcycled."""
-
-    name: str
-    origin: str  # "scratch" or "upcycled"
-    seed: int
-    steps: int
-    peaks: tuple[float, ...] = Field(min_length=1)  # highest load of each layer over the mean load
-    accuracy: Mapping[str, float] = {}  # percent, by task
-    documents: int = 60  # number of each task
-
-
-class _TrainingFile(BaseModel):
-    trainings: tuple[Training, ...]
 
 
 class Side(BaseModel):
@@ -84,28 +70,27 @@ class Side(BaseModel):
 
     @model_validator(mode="after")
     def _checked(self) -> Side:
-        self.routing(Home(1, 1, 1.0), 1)
+        self.routing(ModelDefaults(1, 1, 1.0), 1)
         return self
 
-    def routing(self, home: Home, top_k: int) -> Method:
+    def routing(self, defaults: ModelDefaults, top_k: int) -> Method:
         """Return the method that a model's records must have."""
-        knobs = {"ep_size": home.ep_size, **self.knobs}
-        m = knobs.get("m")
-        if isinstance(m, str):
-            knobs["m"] = int(m.removesuffix("k") or 1) * top_k
-        gamma = home.gamma if isinstance(self.gamma, str) else self.gamma
+        knobs = {"ep_size": defaults.ep_size, **self.knobs}
+        if isinstance(knobs.get("m"), str):
+            knobs["m"] = int(knobs["m"].removesuffix("k") or 1) * top_k
+        gamma = defaults.gamma if isinstance(self.gamma, str) else self.gamma
         return create_method(self.method, gamma, **knobs)
 
     def __str__(self) -> str:
         """Return the side in a few words."""
-        given = self.gamma
-        gamma = f"{given} γ" if isinstance(given, str) else gamma_suffix(given, "γ=")
+        gamma = self.gamma
+        text = f"{gamma} γ" if isinstance(gamma, str) else gamma_suffix(gamma, "γ=")
         knobs = [k if v is True else f"{k}={v}" for k, v in self.knobs.items()]
         if self.batch_size:
             knobs.append(f"batch_size={self.batch_size}")
         if self.task:
             knobs.append(f"on {self.task}")
-        return " ".join(part for part in (self.method.replace("_", " "), gamma, *knobs) if part)
+        return " ".join(part for part in (self.method.replace("_", " "), text, *knobs) if part)
 
 
 @dataclass(frozen=True)
@@ -115,9 +100,14 @@ class Evidence:
     profile: str
     records: tuple[Record, ...] = ()  # models are shown in the order of their first record
     broken: tuple[str, ...] = ()  # one line for each file that is no whole record
-    homes: Mapping[str, Home] = field(default_factory=dict)  # those that are known beforehand
-    trainings: tuple[Training, ...] = ()  # of several seeds
+    defaults: Mapping[str, ModelDefaults] = field(
+        default_factory=dict
+    )  # those that are known beforehand
+    trainings: tuple[SeedTraining, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
+    pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
+    # Points that a task of lm-eval loses on the dev sets with all experts disabled.
+    losses: Mapping[str, float] = field(default_factory=dict)
     effects: Effects = field(default_factory=Effects)  # those of contrasts
     _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
 
@@ -132,8 +122,8 @@ class Evidence:
         Of evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
         precision) one set is taken: the unlimited, else the largest.
         """
-        home = self.home(model)
-        if home is None:
+        defaults = self.deployments.get(model)
+        if defaults is None:
             return {}
         if side.gamma == "own":
             side = side.model_copy(update={"gamma": self._own_gammas[model]})
@@ -141,32 +131,34 @@ class Evidence:
             if not (matched := self._matched(side, model)):
                 return {}
             side = side.model_copy(update={"gamma": matched[0]})
-        top_k = next((record.layers[0].top_k for record in self._by_model.get(model, ())), 1)
-        batch_size = (side.batch_size or home.batch_size) if side.batches == "single" else None
-        key = model, side.batches, batch_size, side.routing(home, top_k)
-        asked = {side.task} if side.task else _LANGUAGE
-        found = self._by_side.get(key, {})
-        return {task: records for task, records in found.items() if task in asked}
+        top_k = self.layer(model).top_k if model in self._by_model else 1
+        batch_size = (side.batch_size or defaults.batch_size) if side.batches == "single" else None
+        key = model, side.batches, batch_size, side.routing(defaults, top_k)
+        names = {side.task} if side.task else _LANGUAGE
+        by_task = self._by_side.get(key, {})
+        return {task: records for task, records in by_task.items() if task in names}
 
     def effect(self, first: Side, second: Side, model: str = "") -> Effect:
         """Return the first side minus the second.
 
         It is computed once, however many claims ask for it. ``model`` is a part of the names of the
-        models that are compared.
+        models that are compared; without it they are those of :attr:`pooled`. A contrast of several
+        tasks is of those that need experts (:attr:`idle_tasks`).
         """
         key = repr((first, second, model))
         if key not in self._effects:
             left_out = self.left_out(first, second)
-            found = {
+            sides = {
                 name: (self.find(first, name), self.find(second, name))
-                for name in self.models
-                if model in name and name not in left_out
+                for name in sorted(self.models)
+                if (model in name if model else name in self.pooled or not self.pooled)
+                and name not in left_out
             }
-            effect = self.effects.of(found)
+            effect = self.effects.of(sides, () if first.task else self.idle_tasks)
             paths = {
                 str(record.path)
                 for name, tasks in effect.tasks.items()
-                for side in found[name]
+                for side in sides[name]
                 for task, records in side.items()
                 for record in records
                 if task in tasks or task == MIX
@@ -174,24 +166,40 @@ class Evidence:
             self._effects[key] = dataclasses.replace(effect, records=tuple(sorted(paths)))
         return self._effects[key]
 
+    @property
+    def idle_tasks(self) -> tuple[str, ...]:
+        """The tasks of lm-eval that hardly need experts: they lose less than :data:`NEEDED`."""
+        return tuple(task for task, loss in sorted(self.losses.items()) if loss < NEEDED)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on all contrasts of several tasks."""
+        names = ", ".join(f"{task} ({self.losses[task]:.1f})" for task in self.idle_tasks)
+        reason = f"with all experts disabled they lose less than {NEEDED:g} points on the dev sets"
+        return (f"left out of contrasts of several tasks: {names}; {reason}",) if names else ()
+
     def gammas(self, side: Side, model: str) -> list[float]:
         """Return every γ at which a model has records of a side, whatever γ the side names."""
         factors = {record.cell.method.uniform_gamma for record in self._by_model.get(model, ())}
-        known = sorted(gamma for gamma in factors if gamma is not None)
-        return [g for g in known if self.find(side.model_copy(update={"gamma": g}), model)]
+        gammas = sorted(gamma for gamma in factors if gamma is not None)
+        return [g for g in gammas if self.find(side.model_copy(update={"gamma": g}), model)]
 
     def remark(self, first: Side, second: Side) -> str:
         """Return what a reader of a contrast must know of its models; empty for most."""
         shares = [
-            f"{model}{gamma_suffix(found[0])} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
+            f"{model}{gamma_suffix(shares[0])} drops {shares[1]:.1%}, Expert Drop {shares[2]:.1%}"
             for side in (first, second)
             for model in self.models
-            if side.gamma == "matched" and (found := self._matched(side, model))
+            if side.gamma == "matched" and (shares := self._matched(side, model))
         ]
         texts = [f"the nearest shares are: {'; '.join(shares)}"] if shares else []
         if left_out := self.left_out(first, second):
             texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
         return "; ".join(texts)
+
+    def layer(self, model: str) -> Layer:
+        """Return the first MoE layer of a model that has records."""
+        return self._by_model[model][0].layers[0]
 
     def left_out(self, first: Side, second: Side) -> list[str]:
         """Return the models of which a device has one expert, where only one side is of devices."""
@@ -199,72 +207,70 @@ class Evidence:
             return []
         return [
             model
-            for model, records in self._by_model.items()
-            if records[0].layers[0].n_experts <= self._homes[model].ep_size
+            for model in self._by_model
+            if self.layer(model).n_experts <= self.deployments[model].ep_size
         ]
 
     def find_tasks(self, sides: Sequence[Side], model: str) -> list[list[list[Record]]]:
         """Return a model's records of each side, for each task that all have [tasks, sides]."""
-        found = [self.find(side, model) for side in sides]
-        return [[of[task] for of in found] for task in found[0] if all(task in of for of in found)]
+        by_side = [self.find(side, model) for side in sides]
+        shared = [task for task in by_side[0] if all(task in tasks for tasks in by_side)]
+        return [[tasks[task] for tasks in by_side] for task in shared]
 
     def dropped(self, sides: Sequence[Side], model: str) -> list[float]:
         """Return the share of pairs that each side drops, over the tasks that all have, if any."""
         by_side = zip(*self.find_tasks(sides, model), strict=True)
-        return [fmean(one.load.drop_rate for records in of for one in records) for of in by_side]
+        return [fmean(r.load.drop_rate for records in tasks for r in records) for tasks in by_side]
 
     def _matched(self, side: Side, model: str) -> tuple[float, ...] | None:
         """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
 
         Of equally near γ it is the lowest.
         """
-        expert, found = Side(method="expert_drop", batches=side.batches), []
+        expert, candidates = Side(method="expert_drop", batches=side.batches), []
         for gamma in self.gammas(side, model):
-            own = side.model_copy(update={"gamma": gamma})
-            if shares := self.dropped((own, expert), model):
-                found.append((gamma, *shares))
-        return min(found, key=lambda shares: abs(shares[1] - shares[2]), default=None)
-
-    def home(self, model: str) -> Home | None:
-        """Return a model's settings, None for one without records: those of most of them."""
-        return self._homes.get(model)
+            at_gamma = side.model_copy(update={"gamma": gamma})
+            if shares := self.dropped((at_gamma, expert), model):
+                candidates.append((gamma, *shares))
+        return min(candidates, key=lambda shares: abs(shares[1] - shares[2]), default=None)
 
     @cached_property
     def _own_gammas(self) -> dict[str, float]:
         """The γ of each model: that of its file in ``conf/model``, else that of most records."""
-        found = {model: home.gamma for model, home in self._homes.items()}
-        for model in (found.keys() - self.homes).intersection(options("model")):
+        gammas = {model: defaults.gamma for model, defaults in self.deployments.items()}
+        for model in (gammas.keys() - self.defaults).intersection(options("model")):
             gamma = load_option("model", model).gamma
             if gamma is not None:
-                found[model] = float(gamma)
-        return found
+                gammas[model] = float(gamma)
+        return gammas
 
     @cached_property
-    def _homes(self) -> dict[str, Home]:
-        found = dict(self.homes)
-        for model in self._by_model.keys() - found:
+    def deployments(self) -> dict[str, ModelDefaults]:
+        """The settings of each model with records: those of most of them."""
+        deployments = dict(self.defaults)
+        for model in self._by_model.keys() - deployments:
             cells = [record.cell for record in self._by_model[model]]
             methods = [cell.method for cell in cells]
             gammas = [method.uniform_gamma for method in methods]
-            found[model] = Home(
+            deployments[model] = ModelDefaults(
                 _most([method.ep_size for method in methods if method.uses_ranks], 1),
                 _most([cell.batch_size for cell in cells], 1),
                 _most([gamma for gamma in gammas if gamma is not None], 1.0),
             )
-        return found
+        return deployments
 
     @cached_property
     def _by_side(self) -> dict[tuple[object, ...], dict[str, list[Record]]]:
-        found: dict[tuple[object, ...], dict[str, list[Record]]] = {}
+        sides: dict[tuple[object, ...], dict[str, list[Record]]] = {}
         for model, records in self._by_model.items():
             for record in records:
                 cell, is_mix = record.cell, record.task == MIX
                 if is_mix or cell.shuffle is None:
                     mixed = "sized" if cell.shuffle is None else "mixed"
                     batches = (mixed, None) if is_mix else ("single", cell.batch_size)
-                    tasks = found.setdefault((model, *batches, unseeded(cell.method)), {})
+                    tasks = sides.setdefault((model, *batches, unseeded(cell.method)), {})
                     tasks.setdefault(record.task, []).append(record)
-        return found
+        return sides
 
     @cached_property
     def _by_model(self) -> dict[str, tuple[Record, ...]]:
@@ -273,32 +279,19 @@ class Evidence:
             cell = record.cell
             key = (cell.limit or float("inf"), cell.data, cell.eval_seed, repr(cell.model))
             groups.setdefault(cell.model.name, {}).setdefault(key, []).append(record)
-
-        found = {}
+        largest = {}
         for model, sets in groups.items():
             best = max(sets, key=lambda key: (key[0], len(sets[key]), key[1:]))
-            found[model] = tuple(sets[best])
-        return found
+            largest[model] = tuple(sets[best])
+        return largest
 
 
-def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
-    """Return the trainings of several seeds, none where there is no file.
-
-    Where no path is given it is :data:`TRAININGS` in profile zoo, and none in the others: trained
-    tiny models say nothing of them. A damaged file is a UsageError, and so is a path that was named
-    and is no file.
-    """
-    if path is None and (profile != "zoo" or not TRAININGS.is_file()):
-        return ()
-    path = path or TRAININGS
-    try:
-        return _TrainingFile.model_validate_json(read_bytes(path)).trainings
-    except (OSError, ValidationError) as error:
-        reason = field_problem(error) if isinstance(error, ValidationError) else error
-        raise UsageError(
-            f"{path}: not a whole file of trainings ({reason}); delete it, or make it anew with "
-            "`python -m capmoe_eval.tiny origins`"
-        ) from error
+def pooled_models(profile: str) -> frozenset[str]:
+    """Return the models of a profile that ``experiment=replicate`` evaluates."""
+    option = load_option("profile", profile)
+    lists = ("replicate", "retrained", "images", "retrained_images", "table7")
+    named = [name for name in lists if not OmegaConf.is_interpolation(option, name)]
+    return frozenset(model for name in named for model in option[name])
 
 
 @cache  # a method has many records, and is checked when it is made

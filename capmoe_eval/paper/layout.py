@@ -1,4 +1,4 @@
-"""The types of a table's layout: its rows, columns and units, not where its numbers come from."""
+"""The layout of each of the paper's tables, from ``data/layouts.yaml``: rows, columns, units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import is_stock, method_title
 from capmoe_eval.paper.printed import PrintedRow, find_row
 from capmoe_eval.routing.method import Method
@@ -127,7 +128,7 @@ class Layout(PaperTable):
 
 
 @dataclass(frozen=True)
-class Setting:
+class TaskSetting:
     """The paper's settings of a task (``tasks=``): its name, shots and metric as printed."""
 
     task: str
@@ -140,7 +141,7 @@ class Setting:
 class SettingsLayout(PaperTable):
     """A table of evaluation settings; ``metrics`` names the printed metric of each of ours."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[TaskSetting, ...]
     metrics: Mapping[str, str]
 
 
@@ -165,3 +166,39 @@ class QueryLayout(PaperTable):
 
 AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout | QueryLayout
 """A table."""
+
+_VERSIONS: Final = ("v2", "v1", "ours")
+TABLES: Final = tuple(
+    sorted(
+        read_data(__package__, "data/layouts.yaml", tuple[AnyLayout, ...]),
+        key=lambda layout: (_VERSIONS.index(layout.version), layout.number),
+    )
+)
+"""Every table, those of v2 first, and last the ones that the paper lacks."""
+
+PAPER_TABLES: Final = tuple(table for table in TABLES if table.version != "ours")
+"""Every table of the paper."""
+
+LAYOUTS: Final = tuple(table for table in TABLES if isinstance(table, Layout))
+"""Those of results."""
+
+ALL_TASKS: Final = next(layout.tasks for layout in LAYOUTS if layout.key == "table2")
+"""The columns of Table 2: the eight multiple-choice tasks, and GSM8K."""
+
+
+def find_layout(key: str) -> AnyLayout:
+    """Return a table's layout by its :attr:`PaperTable.key`, or raise UsageError."""
+    tables = {table.key: table for table in TABLES}
+    if key not in tables:
+        raise bad_choice("table", key, tables)
+    return tables[key]
+
+
+def printed_layout(name: str, version: str) -> AnyLayout:
+    """Return the layout of a table in a version of the paper, or raise UsageError."""
+    versions = {layout.version: layout for layout in PAPER_TABLES if layout.name == name}
+    if not versions:
+        raise bad_choice("table", name, dict.fromkeys(layout.name for layout in PAPER_TABLES))
+    if version not in versions:
+        raise bad_choice("version", version, sorted(versions))
+    return versions[version]

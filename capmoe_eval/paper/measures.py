@@ -6,27 +6,40 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Final
 
-from capmoe_eval.experiment.names import is_stock
+from capmoe_eval.experiment.names import family, is_stock
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.effects import documents
-from capmoe_eval.paper.evidence import Batches, Evidence, Side, Training, not_paired
+from capmoe_eval.paper.evidence import Batches, Evidence, Side, not_paired
+from capmoe_eval.paper.nulls import FLATTER, noise_step
 from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.paper.statistics import binomial_tail
+from capmoe_eval.paper.trainings import SeedTraining
 from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome, unanimous
 
 CHANGED: Final = 1.0
 """Percent of the answers that must change, in the mean over pairs of batches, for dependence."""
+TEXT_LOST: Final = 5.0
+"""Percent of the text pairs that may be dropped where almost all are said to stay."""
+_COIN: Final = ("piqa", "rte", "winogrande", "boolq")  # tasks of two answers; others have four
+_ORDERS: Final = ("order", "reverse_order")
+_VARIED: Final[Mapping[Batches, str]] = {"mixed": "the company", "sized": "the batch size"}
+
+
+def measured(name: str, evidence: Evidence) -> list[Finding]:
+    """Return the findings of the measure that a claim names, or raise ValueError."""
+    if name not in _MEASURES:
+        raise ValueError(f"measure {name!r} is none of {', '.join(_MEASURES)}")
+    return _MEASURES[name](evidence)
 
 
 def removed(evidence: Evidence) -> list[Finding]:
     """Ask if Expert Drop removes fewer of the router's choices than Token Drop at its own γ."""
-    token, expert = Side(method="score", gamma="own"), Side(method="expert_drop")
-    found = {model: evidence.dropped((token, expert), model) for model in evidence.models}
-    shares = {model: 100 * (both[0] - both[1]) for model, both in found.items() if both}
+    sides = Side(method="score", gamma="own"), Side(method="expert_drop")
+    dropped = {model: evidence.dropped(sides, model) for model in evidence.models}
+    shares = {model: 100 * (both[0] - both[1]) for model, both in dropped.items() if both}
     outcome = unanimous([share > 0 for share in shares.values()])
     label = "share removed: score own γ − expert drop"
     return [_by_model(label, "% of assignments", shares, outcome)]
@@ -35,21 +48,21 @@ def removed(evidence: Evidence) -> list[Finding]:
 def balance(evidence: Evidence) -> list[Finding]:
     """Compare trainings from scratch with upcycled ones of equal seeds (Figures 1, 2, 13).
 
-    A training counts if its model answers better than chance does (:func:`_knows`).
+    A training counts if its model answers better than chance does.
     """
-    studies: dict[tuple[str, int], list[Training]] = {}
+    studies: dict[tuple[str, int], list[SeedTraining]] = {}
     for training in evidence.trainings:
         studies.setdefault((training.name, training.steps), []).append(training)
     findings = []
     for (name, steps), trainings in studies.items():
-        known = [training for training in trainings if _knows(training)]
-        peaks = {(one.origin, one.seed): statistics.fmean(one.peaks) for one in known}
+        able = [training for training in trainings if _is_better_than_chance(training)]
+        peaks = {(t.origin, t.seed): statistics.fmean(t.peaks) for t in able}
         gaps = {
             f"seed {seed}": peaks[origin, seed] - peaks["upcycled", seed]
             for origin, seed in sorted(peaks)
             if origin == "scratch" and ("upcycled", seed) in peaks
         }
-        left_out = len(trainings) - len(known)
+        left_out = len(trainings) - len(able)
         note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
         label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
         findings.append(_by_seed(label, gaps, note))
@@ -57,21 +70,14 @@ def balance(evidence: Evidence) -> list[Finding]:
     return findings or [absent]
 
 
-_COIN: Final = ("piqa", "rte", "winogrande", "boolq")
-"""Tasks of two answers; all others have four."""
-
-
-def _knows(training: Training) -> bool:
-    """Return True if the answers to all tasks together are better than chance (binomial, p < 5 %).
-
-    A training whose accuracy is not known counts for nothing.
-    """
-    accuracy, asked = training.accuracy, training.documents
-    if not accuracy:
+def _is_better_than_chance(training: SeedTraining) -> bool:
+    """Return whether the answers to all tasks are better than chance (binomial, p < 5 %)."""
+    accuracy, documents = training.accuracy, training.documents
+    if not accuracy:  # it is not known
         return False
-    right = sum(round(percent / 100 * asked) for percent in accuracy.values())
+    right = sum(round(percent / 100 * documents) for percent in accuracy.values())
     chance = statistics.fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
-    return binomial_tail(right, asked * len(accuracy), chance) < LEVEL
+    return binomial_tail(right, documents * len(accuracy), chance) < LEVEL
 
 
 def decay(evidence: Evidence) -> list[Finding]:
@@ -105,39 +111,6 @@ def decay(evidence: Evidence) -> list[Finding]:
     return [_by_model(label, "× noise", ratios, outcome, note)]
 
 
-FLATTER: Final = 0.9
-"""Share of the noise's step below which a tail is flatter than noise."""
-
-
-@cache
-def noise_step(experts: int, top_k: int, fall: float) -> float:
-    """Return the step behind the top-k of a router whose logits are Gaussian noise, seeded.
-
-    The noise's spread is that with which the mean step inside the top-k is ``fall``.
-    """
-    import numpy as np
-
-    logits = np.random.default_rng(20260103).standard_normal((4096, experts))  # of as many tokens
-    ranked = -np.sort(-logits, axis=1)
-    below = ranked - ranked[:, :1]
-
-    def steps(spread: float) -> tuple[float, float]:
-        scores = np.exp(spread * below)
-        shares = scores[:, [0, top_k - 1, top_k]] / scores.sum(axis=1, keepdims=True)
-        first, last, behind = shares.mean(axis=0)
-        return math.log(first / last) / (top_k - 1), math.log(last / behind)
-
-    low, high = 0.0, 50.0  # the step inside grows with the spread; scipy.optimize imports slowly
-    while high - low > 1e-6:
-        spread = (low + high) / 2
-        low, high = (spread, high) if steps(spread)[0] < fall else (low, spread)
-    return steps(high)[1]
-
-
-TEXT_LOST: Final = 5.0
-"""Percent of the text pairs that may be dropped where almost all are said to stay."""
-
-
 def text_kept(evidence: Evidence) -> list[Finding]:
     """Ask if text pairs stay at γ = 0.5 where images are dropped first (Appendix C).
 
@@ -158,8 +131,8 @@ def text_kept(evidence: Evidence) -> list[Finding]:
         outcome = unanimous([lost <= TEXT_LOST for lost in dropped.values()])
         if outcome is not Outcome.HOLDS and any(share > small for share in shares.values()):
             outcome = Outcome.UNDECIDED
-        told = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
-        note = f"text is of all tokens: {told}; Figure 10: {small:.1%}" if told else ""
+        texts = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
+        note = f"text is of all tokens: {texts}; Figure 10: {small:.1%}" if texts else ""
         label = f"{side}: at most {TEXT_LOST:g} % of the text pairs dropped"
         findings.append(_by_model(label, "% of text pairs", dropped, outcome, note))
     return findings
@@ -175,20 +148,49 @@ def orders(evidence: Evidence) -> list[Finding]:
     return _company(evidence, _ORDERS)
 
 
-_ORDERS: Final = ("order", "reverse_order")
-_VARIED: Final[Mapping[Batches, str]] = {"mixed": "the company", "sized": "the batch size"}
+def permuted(evidence: Evidence) -> list[Finding]:
+    """Ask if the order of a batch's sequences changes next tokens under Score (§4).
+
+    Judged are batches whose sequences begin with distinct tokens. Of equal gate scores, which
+    sequences that begin alike have, the order decides; a note has the share where they occur.
+    """
+    rows = [
+        row
+        for file in evidence.bench.evaluations
+        for row in file.permutations
+        if row.method == "score" and row.model in evidence.models
+    ]
+    findings = []
+    for is_split, where in ((False, "one capacity of the batch"), (True, "one of each device")):
+        shares = [
+            {
+                model: 100 * statistics.fmean(row.changed for row in same)
+                for model in evidence.models
+                if (same := [row for row in of_kind if row.model == model])
+            }
+            for is_distinct in (True, False)
+            for of_kind in [
+                [r for r in rows if (r.ranks > 1, r.is_distinct) == (is_split, is_distinct)]
+            ]
+        ]
+        outcome = unanimous([share <= CHANGED for share in shares[0].values()])
+        texts = ", ".join(f"{model} {share:.1f} %" for model, share in shares[1].items())
+        note = f"with prompts as they are, which begin alike: {texts}" if texts else ""
+        label = (
+            f"score γ=1, {where}: at most {CHANGED:g} % of the next tokens change with the order"
+        )
+        findings.append(_by_model(label, "% of next tokens", shares[0], outcome, note))
+    return findings
 
 
 def _company(evidence: Evidence, methods: Sequence[str]) -> list[Finding]:
     findings = []
-    for batches, varied in _VARIED.items():
-        for name in methods:
-            stable = is_stock(name)
-            side = Side(method=name, gamma=None if stable else 1.0, batches=batches)
-            changed = {model: _changed(evidence, model, side) for model in evidence.models}
-            shares = {model: 100 * share for model, share in changed.items() if share is not None}
-            if not shares:
-                continue
+    for (batches, varied), name in itertools.product(_VARIED.items(), methods):
+        stable = is_stock(name)
+        side = Side(method=name, gamma=None if stable else 1.0, batches=batches)
+        changed = {model: _changed(evidence, model, side) for model in evidence.models}
+        shares = {model: 100 * share for model, share in changed.items() if share is not None}
+        if shares:
             # The baseline's answers must not depend on their batch, those of the others do.
             fits = [(share > CHANGED) is not stable for share in shares.values()]
             bound = f"{'at most' if stable else 'more than'} {CHANGED:g} %"
@@ -202,25 +204,28 @@ def _changed(evidence: Evidence, model: str, side: Side) -> float | None:
     """Return the mean share of documents whose score differs between two compositions."""
     shares = []
     for task, runs in documents(evidence.find(side, model)).items():
-        of_task = []
-        for one, other in itertools.combinations(runs, 2):
-            paired = pair([one], [other])
+        flips = []
+        for first, second in itertools.combinations(runs, 2):
+            paired = pair([first], [second])
             if isinstance(paired, Unpaired):
                 raise not_paired(model, task, paired.reason)
-            of_task.append(paired.flips)
-        if of_task:
-            shares.append(statistics.fmean(of_task))
+            flips.append(paired.flips)
+        shares += [statistics.fmean(flips)] if flips else []
     return statistics.fmean(shares) if shares else None
 
 
 def _by_model(
     label: str, unit: str, models: Mapping[str, float], outcome: Outcome, note: str = ""
 ) -> Finding:
-    """Return a finding on models that are no sample; it is absent where there are none."""
+    """Return a finding on models that are no sample; it is absent where there are none.
+
+    It speaks of these models alone where so few families would agree by chance (sign test).
+    """
     if not models:
         return Finding(label, Outcome.ABSENT, unit="points")
-    effect = statistics.fmean(models.values())
-    return Finding(label, outcome, effect, unit=unit, models=models, note=note)
+    effect, families = statistics.fmean(models.values()), len(set(map(family, models)))
+    few = 0.5**families >= LEVEL
+    return Finding(label, outcome, effect, unit=unit, models=models, note=note, conditional=few)
 
 
 def _by_seed(label: str, seeds: Mapping[str, float], note: str) -> Finding:
@@ -237,11 +242,7 @@ def _by_seed(label: str, seeds: Mapping[str, float], note: str) -> Finding:
     return Finding(label, outcome, mean, low, high, unit=unit, models=seeds, note=note)
 
 
-def measured(name: str, evidence: Evidence) -> list[Finding]:
-    """Return the findings of the measure that a claim names, or raise ValueError."""
-    measures = {
-        one.__name__: one for one in (removed, balance, decay, companions, orders, text_kept)
-    }
-    if name not in measures:
-        raise ValueError(f"measure {name!r} is none of {', '.join(measures)}")
-    return measures[name](evidence)
+_MEASURES: Final = {
+    measure.__name__: measure
+    for measure in (removed, balance, decay, companions, orders, permuted, text_kept)
+}

@@ -7,6 +7,7 @@ nothing of them is compared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record import Scored
+from capmoe_eval.experiment.record_part import TaskAnswers
 
 Floats: TypeAlias = NDArray[np.float64]
+TaskDocuments: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
+"""A task, its subtasks and the hashes over their documents."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,6 @@ class Paired:
     documents: tuple[tuple[str, str], ...]
     first: Floats  # [documents], the mean over the first side's evaluations
     second: Floats  # [documents], the mean over the second side's
-    # [documents], the batch of each; None where it is unknown or the evaluations differ.
-    batches: NDArray[np.int64] | None = None
     # [documents], the image of each; None where they are not about images.
     images: NDArray[np.int64] | None = None
 
@@ -59,7 +60,7 @@ class Unpaired:
     reason: str
 
 
-def pair(first: Sequence[Scored], second: Sequence[Scored]) -> Paired | Unpaired:
+def pair(first: Sequence[TaskAnswers], second: Sequence[TaskAnswers]) -> Paired | Unpaired:
     """Return the scores of two sides on the documents that they share, or why they share none.
 
     Each side is the documents of one evaluation, or of one for each seed.
@@ -68,35 +69,44 @@ def pair(first: Sequence[Scored], second: Sequence[Scored]) -> Paired | Unpaired
         return Unpaired("a side has no evaluation")
     everyone = (*first, *second)
     for run in everyone:
-        reason = _incomplete(run) or _other(run, everyone[0])
+        reason = _other(run, everyone[0])
         if reason:
             return Unpaired(reason)
-    documents = tuple((name, run[0]) for name, run in sorted(everyone[0].items()))
+    documents = tuple((name, run.documents) for name, run in sorted(everyone[0].items()))
     images = _images(everyone[0])
-    return Paired(documents, _mean(first), _mean(second), _shared_batches(everyone), images)
+    return Paired(documents, _mean(first), _mean(second), images)
 
 
-def scores_by_unit(run: Scored) -> Floats:
+def scores_by_unit(run: TaskAnswers) -> Floats:
     """Return an evaluation's scores by unit of chance, as :attr:`Paired.units` [units]."""
     return _by_unit(_mean([run]), _images(run))
 
 
-def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[str, Floats]:
-    """Return the differences by task, averaged over the models that answered the same documents.
+def shares(models: Mapping[str, Mapping[str, Paired]]) -> dict[tuple[str, str], float]:
+    """Return the weight of each model and task in a pooled difference; they add up to 1.
 
-    Training seeds of one model are averaged first. Models that answered other documents of a task
-    are further units of chance beside them.
+    This defines the effect of a contrast: the mean over families of the mean over training seeds of
+    the mean over tasks of the mean over documents. A model counts by the tasks that it has.
     """
-    collected: dict[str, dict[object, dict[str, list[Floats]]]] = {}
-    for model, tasks in models.items():
-        for task, paired in tasks.items():
-            families = collected.setdefault(task, {}).setdefault(paired.documents, {})
-            families.setdefault(family(model), []).append(paired.units)
-    pooled: dict[str, Floats] = {}
-    for task, sets in collected.items():
-        of_families = [[np.mean(seeds, axis=0) for seeds in of.values()] for of in sets.values()]
-        pooled[task] = np.concatenate([np.mean(means, axis=0) for means in of_families])
-    return pooled
+    seeds = Counter(family(model) for model, tasks in models.items() if tasks)
+    return {
+        (model, task): 1 / (len(seeds) * seeds[family(model)] * len(tasks))
+        for model, tasks in models.items()
+        for task in tasks
+    }
+
+
+def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[TaskDocuments, Floats]:
+    """Return what each unit of chance adds to the pooled difference, by task and documents [units].
+
+    The sum of the means over units is the pooled difference, by the weights of :func:`shares`.
+    """
+    parts: dict[TaskDocuments, Floats] = {}
+    for (model, task), share in shares(models).items():
+        paired = models[model][task]
+        key = task, paired.documents
+        parts[key] = parts.get(key, 0.0) + share * paired.units
+    return parts
 
 
 def by_document(tasks: Sequence[Floats]) -> Sequence[Floats]:
@@ -118,48 +128,31 @@ def _by_unit(values: Floats, images: NDArray[np.int64] | None) -> Floats:
     return of_image * (len(of_image) / len(images))
 
 
-def _incomplete(run: Scored) -> str | None:
-    """Return what an evaluation lacks to be paired with any, or None."""
-    if not run or any(not len(scores) for _, scores, *_ in run.values()):
-        return "scores by document are not known"
-    if not all(np.isfinite(scores).all() for _, scores, *_ in run.values()):
-        return "a document's score is not a number"
-    return None
-
-
-def _other(run: Scored, than: Scored) -> str | None:
+def _other(run: TaskAnswers, than: TaskAnswers) -> str | None:
     """Return in what an evaluation's documents differ from another's, or None."""
     subtasks = sorted(run.keys() ^ than.keys())
     if subtasks:
         return f"other subtasks: {', '.join(subtasks)}"
     for name in sorted(run):
-        if run[name][0] != than[name][0]:
+        if run[name].documents != than[name].documents:
             return f"other documents of {name}"
-        counts = len(than[name][1]), len(run[name][1])
+        counts = len(than[name].correct), len(run[name].correct)
         if counts[0] != counts[1]:
             return f"{counts[0]} and {counts[1]} scores for the same documents of {name}"
     return None
 
 
-def _shared_batches(runs: Sequence[Scored]) -> NDArray[np.int64] | None:
-    """Return the batch of each document, or None unless all runs name the same."""
-    batches = [np.concatenate([run[name][2] for name in sorted(run)]) for run in runs]
-    documents = sum(len(scores) for _, scores, *_ in runs[0].values())
-    same = all(np.array_equal(other, batches[0]) for other in batches)
-    return batches[0] if same and len(batches[0]) == documents else None
-
-
-def _images(run: Scored) -> NDArray[np.int64] | None:
+def _images(run: TaskAnswers) -> NDArray[np.int64] | None:
     """Return the image of each document, numbered from 0, or None unless all are known."""
-    shown = [(name, image) for name in sorted(run) for image in run[name][3]]
-    if len(shown) != sum(len(scores) for _, scores, *_ in run.values()):
+    if any(part.images is None for part in run.values()):
         return None
-    numbers = {one: number for number, one in enumerate(dict.fromkeys(shown))}
-    return np.array([numbers[one] for one in shown], dtype=np.int64)
+    images = [(name, image) for name in sorted(run) for image in run[name].images or ()]
+    numbers = {image: number for number, image in enumerate(dict.fromkeys(images))}
+    return np.array([numbers[image] for image in images], dtype=np.int64)
 
 
-def _mean(runs: Sequence[Scored]) -> Floats:
+def _mean(runs: Sequence[TaskAnswers]) -> Floats:
     """Return the mean over runs of each document's score [documents]."""
-    scores = [np.concatenate([run[name][1] for name in sorted(run)]) for run in runs]
+    scores = [np.concatenate([run[name].correct for name in sorted(run)]) for run in runs]
     mean: Floats = np.mean(scores, axis=0)
     return mean

@@ -7,6 +7,7 @@ be read from the figures.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import statistics
@@ -89,11 +90,11 @@ def printed_rows() -> tuple[PrintedRow, ...]:
 
 def find_rows(where: Where) -> list[PrintedRow]:
     """Return the rows that fit, or raise LookupError if none does."""
-    wanted = {"version": "v2", **where}
-    unknown = set(wanted) - set(FIELDS)
+    fields = {"version": "v2", **where}
+    unknown = set(fields) - set(FIELDS)
     if unknown:
         raise LookupError(f"rows have no field {', '.join(sorted(unknown))}")
-    allowed = {k: v if isinstance(v, list) else [v] for k, v in wanted.items()}
+    allowed = {k: v if isinstance(v, list) else [v] for k, v in fields.items()}
     rows = [row for row in printed_rows() if all(getattr(row, k) in v for k, v in allowed.items())]
     if not rows:
         raise LookupError(f"the paper prints no row {dict(where)}")
@@ -111,20 +112,26 @@ def find_row(where: Where) -> PrintedRow:
 def pairs(a: Where, b: Where) -> list[tuple[PrintedRow, PrintedRow]]:
     """Pair rows of two choices by the fields that neither fixes to one value.
 
-    A row without a γ (Expert Drop, or the baseline beside any γ) pairs with every γ. A row of ``a``
-    that has no partner or several is a LookupError.
+    A row without a γ (Expert Drop, or the baseline beside any γ) pairs with every γ. If neither the
+    rows of ``a`` nor those of ``b`` have exactly one partner each, that is a LookupError.
     """
     shared = [f for f in FIELDS if _is_open(a, f) and _is_open(b, f)]
     if {"Baseline", "Expert Drop"} & {str(a.get("method")), str(b.get("method"))}:
         shared = [f for f in shared if f not in ("gamma", "variant")]
-    candidates = find_rows(b)
-    found = []
-    for row in find_rows(a):
-        partners = [c for c in candidates if all(getattr(c, f) == getattr(row, f) for f in shared)]
-        if len(partners) != 1:
-            raise LookupError(f"{row.label} has {len(partners)} partners among {dict(b)}")
-        found.append((row, partners[0]))
-    return found
+    first, second = find_rows(a), find_rows(b)
+    rows = [
+        (row, other)
+        for row, other in itertools.product(first, second)
+        if all(getattr(row, f) == getattr(other, f) for f in shared)
+    ]
+    partners = [
+        [sum(row is pair[side] for pair in rows) for row in both]
+        for side, both in enumerate((first, second))
+    ]
+    if not any(set(counts) == {1} for counts in partners):
+        row, count = next(x for x in zip(first, partners[0], strict=True) if x[1] != 1)
+        raise LookupError(f"{row.label} has {count} partners among {dict(b)}")
+    return rows
 
 
 def _is_open(where: Where, name: str) -> bool:
@@ -198,16 +205,16 @@ DEPLOYMENTS: Final = read_data(__package__, "data/deployments.yaml", tuple[Deplo
 
 def deployment(model: str | None) -> Deployment | None:
     """Return how the paper deploys a model, or None where it does not."""
-    fitting = [found for found in DEPLOYMENTS if (model or "").startswith(found.name)]
-    return max(fitting, key=lambda found: len(found.name), default=None)
+    fitting = [d for d in DEPLOYMENTS if (model or "").startswith(d.name)]
+    return max(fitting, key=lambda deployed: len(deployed.name), default=None)
 
 
 def layer_speedup(model: str | None, method: str, gamma: float | None) -> float | None:
     """Return the speedup of one MoE layer that Figure 4 prints, or None."""
-    found, name = deployment(model), _ABBREVIATIONS.get(method)
-    if found is None or found.layer is None or name is None:
+    deployed, name = deployment(model), _ABBREVIATIONS.get(method)
+    if deployed is None or deployed.layer is None or name is None:
         return None
-    printed: Mapping[str, float] = figure("fig4_layer_speedup", found.layer, name)
+    printed: Mapping[str, float] = figure("fig4_layer_speedup", deployed.layer, name)
     return printed.get(str(gamma))
 
 
@@ -218,11 +225,13 @@ def model_speedup(
 
     The figure has Mixtral twice: with one expert per GPU, and with several.
     """
-    found, name = deployment(model), _ABBREVIATIONS.get(method)
-    if found is None or found.whole is None or name is None:
+    deployed, name = deployment(model), _ABBREVIATIONS.get(method)
+    if deployed is None or deployed.whole is None or name is None:
         return None
     bars = figure("fig5_e2e_speedup", "single" if experts_per_rank == 1 else "multi")
-    fitting = (values for key, values in bars.items() if key.startswith(f"{found.whole} g{gamma}"))
+    fitting = (
+        values for key, values in bars.items() if key.startswith(f"{deployed.whole} g{gamma}")
+    )
     return next((float(values[name][0]) for values in fitting), None)
 
 

@@ -2,47 +2,47 @@
 
 Two methods answer the same questions, so most of what makes a question hard cancels in the
 difference. Documents are the units of chance; models that answered the same document are averaged
-over first, for they are not independent. Tasks count equally, as in the paper's ``Avg.`` column.
+over first, for they are not independent. A contrast also asks for models: families are its units.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
+import zlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple, TypeAlias
+from statistics import fmean, stdev
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capmoe_eval.experiment.record import Scored
-from capmoe_eval.paper.hierarchy import over_models
-from capmoe_eval.paper.pairing import Floats, Paired, Unpaired, pair, pool
-from capmoe_eval.paper.resampling import resampled_sums
+from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.record_part import TaskAnswers
+from capmoe_eval.paper.pairing import (
+    Floats,
+    Paired,
+    TaskDocuments,
+    Unpaired,
+    pair,
+    pool,
+    shares,
+)
 
-#: Resamples of the bootstrap, and of the sign flips where they are drawn.
-RESAMPLES = 10_000
-#: Values of a sum of differences up to which the sign-flip test is exact.
-LATTICE = 200_000
+RESAMPLES: Final = 10_000
+"""Resamples of the bootstrap, and of the sign flips where they are drawn."""
+LATTICE: Final = 200_000
+"""Values of a sum of differences up to which the sign-flip test is exact."""
 _SEED = 20260101
-# Scores are means over fewer runs than this.
-_DENOMINATOR = 1000
-# Signs are drawn in parts of this many numbers, so that memory does not grow with documents.
-_PART = 4_000_000
-# The smallest term of a transform that can change its digits.
-_NOTHING = 1e-24
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The result of a paired comparison, in the unit of the scores."""
-
-    effect: float  # mean difference, tasks counting equally
-    low: float  # of its 95 % confidence interval (percentile bootstrap over documents)
-    high: float
-    p: float  # two-sided: of so large a difference if signs were random (sign-flip test)
-    documents: int  # their number
+_DENOMINATOR = 1000  # scores are means over fewer runs
+_PART = 4_000_000  # signs that are drawn at once, so that memory does not grow with documents
+_BLOCK = 50_000  # units that are drawn at once, which a core's cache holds
+_FEW = 64  # fewer units are multiplied by their counts, one by one
+_NOTHING = 1e-24  # the smallest term of a transform that can change its digits
 
 
 class Interval(NamedTuple):
@@ -53,19 +53,130 @@ class Interval(NamedTuple):
     high: float
 
 
-def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
-    """Compare two methods by the differences of their scores on each task's documents.
+Side: TypeAlias = Mapping[str, Sequence[TaskAnswers]]
+"""One side of a contrast on one model: the evaluations of each task (seeds, shuffles)."""
 
-    The confidence interval resamples documents within tasks, seeded; the test is
-    :func:`sign_flip`, which refuses what it does.
+
+@dataclass(frozen=True)
+class Effect:
+    """The first side minus the second, in points of accuracy (:func:`contrast`)."""
+
+    points: float | None  # None where no model has a task on both sides
+    error: float  # the standard error over documents
+    worth: float  # the effect of one document, the heaviest, if every model answers it otherwise
+    documents: int  # the number of documents, or of images
+    models: Mapping[str, float]  # the effect on each, tasks counting equally
+    tasks: Mapping[str, tuple[str, ...]]  # what was compared, by model
+    between: float | None = None  # the standard error of the mean over families; None for one
+    # Why a task's sides do not pair, by model and task.
+    unpaired: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    records: tuple[str, ...] = ()  # paths of the records that were compared
+
+    def interval(self, *, wide: bool = False) -> tuple[float, float]:
+        """Return the 95 % interval over documents, or over families and documents."""
+        centre, reach = self.points or 0.0, self._reach(self.error, 0.95, wide)
+        return centre - reach, centre + reach
+
+    def p(self, distance: float, *, wide: bool = False) -> float:
+        """Return the two-sided p of an effect so many points away from a bound.
+
+        The distance is shortened by one document's worth, and the variance over documents is that
+        around the bound: of one task and the bound 0 this is McNemar's test with its correction.
+        ``wide`` asks over families and documents; of one family it is 1.
+        """
+        surplus = abs(distance) - self.worth
+        if surplus <= 0 or (wide and self.between is None):
+            return 1.0
+        error = math.hypot(self.error, distance / math.sqrt(self.documents))
+        low, high = 0.0, 1.0  # levels; the interval that just reaches the bound has level 1 - p
+        for _ in range(40):
+            level = (low + high) / 2
+            low, high = (level, high) if self._reach(error, level, wide) < surplus else (low, level)
+        return 1 - low
+
+    def power(self, depth: float) -> float:
+        """Return the share of studies that decide a truth so many points within a bound, alone."""
+        from scipy.special import ndtr
+
+        reach = self._reach(self.error, 0.95, wide=False) + self.worth
+        return float(ndtr((depth - reach) / self.error)) if self.error else float(depth > reach)
+
+    @property
+    def detectable(self) -> float:
+        """The distance from a bound, in points, that 80 % of studies decide."""
+        return self._reach(self.error, 0.95, wide=False) + self.worth + 0.8416 * self.error
+
+    def _reach(self, error: float, level: float, wide: bool) -> float:
+        """Return half the width of an interval.
+
+        That over families adds the squares of Student's half width over families, whose number is
+        small, and the normal one over the documents that all of them answer. The sum of variances
+        with Satterthwaite's degrees of freedom covers less than 93 % with three families.
+        """
+        from scipy.special import ndtri, stdtrit
+
+        reach = float(ndtri((1 + level) / 2)) * error
+        if not wide or self.between is None:
+            return reach
+        freedom = len(by_family(self.models)) - 1
+        return math.hypot(reach, float(stdtrit(freedom, (1 + level) / 2)) * self.between)
+
+
+def contrast(models: Mapping[str, tuple[Side, Side]]) -> Effect:
+    """Compare the two sides of each model on the tasks that both have."""
+    pairs: dict[str, dict[str, Paired]] = {}
+    unpaired: dict[tuple[str, str], str] = {}
+    for model, (first, second) in models.items():
+        for task in first:
+            if task in second:
+                paired = pair(first[task], second[task])
+                if isinstance(paired, Unpaired):
+                    unpaired[model, task] = paired.reason
+                else:
+                    pairs.setdefault(model, {})[task] = paired
+    return dataclasses.replace(pooled(pairs), unpaired=unpaired)
+
+
+def pooled(models: Mapping[str, Mapping[str, Paired]]) -> Effect:
+    """Return the effect that :func:`shares` defines, with its errors.
+
+    The variance over documents is the sum of those of the tasks' means. The variance over families
+    is that of the mean of their effects.
     """
-    tasks = [np.asarray(values, dtype=np.float64) for values in differences.values()]
-    p = sign_flip(tasks)
-    return Comparison(*interval(differences), p, sum(map(len, tasks)))
+    parts = [100 * units for units in pool(models).values()]
+    effects = {
+        model: 100 * fmean(float(paired.differences.mean()) for paired in tasks.values())
+        for model, tasks in models.items()
+    }
+    worth: dict[TaskDocuments, float] = defaultdict(float)
+    for (model, task), share in shares(models).items():
+        paired = models[model][task]
+        worth[task, paired.documents] += 100 * share / len(paired.first)
+    families = list(by_family(effects).values())
+    return Effect(
+        sum(float(units.mean()) for units in parts) if parts else None,
+        math.sqrt(sum(float(units.var()) / len(units) for units in parts)),
+        max(worth.values(), default=0.0),
+        sum(map(len, parts)),
+        effects,
+        {model: tuple(tasks) for model, tasks in models.items()},
+        stdev(families) / math.sqrt(len(families)) if len(families) > 1 else None,
+    )
+
+
+def by_family(models: Mapping[str, float]) -> dict[str, float]:
+    """Return the mean over the training seeds of each family, in the order of the models."""
+    families: dict[str, list[float]] = {}
+    for model, value in models.items():
+        families.setdefault(family(model), []).append(value)
+    return {name: fmean(values) for name, values in families.items()}
 
 
 def interval(differences: Mapping[str, Sequence[float] | Floats]) -> Interval:
-    """Return the mean difference of :func:`compare` with its interval, and spare its test."""
+    """Return the mean difference, tasks counting equally, and its 95 % interval over documents.
+
+    The interval resamples documents within tasks, seeded.
+    """
     tasks = {task: np.asarray(values, dtype=np.float64) for task, values in differences.items()}
     effect = float(np.mean([values.mean() for values in tasks.values()]))
     means = np.zeros(RESAMPLES)
@@ -78,7 +189,7 @@ def interval(differences: Mapping[str, Sequence[float] | Floats]) -> Interval:
 def share_of(part: Floats, whole: Floats, task: str) -> Interval:
     """Return the share that a part has of a mean difference, and its 95 % confidence interval.
 
-    The interval resamples documents, as :func:`compare` does. A resample in which the whole is not
+    The interval resamples documents, as :func:`interval` does. A resample in which the whole is not
     above 0 has no share; it counts as beyond both ends, so that an end may be infinite.
 
     Args:
@@ -86,56 +197,12 @@ def share_of(part: Floats, whole: Floats, task: str) -> Interval:
         whole: The difference of which it is a part, for the same documents; its mean is above 0.
         task: Its name, which seeds the draws.
     """
-    parts, wholes = (resampled_sums(one.round(12), RESAMPLES, task) for one in (part, whole))
-    known = wholes > 1e-9
-    shares = np.divide(parts, wholes, out=np.zeros(RESAMPLES), where=known)
-    low = np.percentile(np.where(known, shares, -np.inf), 2.5, method="lower")
-    high = np.percentile(np.where(known, shares, np.inf), 97.5, method="higher")
+    parts, wholes = (resampled_sums(x.round(12), RESAMPLES, task) for x in (part, whole))
+    positive = wholes > 1e-9
+    shares = np.divide(parts, wholes, out=np.zeros(RESAMPLES), where=positive)
+    low = np.percentile(np.where(positive, shares, -np.inf), 2.5, method="lower")
+    high = np.percentile(np.where(positive, shares, np.inf), 97.5, method="higher")
     return Interval(float(part.sum() / whole.sum()), float(low), float(high))
-
-
-Side: TypeAlias = Mapping[str, Sequence[Scored]]
-"""One side of a contrast on one model: the evaluations of each task (seeds, shuffles)."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    """The first side minus the second, in points of accuracy."""
-
-    comparison: Comparison | None  # over all models; None where no model has a task on both sides
-    models: Mapping[str, float]  # the mean difference of each, tasks counting equally
-    tasks: Mapping[str, tuple[str, ...]]  # what was compared, by model
-    wide: tuple[float, float] | None = None  # see :func:`capmoe_eval.paper.hierarchy.over_models`
-    # Why a task's sides do not pair, by model and task.
-    unpaired: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    records: tuple[str, ...] = ()  # paths of the records that were compared
-
-
-def contrast(models: Mapping[str, tuple[Side, Side]]) -> Effect:
-    """Compare the two sides of each model on the tasks that both have."""
-    pairs: dict[str, dict[str, Paired]] = {}
-    unpaired: dict[tuple[str, str], str] = {}
-    for model, (first, second) in models.items():
-        for task in first:
-            if task in second:
-                found = pair(first[task], second[task])
-                if isinstance(found, Unpaired):
-                    unpaired[model, task] = found.reason
-                else:
-                    pairs.setdefault(model, {})[task] = found
-    pooled, wide = pool(pairs), over_models(pairs)
-    # Which model comes first decides nothing: tasks are resampled in the order of their names.
-    points = {task: 100 * pooled[task] for task in sorted(pooled)}
-    return Effect(
-        compare(points) if points else None,
-        {
-            model: 100 * float(np.mean([paired.differences.mean() for paired in tasks.values()]))
-            for model, tasks in pairs.items()
-        },
-        {model: tuple(tasks) for model, tasks in pairs.items()},
-        wide and (100 * wide[0], 100 * wide[1]),
-        unpaired,
-    )
 
 
 def sign_flip(tasks: Sequence[Floats]) -> float:
@@ -159,12 +226,17 @@ def sign_flip(tasks: Sequence[Floats]) -> float:
     gained, lost = (np.array([signs[side] for signs in moved.values()]) for side in (0, 1))
     if len(moved) == 1:
         return mcnemar(int(gained[0]), int(lost[0]))
-    steps, counts = _steps(list(moved)), gained + lost
-    span = sum(step * int(count) for step, count in zip(steps, counts, strict=True))
+    counts = gained + lost
+    # Sizes as multiples of the largest number that divides all of them.
+    common = math.lcm(*(size.denominator for size in moved))
+    multiples = [int(size * common) for size in moved]
+    divisor = math.gcd(*multiples)
+    whole = [multiple // divisor for multiple in multiples]
+    span = sum(step * int(count) for step, count in zip(whole, counts, strict=True))
     if span < LATTICE:
-        whole = np.array(steps)
-        chances = _chances(whole, counts, span)
-        beyond = np.abs(2 * np.arange(span + 1) - span) >= abs(int(whole @ (gained - lost)))
+        steps = np.array(whole)
+        chances = _chances(steps, counts, span)
+        beyond = np.abs(2 * np.arange(span + 1) - span) >= abs(int(steps @ (gained - lost)))
         # The transform's digits end there.
         return float(np.clip(chances[beyond].sum(), 1e-12, 1.0))
     sizes = np.array([float(size) for size in moved])
@@ -180,23 +252,11 @@ def _moved(tasks: Sequence[Floats]) -> dict[Fraction, list[int]]:
     for values in tasks:
         distinct, times = np.unique(values[values != 0].round(12), return_counts=True)
         for value, count in zip(distinct.tolist(), times.tolist(), strict=True):
-            signs = moved.setdefault(_rational(abs(value)) / len(values), [0, 0])
-            signs[value < 0] += count
+            size = Fraction(abs(value))
+            near = size.limit_denominator(_DENOMINATOR)  # such as 2/3, whose last digits are lost
+            size = near if math.isclose(near, size, rel_tol=1e-9) else size
+            moved.setdefault(size / len(values), [0, 0])[value < 0] += count
     return dict(sorted(moved.items()))
-
-
-def _rational(value: float) -> Fraction:
-    """Return the fraction that a score with the last digits lost stands for, such as 2/3."""
-    near = Fraction(value).limit_denominator(_DENOMINATOR)
-    return near if math.isclose(near, value, rel_tol=1e-9) else Fraction(value)
-
-
-def _steps(sizes: Sequence[Fraction]) -> list[int]:
-    """Return sizes as multiples of the largest number that divides all of them."""
-    common = math.lcm(*(size.denominator for size in sizes))
-    whole = [int(size * common) for size in sizes]
-    divisor = math.gcd(*whole)
-    return [size // divisor for size in whole]
 
 
 def _chances(steps: NDArray[np.int64], counts: NDArray[np.int64], span: int) -> Floats:
@@ -251,3 +311,35 @@ def holm(ps: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(ps) - place) * ps[index]))
         corrected[index] = least
     return corrected
+
+
+def resampled_sums(values: Floats, resamples: int, *names: str) -> Floats:
+    """Return the sums of bootstrap samples [resamples] of values [units], each of as many units.
+
+    The names of what the units are of seed the draws: all contrasts of a task draw the same
+    documents.
+    """
+    counts = _counts(len(values), resamples, names)
+    if len(values) < _FEW:
+        product: Floats = values @ counts
+        return product
+    # Differences of scores take few values, most often 0.
+    sums = np.zeros(resamples)
+    drawn = np.min_scalar_type(len(values))  # a sample draws no more; small types are added faster
+    for value in np.unique(values[values != 0]):
+        sums += value * counts[values == value].sum(axis=0, dtype=drawn)
+    return sums
+
+
+@functools.lru_cache(maxsize=1024)
+def _counts(units: int, resamples: int, names: tuple[str, ...]) -> NDArray[np.uint8] | Floats:
+    """Return how often each sample draws each unit [units, resamples]; of few units as floats."""
+    rng = np.random.default_rng([_SEED, zlib.crc32("/".join(names).encode())])
+    width = max(1, _BLOCK // units)
+    counts = np.empty((units, resamples), np.uint8)  # a unit is hardly ever drawn ten times
+    for start in range(0, resamples, width):
+        part = counts[:, start : start + width]
+        samples = part.shape[1]
+        drawn = rng.integers(units, size=(samples, units)) * samples + np.arange(samples)[:, None]
+        part[:] = np.bincount(drawn.ravel(), minlength=part.size).reshape(part.shape)
+    return counts.astype(np.float64) if units < _FEW else counts

@@ -1,11 +1,16 @@
-"""The words of verdicts, and what follows for a claim from several findings."""
+"""The words of verdicts, what follows for a claim from several findings, and replication.json."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 LEVEL: Final = 0.05
 """Family-wise error rate within a claim."""
@@ -53,22 +58,53 @@ WORDS: Final = (CONFIRMED, CONTRADICTED, NOT_SHOWN, INCONSISTENT, NOT_MEASURED, 
 
 @dataclass(frozen=True)
 class Finding:
-    """One number that was found on a claim, and its outcome."""
+    """One number on a claim, and its outcome."""
 
     label: str  # what was compared or measured
     outcome: Outcome  # what it says of the claim
     effect: float | None = None  # the value, in ``unit``; None where it was not measured
     low: float | None = None  # of its 95 % confidence interval over documents, if it has one
     high: float | None = None
-    p: float | None = None  # two-sided, corrected for the contrasts of the claim (Holm), if tested
+    p: float | None = None  # of the bound, two-sided, corrected for the claim's contrasts (Holm)
     unit: str = ""  # "points" for accuracies in percent; empty for shares and ratios
     models: Mapping[str, float] = field(default_factory=dict)  # the effect on each model alone
     documents: int = 0  # number of documents that were compared
     records: tuple[str, ...] = ()  # paths of the records that it was computed from
     note: str = ""  # a remark for the reader
     bounds: tuple[float, float] | None = None  # where the effect must lie; ``inf``: no bound
-    wide: tuple[float, float] | None = None  # 95 % interval over several models, seeds and batches
-    conditional: bool = False  # what ``low`` and ``high`` decide, ``wide`` does not
+    wide: tuple[float, float] | None = None  # 95 % interval over families and documents
+    conditional: bool = False  # decided over documents, not over families
+    compared: str = ""  # which tasks of how many models
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check."""
+
+    source: str  # the kind of the check
+    outcome: Outcome  # what it says of the claim
+    text: str  # one or more sentences with the numbers
+    findings: tuple[Finding, ...] = ()  # the numbers behind it
+    scope: str = ""  # of what it speaks, if not of the profile's records
+
+
+def in_print(holds: bool | None, text: str) -> CheckResult:
+    """Return a result of arithmetic in print; None gives numbers and decides nothing."""
+    outcome = Outcome.IMPOSSIBLE if holds is None else Outcome.HOLDS if holds else Outcome.FAILS
+    return CheckResult("printed", outcome, text)
+
+
+def listed(text: str, items: Sequence[str], most: int = 12) -> str:
+    """Return a sentence followed by items, the first ``most`` of them."""
+    if not items:
+        return text
+    rest = f"; and {len(items) - most} more" if len(items) > most else ""
+    return f"{text} {'; '.join(items[:most])}{rest}."
+
+
+def tallied(text: str, failed: Sequence[str], total: int) -> CheckResult:
+    """Return a result that holds if no case failed; the text has places ``{fit}`` and ``{all}``."""
+    return in_print(not failed, listed(text.format(fit=total - len(failed), all=total), failed))
 
 
 def weigh(outcomes: Sequence[Outcome]) -> Outcome:
@@ -89,20 +125,20 @@ def deciding(findings: Sequence[Finding]) -> Finding | None:
 
     A claim that only lacks a part was decided by none: its first measured finding is returned.
     """
-    found = [finding for finding in findings if finding.effect is not None]
+    measured = [finding for finding in findings if finding.effect is not None]
     outcome = weigh([finding.outcome for finding in findings])
-    asked = (outcome, Outcome.MIXED) if outcome is Outcome.UNDECIDED else (outcome,)
-    decided = [finding for finding in found if finding.outcome in asked]
-    return next(iter(decided or found), None)
+    deciders = (outcome, Outcome.MIXED) if outcome is Outcome.UNDECIDED else (outcome,)
+    decided = [finding for finding in measured if finding.outcome in deciders]
+    return next(iter(decided or measured), None)
 
 
 def only_here(outcome: Outcome, findings: Sequence[Finding]) -> bool:
     """Return True if a verdict speaks of these models and batches only, not of others like them.
 
-    So it is where the interval over models and training seeds of a deciding finding is not known
-    or does not decide the same: of all that fail, or of any of those that hold.
+    So it is where a deciding finding is not decided over families, too: all that fail, or any of
+    those that hold.
     """
-    decided = [found.conditional for found in findings if found.outcome is outcome]
+    decided = [f.conditional for f in findings if f.outcome is outcome]
     if outcome is Outcome.FAILS:
         return bool(decided) and all(decided)
     return outcome is Outcome.HOLDS and any(decided)
@@ -111,3 +147,94 @@ def only_here(outcome: Outcome, findings: Sequence[Finding]) -> bool:
 def unanimous(fits: Sequence[bool]) -> Outcome:
     """Return the outcome of what is counted, not sampled: it is true of all, of some or of none."""
     return Outcome.HOLDS if all(fits) else Outcome.MIXED if any(fits) else Outcome.FAILS
+
+
+_Number = Annotated[float, AfterValidator(lambda value: round(value, 5))]
+_Bound = Annotated[
+    _Number | None, BeforeValidator(lambda end: None if end in (-math.inf, math.inf) else end)
+]
+"""One end of bounds; None where there is none."""
+
+
+class _Written(BaseModel):
+    model_config = ConfigDict(frozen=True, from_attributes=True, allow_inf_nan=False)
+
+
+class WrittenFinding(_Written):
+    """A :class:`Finding`, its outcome as a word and its numbers rounded to five digits."""
+
+    label: str
+    verdict: str = ""
+    unit: str = "points"
+    effect: _Number | None
+    low: _Number | None = None
+    high: _Number | None = None
+    p: _Number | None = None
+    models: Mapping[str, _Number] = {}
+    documents: int = 0
+    note: str = ""
+    bounds: tuple[_Bound, _Bound] | None = None
+    wide: tuple[_Number, _Number] | None = None
+    conditional: bool = False
+    compared: str = ""
+
+    @classmethod
+    def of(cls, finding: Finding) -> WrittenFinding:
+        """Return a finding as it is written."""
+        return cls(**dataclasses.asdict(finding) | {"verdict": WORD[finding.outcome]})
+
+
+class WrittenClaim(_Written):
+    """A claim with its verdict, the label of the finding that decided it, and all findings."""
+
+    id: str
+    place: str = ""
+    statement: str = ""
+    verdict: str
+    scope: str = ""
+    decided_by: str = ""
+    refuted_by: str = ""
+    note: str = ""
+    contrasts: tuple[WrittenFinding, ...] = ()
+
+
+class WrittenGrouping(_Written):
+    """The gaps between the ways to keep tokens where a number of sequences share a capacity.
+
+    ``distance`` is their mean distance from those of Table 1, which has none itself, in points.
+    """
+
+    label: str
+    sequences: int | None = None
+    gaps: tuple[WrittenFinding, ...]
+    distance: float | None = None
+
+
+class WrittenMargin(_Written):
+    """A margin in points, with the printed cells behind it and the claims that it judges."""
+
+    id: str
+    points: _Number
+    meaning: str
+    words: str
+    place: str
+    source: str
+    claims: tuple[str, ...] = ()
+
+
+class VerdictFile(_Written):
+    """The file ``replication.json``: the verdicts on the records of one profile."""
+
+    profile: str
+    models: tuple[str, ...] = ()
+    records: int = 0  # number of finished evaluations
+    missing: int = 0  # number of evaluations that are not finished
+    notes: tuple[str, ...] = ()  # on the models, and on files that could not be read
+    level: float = 0.0  # family-wise error rate within a claim
+    margins: tuple[WrittenMargin, ...] = ()
+    claims: tuple[WrittenClaim, ...]
+    grouping: tuple[WrittenGrouping, ...] = ()  # Table 1's gaps by the sequences per rank
+
+    def to_json(self) -> str:
+        """Return the file's text."""
+        return json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n"

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.scores import HIGHEST
-
 # Shape suffixes: T counted tokens, S slots per token, B buckets, P = T·S pairs, D digits.
 
+HIGHEST = 0x7FFFFFFF
+"""The highest bit pattern of a non-negative float32."""
 KEY_BITS = 33
 """Keys are below 2**33: 31 bits of a score, an index or a random number, and two above them."""
 ADDED = 1 << 31
@@ -30,8 +30,8 @@ ADDED = 1 << 31
 DROPPED_FIRST = 1 << 32
 """The bit of a key for tokens of the modality that is dropped first."""
 
-_FEW = 2048  # pairs that are sorted as they are
-_PAIRS_PER_CELL = 4  # so that counting cells takes less time than counting pairs
+FEW = 2048  # pairs that are sorted as they are
+PAIRS_PER_CELL = 4  # so that counting cells takes less time than counting pairs
 
 _KEPT, _AT_EDGE = 1, 2  # what becomes of the pairs of a cell; 0: they are dropped
 
@@ -42,6 +42,11 @@ def score_key(score_TS: Tensor) -> Tensor:
     """Return keys in [0, 2^31) that order non-negative float32 scores from the highest down."""
     bits_TS = score_TS.float().contiguous().view(torch.int32)
     return (~bits_TS).bitwise_and_(HIGHEST)  # without the sign bit, so that -0.0 equals 0.0
+
+
+def best_first(bucket_P: Tensor, score_P: Tensor) -> Tensor:
+    """Return the order of pairs by bucket, then by falling score [P]; equal ones keep theirs."""
+    return ((bucket_P << KEY_BITS) + score_key(score_P)).argsort(stable=True)
 
 
 def keep_best(
@@ -63,7 +68,7 @@ def keep_best(
     bucket_P, key_P = bucket_TS.numpy().reshape(-1), key_TS.numpy().reshape(-1)
     limit = limit_B.numpy().reshape(-1)
     valid_P = None if valid_TS is None else valid_TS.numpy().reshape(-1)
-    if len(key_P) >= _FEW:
+    if len(key_P) >= FEW:
         keep_P = _keep_by_histogram(bucket_P, key_P, valid_P, limit)
     elif valid_P is None:
         keep_P = _first_of_buckets(bucket_P, key_P, KEY_BITS, limit)
@@ -105,7 +110,7 @@ def _keep_by_histogram(
     """
     n_buckets, least = len(limit_B), int(key_P.min())
     n_bits = (int(key_P.max()) - least).bit_length()
-    most_digits = int(len(key_P) / _PAIRS_PER_CELL / n_buckets)
+    most_digits = int(len(key_P) / PAIRS_PER_CELL / n_buckets)
     digit_bits = min(max(most_digits, 1).bit_length() - 1, n_bits)
     n_digits, shift = 1 << digit_bits, n_bits - digit_bits
     digit_P = key_P - least
@@ -149,7 +154,7 @@ def _order(value_P: _Array, n_bits: int) -> _Array:
 
     Many are sorted by 16 bits at a time: NumPy has a radix sort for these alone.
     """
-    if len(value_P) < _FEW:
+    if len(value_P) < FEW:
         return value_P.argsort(kind="stable")
     order_P = np.arange(len(value_P))
     for shift in range(0, n_bits, 16):

@@ -1,29 +1,104 @@
-"""Decide which candidate pairs are kept: the parts that methods share, on tensors.
+"""Decide which candidate pairs are kept: what a decision knows, and the parts that methods share.
 
 A decision lists candidate pairs, gives each a *key* (the smaller is kept first), and keeps the C
 smallest of every bucket. A bucket is (capacity group, expert) or (capacity group, device). Nothing
 loops over tokens or experts, and ties are always broken the same way: the lower token index first,
 then the lower expert index.
+
+A placement [R, E/R] has the experts of every emulated rank, in rising order, each expert once; None
+stands for contiguous blocks. It says which experts share a device. The numbers of experts, and with
+them all ties, stay.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, keep_best, score_key
-from capmoe_eval.routing.context import LayerContext
-from capmoe_eval.routing.placement import rank_of
 from capmoe_eval.routing.scores import Scores, addable
-from capmoe_eval.routing.tokens import TokenGroups
+from capmoe_eval.routing.tokens import TokenGroups, moved
 
 if TYPE_CHECKING:
+    from capmoe_eval.routing.method import Method
     from capmoe_eval.routing.mixins import Bounded
 
-# Shape suffixes: T counted tokens, E routed experts, K = top-k, S candidate slots per token,
-# G capacity groups, D devices (ranks).
+# Shape suffixes: T counted tokens, E routed experts, H hidden size, S candidate slots per token,
+# G capacity groups, R ranks (devices), N = E/R experts of a rank.
+
+
+def _same(count: Tensor) -> Tensor:
+    return count
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """One layer in one forward, as a decision sees it; on the device of the scores."""
+
+    limit_G: Tensor | None = None  # C of a unit in each group; None without a capacity
+    random_TE: Tensor | None = None  # of a method that draws numbers
+    image_T: Tensor | None = None  # True for a token of an image; None where there are none
+    hidden_TH: Tensor | None = None  # the router's input, for a method that reads it
+    # What a calibration measured of the layer: the similarity of experts [E, E], the modality of
+    # each [E], or the experts of each rank [R, N], rising.
+    calibrated: Tensor | None = None
+    # Sums whole numbers over the processes that share the batch.
+    total: Callable[[Tensor], Tensor] = _same
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        tokens: TokenGroups,
+        *,
+        top_k: int,
+        n_experts: int,
+        layer: int = 0,
+        forward: int = 0,
+        image_T: Tensor | None = None,
+        hidden_TH: Tensor | None = None,
+        calibrated: Tensor | None = None,
+        total: Callable[[Tensor], Tensor] = _same,
+        limit_G: Tensor | None = None,
+    ) -> LayerContext:
+        """Return the context of a layer's decision, with the capacities and random numbers.
+
+        ``method`` has the layer's own γ. The numbers of the ``layer`` and of the ``forward``
+        determine random numbers. ``limit_G`` are the capacities, where they are at hand.
+        """
+        device = tokens.group_T.device
+        if limit_G is None and method.factor is not None:
+            limits = method.limits(tokens.tokens, top_k=top_k, n_experts=n_experts)
+            limit_G = moved(torch.tensor(limits), device)
+        random_TE = method.random_numbers(tokens, n_experts, layer, forward)
+        if random_TE is not None:
+            random_TE = moved(random_TE, device)
+        return cls(limit_G, random_TE, image_T, hidden_TH, calibrated, total)
+
+
+def by_rank(amount_E: Tensor, ranks: int, placed_RN: Tensor | None) -> Tensor:
+    """Return amounts of experts […, E] as those of the experts of each rank […, R, N]."""
+    if placed_RN is None:
+        return amount_E.view(*amount_E.shape[:-1], ranks, -1)
+    return amount_E[..., placed_RN]
+
+
+def rank_of(expert: Tensor, local: int, placed_RN: Tensor | None) -> Tensor:
+    """Return the rank that holds each of some experts; ``local`` is N, the experts of a rank."""
+    if placed_RN is None:
+        return expert // local
+    return placed_RN.flatten().argsort()[expert] // local
+
+
+def expert_load(index: Tensor, n_experts: int) -> Tensor:
+    """Return the number of pairs of each expert [E], from the experts of pairs in any shape."""
+    flat = index.reshape(-1)
+    load_E = torch.zeros(n_experts, dtype=torch.long, device=flat.device)
+    return load_E.scatter_add_(0, flat, torch.ones_like(flat))
 
 
 def score_keys(scores: Scores, index_TS: Tensor) -> Tensor:
@@ -75,10 +150,3 @@ def keep_within_capacity(
     bucket_TS = torch.add(unit_TS, tokens.group_T.unsqueeze(1), alpha=units)
     keep_TS = keep_best(bucket_TS, key_TS, valid_TS, layer.limit_G.unsqueeze(1).expand(-1, units))
     return torch.empty_like(keep_TS).scatter_(1, order_TS, keep_TS) if by_device else keep_TS
-
-
-def expert_load(index: Tensor, n_experts: int) -> Tensor:
-    """Return the number of pairs of each expert [E], from the experts of pairs in any shape."""
-    flat = index.reshape(-1)
-    load_E = torch.zeros(n_experts, dtype=torch.long, device=flat.device)
-    return load_E.scatter_add_(0, flat, torch.ones_like(flat))

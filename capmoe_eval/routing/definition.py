@@ -75,6 +75,11 @@ class RoutedTokens:
         np.put_along_axis(weight_TE, self.topk_TK, self.weight_TK, axis=1)
         return weight_TE
 
+    @property
+    def unit_TE(self) -> Array:
+        """The scores as whole multiples of 2⁻⁴⁰, whose sum does not depend on the order."""
+        return np.floor(self.score_TE.astype(np.float64) * 2.0**40).astype(np.int64)
+
     def best_of(self, pair_TE: Array, most: int) -> Array:
         """Return each token's ``most`` best of the pairs [T, E].
 
@@ -151,29 +156,17 @@ def capacities(
 
     It is at most the group's tokens for each of these experts.
     """
-    limits = []
-    for tokens in tokens_G.tolist():
-        limit = sharing * tokens
-        if gamma != math.inf:
-            size = {"rounding": rounding, "sharing": sharing}
-            limit = min(limit, pairs_per_unit(gamma, tokens, top_k, n_experts, **size))  # type: ignore[arg-type]
-        limits.append(limit)
+    if gamma == math.inf:
+        return sharing * tokens_G
+    size = {"rounding": rounding, "sharing": sharing}
+    limits = [
+        min(sharing * tokens, pairs_per_unit(gamma, tokens, top_k, n_experts, **size))  # type: ignore[arg-type]
+        for tokens in tokens_G.tolist()
+    ]
     return np.array(limits, dtype=np.int64)
 
 
-# The order in which pairs are kept.
-
-
-def by_score(tokens: RoutedTokens) -> Array:
-    """Return numbers of all pairs [T, E], the smallest for the highest score."""
-    number_TE: Array = -tokens.score_TE
-    return number_TE
-
-
-def by_position(tokens: RoutedTokens, *, last_first: bool = False) -> Array:
-    """Return numbers of all pairs [T, E], the smallest for the first token, or for the last."""
-    token_T1 = np.arange(len(tokens.score_TE))[:, None]
-    return np.broadcast_to(-token_T1 if last_first else token_T1, tokens.score_TE.shape)
+# The order in which pairs are kept, and which are.
 
 
 def by_chance(tokens: RoutedTokens, seed: int) -> Array:
@@ -206,79 +199,31 @@ def priority(
     return is_last_TE, is_added_TE, number_TE
 
 
-# The pairs that are kept.
-
-
 def best_in_buckets(tokens: RoutedTokens, pair_TE: Array, keys: Sequence[Array]) -> Array:
     """Return the C best of the pairs of every (group, expert) or (group, device) [T, E]."""
     assert tokens.limit_G is not None
-    token_P, expert_P = np.nonzero(pair_TE)  # by token, then by expert, which breaks ties
-    bucket_P = tokens.group_T[token_P] * tokens.n_experts + tokens.unit_E[expert_P]
-    limit_P = tokens.limit_G[tokens.group_T[token_P]]
-    return _first(pair_TE, token_P, expert_P, bucket_P, limit_P, keys)
+    group_T1 = tokens.group_T[:, None]
+    bucket_TE = group_T1 * tokens.n_experts + tokens.unit_E
+    return _first(pair_TE, keys, bucket_TE, tokens.limit_G[group_T1].repeat(tokens.n_experts, 1))
 
 
 def at_most_k(tokens: RoutedTokens, pair_TE: Array, keys: Sequence[Array]) -> Array:
     """Return each token's K best of the pairs [T, E] (Table 11, "w/ max")."""
-    token_P, expert_P = np.nonzero(pair_TE)
-    limit_P = np.full(len(token_P), tokens.top_k)
-    return _first(pair_TE, token_P, expert_P, token_P, limit_P, keys)
+    token_TE = np.indices(pair_TE.shape)[0]
+    return _first(pair_TE, keys, token_TE, np.full(pair_TE.shape, tokens.top_k))
 
 
-def _first(
-    pair_TE: Array,
-    token_P: Array,
-    expert_P: Array,
-    bucket_P: Array,
-    limit_P: Array,
-    keys: Sequence[Array],
-) -> Array:
+def _first(pair_TE: Array, keys: Sequence[Array], bucket_TE: Array, limit_TE: Array) -> Array:
     """Return the first pairs [T, E] of each bucket by the keys [T, E], up to its limit."""
-    key_P = [key_TE[token_P, expert_P] for key_TE in keys]
+    token_P, expert_P = np.nonzero(pair_TE)  # by token, then by expert, which breaks ties
+    bucket_P, limit_P = bucket_TE[pair_TE], limit_TE[pair_TE]
+    key_P = [key_TE[pair_TE] for key_TE in keys]
     order_P = np.lexsort((*reversed(key_P), bucket_P))
     sorted_P = bucket_P[order_P]
     place_P = np.arange(len(sorted_P)) - np.searchsorted(sorted_P, sorted_P)
     is_kept_P = order_P[place_P < limit_P[order_P]]
     kept_TE = np.zeros_like(pair_TE)
     kept_TE[token_P[is_kept_P], expert_P[is_kept_P]] = True
-    return kept_TE
-
-
-def without_idle_experts(tokens: RoutedTokens) -> Array:
-    """Return the pairs [T, E] without those of the tenth of the experts with the lowest load.
-
-    Expert Drop, Table 2; of fewer than 20 experts it is one.
-    """
-    kept_TE = tokens.chosen_TE
-    disabled = np.argsort(kept_TE.sum(axis=0), kind="stable")[: max(1, tokens.n_experts // 10)]
-    kept_TE[:, disabled] = False
-    return kept_TE
-
-
-def added_candidates(tokens: RoutedTokens, rule: str, m: int = 0) -> Array:
-    """Return the candidates beside the tokens' top-k [T, E] (Algorithm 2, Table 11).
-
-    ``rule`` is local (the experts of the token's rank), ranked (the next ``m``), or global (all).
-    """
-    others_TE: Array = tokens.eligible_TE & ~tokens.chosen_TE
-    if rule == "ranked":
-        return tokens.best_of(others_TE, m)
-    if rule == "local":
-        others_TE = others_TE & (tokens.rank_E == tokens.rank_T[:, None])
-    return others_TE
-
-
-def rerouted(tokens: RoutedTokens, keys: Sequence[Array], rounds: int) -> Array:
-    """Return the pairs that Token Reroute keeps [T, E] (v1, Algorithm 1)."""
-    kept_TE = tokens.chosen_TE
-    remaining_TE = kept_TE | tokens.eligible_TE
-    for _ in range(rounds):
-        selected_TE = tokens.best_of(remaining_TE, tokens.top_k)
-        kept_TE = best_in_buckets(tokens, selected_TE, keys)
-        rejected_TE = selected_TE & ~kept_TE
-        if not rejected_TE.any():  # another round would keep the same pairs
-            break
-        remaining_TE = remaining_TE & ~rejected_TE
     return kept_TE
 
 

@@ -17,10 +17,6 @@ from capmoe_eval.routing.knobs import Knob
 NO_LIMIT: Final = "+∞"
 """γ without a capacity limit, as text."""
 _PLAIN = re.compile(r"[!-^`-~]*")  # not what Python reads beside: 1_0, spaces, other digits
-_RULE = (
-    "the capacity factor must be a number of at least 0 (0 silences every routed expert, inf means "
-    "no capacity)"
-)
 
 
 class CapacityFactor(ABC):
@@ -54,9 +50,9 @@ class CapacityFactor(ABC):
         return
 
     @property
-    @abstractmethod
     def label(self) -> str:
         """The factor in a few characters, fit for a file name."""
+        return self.text().replace(" ", "_")
 
     @abstractmethod
     def text(self, *, decimal: bool = False) -> str:
@@ -84,11 +80,11 @@ class UniformFactor(CapacityFactor):
 
     @property
     def label(self) -> str:
-        """The factor in a few characters, fit for a file name."""
+        """The letter g and the number."""
         return f"g{self.gamma:g}"
 
     def text(self, *, decimal: bool = False) -> str:
-        """Return the factor for text."""
+        """Return the number, or ``+∞``."""
         if self.gamma == math.inf:
             return NO_LIMIT
         return str(self.gamma) if decimal else f"{self.gamma:g}"
@@ -139,13 +135,8 @@ class FactorByLayer(CapacityFactor):
                 "one for each layer"
             )
 
-    @property
-    def label(self) -> str:
-        """The factor in a few characters, fit for a file name."""
-        return "by_layer"
-
     def text(self, *, decimal: bool = False) -> str:
-        """Return the factor for text."""
+        """Return the words that stand for the numbers."""
         return "by layer"
 
     def identity(self) -> dict[str, Any]:
@@ -212,13 +203,14 @@ def gamma_json(gamma: float | None) -> float | str | None:
 
 
 def _number(field: str, gamma: object) -> float:
-    is_number = not isinstance(gamma, bool) and (
-        not isinstance(gamma, str) or _PLAIN.fullmatch(gamma) is not None
-    )
+    is_plain = not isinstance(gamma, bool) and bool(_PLAIN.fullmatch(str(gamma)))
     try:
-        factor = float(gamma) if is_number else math.nan  # type: ignore[arg-type]
+        factor = float(gamma) if is_plain else math.nan  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         factor = math.nan
     if not factor >= 0:
-        raise UsageError(f"{field}={shown(gamma)}: {_RULE}, for example {field}=1.0")
+        raise UsageError(
+            f"{field}={shown(gamma)}: the capacity factor must be a number of at least 0 (0 "
+            f"silences every routed expert, inf means no capacity), for example {field}=1.0"
+        )
     return factor + 0.0  # turns -0.0 into 0.0

@@ -33,6 +33,12 @@ _Marker = TypeVar("_Marker")
 # Of a whole number, `1.0` and `true` are none; of a number, `inf` and `nan` are none.
 _STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False)
 
+_NOUNS: Final = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+}
 _BOUNDS: Final = {
     "minimum": "of at least",
     "exclusiveMinimum": "above",
@@ -57,8 +63,8 @@ def check(field: str, value: object, annotation: Any) -> Any:
         annotation: A type that pydantic knows, such as ``Annotated[int, Field(ge=1)]``.
 
     Raises:
-        UsageError: If the type does not have the value; in one line of field, value and rule. A
-            UsageError of a validator is raised as it is.
+        UsageError: If the type does not have the value: one line of field, value and rule, or the
+            UsageError of a validator.
     """
     try:
         valid = _adapter(annotation).validate_python(value)
@@ -68,23 +74,21 @@ def check(field: str, value: object, annotation: Any) -> Any:
 
 
 @functools.cache
-def field_types(kind: type) -> dict[str, Any]:
+def field_types(kind: Any) -> dict[str, Any]:
     """Return name → annotation of a dataclass's fields, without those that hold other objects.
 
     An inherited field has the base's annotation, the same object.
     """
     hints = {n: hint for base in reversed(kind.__mro__) for n, hint in _annotations(base).items()}
     names = [field.name for field in dataclasses.fields(kind) if field.init]
-    return {name: hints[name] for name in names if not _is_class(hints[name])}
+    of_objects = {n for n in names if isinstance(hints[n], type) and hints[n] is not Any}
+    of_objects -= {n for n in of_objects if hints[n].__module__ == "builtins"}
+    return {name: hints[name] for name in names if name not in of_objects}
 
 
 @functools.cache
 def _annotations(kind: Any) -> dict[str, Any]:
     return inspect.get_annotations(kind, eval_str=True)
-
-
-def _is_class(hint: Any) -> bool:
-    return isinstance(hint, type) and hint is not Any and hint.__module__ != "builtins"
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
@@ -145,9 +149,10 @@ class Knob:
 
     def agrees(self, other: Knob) -> bool:
         """Return whether two methods declare a knob alike."""
-        same = self.annotation is other.annotation
-        same = same or _schema(self.annotation) == _schema(other.annotation)
-        return same and self.default == other.default
+        mine, others = self.annotation, other.annotation
+        return self.default == other.default and (
+            mine is others or _schema(mine) == _schema(others)
+        )
 
 
 def declared_knobs(kind: type) -> dict[str, Knob]:
@@ -181,10 +186,10 @@ def _refusal(field: str, value: object, annotation: Any, error: ValidationError)
         if cause is not None:
             return UsageError(f"{field}={shown(value)}: {cause}")
     schema = _schema(annotation)
-    branches = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
-    if all("enum" in part for part in branches) and "rule" not in schema:
-        null = [f", or {_words(part)}" for part in schema.get("anyOf", ()) if part not in branches]
-        return UsageError(f"{bad_choice(field, value, _choices(schema))}{''.join(null)}")
+    parts = schema.get("anyOf", [schema])
+    nulls = [f", or {_words(part)}" for part in parts if part.get("type") == "null"]
+    if sum("enum" in part for part in parts) + len(nulls) == len(parts) and "rule" not in schema:
+        return UsageError(f"{bad_choice(field, value, _choices(schema))}{''.join(nulls)}")
     text = rule(annotation, field)
     if any(problem["type"] == "finite_number" for problem in problems):
         text = text.replace("a number", "a finite number", 1)
@@ -207,21 +212,13 @@ def _words(schema: dict[str, Any]) -> str:
         return ", or ".join(map(_words, schema["anyOf"]))
     if choices := _choices(schema):
         return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
-    match schema.get("type"):
-        case "null":
-            return str(schema.get("description", "null"))
-        case "boolean":
-            return "true or false"
-        case "integer":
-            return f"a whole number{_bounds(schema)}"
-        case "number":
-            return f"a number{_bounds(schema)}"
-        case "array":
-            items = _words(schema["items"])
-            return f"a list, each item of which is {items}" if items else "a list"
-        case "string":
-            return "text"
-    return ""
+    kind = schema.get("type", "")
+    if kind == "array":
+        items = _words(schema["items"])
+        return f"a list, each item of which is {items}" if items else "a list"
+    if kind == "null":
+        return str(schema.get("description", "null"))
+    return _NOUNS.get(kind, "") + _bounds(schema)
 
 
 def _bounds(schema: dict[str, Any]) -> str:

@@ -1,35 +1,26 @@
-"""Define what a method of routing is.
+"""Define what a method of routing is: a frozen dataclass whose fields are its knobs.
 
-A method is a frozen dataclass in a module of its own, registered by its name. Its fields are its
-knobs, and no others. The mixins in :mod:`capmoe_eval.routing.mixins` carry the knobs that several
-methods have.
+The mixins in :mod:`capmoe_eval.routing.mixins` carry the knobs that several methods have.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.calibrated import CalibratedRule, placement_rule
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.routing.factor import CapacityFactor
 from capmoe_eval.routing.knobs import check, declared_knobs
-from capmoe_eval.routing.registry import (
-    CONTIGUOUS,
-    TOKEN_DROP,
-    knobs,
-    method_class,
-    placements,
-)
+from capmoe_eval.routing.registry import CONTIGUOUS, TOKEN_DROP, knobs, method_class, placements
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.decision import LayerContext
     from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
@@ -51,13 +42,24 @@ class LabelPart:
     always: bool = False
 
 
+@dataclass(frozen=True)
+class CalibratedRule:
+    """A rule of a layer's calibrated tensor, in words for an error, and as a check."""
+
+    asked_by: str  # the setting that needs the tensor, for example method=sere
+    content: str  # what the tensor has, for example "the similarity of the experts"
+    shape: tuple[int, ...]
+    values: str  # what its values must be, which follows "must have"
+    holds: Callable[[Tensor], bool]
+    instead: str  # what needs no calibration, which follows "or"
+
+
 class Method:
     """A way to decide which (token, expert) pairs are computed.
 
-    A subclass is a frozen, keyword-only dataclass, whose fields are its knobs. It says its name,
-    title and source, its decision, its canonical form, and what it must know before it runs. The
-    attributes below that are no class variables are what every method answers: a mixin makes each
-    of them a knob.
+    A subclass says its name, title and source, its decision, its canonical form, and what it must
+    know before it runs. The attributes below that are no class variables are what every method
+    answers: a mixin makes each of them a knob.
 
     Raises:
         UsageError: On construction, if a knob has an invalid value.
@@ -130,7 +132,7 @@ class Method:
     ) -> Tensor | None:
         """Return random numbers [T, E] that a decision needs, drawn on the host; None for none."""
 
-    # What the decision needs, and what is bounded.
+    # What is bounded, and what the method must know before it runs.
 
     @property
     def factor(self) -> CapacityFactor | None:
@@ -174,6 +176,19 @@ class Method:
         """True if the method depends on the number of ranks."""
         return "ep_size" in self.effective()
 
+    def calibrated_rule(self, n_experts: int) -> CalibratedRule | None:
+        """Return what a calibration must say of a layer that the decision reads; None for none."""
+        if not self.is_placed:
+            return None
+        return CalibratedRule(
+            f"placement={self.placement}",
+            "the experts of each rank",
+            (self.ep_size, n_experts // self.ep_size),
+            "each of its experts on one rank, in rising order",
+            _is_placement,
+            "leave placement out",
+        )
+
     def check_processes(self, processes: int) -> None:
         """Raise a UsageError if processes that have blocks of experts cannot compute the method."""
         if self.is_placed:
@@ -206,9 +221,8 @@ class Method:
     def canonical(self) -> Method:
         """Return the canonical form: methods with the same behaviour on every model are equal.
 
-        ``TokenReroute(gamma=1.0, rounds=1).canonical() == TokenDrop(gamma=1.0)``. Settings that
-        coincide on some models only stay different: ``candidates="ranked"`` with m ≥ E-K does not
-        equal ``"global"``. Knobs without an effect have their defaults.
+        ``TokenReroute(gamma=1.0, rounds=1).canonical() == TokenDrop(gamma=1.0)``. Knobs without an
+        effect have their defaults. Settings that coincide on some models only stay different.
         """
         method: Method = self
         while (simpler := method.simplest()) != method:
@@ -242,9 +256,8 @@ class Method:
     def identity(self) -> dict[str, Any]:
         """Return the name and the knobs, in a fixed order, JSON-ready.
 
-        ``gamma`` is a number, or the string ``"inf"``, or the keyword of a form of γ; with
-        ``layer_gammas`` there is none. Knobs that were added later are left out at their default,
-        so that the digests of cells from before them stay.
+        Knobs that were added later are left out at their default, so that the digests of cells from
+        before them stay.
         """
         values: dict[str, Any] = {} if self.factor is None else self.factor.identity()
         for name, knob in declared_knobs(type(self)).items():
@@ -260,19 +273,14 @@ class Method:
     def label(self) -> str:
         """The method and the knobs that differ from their defaults, fit for a file name."""
         parts = [self.name] + ([self.factor.label] if self.factor is not None else [])
-        declared = dict(declared_knobs(type(self)))
-        declared |= {} if self.factor is None else self.factor.knobs
+        declared = {**declared_knobs(type(self)), **(self.factor.knobs if self.factor else {})}
         for name, value in self.identity().items():
-            knob = declared.get(name)
-            if knob is None or name in ("gamma", "layer_gammas", "budget"):
+            if name in ("method", "gamma", "layer_gammas", "budget"):
                 continue
-            part = knob.marker(LabelPart) or LabelPart(name)
-            if value == knob.default and not part.always:
-                continue
-            if value is True:
-                parts.append(name)
-            else:
-                parts.append(value if isinstance(value, str) else f"{part.short}{value}")
+            part = declared[name].marker(LabelPart) or LabelPart(name)
+            if value != declared[name].default or part.always:
+                text = value if isinstance(value, str) else f"{part.short}{value}"
+                parts.append(name if value is True else text)
         return "-".join(parts)
 
     # The invariants.
@@ -288,7 +296,6 @@ class Method:
         It shares no function with :meth:`decide`, and is compared with what the experts were called
         with. See :mod:`capmoe_eval.routing.definition`.
         """
-        return None
 
     def combine_weights(self, tokens: RoutedTokens) -> tuple[Array, Array] | None:
         """Return the weight of every pair [T, E] by the definition, and which are rounded.
@@ -314,18 +321,19 @@ class Method:
     def observers(
         self, layers: Sequence[Any], calibrated: Sequence[Tensor] | None
     ) -> Sequence[Any]:
-        """Return observers that the method brings, beside those of all methods.
+        """Return the method's own observers of the MoE layers, beside those of all methods.
 
-        Each is a :class:`capmoe_eval.wrapper.observers.observer.Observer` of the MoE layers, whose
-        calibrations are given where the method needs one.
+        ``calibrated`` is what a calibration measured of each layer, where the method needs one.
         """
         return ()
-
-    def calibrated_rule(self, n_experts: int) -> CalibratedRule | None:
-        """Return what a calibration must say of a layer that the decision reads; None for none."""
-        return placement_rule(self, n_experts) if self.is_placed else None
 
     def never_binding(self, n_experts: int, top_k: int) -> Method:
         """Return a method that decides as this one does, with a bound that is never reached."""
         token_drop = method_class(TOKEN_DROP)
         return self.converted(token_drop, gamma=float(n_experts), decode="unconstrained")
+
+
+def _is_placement(placed_RN: Tensor) -> bool:
+    each_once = placed_RN.flatten().sort().values.tolist() == list(range(placed_RN.numel()))
+    rises = bool((placed_RN == placed_RN.sort(dim=1).values).all())
+    return each_once and rises and not placed_RN.is_floating_point()

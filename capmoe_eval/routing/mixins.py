@@ -11,15 +11,9 @@ from pydantic import AfterValidator, Field
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.routing.factor import CapacityFactor, parse_factor
-from capmoe_eval.routing.knobs import LARGEST, OMIT_DEFAULT, says
+from capmoe_eval.routing.knobs import OMIT_DEFAULT, Count, says
 from capmoe_eval.routing.method import LabelPart, Method
-from capmoe_eval.routing.registry import (
-    CONTIGUOUS,
-    STOCK,
-    TOKEN_DROP,
-    method_class,
-    placements,
-)
+from capmoe_eval.routing.registry import CONTIGUOUS, STOCK, TOKEN_DROP, method_class, placements
 
 _AT_ZERO = frozenset({"gamma", "ep_size", "count_padding", "decode"})
 """The knobs that have an effect at γ=0, where no expert computes anything: on loads and counts."""
@@ -56,9 +50,7 @@ class OnRanks(Method):
     """The knob of expert parallelism."""
 
     ep_size: Annotated[
-        int,
-        Field(ge=1, le=LARGEST, description="emulated expert-parallel ranks R"),
-        LabelPart("ep"),
+        Count, Field(description="emulated expert-parallel ranks R"), LabelPart("ep")
     ] = 1
 
 
@@ -127,8 +119,7 @@ class ByUnit(OnRanks):
 class Bounded(Capped, ByUnit, Combining):
     """A method under which every expert, or every device, has a capacity in each group of tokens.
 
-    A subclass says in :meth:`decide` which pairs are candidates and in which order a unit keeps
-    them.
+    Its decision says which pairs are candidates and in which order a unit keeps them.
     """
 
     modality: Annotated[
@@ -140,7 +131,7 @@ class Bounded(Capped, ByUnit, Combining):
     def __post_init__(self) -> None:
         super().__post_init__()
         by_loads = self.factor.calibration is not None
-        if self.is_placed and by_loads and "placement" in self.effective():
+        if by_loads and self.is_placed and "placement" in self.effective():
             raise UsageError(
                 f"placement={self.placement}: gamma={self.factor.keyword} chooses by the loads of "
                 f"blocks; give gamma a number, or leave placement out"
@@ -168,13 +159,14 @@ class Bounded(Capped, ByUnit, Combining):
 
     def simplest(self) -> Method:
         """Return the baseline where nothing binds, and Token Drop where nothing is kept."""
-        if self.never_binds and self.renormalize == "always" and self.factor.uniform != math.inf:
+        token_drop, gamma = method_class(TOKEN_DROP), self.factor.uniform
+        if self.never_binds and self.renormalize == "always" and gamma != math.inf:
             # Every pair is kept, but weights are normalised.
             knobs = {"scope": "batch", "modality": "uniform", "placement": CONTIGUOUS}
-            return self.converted(method_class(TOKEN_DROP), gamma=float(self.ep_size), **knobs)
+            return self.converted(token_drop, gamma=float(self.ep_size), **knobs)
         if self.never_binds:
             return method_class(STOCK)()
-        return self.converted(method_class(TOKEN_DROP)) if self.factor.uniform == 0 else self
+        return self.converted(token_drop) if gamma == 0 else self
 
     def effective(self) -> set[str]:
         """Return the knobs that have an effect on the method's decisions or records."""
@@ -185,11 +177,10 @@ class Bounded(Capped, ByUnit, Combining):
             names -= {"scope", "granularity", "rounding", "modality", "protect_topk"}
         by_device = self.granularity == "device" and gamma != math.inf
         by_rank = gamma != math.inf and (self.scope == "batch" or by_device)
-        if not self.uses_local_candidates and not by_rank:
-            names -= {"ep_size"}
-        # The experts that are on one rank must share something: a bound, or candidates.
-        if not self.uses_local_candidates and not (by_device and self.ep_size > 1):
-            names -= {"placement"}
+        if not self.uses_local_candidates:
+            # The experts that are on one rank must share something: a bound, or candidates.
+            names -= set() if by_rank else {"ep_size"}
+            names -= set() if by_device and self.ep_size > 1 else {"placement"}
         if self.granularity == "device" and gamma is not None and gamma % self.ep_size == 0:
             names -= {"rounding"}  # γ·T·K/R is a whole number
         return names

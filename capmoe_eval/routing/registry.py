@@ -1,19 +1,21 @@
 """Register methods by name, find them, and make one from a name and its knobs.
 
-The methods of the paper are the modules of :mod:`capmoe_eval.routing.methods`, those of other
-papers the packages in ``capmoe_eval/extensions/``. A method of one's own is registered by an entry
-point of the group :data:`ENTRY_POINTS`, or by importing its module. All are imported when a name is
-first asked for; none of ours imports torch at its top.
+All methods are imported when a name is first asked for: the modules of
+:mod:`capmoe_eval.routing.methods`, the packages in ``capmoe_eval/extensions/``, and the entry
+points of the group :data:`ENTRY_POINTS`. None of ours imports torch at its top.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from typing_extensions import dataclass_transform
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line, shown
 from capmoe_eval.routing.factor import factor_forms, parse_factor
@@ -33,27 +35,33 @@ CONTIGUOUS: Final = "contiguous"
 
 # The packages whose parts register methods: modules of the first, folders of the second.
 _CORE, _EXTENSIONS = "capmoe_eval.routing.methods", "capmoe_eval.extensions"
-_METHODS: dict[str, type[Method]] = {}
+METHODS: dict[str, type[Method]] = {}
+"""The registered classes by name; see :func:`method_class`."""
 _PLACEMENTS: dict[str, str | None] = {CONTIGUOUS: None}
 _CALIBRATIONS: dict[str, str] = {}
 _Class = TypeVar("_Class", bound="type[Method]")
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def register(method: _Class) -> _Class:
     """Register a class of methods by its ``name``; use it as a decorator.
+
+    The class becomes a frozen dataclass with keyword-only fields, if it is none yet.
 
     Raises:
         ValueError: If another class has the name, or the class has none.
     """
+    if "__dataclass_fields__" not in vars(method):
+        dataclasses.dataclass(frozen=True, kw_only=True)(method)
     name = getattr(method, "name", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"{method.__qualname__}: name={name!r} must be a name such as 'my_method'")
-    other = _METHODS.get(name, method)
+    other = METHODS.get(name, method)
     if (other.__module__, other.__qualname__) != (method.__module__, method.__qualname__):
         raise ValueError(
             f"{method.__qualname__}: {other.__qualname__} has the name {name!r} already"
         )
-    _METHODS[name] = method
+    METHODS[name] = method
     knobs.cache_clear()
     return method
 
@@ -88,7 +96,7 @@ def _import_all() -> None:
 def method_names() -> tuple[str, ...]:
     """Return every name that ``method=`` accepts, in the order of the tables."""
     _import_all()
-    return tuple(sorted(_METHODS, key=lambda name: _METHODS[name].row))
+    return tuple(sorted(METHODS, key=lambda name: METHODS[name].row))
 
 
 def method_class(name: object) -> type[Method]:
@@ -100,12 +108,12 @@ def method_class(name: object) -> type[Method]:
     names = method_names()
     if not isinstance(name, str) or name not in names:
         raise bad_choice("method", name, names)
-    return _METHODS[name]
+    return METHODS[name]
 
 
 def method_title(name: str) -> str:
     """Return a method's printed name, or the name itself where no method has it."""
-    return _METHODS[name].title if name in method_names() else name
+    return METHODS[name].title if name in method_names() else name
 
 
 def placements() -> Mapping[str, str | None]:
@@ -127,7 +135,7 @@ def knobs() -> Mapping[str, Knob]:
     Raises:
         UsageError: If two methods declare one name differently.
     """
-    methods = [_METHODS[name] for name in method_names()]
+    methods = [METHODS[name] for name in method_names()]
     declared = {name: knob for form in factor_forms() for name, knob in form.knobs.items()}
     for method in methods:
         for name, knob in declared_knobs(method).items():

@@ -13,11 +13,6 @@ from torch import Tensor
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, S slots per token.
 
 
-HIGHEST = 0x7FFFFFFF
-"""The highest bit pattern of a non-negative float32."""
-_SCORE_BITS = 32  # a score's bits are below 2^32, so bucket·2^32 + bits orders buckets first
-
-
 @dataclass(frozen=True)
 class Scores:
     """The router's scores of all (token, expert) pairs, and its own top-k."""
@@ -55,14 +50,9 @@ class Assignment:
         return ~self.keep_TS[:, :top_k].all(dim=1) | self.keep_TS[:, top_k:].any(dim=1)
 
 
-def score_bits(score: Tensor) -> Tensor:
-    """Return the bit patterns of non-negative float32 scores as int32, in the scores' order."""
-    return (score.float() + 0.0).contiguous().view(torch.int32)  # + 0.0 turns -0.0 into 0.0
-
-
-def best_first(bucket_P: Tensor, score_P: Tensor) -> Tensor:
-    """Return the order of pairs by bucket, then by falling score [P]; equal ones keep theirs."""
-    return ((bucket_P << _SCORE_BITS) + HIGHEST - score_bits(score_P)).argsort(stable=True)
+def score_units(score: Tensor) -> Tensor:
+    """Return scores as whole multiples of 2⁻⁴⁰, whose sum does not depend on the order."""
+    return (score.double() * 2.0**40).long()
 
 
 def bucket_loads(
@@ -103,16 +93,21 @@ def ranked_experts(scores: Scores) -> Tensor:
     return order_TE.gather(1, by_tier_TE)
 
 
+def best_slots(scores: Scores, most: int) -> Tensor:
+    """Return a mask [T, K] of the slots of each token's own top-k with its best experts."""
+    best_T1M = ranked_experts(scores)[:, None, : min(most, scores.topk_TK.shape[1])]
+    return (scores.topk_TK[:, :, None] == best_T1M).any(dim=2)
+
+
 def assignment(scores: Scores, keep_TE: Tensor) -> Assignment:
     """Return the kept pairs [T, E], at most K per token, as slots.
 
     The pairs that are kept beyond the router's own choice fit into K further slots.
     """
     top_k = scores.topk_TK.shape[1]
-    found_TE, added_TE = (
-        (keep_TE & addable(scores)).long().sort(dim=1, descending=True, stable=True)
-    )
+    is_added_TE = (keep_TE & addable(scores)).long()
+    is_added_TE, added_TE = is_added_TE.sort(dim=1, descending=True, stable=True)
     return Assignment(
         torch.cat([scores.topk_TK, added_TE[:, :top_k]], dim=1),
-        torch.cat([keep_TE.gather(1, scores.topk_TK), found_TE[:, :top_k].bool()], dim=1),
+        torch.cat([keep_TE.gather(1, scores.topk_TK), is_added_TE[:, :top_k].bool()], dim=1),
     )

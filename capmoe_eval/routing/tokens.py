@@ -58,8 +58,8 @@ class TokenGroups:
 
     def to(self, device: torch.device) -> TokenGroups:
         """Return the groups with their tensors on ``device``."""
-        own = (self.rows_T, self.group_T, self.rank_T)
-        rows_T, group_T, rank_T = (moved(tensor, device) for tensor in own)
+        tensors = (self.rows_T, self.group_T, self.rank_T)
+        rows_T, group_T, rank_T = (moved(tensor, device) for tensor in tensors)
         return TokenGroups(rows_T, group_T, rank_T, self.tokens, self.n_rows, self.first)
 
 

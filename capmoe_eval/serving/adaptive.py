@@ -3,7 +3,7 @@
 A layer at capacity factor γ drops a share d of its pairs, and its fullest expert (or device) has s
 times the mean load. Over the grid of γ, a layer is a set of points (d, s). One point for each layer
 is chosen so that the sum of s is smallest while the mean of d is within the budget: a
-multiple-choice knapsack. :func:`choose_reference` defines it by trying every choice.
+multiple-choice knapsack; the tests define it by trying every choice.
 
 :func:`choose` takes steps on each layer's lower convex hull, from the point that drops least: first
 the step, in any layer, that gains most of s for each d, and so on until one does not fit (Sinha and
@@ -38,25 +38,6 @@ def grid(top: float) -> tuple[float, ...]:
     return (*below, float(top))
 
 
-def choose_reference(dropped_LX: Array, straggler_LX: Array, budget: float) -> list[int]:
-    """Return the place in the grid for each layer, by trying every choice.
-
-    Of equally good choices it is that which drops least. At least one choice must be within the
-    budget.
-    """
-    n_layers, n_gammas = dropped_LX.shape
-    best: tuple[float, float] | None = None
-    found: list[int] = []
-    for choice in itertools.product(range(n_gammas), repeat=n_layers):
-        dropped = sum(dropped_LX[layer, x] for layer, x in enumerate(choice))
-        if dropped / n_layers > budget + SLACK:
-            continue
-        value = (sum(straggler_LX[layer, x] for layer, x in enumerate(choice)), dropped)
-        if best is None or value < best:
-            best, found = value, list(choice)
-    return found
-
-
 def choose(dropped_LX: Array, straggler_LX: Array, budget: float) -> list[int]:
     """Return the place in the grid for each layer: steps on the hulls while the budget lasts.
 
@@ -64,22 +45,18 @@ def choose(dropped_LX: Array, straggler_LX: Array, budget: float) -> list[int]:
     """
     hulls = [hull(*layer) for layer in zip(dropped_LX, straggler_LX, strict=True)]
     chosen = [points[0] for points in hulls]
-    ahead = [list(itertools.pairwise(points)) for points in hulls]
-    while any(ahead):
-        # On a hull the gains fall, so that no later step is better than a layer's next one.
-        steps = []
-        for layer in (layer for layer, left in enumerate(ahead) if left):
-            start, end = ahead[layer][0]
+    steps = []  # on a hull the gains fall, so that a layer's steps come in their order
+    for layer, points in enumerate(hulls):
+        for start, end in itertools.pairwise(points):
             cost = dropped_LX[layer, end] - dropped_LX[layer, start]
             gain = straggler_LX[layer, start] - straggler_LX[layer, end]
-            steps.append((gain / cost, layer, end))
-        _, layer, end = max(steps, key=lambda step: (step[0], -step[1]))
-        further = [end if number == layer else x for number, x in enumerate(chosen)]
-        dropped = [dropped_LX[number, x] for number, x in enumerate(further)]
-        if sum(dropped) > budget * len(hulls) + SLACK:
+            steps.append((-gain / cost, layer, cost, end))
+    dropped = sum(dropped_LX[layer, x] for layer, x in enumerate(chosen))
+    for _, layer, cost, end in sorted(steps):
+        dropped += cost
+        if dropped > budget * len(hulls) + SLACK:
             break
-        chosen = further
-        ahead[layer].pop(0)
+        chosen[layer] = end
     return chosen
 
 
@@ -90,14 +67,14 @@ def hull(dropped_X: Array, straggler_X: Array) -> list[int]:
     that of the largest γ, which the loads of other documents can exceed least.
     """
     order = sorted(range(len(dropped_X)), key=lambda x: (dropped_X[x], straggler_X[x], -x))
-    found: list[int] = []
+    places: list[int] = []
     for x in order:
-        if found and straggler_X[x] >= straggler_X[found[-1]]:
+        if places and straggler_X[x] >= straggler_X[places[-1]]:
             continue  # no better for as many drops or more
-        while len(found) > 1 and not _convex(dropped_X, straggler_X, found[-2], found[-1], x):
-            found.pop()
-        found.append(x)
-    return found
+        while len(places) > 1 and not _convex(dropped_X, straggler_X, places[-2], places[-1], x):
+            places.pop()
+        places.append(x)
+    return places
 
 
 def _convex(dropped_X: Array, straggler_X: Array, first: int, middle: int, last: int) -> bool:

@@ -8,11 +8,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from capmoe_eval.experiment.configuration import options
+from capmoe_eval.experiment.composition import options
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record_part import Amount, Count, Positive, Share
-from capmoe_eval.serving.front import Axis, axis_of, comparable, cost
-from capmoe_eval.serving.settings import AdvicePart, Change, Setting
+from capmoe_eval.serving.settings import (
+    AdvicePart,
+    Axis,
+    Change,
+    ServingSetting,
+    axis_of,
+    comparable,
+    cost,
+)
 from capmoe_eval.serving.trace import Trace
 
 _EQUAL = 1e-9  # speedups that are no different
@@ -39,7 +46,7 @@ class Budget(AdvicePart):
             asked.append(f"an expert step at least {self.at_least_speedup:g}× as fast")
         return " and ".join(asked)
 
-    def holds(self, setting: Setting) -> bool:
+    def holds(self, setting: ServingSetting) -> bool:
         """Return whether a setting is known to keep the budget.
 
         A loss is kept to where the whole 95 % interval is; a capacity whose loss nobody measured
@@ -49,7 +56,7 @@ class Budget(AdvicePart):
             return False
         return self.allows(setting)
 
-    def allows(self, setting: Setting) -> bool:
+    def allows(self, setting: ServingSetting) -> bool:
         """Return whether a setting is known to lose no more than may be lost."""
         if self.at_most_points is None or setting.is_lossless:
             return True
@@ -86,7 +93,7 @@ class Advice(AdvicePart):
     expert_bytes: Positive | None = None  # of the weights of one expert
     budget: Budget
     axis: Axis
-    settings: Annotated[tuple[Setting, ...], Field(min_length=1, strict=False)]
+    settings: Annotated[tuple[ServingSetting, ...], Field(min_length=1, strict=False)]
     recommendation: Recommendation
     activation: str = ""  # of the experts whose weights a step reads, in a sentence or two
     unknown: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -103,52 +110,57 @@ class Advice(AdvicePart):
         return self
 
 
-def choose(settings: Sequence[Setting], budget: Budget) -> Setting | None:
+def choose(settings: Sequence[ServingSetting], budget: Budget) -> ServingSetting | None:
     """Return the recommended setting, or None if none is known to keep the budget.
 
     It is one of those that can be compared.
 
     If a speedup is asked, it is the setting that loses least: one without loss before every
-    capacity, of these the simplest: with the fewest copies, and EPLB before LPLB; of capacities one
-    whose loss is measured, and of those whose interval reaches the smallest loss, the one that
-    drops least.
-    If only a loss is allowed, it is the fastest.
+    capacity, of these the simplest (:func:`_complexity`); of capacities one whose loss is measured,
+    and of those whose interval reaches the smallest loss, the one that drops least.
+    If only a loss is allowed, it is the fastest. Of equals it is the first.
     """
     keeping = [setting for setting in comparable(settings) if budget.holds(setting)]
     axis = axis_of(settings)
     if budget.at_least_speedup is None:
-        return min(keeping, key=lambda one: (-one.reached, *_by_loss(one, axis)), default=None)
-    best = min(keeping, key=lambda one: _by_loss(one, axis), default=None)
+        return min(keeping, key=lambda s: (-s.reached, *_by_loss(s, axis)), default=None)
+    best = min(keeping, key=lambda setting: _by_loss(setting, axis), default=None)
     if best is None or best.change is None:
         return best
     smallest = cost(best, axis) or 0.0
-    measured = [(one, one.change) for one in keeping if one.change is not None]
-    alike = [one for one, change in measured if -change.high <= smallest]
-    return min(alike, key=lambda one: (one.drop_rate, -one.reached))
+    alike = [s for s in keeping if s.change is not None and -s.change.high <= smallest]
+    return min(alike, key=lambda setting: (setting.drop_rate, -setting.reached))
 
 
-def _by_loss(setting: Setting, axis: Axis) -> tuple[float, ...]:
+def _by_loss(setting: ServingSetting, axis: Axis) -> tuple[float, ...]:
+    """Return the key by which settings are ordered: the least is the one that loses least."""
+    if setting.is_lossless:
+        return (0, *_complexity(setting))
     lost = cost(setting, axis)
-    if lost is None:  # then by what the trace says of it
-        by_trace = setting.dropped_score
-        return (2, setting.drop_rate if by_trace is None else by_trace, 0, -setting.reached)
-    if setting.is_lossless:  # the simplest stand first
-        return (0, 0, setting.extra, 0)
-    return (1, lost, 0, -setting.reached)
+    if lost is not None:
+        return (1, lost, -setting.reached)
+    by_trace = setting.drop_rate if setting.dropped_score is None else setting.dropped_score
+    return (2, by_trace, -setting.reached)
 
 
-def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
+def _complexity(setting: ServingSetting) -> tuple[float, bool, bool]:
+    """Return what a server needs: memory for copies, a plan (EPLB), a program per step (LPLB)."""
+    return setting.extra, setting.kind != "unchanged", setting.by_program
+
+
+def recommend(settings: Sequence[ServingSetting], budget: Budget) -> Recommendation:
     """Return the recommended setting with its reason in one sentence."""
-    chosen, known = choose(settings, budget), comparable(settings)
-    best = max((one for one in known if one.is_lossless), key=lambda setting: setting.reached)
+    chosen, compared = choose(settings, budget), comparable(settings)
+    lossless = (setting for setting in compared if setting.is_lossless)
+    best = max(lossless, key=lambda setting: setting.reached)
     if chosen is None:
-        return Recommendation(kind="none", setting=None, sentence=_none(known, budget, best))
+        return Recommendation(kind="none", setting=None, sentence=_none(compared, budget, best))
     if not chosen.is_lossless:
         sentence = (
             f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
             f"{settings[0].straggler:.2f} times the mean load, so that the expert step is at most "
             f"{chosen.reached:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
-            f"{best.reached:.2f}×.{_by_layer(chosen)}{_gentler(known, chosen)}"
+            f"{best.reached:.2f}×.{_by_layer(chosen)}{_gentler(compared, chosen)}"
         )
     elif chosen.kind == "unchanged":
         sentence = f"Nothing need change: as it is served, it keeps the budget ({budget})."
@@ -162,7 +174,7 @@ def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
     return Recommendation(kind=kind, setting=settings.index(chosen), sentence=sentence)
 
 
-def _price(setting: Setting) -> str:
+def _price(setting: ServingSetting) -> str:
     drops = f"it drops {setting.drop_rate:.1%} of the pairs"
     if setting.dropped_score is not None:
         drops += f" with {setting.dropped_score:.1%} of the gate scores"
@@ -175,19 +187,19 @@ def _changed(change: Change) -> str:
     return f"{change} points on {_counted(len(change.tasks), 'task')}"
 
 
-def _by_layer(setting: Setting) -> str:
+def _by_layer(setting: ServingSetting) -> str:
     if setting.layer_gammas is None:
         return ""
     return f" The γ of its layers: {', '.join(map(gamma_text, setting.layer_gammas))}."
 
 
-def _gentler(known: Sequence[Setting], chosen: Setting) -> str:
+def _gentler(compared: Sequence[ServingSetting], chosen: ServingSetting) -> str:
     """Return in a sentence what drops least of as fast settings whose loss is not measured."""
     if chosen.change is None:
         return ""
-    others = [one for one in known if one.kind == "capacity" and one.change is None]
-    as_fast = [one for one in others if one.reached >= chosen.reached - _EQUAL]
-    least = min(as_fast, key=lambda one: (one.drop_rate, one.extra), default=chosen)
+    unmeasured = [s for s in compared if s.kind == "capacity" and s.change is None]
+    as_fast = [s for s in unmeasured if s.reached >= chosen.reached - _EQUAL]
+    least = min(as_fast, key=lambda setting: (setting.drop_rate, setting.extra), default=chosen)
     if least.drop_rate >= chosen.drop_rate:
         return ""
     return (
@@ -196,20 +208,20 @@ def _gentler(known: Sequence[Setting], chosen: Setting) -> str:
     )
 
 
-def _none(known: Sequence[Setting], budget: Budget, best: Setting) -> str:
-    capacities = [setting for setting in known if not setting.is_lossless]
+def _none(compared: Sequence[ServingSetting], budget: Budget, best: ServingSetting) -> str:
+    capacities = [setting for setting in compared if not setting.is_lossless]
     fast = [s for s in capacities if s.reached >= (budget.at_least_speedup or 0)]
     unmeasured = sum(setting.change is None for setting in fast)
-    told = f"None: no setting is known to keep the budget ({budget})"
+    sentence = f"None: no setting is known to keep the budget ({budget})"
     reach = f"; without loss {best.title} reaches {best.reached:.2f}×"
     if not fast:
         fastest = max(capacities, key=lambda setting: setting.reached, default=best)
-        return f"{told}: the fastest, {fastest.title}, reaches {fastest.reached:.2f}×{reach}."
+        return f"{sentence}: the fastest, {fastest.title}, reaches {fastest.reached:.2f}×{reach}."
     lost = f", and of {unmeasured} of them the loss is not measured" if unmeasured else ""
-    return f"{told}: {len(fast)} capacities are fast enough{lost}{reach}."
+    return f"{sentence}: {len(fast)} capacities are fast enough{lost}{reach}."
 
 
-def activation(settings: Sequence[Setting], budget: Budget) -> str:
+def activation(settings: Sequence[ServingSetting], budget: Budget) -> str:
     """Return how many experts a step activates, and what activates fewest within the budget.
 
     Of settings by records, the share of the experts that the same batches activate without them is
@@ -218,36 +230,33 @@ def activation(settings: Sequence[Setting], budget: Budget) -> str:
     lines = []
     home = settings[0]
     if home.active is not None:
-        told = [
-            f"{one.active:.1f} with {one.knobs.split()[0]}"
-            for one in settings
-            if one.kind == "activation" and one.loads == "trace"
+        numbers = [
+            f"{setting.active:.1f} with {setting.knobs.split()[0]}"
+            for setting in settings
+            if setting.kind == "activation" and setting.loads == "trace"
         ]
-        by_oea = f"; by OEA {', '.join(told)}" if told else ""
+        by_oea = f"; by OEA {', '.join(numbers)}" if numbers else ""
         lines.append(
             f"Activated experts in a layer of a step: {home.active:.1f} as served{by_oea}."
         )
     if budget.at_most_points is None:
         return " ".join(lines)
     within = f"within at most {_counted(budget.at_most_points, 'point')} lost"
-    fewer = [
-        (share, one)
-        for one in settings
-        if (share := one.active_share) is not None and share < 1 and budget.allows(one)
-    ]
+    shares = [(setting.active_share, setting) for setting in settings if budget.allows(setting)]
+    fewer = [(share, setting) for share, setting in shares if share is not None and share < 1]
     if fewer:
-        share, one = min(fewer, key=lambda found: found[0])
-        whose = "" if one.loads == "trace" else " in the records’ batches"
+        share, least = min(fewer, key=lambda pair: pair[0])
+        whose = "" if least.loads == "trace" else " in the records’ batches"
+        changed = "" if least.change is None else f", changing accuracy by {_changed(least.change)}"
         lines.append(
-            f"Fewest {within}: {one.title}, {share:.0%} of those before{whose}"
-            + ("." if one.change is None else f", changing accuracy by {_changed(one.change)}.")
+            f"Fewest {within}: {least.title}, {share:.0%} of those before{whose}{changed}."
         )
-    elif any(one.active is not None for one in settings):
+    elif any(setting.active is not None for setting in settings):
         lines.append(f"No setting is known to activate fewer {within}.")
     return " ".join(lines)
 
 
-def unknown(settings: Sequence[Setting], trace: Trace | None) -> tuple[str, ...]:
+def unknown(settings: Sequence[ServingSetting], trace: Trace | None) -> tuple[str, ...]:
     """Return, in sentences, what settings on a trace, or of records alone, do not tell."""
     capacities = [setting for setting in comparable(settings) if not setting.is_lossless]
     without = sum(setting.change is None for setting in capacities)
@@ -301,14 +310,19 @@ def unknown(settings: Sequence[Setting], trace: Trace | None) -> tuple[str, ...]
 
 
 def telling(
-    settings: Sequence[Setting], budget: Budget, *, model: str | None, ranks: int, results: str
+    settings: Sequence[ServingSetting],
+    budget: Budget,
+    *,
+    model: str | None,
+    ranks: int,
+    results: str,
 ) -> tuple[str, ...]:
     """Return the commands that would measure what the answers lose, where nobody has."""
-    wanted = budget.at_least_speedup or 1.0
+    speedup = budget.at_least_speedup or 1.0
     open_ = [
         s for s in settings if s.kind == "capacity" and s.placement is None and s.change is None
     ]
-    fast = {s.gamma for s in open_ if s.reached >= wanted and s.granularity == "expert"}
+    fast = {s.gamma for s in open_ if s.reached >= speedup and s.granularity == "expert"}
     gammas = sorted(gamma for gamma in fast if gamma is not None)[-3:]
     if not gammas or any(setting.change is not None for setting in settings):
         return ()
@@ -319,10 +333,10 @@ def telling(
     swept = [f"gamma={','.join(map(gamma_text, gammas))}", "granularity=expert,device"]
     if any(setting.placement == "EPLB" for setting in settings):
         swept.append("placement=contiguous,eplb")
-    swept = ["-m", *words, "method=score", *swept, f"ep_size={ranks}"]
+    swept = ["sweep", *words, "method=score", *swept, f"ep_size={ranks}"]
     return tuple(
-        shlex.join(["python", "-m", "capmoe_eval", *command, f"results_dir={results}"])
-        for command in ([*words, "method=baseline"], swept)
+        shlex.join(["capmoe-eval", *command, f"results_dir={results}"])
+        for command in (["run", *words, "method=baseline"], swept)
     )
 
 

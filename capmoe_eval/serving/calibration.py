@@ -28,7 +28,7 @@ from capmoe_eval.experiment.results import CALIBRATIONS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import calibrations
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers.observer import Observer
+from capmoe_eval.wrapper.observers import Observer
 
 Counted: TypeAlias = Sequence[Mapping[str, Any]]
 """What a meter reports of each layer."""
@@ -65,8 +65,6 @@ class Calibration(Part, ABC):
     forwards: Count
     weights: str  # the hash of the model's weights, as in a record's provenance
 
-    # Of each kind.
-
     @classmethod
     def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Observer:
         """Return what measures a run of the stock model, for a method, beside what it counts."""
@@ -79,8 +77,6 @@ class Calibration(Part, ABC):
 
     def needed(self, method: Method) -> tuple[Tensor, ...] | None:
         """Return what the decisions of each MoE layer need, by a method."""
-
-    # Of all kinds, but that of capacity factors, which changes the method itself.
 
     def applied(self, method: Method, file: str) -> Applied:
         """Return a method as it runs by this calibration, whose path below the results is given."""

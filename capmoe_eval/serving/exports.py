@@ -34,8 +34,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import yaml
 
-from capmoe_eval.serving.placement.eplb import plan_eplb
-from capmoe_eval.serving.settings import Setting
+from capmoe_eval.serving.planners import plan_eplb
+from capmoe_eval.serving.settings import ServingSetting
 from capmoe_eval.serving.trace import Trace
 
 SGLANG: Final = "sglang_expert_location.json"
@@ -114,7 +114,7 @@ def _json(content: dict[str, object]) -> str:
     return json.dumps(content, separators=(",", ":")) + "\n"
 
 
-def capacity_files(setting: Setting) -> dict[str, ServerFile]:
+def capacity_files(setting: ServingSetting) -> dict[str, ServerFile]:
     """Return the file of a recommended capacity, if a server has it: Megatron-LM or none.
 
     It has Token Drop with one γ for all layers, of each expert in blocks.

@@ -101,7 +101,7 @@ def active_copies(
     return active_X
 
 
-class Activated(NamedTuple):
+class ActivatedExperts(NamedTuple):
     """The activation by the tokens' k0 best experts."""
 
     k0: int
@@ -109,7 +109,7 @@ class Activated(NamedTuple):
     drop_rate: float  # share of the router's pairs with other experts
 
 
-def activated_by_oea(trace: Trace, say: Say = silent) -> list[Activated]:
+def activated_by_oea(trace: Trace, say: Say = silent) -> list[ActivatedExperts]:
     """Return what OEA activates for k0 = 1 … K−1; ``reference.py`` has the loop.
 
     OEA (Oncescu et al., arXiv 2511.02237; :mod:`capmoe_eval.routing.activation`) activates each
@@ -139,6 +139,6 @@ def activated_by_oea(trace: Trace, say: Say = silent) -> list[Activated]:
     active_K, kept_K = activated_K.cumsum(), held_K.cumsum()  # of the k0 best, less than 2**53
     pairs = trace.expert_TLK.size
     return [
-        Activated(k0, int(active_K[k0 - 1]) / layers, (pairs - int(kept_K[k0 - 1])) / pairs)
+        ActivatedExperts(k0, int(active_K[k0 - 1]) / layers, (pairs - int(kept_K[k0 - 1])) / pairs)
         for k0 in range(1, top_k)
     ]

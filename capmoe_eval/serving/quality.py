@@ -15,7 +15,7 @@ from capmoe_eval.paper.evidence import Evidence, Side, unseeded
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method, knobs
 from capmoe_eval.serving.pairs import KEEPERS
-from capmoe_eval.serving.settings import Change, Setting, speedup
+from capmoe_eval.serving.settings import Change, ServingSetting, speedup
 
 _BASELINE = Side(method="baseline")
 # The placements of settings that records may be of, by the names that settings have for them.
@@ -56,23 +56,25 @@ class Quality:
         of the placement that is asked for, and of no other.
         """
         effect = self._evidence.effect(_side(method), _BASELINE)
-        found = effect.comparison
-        if found is None:
+        if effect.points is None:
             return None
+        low, high = effect.interval()
         return Change(
-            effect=found.effect,
-            low=found.low,
-            high=found.high,
-            documents=found.documents,
+            effect=effect.points,
+            low=low,
+            high=high,
+            documents=effect.documents,
             tasks=tuple(sorted(effect.tasks[self._model])),
-            drop_rate=fmean(record.load.drop_rate for record in self._found(method)),
+            drop_rate=fmean(record.load.drop_rate for record in self._records_of(method)),
         )
 
-    def _found(self, method: Method) -> list[Record]:
+    def _records_of(self, method: Method) -> list[Record]:
         tasks = self._evidence.find(_side(method), self._model).values()
         return [record for records in tasks for record in records]
 
-    def completed(self, settings: Sequence[Setting], link_share: float) -> list[Setting]:
+    def completed(
+        self, settings: Sequence[ServingSetting], link_share: float
+    ) -> list[ServingSetting]:
         """Return settings of a trace with their change of accuracy where records have it.
 
         After them come the settings of records alone, whose loads no trace tells, such as Token
@@ -82,16 +84,16 @@ class Quality:
         not: it is of the record's own placement, blocks or EPLB's without copies, which its own
         calibration planned. No record has copies, or the γ of each layer that a trace chose.
         """
-        found = [self._completed(setting) for setting in settings]
-        told = {setting.title for setting in found}
-        others = (
+        completed = [self._completed(setting) for setting in settings]
+        titles = {setting.title for setting in completed}
+        others = [
             self._recorded(method, link_share)
             for method in self._methods()
             if method.name not in KEEPERS
-        )
-        return [*found, *(one for one in others if one is not None and one.title not in told)]
+        ]
+        return completed + [s for s in others if s is not None and s.title not in titles]
 
-    def _completed(self, setting: Setting) -> Setting:
+    def _completed(self, setting: ServingSetting) -> ServingSetting:
         if setting.kind == "activation":
             return self._of_prompts(setting)
         placement = _PLACEMENTS.get(setting.placement)
@@ -103,8 +105,8 @@ class Quality:
         method = create_method(setting.method, setting.gamma, ep_size=self._ranks, **of)
         return setting.model_copy(update={"change": self.change(method)})
 
-    def _of_prompts(self, setting: Setting) -> Setting:
-        """Return a setting of OEA with the change of accuracy of records that bound all forwards.
+    def _of_prompts(self, setting: ServingSetting) -> ServingSetting:
+        """Return a setting of OEA with the accuracy of records that bound all forwards.
 
         Weights after it (``renormalize``) change no expert: the first such record is taken.
         """
@@ -117,7 +119,7 @@ class Quality:
                 return setting.model_copy(update={"change": change, "knobs": _knobs(method)})
         return setting
 
-    def settings(self, link_share: float) -> list[Setting]:
+    def settings(self, link_share: float) -> list[ServingSetting]:
         """Return the settings that records alone have: unchanged, and each of their methods.
 
         Straggler factors are means over the layers and forwards of the records' own batches; that
@@ -127,7 +129,7 @@ class Quality:
             UsageError: If no record has a capacity over so many ranks.
         """
         methods = self._methods()
-        ranked = [self._found(one) for one in methods if one.ep_size == self._ranks]
+        ranked = [self._records_of(method) for method in methods if method.ep_size == self._ranks]
         before = [_straggler(records, "before") for records in ranked if records]
         if not before:
             sizes = sorted({record.cell.method.ep_size for record in self.records})
@@ -135,15 +137,15 @@ class Quality:
                 f"ranks={self._ranks}: no record of {self._model} has a capacity over so many "
                 f"ranks; they have ep_size {', '.join(map(str, sizes))}"
             )
-        home = Setting(
+        home = ServingSetting(
             kind="unchanged",
             method=CONTIGUOUS,
             loads="records",
             straggler=fmean(before),
             speedup=1.0,
         )
-        found = (self._recorded(method, link_share) for method in methods)
-        return [home, *(one for one in found if one is not None)]
+        recorded = (self._recorded(method, link_share) for method in methods)
+        return [home, *(setting for setting in recorded if setting is not None)]
 
     def _methods(self) -> list[Method]:
         """Return the methods of the records that are of so many ranks, or of no ranks at all.
@@ -151,7 +153,7 @@ class Quality:
         They are on blocks; the loads of records tell nothing of placements. Seeds are one.
         """
         methods = {unseeded(record.cell.method) for record in self.records}
-        return sorted(filter(self._is_served, methods), key=lambda one: repr(one.identity()))
+        return sorted(filter(self._is_served, methods), key=lambda method: repr(method.identity()))
 
     def _is_served(self, method: Method) -> bool:
         if method.is_stock or method.is_placed:
@@ -163,9 +165,9 @@ class Quality:
         is_finite = bool(gamma) and gamma != math.inf
         return method.ep_size == self._ranks and is_finite
 
-    def _recorded(self, method: Method, link_share: float) -> Setting | None:
+    def _recorded(self, method: Method, link_share: float) -> ServingSetting | None:
         """Return the setting of a method by its records' own batches, or None without records."""
-        records = self._found(method)
+        records = self._records_of(method)
         if not records:
             return None
         loads = [record.load for record in records]
@@ -192,7 +194,7 @@ class Quality:
             added = sum(layer.added for layer in layers)
             sent = 1 - drop_rate + added / sum(layer.assignments for layer in layers)
             fields |= {"straggler": after, "speedup": speedup(after, before, sent, link_share)}
-        return Setting.model_validate(fields)
+        return ServingSetting.model_validate(fields)
 
 
 def _side(method: Method) -> Side:

@@ -1,8 +1,9 @@
-"""Define the settings that an advice weighs: what each is, and what is known of it."""
+"""Define the settings that an advice compares, their cost, and which no other beats."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -31,7 +32,7 @@ class Change(AdvicePart):
         return f"{self.effect:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
 
 
-class Setting(AdvicePart):
+class ServingSetting(AdvicePart):
     """A way to serve, with its loads on a trace or in records."""
 
     # ``transfers``: weights of experts are sent in every step (LLEP), which is not charged here.
@@ -67,6 +68,11 @@ class Setting(AdvicePart):
     def is_lossless(self) -> bool:
         """True if every pair is computed."""
         return self.kind not in ("capacity", "activation")
+
+    @property
+    def by_program(self) -> bool:
+        """True if a linear program splits the tokens of every step (LPLB)."""
+        return self.kind == "placement" and self.method.startswith("LPLB")
 
     @property
     def reached(self) -> float:
@@ -120,3 +126,80 @@ def speedup(straggler: float, unchanged: float, sent: float, link_share: float) 
     """
     after = (1 - link_share) * straggler / unchanged + link_share * sent
     return 1 / max(after, 1e-9)
+
+
+Axis = Literal["points", "scores", "pairs"]
+"""What a capacity costs, as far as it is known: points of accuracy, else the dropped share of the
+gate scores, else the dropped share of the pairs."""
+
+
+AXES: Final[dict[Axis, str]] = {
+    "points": "points of accuracy",
+    "scores": "the dropped share of the gate scores",
+    "pairs": "the dropped share of the pairs",
+}
+"""What each is counted in."""
+
+
+def comparable(settings: Sequence[ServingSetting]) -> list[ServingSetting]:
+    """Return the settings whose speedups can be compared.
+
+    They are of the same loads as the first, the unchanged one; transfers are not charged, so that
+    their speedup is not known.
+    """
+    return [
+        setting
+        for setting in settings
+        if setting.speedup is not None
+        and setting.kind != "transfers"
+        and setting.loads == settings[0].loads
+    ]
+
+
+def axis_of(settings: Sequence[ServingSetting]) -> Axis:
+    """Return what is known of the cost of the comparable settings."""
+    lossy = [setting for setting in comparable(settings) if not setting.is_lossless]
+    if any(setting.change is not None for setting in lossy):
+        return "points"
+    return "scores" if any(setting.dropped_score is not None for setting in lossy) else "pairs"
+
+
+def cost(setting: ServingSetting, axis: Axis) -> float | None:
+    """Return what a setting costs on an axis, at least 0; None where that is not known.
+
+    An accuracy above the unlimited model's counts as no cost, not as a gain.
+    """
+    if setting.is_lossless:
+        return 0.0
+    if axis == "points":
+        return None if setting.change is None else max(0.0, -setting.change.effect)
+    return setting.dropped_score if axis == "scores" else setting.drop_rate
+
+
+def priced(settings: Sequence[ServingSetting], axis: Axis) -> dict[ServingSetting, float]:
+    """Return the comparable settings of known cost, with it."""
+    costs = {setting: cost(setting, axis) for setting in comparable(settings)}
+    return {setting: lost for setting, lost in costs.items() if lost is not None}
+
+
+def with_front(settings: Sequence[ServingSetting], axis: Axis) -> tuple[ServingSetting, ...]:
+    """Return the settings with those marked that no other beats in speedup and cost.
+
+    Settings of unknown cost are not on the front, nor those whose speedup cannot be compared, nor
+    what equals a setting without loss: a capacity that drops nothing.
+    """
+    places = {
+        setting: (setting.reached, -lost, setting.is_lossless)
+        for setting, lost in priced(settings, axis).items()
+    }
+    front = {
+        setting
+        for setting, place in places.items()
+        if not any(
+            other[0] >= place[0] and other[1] >= place[1] and other > place
+            for other in places.values()
+        )
+    }
+    return tuple(
+        setting.model_copy(update={"is_on_front": setting in front}) for setting in settings
+    )

@@ -9,7 +9,7 @@ import numpy as np
 
 from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.serving.capacities import CapacityCounter
-from capmoe_eval.serving.placement.layout import contiguous
+from capmoe_eval.serving.slots import contiguous
 from capmoe_eval.serving.trace import Array, Trace
 
 # Shape suffixes: S steps, L layers, E experts, R ranks.
@@ -19,7 +19,7 @@ GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 
 
 @dataclass(frozen=True)
-class Peak:
+class PeakLoad:
     """The highest load of a step over the mean load of that step."""
 
     mean: float  # over the steps with a token
@@ -43,8 +43,8 @@ class LayerSummary:
 
     name: str
     assignments: int  # pairs of a token and an expert, summed over steps
-    expert_peak: Peak
-    rank_peak: Peak | None  # None where no ranks are known
+    expert_peak: PeakLoad
+    rank_peak: PeakLoad | None  # None where no ranks are known
     # Load of the fullest rank over the mean load of a rank, both summed over steps: the time that
     # the fullest rank takes, in units of balanced ranks. None where no ranks are known.
     straggler: float | None
@@ -53,7 +53,7 @@ class LayerSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
+class TraceSummary:
     """The summary of a trace."""
 
     source: str
@@ -76,7 +76,7 @@ def summarise(
     ranks: int | None = None,
     rounding: str = "ceil",
     say: Say = silent,
-) -> Summary:
+) -> TraceSummary:
     """Summarise a trace in one pass of bounded memory.
 
     ``C = ceil(γ·T·K/E)`` with the T tokens of a step, as :func:`capacity` has it. Where K is not
@@ -99,7 +99,7 @@ def summarise(
         load_LE += part.load_SLE.sum(axis=0)
         rank_SLR = part.load_SLE.reshape(*part.load_SLE.shape[:2], home.ranks, -1).sum(axis=3)
         parts.append((part.load_SLE.sum(axis=2), part.load_SLE.max(axis=2), rank_SLR.max(axis=2)))
-    asked_SL, expert_SL, rank_SL = (np.concatenate(some) for some in zip(*parts, strict=True))
+    asked_SL, expert_SL, rank_SL = (np.concatenate(part) for part in zip(*parts, strict=True))
 
     def layer(name: str, which: Array) -> LayerSummary:
         """Return the summary of one layer, or of several together."""
@@ -108,19 +108,19 @@ def summarise(
             sums = counter.at(number, which)
             straggler = None if ranks is None else sums.straggler
             at.append(AtGamma(gamma, sums.drop_rate, sums.pad_waste, straggler, sums.lost or None))
-        own_SL, fullest_SL = asked_SL[:, which], rank_SL[:, which]
-        asked = int(own_SL.sum())
+        layer_SL, fullest_SL = asked_SL[:, which], rank_SL[:, which]
+        asked = int(layer_SL.sum())
         return LayerSummary(
             name=name,
             assignments=asked,
-            expert_peak=_peak(expert_SL[:, which], own_SL, trace.n_experts),
-            rank_peak=None if ranks is None else _peak(fullest_SL, own_SL, ranks),
+            expert_peak=_peak(expert_SL[:, which], layer_SL, trace.n_experts),
+            rank_peak=None if ranks is None else _peak(fullest_SL, layer_SL, ranks),
             straggler=None if ranks is None else int(fullest_SL.sum()) * ranks / (asked or 1),
             at=tuple(at),
             load=tuple(load_LE[which[0]].tolist()) if len(which) == 1 else (),
         )
 
-    return Summary(
+    return TraceSummary(
         source=trace.source,
         model=trace.model,
         n_experts=trace.n_experts,
@@ -135,7 +135,7 @@ def summarise(
     )
 
 
-def _peak(fullest_SL: Array, asked_SL: Array, units: int) -> Peak:
+def _peak(fullest_SL: Array, asked_SL: Array, units: int) -> PeakLoad:
     """Return the peak of the fullest of some units, from its load in each step and layer."""
     peak_SL = fullest_SL * units / np.maximum(asked_SL, 1)
-    return Peak(float(peak_SL.sum() / (np.count_nonzero(asked_SL) or 1)), float(peak_SL.max()))
+    return PeakLoad(float(peak_SL.sum() / (np.count_nonzero(asked_SL) or 1)), float(peak_SL.max()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from capmoe_eval.routing.knobs import check
 from capmoe_eval.serving.trace_checks import (
     ExpertCount,
     Label,
+    check_counts,
     check_ids,
-    check_pairs,
     check_scores,
     check_shape,
 )
@@ -93,7 +94,10 @@ class Trace:
         if self.load_SLE is None:
             self._check_tokens()
         else:
-            self._check_counts(self.load_SLE)
+            for name in ("score_TLK", "step_T", "request_T"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"{name}: belongs to expert_TLK; counts alone have none")
+            check_counts(self.load_SLE, self.n_experts, self.top_k)
         self._check_kinds()
         n_layers = self._array.shape[1]
         if not self.layers:
@@ -125,30 +129,6 @@ class Trace:
         if step_T is not None and (int(step_T[0]) < 0 or (np.diff(step_T.astype("i8")) < 0).any()):
             raise UsageError(
                 "step_T: must begin at 0 or above and never fall; sort the tokens by step"
-            )
-
-    def _check_counts(self, load_SLE: Array) -> None:
-        for name in ("score_TLK", "step_T", "request_T"):
-            if getattr(self, name) is not None:
-                raise UsageError(
-                    f"{name}: belongs to expert_TLK; counts alone have none, leave it out"
-                )
-        if load_SLE.ndim != 3 or not load_SLE.size or load_SLE.dtype.kind not in "ui":
-            raise UsageError(
-                f"load_SLE: {load_SLE.dtype} {list(load_SLE.shape)}; must be integers [steps, "
-                "layers, experts], none of which is 0"
-            )
-        if load_SLE.shape[2] != self.n_experts:
-            raise UsageError(
-                f"n_experts={self.n_experts}: load_SLE has {load_SLE.shape[2]} experts; set that"
-            )
-        if (lowest := load_SLE.min()) < 0:
-            raise UsageError(f"load_SLE={lowest}: a count must be at least 0")
-        check_pairs("load_SLE", load_SLE)
-        if self.top_k is not None and (load_SLE.sum(axis=2) % self.top_k).any():
-            raise UsageError(
-                f"top_k={self.top_k}: a step's counts of a layer are no multiple of it; leave it "
-                "out if tokens have no fixed number of experts"
             )
 
     def _check_kinds(self) -> None:
@@ -282,8 +262,8 @@ class Trace:
         first = 0
         while first < len(bounds) - 1:
             # At least one step, at most `size` of them, and not many more tokens than at once.
-            wanted = bounds[first] + max(_AT_ONCE // (self.n_layers * self._array.shape[2]), 1)
-            last = int(np.searchsorted(bounds, wanted, side="right")) - 1
+            limit = bounds[first] + max(_AT_ONCE // (self.n_layers * self._array.shape[2]), 1)
+            last = int(np.searchsorted(bounds, limit, side="right")) - 1
             last = min(max(last, first + 1), first + size)
             tokens = slice(int(bounds[first]), int(bounds[last]))
             steps = slice(first, last)
@@ -294,15 +274,14 @@ class Trace:
     def _count(self, bounds: Array) -> Array:
         """Return the loads of the steps between some bounds."""
         assert self.expert_TLK is not None
-        shape = (len(bounds) - 1, self.n_layers, self.n_experts)
-        load = np.zeros(math.prod(shape), dtype=np.int64)
-        place_L1 = np.arange(shape[1])[:, None] * shape[2]
-        for rows in self._rows(int(bounds[0]), int(bounds[-1])):
-            step_T = np.searchsorted(bounds, np.arange(rows.start, rows.stop), side="right") - 1
-            place_TL1 = step_T[:, None, None] * (shape[1] * shape[2]) + place_L1
-            cells = (place_TL1 + self.expert_TLK[rows]).ravel()
-            load += np.bincount(cells, minlength=len(load))
-        return load.reshape(shape)
+        shape = (self.n_layers, self.n_experts)
+        load_SX = np.zeros((len(bounds) - 1, math.prod(shape)), dtype=np.int64)
+        first_L1 = (np.arange(shape[0]) * shape[1]).astype(np.uint32)[:, None]
+        for step, (first, last) in enumerate(itertools.pairwise(bounds.tolist())):
+            for rows in self._rows(first, last):
+                cells = (first_L1 + self.expert_TLK[rows]).ravel()
+                load_SX[step] += np.bincount(cells, minlength=load_SX.shape[1])
+        return load_SX.reshape(-1, *shape)
 
     def in_steps(self, tokens: int) -> Trace:
         """Return the trace cut into steps of so many tokens, in the order of the file."""

@@ -39,12 +39,33 @@ def check_pairs(field: str, counts: _Array) -> None:
         )
 
 
+def check_counts(load_SLE: _Array, n_experts: int, top_k: int | None) -> None:
+    """Refuse counts that cannot be [steps, layers, experts] of a trace."""
+    if load_SLE.ndim != 3 or not load_SLE.size or load_SLE.dtype.kind not in "ui":
+        raise UsageError(
+            f"load_SLE: {load_SLE.dtype} {list(load_SLE.shape)}; must be integers [steps, layers, "
+            "experts], none of which is 0"
+        )
+    if load_SLE.shape[2] != n_experts:
+        raise UsageError(
+            f"n_experts={n_experts}: load_SLE has {load_SLE.shape[2]} experts; set that"
+        )
+    if (lowest := load_SLE.min()) < 0:
+        raise UsageError(f"load_SLE={lowest}: a count must be at least 0")
+    check_pairs("load_SLE", load_SLE)
+    if top_k is not None and (load_SLE.sum(axis=2) % top_k).any():
+        raise UsageError(
+            f"top_k={top_k}: a step's counts of a layer are no multiple of it; leave it out if "
+            "tokens have no fixed number of experts"
+        )
+
+
 def check_shape(field: str, array: _Array | None, shape: tuple[int, ...], kinds: str) -> None:
     """Refuse an array that has not the tokens (layers, top-k) of the experts."""
     if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
-        wanted = "floats" if kinds == "f" else "integers"
+        numbers = "floats" if kinds == "f" else "integers"
         raise UsageError(
-            f"{field}: {array.dtype} {list(array.shape)}; must be {wanted} {list(shape)}, as "
+            f"{field}: {array.dtype} {list(array.shape)}; must be {numbers} {list(shape)}, as "
             "expert_TLK has them"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -9,10 +10,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, ProcessorMixin
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    ProcessorMixin,
+)
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.utils import is_vision_available
 
 from capmoe_eval.errors import UsageError, first_line
-from capmoe_eval.wrapper.molmoe.auto import register
+from capmoe_eval.wrapper.molmoe import MolmoeConfig
+from capmoe_eval.wrapper.molmoe.images import MolmoImageProcessor, MolmoProcessor
+from capmoe_eval.wrapper.molmoe.model import CHECKPOINT_NAMES, MolmoeForConditionalGeneration
+
+
+@functools.cache
+def register() -> None:
+    """Register MolmoE under the hub's ``model_type``, ``molmo``."""
+    AutoConfig.register(MolmoeConfig.model_type, MolmoeConfig)
+    AutoModelForImageTextToText.register(MolmoeConfig, MolmoeForConditionalGeneration)
+    if is_vision_available():  # else no image can be read
+        AutoImageProcessor.register(MolmoeConfig, slow_image_processor_class=MolmoImageProcessor)
+        AutoProcessor.register(MolmoeConfig, MolmoProcessor)
+    register_checkpoint_conversion_mapping(MolmoeConfig.model_type, CHECKPOINT_NAMES)
+
 
 register()  # so that its name on the hub means the model here, wherever one is loaded
 
@@ -46,14 +71,14 @@ def load_checkpoint(
             **{"trust_remote_code": False, **settings},
         )
     mismatched = {
-        key: f"{key} {tuple(stored)} for {tuple(wanted)}"
-        for key, stored, wanted in report["mismatched_keys"]
+        key: f"{key} {tuple(stored)} for {tuple(expected)}"
+        for key, stored, expected in report["mismatched_keys"]
     }
-    layers = {found[0] for key in model.state_dict() if (found := _LAYERS.match(key))}
+    layers = {match[0] for key in model.state_dict() if (match := _LAYERS.match(key))}
     surplus = [
         key
         for key in report["unexpected_keys"]
-        if (found := _LAYERS.match(key)) and found[0] in layers
+        if (match := _LAYERS.match(key)) and match[0] in layers
     ]
     missing = set(report["missing_keys"]) - mismatched.keys()
     unfit: dict[str, Collection[str]] = {
@@ -106,7 +131,7 @@ def one_line(field: str, name: str | Path) -> Iterator[None]:
         if "trust_remote_code" in str(error):
             raise UsageError(
                 f"{field}={name}: needs code of its own, which runs only where it is asked for by "
-                "name: python -m capmoe_eval.lm_eval run … --trust_remote_code"
+                "name: capmoe-eval lm-eval run … --trust_remote_code"
             ) from error
         reason = first_line(error)
         if str(name).startswith(("/", ".", "~")) and not Path(name).expanduser().exists():

@@ -1,7 +1,9 @@
-"""Hook a model's forwards: plan each, have its layers routed, and see that every layer ran."""
+"""Hook a model's forwards: run them one at a time, plan each, and see that every layer ran."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -13,17 +15,128 @@ from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper.generation import Decoding, Generation
-from capmoe_eval.wrapper.guard import guarded
 from capmoe_eval.wrapper.hook import LayerHook
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.modality import ImageFinder
-from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart, new_columns, read_call
+from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart, ImageFinder, new_columns, read_call
 from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: B sequences, S positions, M columns of a mask over cache and new positions.
 
 CPU = torch.device("cpu")
+
+
+def remembered(*counters: Any) -> Callable[[], None]:
+    """Return a function that gives objects back the counts that they have now.
+
+    Of an attribute that is a dictionary the values may be replaced since then, and lists, also in
+    such a dictionary, may have grown. Other attributes may be replaced. So that nothing here takes
+    longer with every forward, nothing else may change in place.
+    """
+    states = [(vars(counter), dict(vars(counter))) for counter in counters]
+    lists = []
+    dictionaries = []
+    for _, attributes in states:
+        for value in attributes.values():
+            if isinstance(value, dict):
+                dictionaries.append((value, dict(value)))
+                lists += [(part, len(part)) for part in value.values() if isinstance(part, list)]
+            elif isinstance(value, list):
+                lists.append((value, len(value)))
+
+    def take_back() -> None:
+        for current, before in (*states, *dictionaries):
+            dict.clear(current)
+            dict.update(current, before)  # a Counter's own adds
+        for grown, length in lists:
+            del grown[length:]
+
+    return take_back
+
+
+@contextmanager
+def _guarded(model: nn.Module, meter: Meter, hooks: _ForwardHooks) -> Iterator[None]:
+    """Run a model's forwards one at a time, under its hooks; restore the model on exit."""
+    before = vars(model).get("forward")  # accelerate sets one, too
+    guarded_forward: Any = _GuardedForward(model.forward, meter, hooks)
+    model.forward = guarded_forward
+    try:
+        yield
+    finally:
+        guarded_forward.close()
+        if before is None:
+            del model.forward
+        else:
+            model.forward = before
+    if guarded_forward.runs:
+        raise UsageError(
+            "capacity_aware: the block ended while a forward still ran in another thread, whose "
+            "last layers had no capacity; wait for the thread inside the block"
+        )
+
+
+class _GuardedForward:
+    """The forward of a model under a capacity, also for those who call it as ``model.forward``."""
+
+    def __init__(self, stock: Callable[..., Any], meter: Meter, hooks: _ForwardHooks) -> None:
+        functools.update_wrapper(self, stock)
+        self._stock, self._meter, self._hooks = stock, meter, hooks
+        self._alone = threading.Lock()  # held by the forward that runs
+        self._is_closed = False
+
+    @property
+    def runs(self) -> bool:
+        """True while a forward runs."""
+        return self._alone.locked()
+
+    def close(self) -> None:
+        """Leave the forwards of those who kept ``model.forward`` to the model."""
+        self._is_closed = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._stock, memo)  # the copy's own
+
+    # Where a caller is compiled, the hooks are not: they count on the host.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a forward: no other beside it, and counted whole or not at all."""
+        if self._is_closed:
+            return self._stock(*args, **kwargs)
+        if not self._alone.acquire(blocking=False):
+            raise UsageError(
+                "capacity_aware: a forward of the model began while another one ran, inside it or "
+                "in another thread; run them one after the other, or load the model twice"
+            )
+        try:
+            if self._meter.is_aside:
+                self._leave_kernels_alone()
+                return self._stock(*args, **kwargs)
+            return self._run(args, kwargs)
+        finally:
+            self._hooks.no_forward()
+            self._alone.release()
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        undo = [remembered(*self._meter.observers)]
+        try:
+            plan = self._hooks.before_forward(args, kwargs)
+            undo.append(remembered(*(sums for of in plan.observers for sums in of.sums)))
+            output = self._stock(*args, **kwargs)
+            self._hooks.after_forward()
+        except EnforcementError:  # what a broken invariant counted stays: the proofs tell of it
+            raise
+        except BaseException:
+            for take_back in undo:
+                take_back()
+            raise
+        return output
+
+    def _leave_kernels_alone(self) -> None:
+        """Have the stock kernels compute all that the routers choose."""
+        for layer in self._meter.layers:
+            experts: Any = layer.experts
+            if hasattr(experts, "capmoe_untouched"):
+                experts.capmoe_untouched = True
 
 
 @contextmanager
@@ -37,7 +150,7 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
                 stack.enter_context(kept_pairs_kernel(hook.layer.experts, hook.note_computed))
         for handle in hooks.install():
             stack.callback(handle.remove)
-        stack.enter_context(guarded(model, meter, hooks))
+        stack.enter_context(_guarded(model, meter, hooks))
         stack.enter_context(hooks.generation.followed())
         yield
 
@@ -136,10 +249,7 @@ class _ForwardHooks:
     def _mask(
         self, arguments: dict[str, Any], tokens: Tensor, step: Decoding | None, n_cached: int
     ) -> tuple[Any, int]:
-        """Return a forward's mask of real tokens, and its first column of a new token.
-
-        The mask is None if all tokens are real.
-        """
+        """Return a forward's mask of real tokens, and its first column of a new token."""
         ranks, real_BS = self._meter.ranks, self._meter.real_tokens_BS
         if real_BS is not None:
             real_BS = ranks.own(real_BS)
@@ -191,13 +301,7 @@ class _ForwardHooks:
         self._plan = None
 
     def _running(self, number: int, part: str) -> tuple[ForwardPlan, bool]:
-        """Return the plan of the forward that runs, and whether it is computed again.
-
-        A backward pass computes the last forward again, with gradient checkpointing.
-
-        Raises:
-            EnforcementError: If none runs.
-        """
+        """Return the plan of the forward that runs, and whether it is computed again."""
         if self._plan is not None and self._plan.thread == threading.get_ident():
             self._plan.seen.append((number, part))
             return self._plan, False

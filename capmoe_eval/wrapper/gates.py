@@ -108,10 +108,7 @@ class Gate:
         return Scores(score_TE, topk_TK, choice_TE, eligible_TE)
 
     def _eligible(self, ranking_TE: Tensor, topk_TK: Tensor) -> Tensor:
-        """Return a mask [T, E] of the experts of each token's best groups.
-
-        Where groups tie, those of the router's own choice are the best.
-        """
+        """Return a mask [T, E] of the experts of each token's best groups."""
         router: Any = self.router
         grouped = ranking_TE.view(len(ranking_TE), int(router.num_group), -1)
         n_best = 1 if self.recipe.groups == "max" else min(2, grouped.shape[-1])
@@ -249,9 +246,9 @@ def _fits(gate: Gate, probes: Sequence[Probe]) -> bool:
 
 def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
     """Return the factor on a router's weights: one of its own numbers, 1 or 1/K."""
-    own = [float(n) for n in vars(router).values() if type(n) in (int, float) and n > 0]
+    numbers = [float(n) for n in vars(router).values() if type(n) in (int, float) and n > 0]
     ratio = float((weight_TK.float() / expected_TK).median())
-    return min([1.0, *own, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
+    return min([1.0, *numbers, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
 
 
 def _choices(gate: Gate) -> Iterator[Gate]:

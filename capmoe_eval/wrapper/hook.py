@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups
@@ -77,7 +77,7 @@ class LayerHook:
         if plan.observers and not is_again:
             plan.routed[self._number] = _Routed(router, scores, assignment)
             self._computed = [] if self._drops else None
-        return None if assignment is None else self._sent(plan, router, scores, assignment)
+        return None if assignment is None else self.sent(plan, router, scores, assignment)
 
     def emit(
         self, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Tensor
@@ -96,7 +96,7 @@ class LayerHook:
             number=self._number,
             layer=self.layer,
             method=self._method,
-            calibrated=self._calibrated_on(index_NA.device),
+            calibrated=self.calibrated_on(index_NA.device),
             router=routed.router,
             scores=routed.scores,
             assignment=routed.assignment,
@@ -113,7 +113,7 @@ class LayerHook:
         """True if the kernel of kept pairs is installed."""
         return hasattr(self._experts, "capmoe_untouched")
 
-    def _calibrated_on(self, device: torch.device) -> Tensor | None:
+    def calibrated_on(self, device: torch.device) -> Tensor | None:
         """Return what a calibration measured of the layer; it is moved to a device once."""
         if self._calibrated is not None:
             self._calibrated = self._calibrated.to(device)
@@ -144,10 +144,10 @@ class LayerHook:
             stream=(self._number, plan.number),
             image_T=image_T,
             hidden_TH=hidden_TH,
-            calibrated=self._calibrated_on(scores.topk_TK.device),
+            calibrated=self.calibrated_on(scores.topk_TK.device),
         )
 
-    def _sent(
+    def sent(
         self, plan: ForwardPlan, router: RouterCall, scores: Scores, assignment: Assignment
     ) -> RouterOutput | None:
         """Return the router's output with the kept pairs; None if they are the router's own."""

@@ -69,8 +69,8 @@ def kept_pairs_forward(
         return experts.capmoe_stock(hidden_TH, index_TS, weight_TS)  # type: ignore[no-any-return]
     keep_TS = index_TS < experts.num_experts
     counted_TS, n_kept = experts.capmoe_counted or (None, 0)
-    known = counted_TS is index_TS  # a model may have made others of them
-    pair_P2 = keep_TS.nonzero_static(size=n_kept) if known else keep_TS.nonzero()
+    is_counted = counted_TS is index_TS  # a model may have made others of them
+    pair_P2 = keep_TS.nonzero_static(size=n_kept) if is_counted else keep_TS.nonzero()
     token_P, slot_P = pair_P2.unbind(dim=1)
     if len(token_P) == 0:
         return torch.zeros_like(hidden_TH)

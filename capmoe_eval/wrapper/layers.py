@@ -81,10 +81,7 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
 
 
 def _settled(readings: list[_Reading]) -> list[MoeLayer]:
-    """Return the layers, each with the recipe that fits all layers like it best, if one does.
-
-    A single layer's probe may leave a part of the recipe to rounding.
-    """
+    """Return the layers, each with the recipe that fits all layers like it best, if one does."""
 
     def kind(reading: _Reading) -> tuple[object, ...]:
         layer = reading.layer
@@ -156,7 +153,7 @@ def _read_router(
     probe = _probe(router, experts, stand_ins)
     if probe.logits_TE.shape[-1] != n_experts:
         raise TypeError(f"{probe.logits_TE.shape[-1]} logits for {n_experts} experts")
-    probes = [probe, *_probes_elsewhere(router, experts, stand_ins, probe)]
+    probes = [probe, *probes_elsewhere(router, experts, stand_ins, probe)]
     gates = fitting_gates(router, stand_ins, probes)
     if not gates and _asks_for_tokens(router):
         elsewhere = _probe(router, experts, stand_ins, seed=1)
@@ -171,15 +168,10 @@ def _read_router(
     return gates, probe.topk_TK.shape[-1]
 
 
-def _probes_elsewhere(
+def probes_elsewhere(
     router: nn.Module, experts: nn.Module, stand_ins: Mapping[ExpertTensor, Tensor], probe: Probe
 ) -> list[Probe]:
-    """Return what a router does with another top-k, where its own leaves a part of it open.
-
-    Groups do not show in the choice of few experts, but in that of all eligible ones; that weights
-    are normalised does not show where all experts are chosen. A router whose top-k cannot be set
-    has its own alone.
-    """
+    """Return what a router does with another top-k, where its own leaves a part of it open."""
     n_experts, top_k = probe.logits_TE.shape[-1], probe.topk_TK.shape[-1]
     other = top_k if top_k < n_experts else max(1, n_experts // 2)
     if is_grouped(router) and top_k < n_experts:
@@ -203,18 +195,13 @@ def _probes_elsewhere(
 def _expert_tensors(
     router: nn.Module, parent: nn.Module, n_experts: int
 ) -> dict[ExpertTensor, Tensor]:
-    """Return the tensors with one number per expert, each with numbers [E] to probe the router by.
-
-    They belong to the router, or to its block where the router's forward takes an argument of that
-    name. The numbers are random, so that the tensors' effects can be told apart; an offloaded
-    router, which loads its own again, is probed with those.
-    """
-    own = [*router.named_parameters(), *router.named_buffers()]
+    """Return the tensors with one number per expert, each with numbers [E] to probe it by."""
+    tensors = [*router.named_parameters(), *router.named_buffers()]
     asked = inspect.signature(router.forward).parameters.keys()
     held = [*parent.named_parameters(recurse=False), *parent.named_buffers(recurse=False)]
-    places = [(ExpertTensor(router, name), tensor) for name, tensor in own]
+    places = [(ExpertTensor(router, name), tensor) for name, tensor in tensors]
     places += [(ExpertTensor(parent, name), tensor) for name, tensor in held if name in asked]
-    offloaded = any(tensor.is_meta for _, tensor in own)
+    offloaded = any(tensor.is_meta for _, tensor in tensors)
     generator = torch.Generator().manual_seed(1)
     return {
         place: place.value_E
@@ -234,20 +221,17 @@ def _probe(
     *,
     seed: int = 0,
 ) -> Probe:
-    """Return a possible router's logits, weights and indices for random hidden states, in float32.
-
-    ``stand_ins`` are numbers to use in place of the module's own and of its block's.
-    """
+    """Return a possible router's logits, weights and indices for random hidden states."""
     like = next(iter(router.parameters()), None)
     if like is None:
         raise TypeError("it has no parameters")
     offloaded = like.is_meta
     # In float32 whatever the model's precision, so that rounding does not hide a wrong recipe.
     # Parameters that FSDP shards are gathered for this one call.
-    own = () if offloaded else (*router.named_parameters(), *router.named_buffers())
+    tensors = () if offloaded else (*router.named_parameters(), *router.named_buffers())
     state = {
         name: whole(tensor).float() if tensor.is_floating_point() else tensor
-        for name, tensor in own
+        for name, tensor in tensors
     }
     lent = {}
     for place, value_E in stand_ins.items():

@@ -14,14 +14,11 @@ from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.factor import gamma_json
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers.decoding import DecodeSteps
-from capmoe_eval.wrapper.observers.forwards import ForwardCheck
-from capmoe_eval.wrapper.observers.gates import GateCheck
-from capmoe_eval.wrapper.observers.invariants.check import DefinitionCheck
-from capmoe_eval.wrapper.observers.loads import Loads
+from capmoe_eval.wrapper.observers import Observer, Proof, Sums, Tally
+from capmoe_eval.wrapper.observers.checks import ForwardCheck, GateCheck
+from capmoe_eval.wrapper.observers.invariants import DefinitionCheck
+from capmoe_eval.wrapper.observers.loads import DecodeSteps, Loads
 from capmoe_eval.wrapper.observers.modalities import Modalities
-from capmoe_eval.wrapper.observers.observer import Observer, Proof, Tally
-from capmoe_eval.wrapper.observers.sums import Sums
 from capmoe_eval.wrapper.plan import ForwardPlan
 
 # Shape suffixes: B sequences, S positions of the batch.

@@ -19,7 +19,7 @@ from capmoe_eval.wrapper.forward import hooked
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.modality import placeholder_ids
+from capmoe_eval.wrapper.plan import placeholder_ids
 from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), T tokens, H hidden
@@ -84,14 +84,7 @@ def _run(model: nn.Module, tokens_BS: Tensor) -> Tensor:
 def _prove_stock_at_infinity(
     model: nn.Module, layers: Sequence[MoeLayer], under: Meter, tokens_BS: Tensor
 ) -> dict[str, Any]:
-    """Compare the model's logits with those under the method where no bound is reached.
-
-    They are compared twice: at γ=∞ on a padded batch, and at γ=E, where the whole decision is made
-    and must be the router's own. There the batch has pads, too, where the stock kernel computes
-    them: where one process has all experts, and the method has γ. A method that adds candidates
-    does not equal the stock model at γ=∞: :meth:`Method.never_binding` says which method stands for
-    it, and what makes others keep all pairs.
-    """
+    """Compare the model's logits with those under the method where no bound is reached."""
 
     def run_under(unbounded: Method, real_BS: Tensor) -> Tensor:
         meter = Meter(layers, unbounded, None, under.calibrated, examines=False)
@@ -130,10 +123,10 @@ def _prove_kernel(
         why = "the experts are spread over processes: another kernel, which never sends a drop"
         return {"passed": None, "why": why}
     key = [_state(layer.experts) for layer in layers]
-    known = _PROVEN.get(model)
-    if known is None or known[0] != key:
-        known = _PROVEN[model] = (key, _compare_kernels(model, layers, tokens_BS))
-    return dict(known[1])
+    cached = _PROVEN.get(model)
+    if cached is None or cached[0] != key:
+        cached = _PROVEN[model] = (key, _compare_kernels(model, layers, tokens_BS))
+    return dict(cached[1])
 
 
 def _state(experts: Any) -> tuple[Any, ...]:
@@ -173,13 +166,7 @@ def _compare_kernels(
 def _both_kernels(
     experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor, *, stock_TH: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the outputs of the kept-pairs kernel and of the stock kernel, for two sets of pairs.
-
-    First all pairs are kept, then every other one is dropped. There the stock kernel computes all
-    pairs and weighs the dropped ones by 0, while the kept-pairs kernel gets their true weights, so
-    that computing a dropped pair would change its output. The pairs that it computes are counted as
-    well.
-    """
+    """Yield the outputs of the kept-pairs kernel and of the stock kernel, for two sets of pairs."""
     slot_TS = torch.arange(index_TS.numel(), device=index_TS.device).view(index_TS.shape)
     keep_TS = (slot_TS + slot_TS // index_TS.shape[1]) % 2 == 0
     keep_TS[0] = False  # a token that loses all experts

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.zoo.batch import Batch, Parts, encoded, pack
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.synthetic.tokenizer import train_bpe, wrapped
+from capmoe_eval.zoo.tokenizer import train_bpe, wrapped
 
 DATASET = "mteb/banking77"
 #: Upper bound on the number of tokens, without the intents.
@@ -37,8 +37,8 @@ def train_split() -> list[Query]:
     from capmoe_eval.zoo.hub import REAL_TEXT
 
     table = pq.read_table(REAL_TEXT / DATASET / "default" / "train.parquet")
-    found = table.select(["text", "label_text"]).to_pydict()
-    return list(zip(found["text"], found["label_text"], strict=True))
+    columns = table.select(["text", "label_text"]).to_pydict()
+    return list(zip(columns["text"], columns["label_text"], strict=True))
 
 
 def banking77_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:

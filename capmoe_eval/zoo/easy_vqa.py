@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.zoo.synthetic.documents import Configs, Row
+from capmoe_eval.zoo.hub import Configs, Row
 
 DATASET: Final = "vzhou842/easy-VQA"
 #: Kinds of questions.

@@ -14,30 +14,22 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
-from capmoe_eval.zoo.synthetic.documents import Configs
 
-_TEXTS = pa.list_(pa.string())
-_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-_TYPES = {
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "text": pa.large_string(),
-    "texts": _TEXTS,
-    "choices": pa.struct([("text", _TEXTS), ("label", _TEXTS)]),
-    "image": _IMAGE,
-    "images": pa.list_(_IMAGE),
-}
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = dict[str, Any]
+#: Rows by split, and splits by configuration.
+Splits = Mapping[str, Sequence[Row]]
+Configs = Mapping[str, Splits]
+
 # How datasets writes down types with other names.
 _FEATURES: Mapping[str, Any] = {
     "text": {"dtype": "string", "_type": "Value"},
@@ -47,14 +39,12 @@ _FEATURES: Mapping[str, Any] = {
 }
 _COLUMNS = read_data(__package__, "columns.yaml", dict[str, dict[str, str]])
 
+#: The package; another version of its files makes other documents.
+SOURCES = Path(__file__).parent
 #: BANKING77 in the layout of the hub.
-REAL_TEXT = Path(__file__).with_name("real_text")
+REAL_TEXT = SOURCES / "real_text"
 #: The worlds that have a ``dev`` and a ``test`` split.
 WORLDS = {"miniworld": "mini-world", "pictures": "picture world"}
-_OTHERS = {
-    "synthetic": ("synthetic.documents", "synthetic stand-in"),
-    "easy_vqa": ("easy_vqa", "easy-VQA"),
-}
 
 
 def ready(source: DataSource) -> DataSource:
@@ -71,6 +61,11 @@ def ready(source: DataSource) -> DataSource:
 def embedded_hub(name: str, split: str = "test") -> Path:
     """Return the directory of an embedded source; a generated one is written if it is absent.
 
+    A generated one is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, where
+    the hash covers the files of this package. So documents are made once for a version of the
+    package, not once for a process. The directory is written under a temporary name and renamed: it
+    is complete or absent even if several processes start at once.
+
     Args:
         name: One of ``experiment.datasource.EMBEDDED``.
         split: ``dev`` or ``test``, of one of ``WORLDS``.
@@ -81,29 +76,16 @@ def embedded_hub(name: str, split: str = "test") -> Path:
     """
     if name == "banking77":
         return REAL_TEXT
-    if name in WORLDS:
-        module = import_module(f"{__package__}.{name}.evaluation")
-        title = f"{WORLDS[name]}, {split}"
-        return cached_hub(f"{name}-{split}", module.documents(split), title=title)
-    place, title = _OTHERS[name]
-    return cached_hub(name, import_module(f"{__package__}.{place}").documents(), title=title)
-
-
-def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path:
-    """Return a directory of data sets in the user's cache, written if it is absent.
-
-    The directory is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, where
-    the hash covers every document and column type, so that another version of the documents has
-    another directory. It is written under a temporary name and renamed, so that it is complete or
-    absent even if several processes start at once.
-    """
-    cache = cache_directory()
-    directory = cache / f"{name}-{_content_hash(content)}"
+    is_world, cache = name in WORLDS, cache_directory()
+    directory = cache / f"{name}{f'-{split}' if is_world else ''}-{_sources_hash()}"
     if directory.is_dir():
         return directory
+    module = import_module(f"{__package__}.{name}{'.evaluation' if is_world else ''}")
+    content = module.documents(split) if is_world else module.documents()
     cache.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=cache, prefix=f".{directory.name}."))
     try:
+        title = f"{WORLDS[name]}, {split}" if is_world else "easy-VQA"
         write_documents(building, content, title=title)
         building.rename(directory)
     except OSError:
@@ -115,12 +97,22 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
     return directory
 
 
+def _sources_hash() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.rglob("*.py"), *SOURCES.rglob("*.yaml")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def write_documents(directory: Path, content: Mapping[str, Configs], *, title: str) -> None:
     """Write data sets (configuration → split → rows) into a directory, in the layout of the hub.
 
     The bytes of the files depend only on the documents, the ``title`` of the data sets' cards and
     the version of pyarrow.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     version = _content_hash(content)
     for path, configs in content.items():
         dataset, schema = directory / path, _schema(path)
@@ -134,8 +126,21 @@ def write_documents(directory: Path, content: Mapping[str, Configs], *, title: s
 
 def _schema(path: str) -> pa.Schema:
     """Return the columns of a data set; ``datasets`` learns of pictures and decodes them."""
+    import pyarrow as pa  # which training on the mini-world need not have
+
+    texts, image = pa.list_(pa.string()), pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    types = {
+        "int16": pa.int16(),
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "text": pa.large_string(),
+        "texts": texts,
+        "choices": pa.struct([("text", texts), ("label", texts)]),
+        "image": image,
+        "images": pa.list_(image),
+    }
     kinds = _COLUMNS[path]
-    schema = pa.schema([(column, _TYPES[kind]) for column, kind in kinds.items()])
+    schema = pa.schema([(column, types[kind]) for column, kind in kinds.items()])
     if not {"image", "images"} & set(kinds.values()):
         return schema
     features = {

@@ -29,13 +29,11 @@ from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_s
 from capmoe_eval.zoo.batch import NumberedBatches
 from capmoe_eval.zoo.llava import llava_config, picture_processor
 from capmoe_eval.zoo.miniworld.corpus import Batches
-from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
 from capmoe_eval.zoo.pictures.corpus import PictureBatches, picture_tokenizer
-from capmoe_eval.zoo.synthetic.models import tiny_config
-from capmoe_eval.zoo.synthetic.tokenizer import wrapped
-from capmoe_eval.zoo.train import Schedule, train
-from capmoe_eval.zoo.upcycle import upcycle
+from capmoe_eval.zoo.tiny import tiny_config
+from capmoe_eval.zoo.tokenizer import miniworld_tokenizer, wrapped
+from capmoe_eval.zoo.train import Schedule, train, upcycle
 
 #: The directory of the shipped weights, with one directory per model.
 WEIGHTS = Path(__file__).parent / "weights"
@@ -87,9 +85,7 @@ def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrain
     kind = model_class(recipe(name))
     directory = WEIGHTS / name
     if not (directory / "model.safetensors").is_file():
-        raise UsageError(
-            f"no weights in {directory}; `python -m capmoe_eval.tiny train {name}` makes them"
-        )
+        raise UsageError(f"no weights in {directory}; `capmoe-eval train {name}` makes them")
     model: PreTrainedModel = load_checkpoint(directory, kind=kind, dtype=dtype)
     return model
 

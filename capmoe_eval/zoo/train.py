@@ -1,7 +1,11 @@
 """Train a tiny model on the mini-world: plain AdamW on the model's own loss.
 
-``python -m capmoe_eval.tiny train <name>`` runs it. Checkpoints are written at intervals, whole or
+``capmoe-eval train <name>`` runs it. Checkpoints are written at intervals, whole or
 not at all; a killed training continues from the last one and ends with the same weights.
+
+A dense model is upcycled into a Mixture-of-Experts model like Mixtral, whose every expert is a copy
+of the dense MLP, or like Qwen1.5-MoE, whose shared expert is a part of it and whose routed experts
+get the other parts, each of which several experts get. Noise makes the copies different.
 """
 
 from __future__ import annotations
@@ -163,3 +167,59 @@ def _kernel(model: PreTrainedModel, name: str) -> None:
     if any(hasattr(module, "num_experts") for module in model.modules()):
         # The decoder: a class with a tower takes none.
         model.get_decoder().set_experts_implementation(name)
+
+
+# Shape suffixes: E experts, I width of an expert, D width of the dense MLP, H hidden size.
+
+
+def upcycle(dense: PreTrainedModel, sparse: PreTrainedModel, *, noise: float, seed: int) -> None:
+    """Copy a dense model into a Mixture-of-Experts model, in place.
+
+    Attention, norms and embeddings are copied where both models have them. Routers and parameters
+    that the dense model lacks (Qwen's biases and the gate of the shared expert) stay unchanged.
+
+    Args:
+        dense: A model whose layers have ``mlp.gate_proj``, ``mlp.up_proj`` and ``mlp.down_proj``.
+        sparse: A model with as many layers of the same hidden size; the widths of its shared expert
+            (if any) and of one or more whole experts add up to the dense width.
+        noise: Standard deviation of the noise relative to that of the experts' weights.
+        seed: Seed of the noise.
+
+    Raises:
+        ValueError: If the widths do not fit.
+    """
+    source, target = dense.state_dict(), sparse.state_dict()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in target.items():
+            if name in source and source[name].shape == weight.shape:
+                weight.copy_(source[name])
+        for layer in range(dense.config.num_hidden_layers):
+            mlp = f"model.layers.{layer}.mlp"
+            gate_DH, up_DH, down_HD = (
+                source[f"{mlp}.{part}_proj.weight"] for part in ("gate", "up", "down")
+            )
+            shared = target.get(f"{mlp}.shared_expert.gate_proj.weight")
+            cut = 0 if shared is None else len(shared)
+            if shared is not None:
+                prefix = f"{mlp}.shared_expert"
+                target[f"{prefix}.gate_proj.weight"].copy_(gate_DH[:cut])
+                target[f"{prefix}.up_proj.weight"].copy_(up_DH[:cut])
+                # Doubled, because an untrained sigmoid gate is about one half.
+                target[f"{prefix}.down_proj.weight"].copy_(2 * down_HD[:, :cut])
+            gate_up_EIH = target[f"{mlp}.experts.gate_up_proj"]
+            down_EHI = target[f"{mlp}.experts.down_proj"]
+            n_experts, width = down_EHI.shape[0], down_EHI.shape[2]
+            parts, rest = divmod(len(gate_DH) - cut, width)
+            if rest or parts < 1:
+                raise ValueError(f"dense width {len(gate_DH)} is not {cut} and parts of {width}")
+            for expert in range(n_experts):
+                start = cut + expert % parts * width
+                rows = slice(start, start + width)
+                gate_up_IH = torch.cat([gate_DH[rows], up_DH[rows]])
+                gate_up_EIH[expert].copy_(_noisy(gate_up_IH, noise, generator))
+                down_EHI[expert].copy_(_noisy(down_HD[:, rows], noise, generator))
+
+
+def _noisy(weight: Tensor, noise: float, generator: torch.Generator) -> Tensor:
+    return weight + noise * weight.std() * torch.randn(weight.shape, generator=generator)

@@ -7,27 +7,26 @@ import contextlib
 import io
 import json
 import math
-import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
-from capmoe_eval import advise, loads
-from capmoe_eval.bench import answers, cells, placement, scale, suite, trace
+from capmoe_eval.__main__ import main as capmoe_eval
+from capmoe_eval.bench import commands, placement, suite, trace
 from capmoe_eval.bench import generate as generation
-from capmoe_eval.bench.__main__ import main
-from capmoe_eval.bench.child import Command, Spent, spend
+from capmoe_eval.bench.command import main
+from capmoe_eval.bench.cost import Cost, cost_of
 from capmoe_eval.bench.forward import SIDES
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import DataSource
-from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace import Trace
@@ -111,21 +110,6 @@ def test_every_side_of_generate_makes_as_many_tokens(tmp_path: Path, monkeypatch
     assert made == [8 * (4 + 3)] * (1 + len(generation.SIDES))
 
 
-def test_answers(tmp_path: Path) -> None:
-    few = ["--limit", "4", "--sizes", "1", "4"]
-    status, content = bench(tmp_path, "answers", *few)
-    assert status == 0
-    shares = {target["name"]: target["ratio"]["median"] for target in content["targets"]}
-    ways = ["batches of 1", "batches of 4, other company"]
-    assert list(shares) == [f"{side}: {way}" for side in answers.SIDES for way in ways]
-    assert shares["baseline: batches of 1"] == 0
-    assert all(4 * share == round(4 * share) for share in shares.values())
-    assert shares["every step: batches of 1"] > 0
-    steps = content["decode_steps"]
-    assert set(steps) == {"batches of 4", *ways}
-    assert steps["batches of 1"]["live"] == 1 < steps["batches of 4"]["live"] < 4
-
-
 def test_placement(tmp_path: Path) -> None:
     few = ["--models", "zoo_olmoe", "--limit", "4", "--batch", "2"]
     status, content = bench(tmp_path, "placement", *few)
@@ -145,13 +129,32 @@ def test_placement(tmp_path: Path) -> None:
         assert {row["of"] for row in found.values()} == {of}
         assert found["LPLB+8"]["straggler"] <= found["EPLB+8"]["straggler"] + 1e-9
         shares = [found[f"Token Drop γ={gamma}"]["drop_rate"] for gamma in (2, 1.5, 1)]
-        assert shares == sorted(shares) and shares[-1] > 0
+        assert shares == sorted(shares)
+        assert shares[-1] > 0
+
+
+def test_permutation(tmp_path: Path) -> None:
+    few = ["--models", "zoo_olmoe", "--tasks", "piqa", "--limit", "32", "--batch", "16"]
+    status, content = bench(tmp_path, "permutation", *few)
+    assert status == 0
+    changed = {
+        (row["method"], row["ranks"], row["is_distinct"]): row["changed"]
+        for row in content["permutations"]
+    }
+    # Without equal scores Score does not see the order of one group; Order does.
+    assert changed["score", 1, True] == changed["baseline", 1, True] == 0
+    assert changed["order", 1, True] > 0.1
+    # A sequence on another rank shares the capacity with other sequences.
+    assert changed["score", 8, True] > 0.02
+    # Prompts that begin alike have equal scores: the order decides among them.
+    assert changed["score", 1, False] > 0
+    assert changed["baseline", 1, False] == 0
 
 
 def test_placement_judges_other_steps_than_it_plans_on() -> None:
     load_SLE = np.random.default_rng(3).integers(0, 9, (6, 2, 8)) * 2
     load_SLE[:, :, 0] += 200 - load_SLE.sum(axis=2)  # 100 tokens of two experts in every step
-    routed = placement.Routed("a", "prompts", Trace(8, load_SLE=load_SLE, top_k=2))
+    routed = placement.TaskRouting("a", "prompts", Trace(8, load_SLE=load_SLE, top_k=2))
     found = {one.method: one.summary() for one in placement.outcomes(routed, routed, 4)}
     for name, bound in {
         "contiguous": math.inf,
@@ -165,7 +168,7 @@ def test_placement_judges_other_steps_than_it_plans_on() -> None:
         assert found[name].straggler == pytest.approx(sum(factors) / len(factors))
         assert found[name].drop_rate == pytest.approx(1 - kept / (6 * 200))
     turned = Trace(8, load_SLE=load_SLE[:, :, ::-1].copy(), top_k=2)
-    other = placement.Routed("b", "prompts", turned)
+    other = placement.TaskRouting("b", "prompts", turned)
     stale = {one.method: one.summary() for one in placement.outcomes(other, routed, 4)}
     assert set(stale) == {"EPLB", "EPLB+4", "LPLB+4"}
     assert stale["EPLB+4"].straggler > found["EPLB+4"].straggler
@@ -174,63 +177,39 @@ def test_placement_judges_other_steps_than_it_plans_on() -> None:
 def test_decision(tmp_path: Path) -> None:
     shapes = ["--shapes", "small", "small_mixtral"]
     few = ["--tokens", "16384", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
-    threads = torch.get_num_threads()
     steps = ["--step-shapes", "tiny_olmoe", "--step-tokens", "3", "8"]
-    status, content = bench(
-        tmp_path, "decision", *shapes, *few, *steps, "--threads", str(threads + 1)
-    )
-    assert status == 0 and torch.get_num_threads() == threads
-    assert len(content["details"]) == len(content["threads"]) == 4
+    status, content = bench(tmp_path, "decision", *shapes, *few, *steps)
+    assert status == 0
+    assert len(content["details"]) == 4
     assert [(row["shape"], row["tokens"]) for row in content["steps"]] == [
         ("tiny_olmoe", 3),
         ("tiny_olmoe", 8),
     ]
-    assert len(content["targets"]) == 12 + 4 + 4
+    assert len(content["targets"]) == 12 + 4
     # What is timed against one another keeps the same pairs.
-    assert all(row["equal"] for row in content["details"] + content["threads"])
+    assert all(row["equal"] for row in content["details"])
     # The one number that no clock disturbs.
     assert all(row["extra_matrices"] <= 2 for row in content["details"])
     assert {t["target"] for t in content["targets"] if t["unit"] == "share"} == {0.1}
 
 
-def test_cells(tmp_path: Path) -> None:
-    few = ["--cells", "40", "--limit", "1", "--documents", "4", "2", "4", "--repeats", "2"]
-    status, content = bench(tmp_path, "cells", *few)
-    assert status == 0
-    assert len(content["seconds"]) == len(content["memory_mib"]) == 40
-    assert content["documents"] == [2, 4] * 2
-    memory = content["targets"][1]
-    assert "memory" in memory["name"] and memory["met"]
-
-
-def test_a_task_has_to_have_the_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    growth = cells._Growth()
-    growth.documents, growth.seconds, growth.memory = [300] * 40, [1.0] * 40, [1.0] * 40
-    monkeypatch.setattr(cells, "_compute", lambda _: growth)
-    assert bench(tmp_path, "cells", "--documents", "400", "500") == (2, {})
-    assert "--documents=500: there are only 300" in capsys.readouterr().err
-
-
+@pytest.mark.slow
 def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are not started here: the two sides are looked at as they would be."""
     ran: list[list[str]] = []
 
-    def process(command: Command) -> Spent:
-        words = command.words[1:]
-        ran.append(words)
-        if words[0] == "lm_eval":
-            check_plain(dict(zip(words[1::2], words[2::2], strict=True)))
-        seconds = {"lm_eval": 3.0, "capmoe_eval": 2.0, "capmoe_eval.tables": 0.5}[words[0]]
-        return Spent(0.0, 0.0, "", seconds)
+    def process(name: str, words: Sequence[str]) -> Cost:
+        ran.append([*words[1:]])
+        if name == "lm_eval":
+            check_plain(dict(zip(words[2::2], words[3::2], strict=True)))
+        return Cost(0.0, 0.0, "", {"lm_eval": 3.0, "capmoe_eval": 2.0}[name])
 
-    monkeypatch.setattr(suite, "spend", process)
+    monkeypatch.setattr(suite, "cost_of", process)
     few = ["--tasks", "obqa", "boolq", "--rounds", "1", "--limit", "4"]
     status, content = bench(tmp_path, "suite", *few)
     assert status == 0
     ratios = [target["ratio"]["median"] for target in content["targets"]]
-    assert ratios == [8 * 2 * 3.0 / 2.0, 3.0 / 2.0, 2.0, 0.5]
+    assert ratios == [8 * 2 * 3.0 / 2.0, 3.0 / 2.0]
     assert content["every_plain_cell_ran"] is False
     # Two rounds, the first to warm up: two tasks for the grid and one for the single cell.
     assert sum(words[0] == "lm_eval" for words in ran) == 2 * 3
@@ -238,57 +217,64 @@ def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench(tmp_path, "suite", *few, "--every-cell")
     assert sum(words[0] == "lm_eval" for words in ran) == 2 * (8 * 2 + 1)
     ours = [words for words in ran if words[0] == "capmoe_eval" and "-m" in words]
-    results = {words[-1] for words in ours}
-    assert len(results) == len(ours) == 2  # no run finds the other's results
+    assert len({words[-1] for words in ours}) == len(ours) == 2  # no run finds the other's results
     assert all("device=cpu" in words for words in ours)  # as plain lm-eval's
 
 
-def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process is started here: what it would read is read."""
-    read: list[int] = []
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started here: each checkout is asked in its own way, with its own Python."""
+    ran: list[tuple[str, Path, list[str]]] = []
 
-    def linear(command: Command) -> Spent:
-        if command.name == "frame":
-            found = read_results(Path(command.words[2]))
-            assert found.broken == ()
-            read.append(len(found.records))
-            assert command.expected == f'"rows": {read[-1]},'
-        count = max(map(int, re.findall(r"\d+", command.expected)), default=0)
-        return Spent(3 + 1e-3 * count ** (2 if command.name == "site" else 1), 99, "{}", 0)
+    def process(name: str, words: Sequence[str], **options: Any) -> Cost:
+        ran.append((options["python"], options["folder"], [*words]))
+        assert options["status"] == (2 if name.startswith("typo") else 0)
+        is_before = options["folder"] != Path.cwd()
+        return Cost(9.0 if is_before else 3.0, 0.0, "", 0.0)
 
-    monkeypatch.setattr(scale, "spend", linear)
-    status, content = bench(tmp_path, "scale", "--records", "300", "400", "--repeats", "1")
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        (place / "results/zoo").mkdir(parents=True)
+    (there / "capmoe_eval").mkdir()
+    (there / "capmoe_eval/tables.py").touch()
+    (there / ".venv/bin").mkdir(parents=True)
+    (there / ".venv/bin/python").touch()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(commands, "cost_of", process)
+    few = ["--only", "help", "table", "typo", "--rounds", "1"]
+    status, content = bench(tmp_path / "out", "commands", *few, "--against", str(there))
     assert status == 0
-    tables = content["others"]
-    assert content["records"] == [45, 360, 720] and read == [n + tables for n in (45, 360, 720)]
-    growth = {t["name"].partition(":")[0]: t for t in content["targets"] if t["target"] == 1.5}
-    assert growth["run"]["ratio"]["median"] == pytest.approx(1) and growth["run"]["met"]
-    assert not growth["site"]["met"], "its cost is quadratic"
-    # Rounded up to whole grids, they are one size.
-    assert bench(tmp_path / "one", "scale", "--records", "5", "6", "--repeats", "1") == (2, {})
+    assert {t["name"]: t["ratio"]["median"] for t in content["targets"]} == {
+        name: 3.0 for each in few[1:4] for name in (each, f"{each}, before over now")
+    }
+    assert targets(content)["help"] == 0.5
+    tables = {words[1] for _, _, words in ran if "table2" in words}
+    assert tables == {"capmoe_eval", "capmoe_eval.tables"}
+    assert {(python, folder) for python, folder, _ in ran} == {
+        (sys.executable, here),
+        (str(there / ".venv/bin/python"), there),
+    }
 
 
 def test_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands run in this process: each reads its trace and says how much it has read."""
-    commands = {"capmoe_eval.loads": loads.main, "capmoe_eval.advise": advise.main}
 
-    def here(command: Command) -> Spent:
-        _, module, *words = command.words
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as done:
-            commands[module](words)
-        assert not done.value.code and command.expected in said.getvalue(), command
-        return Spent(1.0, 3000.0, "", 61.0)
+    def here(name: str, words: Sequence[str], expected: str) -> Cost:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), pytest.raises(SystemExit) as done:
+            capmoe_eval(words[2:])
+        assert not done.value.code, name
+        assert expected in output.getvalue()
+        return Cost(1.0, 3000.0, "", 61.0)
 
-    monkeypatch.setattr(trace, "spend", here)
+    monkeypatch.setattr(trace, "cost_of", here)
     few = ["--tokens", "2100", "--layers", "2", "--experts", "32", "--top-k", "4"]
     status, content = bench(tmp_path / "out", "trace", *few, "--dir", str(tmp_path))
     assert status == 0
     cases = ["steps of 2,048", "steps of 32", "advise", "with scores", "parquet", "vLLM"]
     assert sorted(content["cases"]) == sorted(cases)
     met = {target["name"]: target["met"] for target in content["targets"]}
-    asked = [f"{case}: {of}" for case in cases if case != "advise" for of in ("time", "memory")]
-    assert {name for name, is_met in met.items() if is_met is False} == set(asked)
+    missed = [f"{case}: {of}" for case in cases if case != "advise" for of in ("time", "memory")]
+    assert {name for name, is_met in met.items() if is_met is False} == set(missed)
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "the traces are removed"
 
 
@@ -296,30 +282,22 @@ def test_a_made_trace_is_uneven() -> None:
     sizes = argparse.Namespace(tokens=3000, layers=2, experts=16, top_k=4)
     made = trace.made_trace(sizes, has_scores=True)
     assert summarise(made).total.expert_peak.mean > 1.3
-    assert made.score_TLK is not None and (np.diff(made.score_TLK, axis=2) <= 0).all()
+    assert made.score_TLK is not None
+    assert (np.diff(made.score_TLK, axis=2) <= 0).all()
 
 
 def test_a_process_is_measured() -> None:
     words = ["-c", "import time; held = b'a' * 10**8; time.sleep(0.5); print('read', len(held))"]
-    spent = spend(Command("held", words, "100000000"))
-    assert spent.output == "read 100000000"
-    assert 96 < spent.memory < 160
+    cost = cost_of("held", words, "100000000")
+    assert cost.output == "read 100000000"
+    assert 96 < cost.memory < 160
     # No processor works while the process sleeps, however slow the machine is.
-    assert 0 < spent.seconds < spent.elapsed - 0.4
+    assert 0 < cost.seconds < cost.elapsed - 0.4
     with pytest.raises(UsageError, match="held: said 'read 100000000', and not 'written'"):
-        spend(Command("held", words, "written"))
-
-
-def test_the_page_of_traces_has_the_committed_numbers() -> None:
-    content = json.loads((ROOT / "results/bench/trace.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
-    rows = [
-        f"| {case} | {cost['file_bytes'] / 1e6:,.0f} MB | {cost['seconds']:.1f} | "
-        f"{cost['cpu_seconds']:.1f} | {cost['memory_gb']:.2f} GB |\n"
-        for case, cost in content["cases"].items()
-    ]
-    assert [row for row in rows if row not in page] == []
-    assert (content["tokens"], content["layers"]) == (1_000_000, 48)
+        cost_of("held", words, "written")
+    assert cost_of("refused", ["-c", "import sys; sys.exit(2)"], status=2).output == ""
+    with pytest.raises(UsageError, match="failed: said 'SystemError: no'"):
+        cost_of("failed", ["-c", "raise SystemError('no')"])
 
 
 def check_plain(given: dict[str, str]) -> None:
@@ -338,50 +316,3 @@ def check_plain(given: dict[str, str]) -> None:
         doc for doc, _ in zip(own.eval_docs, range(5), strict=False)
     ]
     assert task.doc_to_text(task.eval_docs[0]) == own.doc_to_text(own.eval_docs[0])
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["forward", "--shape", "olmo"], "shape=olmo: did you mean 'olmoe'?"),
-        (["forward", "--batch", "3"], "batch=3: must be a multiple of 8"),
-        (["forward", "--dtype", "int8"], "dtype=int8"),
-        (["forward", "--device", "tpu"], "device=tpu: not usable here"),
-        (["generate", "--shapes", "zoo:olmo"], "did you mean 'olmoe'"),
-        (["generate", "--shapes", "zoo_olmoe"], "shapes=zoo_olmoe: "),
-        (["generate", "--batch", "3"], "batch=3: must be a multiple of 8"),
-        (["decision", "--tokens", "9"], "tokens=9: must be a multiple of ranks=8"),
-        (["decision", "--shapes", "mixtra"], "shapes=mixtra: did you mean 'mixtral'?"),
-        (["decision", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
-        (["cells", "--cells", "3"], "--cells=3: must be at least 40"),
-        (["cells", "--documents", "8"], "--documents=8: must be at least two sizes"),
-        (["cells", "--model", "zoo_olmo"], "did you mean 'zoo_olmoe'"),
-        (["answers", "--sizes", "4"], "--sizes=4: must be at least two sizes"),
-        (["placement", "--models", "zoo_olmo"], "did you mean 'zoo_olmoe'"),
-        (["answers", "--task", "gsm8"], "did you mean 'gsm8k'"),
-        (["chaos", "--kinds", "kil"], "--kinds=kil: did you mean 'kill'?"),
-        (["chaos", "--kills", "6"], "--kills=6: must be at least one for each of --kinds"),
-        (["scale", "--records", "5"], "--records=5: must be at least two sizes"),
-        (
-            ["scale", "--records", "5", "99999999999"],
-            "--records=99999999999: must be a whole number of at least 1; 1000000000 is the ",
-        ),
-        (["scale", "--results", "results/bench"], "has no record of model=zoo_olmoe tasks="),
-        (["trace", "--experts", "12"], "--experts=12: must be a multiple of 8"),
-        (["trace", "--top-k", "129"], "--top-k=129: must be at most --experts=128"),
-        (["trace", "--dir", "nowhere"], "--dir=nowhere: no such directory"),
-        (
-            ["trace", "--tokens", "99999999999"],
-            "--tokens=99999999999: must be a whole number of at least 1; 1000000000 is the ",
-        ),
-        (["suite", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
-        (["suite", "--tasks", "obq"], "did you mean 'obqa'"),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
-) -> None:
-    assert bench(tmp_path, *words) == (2, {})
-    said = capsys.readouterr().err.strip().splitlines()
-    assert said[-1].startswith("error: ") and line in said[-1]
-    assert "Traceback" not in "".join(said)

@@ -10,9 +10,9 @@ from capmoe_eval.bench.decision import paper_map
 from capmoe_eval.bench.ep.layer import LayerSetting
 from capmoe_eval.bench.ep.skew import peak_load
 from capmoe_eval.bench.forward import skewed_model
-from capmoe_eval.bench.memory import peak_array_bytes, peak_bytes
-from capmoe_eval.bench.rounds import CPU
-from capmoe_eval.experiment.timings.schema import Shape
+from capmoe_eval.bench.rounds import CPU, peak_array_bytes
+from capmoe_eval.evaluation.memory import peak_bytes
+from capmoe_eval.experiment.timings.studies import Shape
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.routing.reference import Problem, assign_reference

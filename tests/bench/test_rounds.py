@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from capmoe_eval.bench.rounds import CPU, alternate, finish, line, measured_on, ratio, timed
+from capmoe_eval.evaluation.provenance import described
 from capmoe_eval.experiment.timings.spread import Spread, Target
 
 
@@ -73,8 +74,11 @@ def test_a_miss_is_written_and_is_no_error(
     finish(argparse.Namespace(command="forward", out=tmp_path), CPU, [missed], rounds=3)
     assert "MISSED" in capsys.readouterr().out
     content = json.loads((tmp_path / "forward.json").read_text())
-    assert content["schema"] == 1 and content["command"] == "forward" and content["rounds"] == 3
+    assert content["schema"] == 1
+    assert content["command"] == "forward"
+    assert content["rounds"] == 3
     assert content["machine"] == measured_on(CPU)["machine"].model_dump()
+    assert content["machine"]["name"] == described(CPU)["name"]
     assert content["targets"] == [
         {
             "name": "slow",

@@ -65,8 +65,8 @@ class Slurm:
     """A running SLURM."""
 
     def __init__(self, root: Path) -> None:
-        own = ("SLURM_", "SBATCH_", "SRUN_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
-        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+        prefixes = ("SLURM_", "SBATCH_", "SRUN_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
         self.environment |= {
             "SLURM_CONF": str(root / "slurm.conf"),
             "PYTHONPATH": str(REPOSITORY),
@@ -102,9 +102,9 @@ def running(root: Path) -> Iterator[Slurm]:
         (root / name).mkdir()
     with ExitStack() as both:
         sockets = [both.enter_context(socket.socket()) for _ in DAEMONS]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        ports = [listener.getsockname()[1] for listener in sockets]
     (root / "slurm.conf").write_text(_CONFIGURATION.format(root=root, ports=ports))
     (root / "gres.conf").write_text(_GPUS)
     slurm = Slurm(root)

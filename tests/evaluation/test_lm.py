@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
 
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.evaluation.batches import deal, n_scored
 from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
-from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 
 PAIRS = [
     ("A bird has", " feathers and lays eggs."),
@@ -27,100 +30,122 @@ PAIRS = [
     ("The crow", " flies over the oak and the pine and the birch and the maple and the elm."),
     ("", " robin"),
 ]
+PROMPTS = [pair[0] for pair in PAIRS[:4]]
 
 
-def build(kind: Any, family: str, batch_size: int, **kwargs: Any) -> Any:
+def build(kind: Any = CapmoeLM, family: str = "olmoe", size: Any = 4, **knobs: Any) -> Any:
     tokenizer = tiny_tokenizer()
     model = tiny_model(family, vocab_size=len(tokenizer))
-    return kind(model, tokenizer=tokenizer, batch_size=batch_size, device="cpu", **kwargs)
+    return kind(model, tokenizer=tokenizer, batch_size=size, device="cpu", **knobs)
 
 
 def likelihoods(lm: HFLM, pairs: Any = PAIRS) -> list[tuple[float, bool]]:
-    return lm.loglikelihood(
-        [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)], disable_tqdm=True
-    )
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    return lm.loglikelihood(requests, disable_tqdm=True)
 
 
 def continuations(lm: HFLM) -> list[str]:
     settings = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
-    prompts = [pair[0] for pair in PAIRS[:4]]
-    return lm.generate_until(
-        [Instance("generate_until", {}, (p, settings), i) for i, p in enumerate(prompts)],
-        disable_tqdm=True,
-    )
+    requests = [Instance("generate_until", {}, (p, settings), i) for i, p in enumerate(PROMPTS)]
+    return lm.generate_until(requests, disable_tqdm=True)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_the_baseline_is_lm_evals_own_model(family: str, batch_size: int) -> None:
-    stock, ours = build(HFLM, family, batch_size), build(CapmoeLM, family, batch_size)
-    assert likelihoods(ours) == likelihoods(stock)
-    assert continuations(ours) == continuations(stock)
+def tokens(lm: Any, pairs: Any) -> list[int]:
+    """The tokens of each sequence; an empty context is one prefix token."""
+    return [len(lm.tok_encode(a + b)) - (1 if a else 0) for a, b in pairs]
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_a_capacity_changes_the_likelihoods(family: str) -> None:
-    assert likelihoods(build(CapmoeLM, family, 4)) != likelihoods(
-        build(CapmoeLM, family, 4, method="score", gamma=0.5)
-    )
+def test_the_baseline_is_lm_evals_own_model_and_a_capacity_changes_it(family: str) -> None:
+    for size in (1, 3, 16):
+        stock, ours = build(HFLM, family, size), build(CapmoeLM, family, size)
+        baseline = likelihoods(ours)
+        assert baseline == likelihoods(stock)
+        assert continuations(ours) == continuations(stock)
+    ours.route(create_method("score", 0.5))
+    assert likelihoods(ours) != baseline
 
 
-def test_a_text_is_tokenized_once_and_as_lm_eval_does() -> None:
-    lm = build(CapmoeLM, "olmoe", 4)
+SHAPES = st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n)))
+
+
+@given(st.lists(SHAPES, min_size=1, max_size=8))
+def test_the_last_positions_contain_every_scored_one_and_not_many_more(
+    shapes: list[tuple[int, int]],
+) -> None:
+    lengths, continuations = (list(part) for part in zip(*shapes, strict=True))
+    width, count = max(lengths), n_scored(lengths, continuations)
+    scored = {
+        position
+        for length, continuation in shapes
+        for position in range(length - continuation, length)
+    }
+    assert scored <= set(range(width - count, width))
+    assert count == max(width - min(scored), min(width, 16))
+
+
+def test_no_logits_are_computed_that_lm_eval_does_not_score() -> None:
+    pairs = [(" tea" * 40, " iron"), (" tea" * 38, " iron" * 20), (" tea" * 3, " iron" * 3)]
+    widths: list[int] = []
+    for kind in (CapmoeLM, HFLM):
+        lm = build(kind, size=2)
+        head = lm.model.lm_head
+        head.register_forward_hook(lambda *call: widths.append(call[-1].shape[1]))
+        likelihoods(lm, pairs)
+    assert widths == [20, 5, 57, 5]
+
+
+def test_a_text_is_tokenized_once_and_as_lm_eval_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = build()
+    expected = HFLM.tok_encode(lm, "water is wet")
     first = lm.tok_encode("water is wet")
-    assert first == HFLM.tok_encode(lm, "water is wet")
+    assert first == expected
+    assert lm.tok_encode("water is wet", left_truncate_len=1) == expected[-1:]
     first.append(0)  # a caller may change what it got
-    assert lm.tok_encode("water is wet") == first[:-1]
-    assert lm._tokens.cache_info().hits == 1
-    assert lm.tok_encode("water is wet", left_truncate_len=1) == first[-2:-1]
+    monkeypatch.setattr(HFLM, "tok_encode", pytest.fail)
+    assert lm.tok_encode("water is wet") == expected
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 16])
-def test_exactly_the_real_tokens_count(batch_size: int) -> None:
-    lm = build(CapmoeLM, "olmoe", batch_size, method="score", gamma=0.5)
-    # Requests that share all but the last token share a forward: these share nothing.
-    pairs = [pair for pair in PAIRS if pair != PAIRS[2]]
+ZEROS = "<|endoftext|>" * 5
+
+
+@pytest.mark.parametrize(
+    ("size", "pairs", "knobs"),
+    [
+        # Requests that share all but the last token share a forward: these share nothing.
+        *((size, [p for p in PAIRS if p != PAIRS[2]], {}) for size in (1, 2, 16)),
+        # A batch of [0, x, 0] padded with zeros: only the lengths can tell.
+        (2, [(ZEROS, " tea" * 9), (ZEROS, ZEROS)], {}),
+        (16, PAIRS[:2], {"count_padding": True}),
+    ],
+)
+def test_exactly_the_real_tokens_count_or_all_where_pads_are_counted(
+    size: int, pairs: list[tuple[str, str]], knobs: dict[str, Any]
+) -> None:
+    lm = build(size=size, method="score", gamma=0.5, **knobs)
     likelihoods(lm, pairs)
-    expected = 0
-    for context, continuation in pairs:
-        tokens = lm.tok_encode(context + continuation)
-        expected += len(tokens) - (1 if context else 0)  # an empty context is one prefix token
-    assert lm.meter.summary()["tokens"] == expected
-    assert lm.meter.proofs()["pads_take_no_slot"]["passed"]
-
-
-def test_counted_padding_counts_the_pads() -> None:
-    lm = build(CapmoeLM, "olmoe", 16, method="score", gamma=0.5, count_padding=True)
-    likelihoods(lm, PAIRS[:2])
-    longest = max(len(lm.tok_encode(c + d)) - 1 for c, d in PAIRS[:2])
-    assert lm.meter.summary()["tokens"] == 2 * longest
-
-
-def test_pads_are_told_from_real_zeros_by_length() -> None:
-    """A batch of [0, x, 0] padded with zeros: only the lengths can tell."""
-    lm = build(CapmoeLM, "olmoe", 2, method="score", gamma=1.0)
-    zeros = "<|endoftext|>" * 5
-    likelihoods(lm, [(zeros, " tea" * 9), (zeros, zeros)])
-    long, short = (len(lm.tok_encode(zeros + c)) - 1 for c in (" tea" * 9, zeros))
-    assert lm.meter.summary()["tokens"] == long + short
+    lengths = tokens(lm, pairs)
+    assert lm.meter.summary()["tokens"] == (len(pairs) * max(lengths) if knobs else sum(lengths))
+    assert lm.meter.proofs()["pads_take_no_slot"]["passed"] in (True, None)
 
 
 def test_generation_is_left_padded_and_decode_steps_are_free() -> None:
-    lm = build(CapmoeLM, "olmoe", 4, method="score", gamma=0.5)
+    lm = build(method="score", gamma=0.5)
     continuations(lm)
     summary = lm.meter.summary()
-    assert summary["tokens"] == sum(len(lm.tok_encode(pair[0])) for pair in PAIRS[:4])
+    assert summary["tokens"] == sum(len(lm.tok_encode(prompt)) for prompt in PROMPTS)
     assert summary["decode_forwards"] == summary["forwards"] - 1 > 0
 
 
 def test_another_method_on_the_loaded_model_starts_afresh() -> None:
-    lm = build(CapmoeLM, "olmoe", 4)
+    lm = build()
     baseline = likelihoods(lm)
-    alone = likelihoods(build(CapmoeLM, "olmoe", 4, method="random", gamma=0.5, seed=1))
+    alone = likelihoods(build(method="random", gamma=0.5, seed=1))
     for _ in range(2):
         meter = lm.route(create_method("random", gamma=0.5, seed=1))
         assert likelihoods(lm) == alone
-        assert lm.meter is meter and meter.forwards == 2
+        assert lm.meter is meter
+        assert meter.forwards == 2
     lm.release()
     lm.route(create_method("baseline"))
     assert likelihoods(lm) == baseline
@@ -128,20 +153,21 @@ def test_another_method_on_the_loaded_model_starts_afresh() -> None:
 
 def test_the_patch_of_lm_eval_is_taken_back_also_after_an_error() -> None:
     before = huggingface.pad_and_concat, huggingface.Collator
-    lm = build(CapmoeLM, "olmoe", 4)
-    with pytest.raises(AssertionError):
-        lm._loglikelihood_tokens([(("", ""), [1], [])], disable_tqdm=True)
+    lm = build()
+    lm.on_rows = lambda rows: rows / 0
+    with pytest.raises(ZeroDivisionError):
+        likelihoods(lm)
     assert (huggingface.pad_and_concat, huggingface.Collator) == before
 
 
-@pytest.mark.parametrize("shuffle", [None, 0, 1])
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("shuffle", [None, 0])
+@pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("logits_cache", [True, False])
 def test_every_document_names_the_first_batch_that_computed_it(
-    logits_cache: bool, batch_size: int, shuffle: int | None, monkeypatch: pytest.MonkeyPatch
+    logits_cache: bool, size: int, shuffle: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lm = build(CapmoeLM, "olmoe", batch_size, logits_cache=logits_cache)
-    lm.set_batches(batch_size, shuffle)
+    lm = build(size=size, logits_cache=logits_cache)
+    lm.set_batches(size, shuffle)
     computed: list[list[str]] = []  # the texts of every batch that the model was called with
     for name in ("_model_call", "_model_generate"):
         plain = getattr(lm, name)
@@ -162,63 +188,41 @@ def test_every_document_names_the_first_batch_that_computed_it(
         )
 
     pairs = [pair for pair in PAIRS if "<|" not in pair[0] and pair[0]]
-    asked = [("choice", number // 2) for number in range(len(pairs))]
+    documents = [("choice", number // 2) for number in range(len(pairs))]
     lm.loglikelihood(
-        [Instance("loglikelihood", {}, p, 0, (*d, 1)) for p, d in zip(pairs, asked, strict=True)]
+        [
+            Instance("loglikelihood", {}, p, 0, (*d, 1))
+            for p, d in zip(pairs, documents, strict=True)
+        ]
     )
     inputs = [lm.tok_decode(lm.tok_encode(a + b)[:-1]) for a, b in pairs]
     n_choice = len(computed)
     prompts = [f"{context} {answer}" for (context, _), answer in zip(pairs, "abcde", strict=True)]
     settings = {"until": ["\n\n"], "do_sample": False}
     # As lm-eval repeats a request; those with other settings are in other batches.
-    asked_twice = [
+    twice = [
         request
         for n, prompt in enumerate(prompts)
         for to in [settings | {"max_gen_toks": 2 + n % 2}]
         for request in [Instance("generate_until", {}, (prompt, to), 0, ("generation", n, 2))] * 2
     ]
-    lm.generate_until(asked_twice)
+    lm.generate_until(twice)
     expected = {
-        ("choice", d): first_batch([i for i, a in zip(inputs, asked, strict=True) if a[1] == d])
+        ("choice", d): first_batch([i for i, a in zip(inputs, documents, strict=True) if a[1] == d])
         for d in range(3)
     }
     expected |= {("generation", n): first_batch([prompt]) for n, prompt in enumerate(prompts)}
     assert lm.batches == expected
-    assert max(lm.batches[asked] for asked in expected if asked[0] == "choice") < n_choice
-    assert len(set(expected.values())) > 2 or batch_size == 5, "the batches tell nothing"
+    assert max(lm.batches["choice", number] for number in range(3)) < n_choice
+    assert len(set(expected.values())) > 2 or size == 5, "the batches tell nothing"
     lm.route(lm.meter.method)
-    assert lm.batches == {}
-
-
-def test_rolling_log_likelihoods_have_no_batch() -> None:
-    lm = build(CapmoeLM, "olmoe", 2)
     lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("A bird",), 0, ("t", 0, 1))])
     assert lm.batches == {}
 
 
-def test_lengths_of_another_batch_are_an_error() -> None:
-    lm = build(CapmoeLM, "olmoe", 4)
-    lm._lengths[:] = [3, 2]
-    with pytest.raises(RuntimeError, match="lengths"):
-        lm._model_call(torch.ones(2, 4, dtype=torch.long))
-
-
-def test_an_automatic_batch_is_refused_under_a_capacity_only() -> None:
-    with pytest.raises(UsageError, match="batch_size=auto: under a capacity"):
-        build(CapmoeLM, "olmoe", "auto", method="score", gamma=1.0)  # type: ignore[arg-type]
-    build(CapmoeLM, "olmoe", "auto")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("size", ["auto:4", "autos", "0", True])
-def test_another_automatic_batch_is_refused(size: Any) -> None:
-    with pytest.raises(UsageError, match=f"batch_size={shown(size)}: must be a whole number"):
-        build(CapmoeLM, "olmoe", size)
-
-
-def test_the_search_for_a_batch_size_is_not_metered() -> None:
+def test_an_automatic_batch_is_searched_unmetered() -> None:
     """Its trial forwards would count tokens, and raise the peaks, that no request has."""
-    sizes: tuple[Any, int] = "auto", len(PAIRS)
-    automatic, whole = (build(CapmoeLM, "olmoe", size, max_length=64) for size in sizes)
+    automatic, whole = (build(size=size, max_length=64) for size in ("auto", len(PAIRS)))
     rows: list[int] = []
     automatic.on_rows = rows.append
     assert likelihoods(automatic) == likelihoods(whole)
@@ -227,23 +231,99 @@ def test_the_search_for_a_batch_size_is_not_metered() -> None:
     assert sum(rows) == len(PAIRS) + 4, "a row for each pair and each prompt"
 
 
+def cell(**fields: Any) -> Cell:
+    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+    values = {"batch_size": 4, **fields}
+    return Cell(ModelId("m", "p"), create_method("baseline"), task, **values)
+
+
+def several(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    return build()
+
+
+CAPACITY: dict[str, Any] = {"method": "score", "gamma": 1.0}
+WHOLE = "must be a whole number"
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda _: build(size="auto", **CAPACITY), "batch_size=auto: under a capacity"),
+        *(
+            (lambda _, size=size: build(size=size), f"batch_size={shown(size)}: {WHOLE}")
+            for size in ("auto:4", "autos", "0", True)
+        ),
+        (several, "WORLD_SIZE: capmoe runs in one process"),
+        *(
+            (lambda _, seed=seed: cell(shuffle=seed), f"shuffle={shown(seed)}: {WHOLE} from 0")
+            for seed in (-1, 0.5, True, "a")
+        ),
+        (lambda _: cell(batch_size="auto", shuffle=1), "batch_size=auto"),
+    ],
+)
+def test_what_has_no_sense_is_refused(
+    call: Callable[[pytest.MonkeyPatch], Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=line):
+        call(monkeypatch)
+
+
 def test_a_cache_of_answers_is_refused_under_a_capacity(tmp_path: Path) -> None:
     """It would give the answers of another method, and batches without those it knows."""
-    CachingLM(build(CapmoeLM, "olmoe", 4), str(tmp_path / "cache.db"))
+    CachingLM(build(), str(tmp_path / "cache.db"))
     with pytest.raises(UsageError, match="use_cache: under a capacity"):
-        CachingLM(build(CapmoeLM, "olmoe", 4, method="score", gamma=1.0), str(tmp_path / "c.db"))
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="WORLD_SIZE: capmoe runs in one process"):
-        build(CapmoeLM, "olmoe", 4)
+        CachingLM(build(**CAPACITY), str(tmp_path / "c.db"))
 
 
 def test_model_info_carries_the_proofs() -> None:
-    lm = build(CapmoeLM, "olmoe", 4, method="score", gamma=0.5)
+    lm = build(method="score", gamma=0.5)
     likelihoods(lm)
     info = lm.get_model_info()["capmoe"]
     assert info["method"]["gamma"] == 0.5
     assert all(proof["passed"] for proof in info["proofs"].values())
     assert info["summary"]["dropped"] > 0
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 7), st.integers(0, 3))
+def test_every_request_is_dealt_once(keys: list[int], size: int, seed: int) -> None:
+    batches = deal(keys, size, seed)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(keys)))
+    rows = [{keys[index] for index in batch} for batch in batches]
+    assert sum(map(len, rows)) == len(set(keys))  # no row is torn
+    assert all(len(row) == size for row in rows[:-1])
+    assert batches == deal(keys, size, seed)
+    assert deal(range(20), 4, seed) != deal(range(20), 4, seed + 1)
+
+
+@pytest.mark.numeric
+def test_answers_depend_on_their_company_under_a_capacity_alone() -> None:
+    lm = build(size=2)
+    pairs = [(" ".join(PROMPTS[:n]) + a, b + b) for n, (a, b) in enumerate(PAIRS[:6])]
+    for method, depends in (
+        (create_method("baseline"), False),
+        (create_method("order", 0.5), True),
+    ):
+        lm.route(method)
+        answers = []
+        for lm.shuffle in (None, 0, 1):
+            answers.append([value for value, _ in likelihoods(lm, pairs)])
+        alike = [answers[0] == pytest.approx(other, abs=1e-3) for other in answers[1:]]
+        assert alike == [not depends] * 2
+        lm.shuffle = None
+        plain = continuations(lm)
+        lm.shuffle = 0
+        assert depends or continuations(lm) == plain, "in the order of the requests"
+
+
+def test_one_token_continuations_share_a_row_as_in_lm_eval() -> None:
+    lm = build(size=2)
+    rows: list[int] = []
+    lm.on_rows = rows.append
+    context = PAIRS[0][0]
+    pairs = [(context, " a"), (context, " b"), *PAIRS[3:6]]
+    assert tokens(lm, pairs[:2]) == [len(lm.tok_encode(context))] * 2
+    for lm.shuffle in (None, 3):
+        rows.clear()
+        likelihoods(lm, pairs)
+        assert sum(rows) == 4

@@ -1,12 +1,16 @@
+"""Models from checkpoints and from the package: whole, as they were saved, or refused in a line."""
+
 from __future__ import annotations
 
 import functools
 import io
 import json
+import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +21,23 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import command, lm_eval_command
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_lm
-from capmoe_eval.evaluation.provenance import provenance, weights_hash
+from capmoe_eval.evaluation.provenance import (
+    described,
+    processor_model,
+    provenance,
+    weights_hash,
+)
 from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.experiment.configuration import Placement
+from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.zoo import recipes
-from capmoe_eval.zoo.synthetic.models import tiny_model
-from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
+
+CPU = DeviceConfig("cpu")
+
+
+def load(pretrained: object, device: DeviceConfig = CPU, **fields: Any) -> CapmoeLM:
+    fields = {"dtype": "float32", **fields}
+    return load_lm(ModelId("mine", str(pretrained), **fields), device, 1)
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +49,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture
+def copied(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint, to be damaged."""
+    return shutil.copytree(checkpoint, tmp_path / "model")
+
+
 @pytest.mark.parametrize("device_map", [None, "auto"])
 def test_a_local_checkpoint_is_the_model_that_was_saved(
     checkpoint: Path, device_map: str | None
 ) -> None:
-    loaded = load_lm(
-        ModelId("mine", str(checkpoint), dtype="float32"), Placement("cpu", device_map), 2
-    )
-    embedded = load_lm(ModelId("tiny", "tiny:mixtral", dtype="float32"), Placement("cpu"), 2)
+    loaded = load(checkpoint, DeviceConfig("cpu", device_map))
+    embedded = load("tiny:mixtral")
     assert weights_hash(loaded.model) == weights_hash(embedded.model)
     tokens = torch.arange(2, 22).view(2, 10)
     assert torch.equal(loaded.model(tokens).logits, embedded.model(tokens).logits)
@@ -49,9 +68,26 @@ def test_a_local_checkpoint_is_the_model_that_was_saved(
     assert loaded.tokenizer.encode("a robin") == embedded.tokenizer.encode("a robin")
 
 
-def test_the_dtype_is_the_one_asked_for(checkpoint: Path) -> None:
-    lm = load_lm(ModelId("mine", str(checkpoint), dtype="bfloat16"), Placement("cpu"), 2)
+def test_dtype_and_threads_are_the_ones_asked_for(checkpoint: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        lm = load(checkpoint, DeviceConfig("cpu", threads=2), dtype="bfloat16")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
     assert provenance(lm.model, lm.tokenizer)["model"]["dtype"] == "bfloat16"
+
+
+def test_the_processor_is_named_by_its_model_and_the_kernels(tmp_path: Path) -> None:
+    listed = tmp_path / "cpuinfo"
+    listed.write_text("processor\t: 0\nmodel\t\t: 1\nmodel name\t: Epoch 7\u00b71 @ 2GHz \n\n" * 2)
+    assert processor_model(listed) == "Epoch 7\u00b71 @ 2GHz"
+    listed.write_text("processor\t: 0\nBogoMIPS\t: 50\n")
+    architecture = platform.processor() or platform.machine()
+    assert processor_model(listed) == processor_model(tmp_path / "absent") == architecture
+    kernels = torch.backends.cpu.get_cpu_capability()
+    device = described(torch.device("cpu"))
+    assert device == {"type": "cpu", "name": f"{processor_model()}, {kernels}"}
 
 
 def test_the_weights_hash_sees_one_changed_value() -> None:
@@ -64,23 +100,21 @@ def test_the_weights_hash_sees_one_changed_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "placement", "line"),
+    ("pretrained", "fields", "device", "line"),
     [
-        (ModelId("m", "tiny:olmo"), Placement("cpu"), "did you mean 'tiny:olmoe'"),
-        (ModelId("m", "tiny:olmoe"), Placement("cuda:99"), "device=cuda:99: not usable here"),
-        (
-            ModelId("m", "./nothing"),
-            Placement("cpu"),
-            r"model\.pretrained=\./nothing: .*no such dir",
-        ),
-        (ModelId("m", "tiny:olmoe", tokenizer="./no"), Placement("cpu"), r"model\.tokenizer=\./no"),
+        ("tiny:olmo", {}, "cpu", "did you mean 'tiny:olmoe'"),
+        ("tiny:olmoe", {}, "cuda:99", "device=cuda:99: not usable here"),
+        ("./nothing", {}, "cpu", r"model\.pretrained=\./nothing: .*no such dir"),
+        ("tiny:olmoe", {"tokenizer": "./no"}, "cpu", r"model\.tokenizer=\./no"),
+        ("zoo:mixtral_s9", {}, "cpu", "no weights in .*mixtral_s9.*train mixtral_s9"),
+        ("zoo:qwen3_moe", {}, "cpu", "no weights in .*qwen3_moe.*train qwen3_moe"),
     ],
 )
 def test_what_cannot_be_loaded_gives_one_line(
-    model: ModelId, placement: Placement, line: str
+    pretrained: str, fields: dict[str, str], device: str, line: str
 ) -> None:
     with pytest.raises(UsageError, match=line) as error:
-        load_lm(model, placement, 1)
+        load(pretrained, DeviceConfig(device), **fields)
     assert "\n" not in str(error.value)
 
 
@@ -92,7 +126,7 @@ def test_too_little_memory_gives_one_line(
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", no_memory)
     with pytest.raises(UsageError, match="set device_map=auto to spread it") as error:
-        load_lm(ModelId("mine", str(checkpoint)), Placement("cpu"), 2)
+        load(checkpoint)
     assert "\n" not in str(error.value)
 
 
@@ -126,10 +160,7 @@ def config(**changes: object) -> Damage:
 
 
 def cut(file: str, keep: int) -> Damage:
-    def damage(directory: Path) -> None:
-        (directory / file).write_bytes((directory / file).read_bytes()[:keep])
-
-    return damage
+    return lambda directory: (directory / file).write_bytes((directory / file).read_bytes()[:keep])
 
 
 # In the files Mixtral's experts are block_sparse_moe.experts.N.w1, w2 and w3, one by one.
@@ -158,43 +189,25 @@ DAMAGES: list[tuple[Damage, str]] = [
 
 
 @pytest.mark.parametrize(("damage", "line"), DAMAGES)
-def test_a_checkpoint_that_is_not_whole_is_refused(
-    damage: Damage, line: str, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_not_whole_is_refused(damage: Damage, line: str, copied: Path) -> None:
     """transformers puts random numbers in the place of what is not there, or a traceback."""
-    directory = tmp_path / "model"
-    shutil.copytree(checkpoint, directory)
-    damage(directory)
-    with pytest.raises(UsageError, match=rf"model\.pretrained={directory}: .*{line}") as error:
-        load_lm(ModelId("mine", str(directory), dtype="float32"), Placement("cpu"), 1)
+    damage(copied)
+    with pytest.raises(UsageError, match=rf"model\.pretrained={copied}: .*{line}") as error:
+        load(copied)
     assert "\n" not in str(error.value)
-    with pytest.raises(UsageError, match=line) as error:  # as lm-eval's command line loads it
-        CapmoeLM(str(directory), device="cpu")
-    assert str(error.value).startswith(f"pretrained={directory}: ")
+    with pytest.raises(UsageError, match=rf"^pretrained={copied}: .*{line}"):
+        CapmoeLM(str(copied), device="cpu")  # as lm-eval's command line loads it
 
 
-def test_tensors_of_other_parts_and_tied_ones_are_no_damage(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(checkpoint, tmp_path / "model")
+def test_tensors_of_other_parts_and_tied_ones_are_no_damage(copied: Path) -> None:
     extra = {"vision.layers.0.weight": torch.ones(2), "model.rotary_emb.inv_freq": torch.ones(2)}
-    without("lm_head")(tmp_path / "model")
-    config(tie_word_embeddings=True)(tmp_path / "model")
-    tensors(lambda stored: stored.update(extra))(tmp_path / "model")
-    load_lm(ModelId("mine", str(tmp_path / "model"), dtype="float32"), Placement("cpu"), 1)
+    without("lm_head")(copied)
+    config(tie_word_embeddings=True)(copied)
+    tensors(lambda stored: stored.update(extra))(copied)
+    load(copied)
 
 
-def test_damaged_weights_of_an_embedded_model_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(recipes.WEIGHTS / "mixtral", tmp_path / "mixtral")
-    without("experts")(tmp_path / "mixtral")
-    monkeypatch.setattr(recipes, "WEIGHTS", tmp_path)
-    with pytest.raises(UsageError, match="lacks tensors of the model"):
-        load_lm(ModelId("zoo_mixtral", "zoo:mixtral"), Placement("cpu"), 1)
-
-
-def test_a_further_training_seed_is_another_model(
+def test_a_further_training_seed_is_another_model_and_damaged_weights_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(recipes.WEIGHTS / "mixtral", tmp_path / "mixtral")
@@ -202,14 +215,13 @@ def test_a_further_training_seed_is_another_model(
     other.get_output_embeddings().weight.data += 1
     recipes.save(other, tmp_path / "mixtral_s1")
     monkeypatch.setattr(recipes, "WEIGHTS", tmp_path)
-    first, second = (
-        load_lm(ModelId(f"zoo_{name}", f"zoo:{name}", dtype="float32"), Placement("cpu"), 1)
-        for name in ("mixtral", "mixtral_s1")
-    )
-    weights = [lm.model.get_output_embeddings().weight for lm in (first, second)]
-    assert weights[0].shape == weights[1].shape and not torch.equal(*weights)
-    with pytest.raises(UsageError, match=r"no weights in .*mixtral_s9.*train mixtral_s9"):
-        load_lm(ModelId("zoo_mixtral", "zoo:mixtral_s9"), Placement("cpu"), 1)
+    lms = (load("zoo:mixtral"), load("zoo:mixtral_s1"))
+    weights = [lm.model.get_output_embeddings().weight for lm in lms]
+    assert weights[0].shape == weights[1].shape
+    assert not torch.equal(*weights)
+    without("experts")(tmp_path / "mixtral")
+    with pytest.raises(UsageError, match="lacks tensors of the model"):
+        load("zoo:mixtral")
 
 
 MARKER = """
@@ -219,63 +231,52 @@ from transformers import {base} as {name}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
 @pytest.mark.parametrize("main", [command.main, lm_eval_command.main])
 def test_code_of_a_checkpoint_never_runs(
     part: str,
-    main: Callable[[], None],
-    checkpoint: Path,
-    hub: Path,
+    main: Callable[[Sequence[str]], None],
+    copied: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """transformers asks on standard input, and a piped yes is an answer."""
-    directory, marker = tmp_path / "model", tmp_path / "ran"
-    shutil.copytree(checkpoint, directory)
+    marker = tmp_path / "ran"
     code = functools.partial(MARKER.format, marker=str(marker))
-    named = f"pretrained={directory}"
     if part == "model":
         names = {"AutoConfig": "own.MyConfig", "AutoModelForCausalLM": "own.MyModel"}
-        config(model_type="mine", auto_map=names)(directory)
-        own = code(base="MixtralConfig", name="MyConfig") + "MyModel = None\n"
-        (directory / "own.py").write_text(own)
+        config(model_type="mine", auto_map=names)(copied)
+        (copied / "own.py").write_text(code(base="MixtralConfig", name="MyConfig"))
+        place = f"pretrained={copied}"
     else:
         (tmp_path / "tokenizer").mkdir()
         settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["own.Mine", None]}}
         (tmp_path / "tokenizer/tokenizer_config.json").write_text(json.dumps(settings))
-        own = code(base="PreTrainedTokenizer", name="Mine")
-        (tmp_path / "tokenizer/own.py").write_text(own)
-        named = f"tokenizer={tmp_path / 'tokenizer'}"
+        (tmp_path / "tokenizer/own.py").write_text(code(base="PreTrainedTokenizer", name="Mine"))
+        place = f"tokenizer={tmp_path / 'tokenizer'}"
     if main is lm_eval_command.main:
         words = [
-            *("run", "--model", "capmoe", "--model_args", f"pretrained={directory},{named}"),
+            *("run", "--model", "capmoe", "--model_args", f"pretrained={copied},{place}"),
             *("--tasks", "longicl_banking77_1shot", "--limit", "1", "--device", "cpu"),
         ]
     else:
         words = [
-            *("model=custom", "model.name=mine", f"model.pretrained={directory}", "tasks=obqa"),
-            f"model.{named}",
-            *("method=baseline", f"data.root={hub}", "limit=1", f"results_dir={tmp_path / 'r'}"),
+            *("model=custom", "model.name=mine", f"model.pretrained={copied}", f"model.{place}"),
+            *("tasks=obqa", "method=baseline", "data.root=miniworld", "limit=1"),
+            f"results_dir={tmp_path / 'r'}",
         ]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
-    monkeypatch.setattr(sys, "argv", ["", *words])
+    monkeypatch.setattr(sys, "argv", [""])
     with pytest.raises(SystemExit) as done:
-        main()
+        main(words)
     out, err = capsys.readouterr()
     assert not marker.exists(), "code of the checkpoint ran"
     assert "Do you wish to run" not in out + err
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "needs code of its own" in line and "--trust_remote_code" in line
+    assert "needs code of its own" in line
+    assert "--trust_remote_code" in line
     assert done.value.code == 2
-
-
-def test_threads_are_a_setting() -> None:
-    before = torch.get_num_threads()
-    try:
-        load_lm(ModelId("m", "tiny:mixtral", dtype="float32"), Placement("cpu", threads=2), 1)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

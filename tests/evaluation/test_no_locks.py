@@ -61,7 +61,8 @@ def test_processes_share_a_directory_without_locks(shim: Path, tmp_path: Path) -
         statuses = [process.wait(timeout=240) for process in processes]
     assert statuses == [0, 0], (tmp_path / "out").read_text()
     assert not notes.exists(), "no lock was asked for: " + notes.read_text()
-    found = read_results(results)
-    assert len(found.records) == 2 and not found.broken
+    results_read = read_results(results)
+    assert len(results_read.records) == 2
+    assert not results_read.broken
     names = {path.name for path in results.rglob(".*")}
     assert names == {".inputs.json.lock"}, "nothing is left behind"

@@ -14,8 +14,7 @@ from capmoe_eval.__main__ import main
 from capmoe_eval.experiment import application
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.serving.trace_file import load_trace
-from capmoe_eval.zoo.synthetic.models import tiny_model
-from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from tests.wrapper.parallel.processes import run_nodes
 
 # One command computes all of it: choices, what is written, methods that the ranks must agree on.
@@ -41,7 +40,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """Run the command line in this process and return its status."""
     monkeypatch.setattr(sys, "argv", ["capmoe_eval", *words])
     with pytest.raises(SystemExit) as done:
-        main()
+        main(words)
     return int(done.value.code or 0)
 
 
@@ -73,7 +72,7 @@ def from_directory(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "model=custom",
         "model.name=mine",
         f"model.pretrained={directory}",
-        "data.root=synthetic",
+        "data.root=miniworld",
         "dtype=float32",
         *("ep_size=2", "batch_size=5", "limit=3", "tasks=obqa", "gamma=1.0", "method=score"),
     ]
@@ -89,25 +88,27 @@ def spread(
         [*words, f"results_dir={root / name}", f"save_trace={root}/traces/{name}", "parallel=ep"]
         for name, words in (("embedded", WORDS), ("directory", from_directory))
     ]
-    said = run_nodes(["-m", "tests.wrapper.parallel.commands", json.dumps(lines)], 2, timeout=180)
-    return root, said
+    output = run_nodes(["-m", "tests.wrapper.parallel.commands", json.dumps(lines)], 2, timeout=180)
+    return root, output
 
 
+@pytest.mark.slow
 def test_two_nodes_give_the_records_of_one_process(
     spread: tuple[Path, list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    root, said = spread
-    assert "6 computed, 0 finished before, 0 failed" in said[0]
-    assert said[1] == "", "rank 1 speaks, too"
+    root, output = spread
+    assert "6 computed, 0 finished before, 0 failed" in output[0]
+    assert output[1] == "", "rank 1 speaks, too"
     alone = [f"results_dir={tmp_path / 'records'}", f"save_trace={tmp_path / 'traces'}"]
     assert not run_here(monkeypatch, *WORDS, *alone)
     capsys.readouterr()
     compare_traces(root / "traces/embedded", tmp_path / "traces")
     ours, theirs = records(root / "embedded"), records(tmp_path / "records")
-    assert ours.keys() == theirs.keys() and len(ours) == 6
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 6
     for path, record in ours.items():
         assert without_origin(record) == without_origin(theirs[path]), path
         assert record["results"] == theirs[path]["results"]
@@ -122,7 +123,8 @@ def test_two_nodes_give_the_records_of_one_process(
 def compare_traces(ours: Path, theirs: Path) -> None:
     """The tokens of both ranks are one trace, in the order of one process."""
     names = [sorted(str(path.relative_to(at)) for path in at.rglob("*")) for at in (ours, theirs)]
-    assert names[0] == names[1] and sum(name.endswith(".npz") for name in names[0]) == 6
+    assert names[0] == names[1]
+    assert sum(name.endswith(".npz") for name in names[0]) == 6
     for name in (name for name in names[0] if name.endswith(".npz")):
         spread, whole = load_trace(ours / name), load_trace(theirs / name)
         for field in ("expert_TLK", "step_T", "decode_S"):
@@ -132,6 +134,7 @@ def compare_traces(ours: Path, theirs: Path) -> None:
         assert bool(whole.decode_steps) == ("gsm8k" in name)
 
 
+@pytest.mark.slow
 def test_a_model_from_a_directory_is_read_in_parts(
     spread: tuple[Path, list[str]],
     from_directory: list[str],
@@ -180,8 +183,9 @@ def test_a_mistake_gives_one_line_and_2(
     keys = {word.partition("=")[0] for word in words}
     others = [word for key, word in DEFAULT_WORDS.items() if key not in keys]
     assert run_here(monkeypatch, *others, *words) == 2
-    said = capsys.readouterr().err
-    assert line in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert line in output
+    assert output.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

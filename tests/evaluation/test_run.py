@@ -1,4 +1,4 @@
-"""Grids: the finished is skipped, the failed reported, and a kill leaves whole records."""
+"""Grids: the finished is skipped, the failed reported, and what cannot go on is stopped."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import os
 import random
 import re
 import shutil
-import signal
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from capmoe_eval.errors import UnwritableError, UsageError
-from capmoe_eval.evaluation import evaluate as evaluate_module
+from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import loading
-from capmoe_eval.evaluation import run as run_module
-from capmoe_eval.evaluation.run import Outcome, run
-from capmoe_eval.evaluation.summary import SHOWN
+from capmoe_eval.evaluation.progress import SHOWN
+from capmoe_eval.evaluation.run import RunSummary, run
 from capmoe_eval.experiment import record as record_module
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import Placement, Plan
+from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record import SCHEMA, read_record
@@ -36,19 +34,44 @@ from capmoe_eval.routing.registry import create_method
 from tests.processes import command
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+BASELINE, SCORE = create_method("baseline"), create_method("score", 1.0)
 
 
-def plan(root: Path, method: Method, *, model: str = "tiny:olmoe", **changes: object) -> Plan:
+def plan(root: Path, method: Method, *, model: str = "tiny:olmoe", **changes: Any) -> CellPlan:
     name = model.replace(":", "_").replace("/", "_")
-    cell = Cell(ModelId(name, model, dtype="float32"), method, OBQA, 4, 2, "synthetic")
-    return dataclasses.replace(
-        Plan(cell, data_source("synthetic"), root, Placement("cpu")),
-        **changes,  # type: ignore[arg-type]
-    )
+    cell = Cell(ModelId(name, model, dtype="float32"), method, OBQA, 4, 2, "miniworld")
+    made = CellPlan(cell, data_source("miniworld"), root, DeviceConfig("cpu"))
+    return dataclasses.replace(made, **changes)
 
 
-def grid(root: Path) -> list[Plan]:
+def grid(root: Path) -> list[CellPlan]:
     return [plan(root, create_method(name, 1.0)) for name in ("baseline", "order", "score")]
+
+
+@pytest.fixture
+def wrap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have something called before ``load_lm`` or ``evaluate``, and with what it returned."""
+
+    def replace(module: Any, name: str, before: Any, after: Any = lambda _: None) -> None:
+        plain = getattr(module, name)
+
+        def call(first: Any, *args: object, **kwargs: object) -> object:
+            before(first)
+            value = plain(first, *args, **kwargs)
+            after(value)
+            return value
+
+        monkeypatch.setattr(module, name, call)
+
+    return replace
+
+
+def fail_with(error: Exception, matches: Callable[[Any], bool] = lambda _: True) -> Any:
+    def before(cell: Any) -> None:
+        if matches(cell):
+            raise type(error)(*error.args)  # anew: it would keep the frames that it passed
+
+    return before
 
 
 def test_finished_cells_are_skipped_and_kept_as_they_are(tmp_path: Path) -> None:
@@ -61,230 +84,113 @@ def test_finished_cells_are_skipped_and_kept_as_they_are(tmp_path: Path) -> None
     assert (second.computed, len(second.records)) == (1, 3)
     after = {record.path: record.path.stat().st_mtime_ns for record in second.records}
     assert {path for path in before if before[path] != after[path]} == {missing}
+    assert run([dataclasses.replace(grid(tmp_path)[0], overwrite=True)]).computed == 1
 
 
 def test_of_many_records_the_first_are_kept() -> None:
-    outcome = Outcome()
+    summary = RunSummary()
     for number in random.Random(0).sample(range(200), 200):
-        outcome.add(number, number)  # type: ignore[arg-type]
-    assert outcome.records == list(range(SHOWN)) and outcome.finished == 200
+        summary.add(number, number)  # type: ignore[arg-type]
+    assert summary.records == list(range(SHOWN))
+    assert summary.finished == 200
 
 
-def test_overwrite_computes_again(tmp_path: Path) -> None:
-    run(grid(tmp_path)[:1])
-    again = run([dataclasses.replace(grid(tmp_path)[0], overwrite=True)])
-    assert again.computed == 1
+def test_a_model_is_loaded_once(tmp_path: Path, wrap: Any) -> None:
+    models: list[str] = []
+    wrap(loading, "load_lm", lambda model: models.append(model.name))
+    plans = [plan(tmp_path, m, model=f"tiny:{f}") for m in (BASELINE, SCORE) for f in FAMILIES[:2]]
+    assert run(plans).computed == 4
+    assert models == ["tiny_olmoe", "tiny_mixtral"]
 
 
-def test_the_end_of_a_job_is_no_failed_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Submitit raises it from a signal's handler; the next cell would run into the limit."""
-
-    class UncompletedJobError(RuntimeError):
-        __module__ = "submitit.core.utils"
-
-    def ended(*_: object, **__: object) -> None:
-        raise UncompletedJobError("Job not requeued because: timed-out too many times.")
-
-    monkeypatch.setattr("capmoe_eval.evaluation.evaluate.evaluate", ended)
-    with pytest.raises(UncompletedJobError):
-        run(grid(tmp_path))
+FAMILIES = ("olmoe", "mixtral", "qwen3_moe")
 
 
-def test_a_model_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = []
-    load_lm = loading.load_lm
-
-    def counting(model: ModelId, *args: object, **kwargs: object) -> object:
-        loads.append(model.name)
-        return load_lm(model, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(loading, "load_lm", counting)
-    methods = [create_method("baseline"), create_method("score", 1.0)]
-    mixed = [plan(tmp_path, m, model=f"tiny:{f}") for m in methods for f in ("olmoe", "mixtral")]
-    assert run(mixed).computed == 4
-    assert loads == ["tiny_olmoe", "tiny_mixtral"]
-
-
-def test_a_model_is_gone_before_the_next_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_gone_before_the_next_is_loaded(tmp_path: Path, wrap: Any) -> None:
     loaded: list[weakref.ref[object]] = []
-    load_lm = loading.load_lm
 
-    def watching(model: ModelId, *args: object, **kwargs: object) -> object:
+    def alone(_: object) -> None:
         assert [alive() for alive in loaded] == [None] * len(loaded), "in memory twice"
-        lm = load_lm(model, *args, **kwargs)  # type: ignore[arg-type]
-        loaded.append(weakref.ref(lm.model))
-        return lm
 
-    def failing(cell: Cell, *args: object, **kwargs: object) -> object:
-        if cell.model.name == "tiny_mixtral":
-            raise RuntimeError("an error holds the frames that it passed")
-        return evaluate(cell, *args, **kwargs)  # type: ignore[arg-type]
-
-    evaluate = evaluate_module.evaluate
-    monkeypatch.setattr(evaluate_module, "evaluate", failing)
-    monkeypatch.setattr(loading, "load_lm", watching)
-    families = ("olmoe", "mixtral", "qwen3_moe")
+    wrap(loading, "load_lm", alone, lambda lm: loaded.append(weakref.ref(lm.model)))
+    error = RuntimeError("an error holds the frames that it passed")
+    wrap(evaluation, "evaluate", fail_with(error, lambda cell: cell.model.name == "tiny_mixtral"))
     gc.disable()  # what frees the model is no chance
     try:
-        outcome = run(
-            [plan(tmp_path, create_method("score", 1.0), model=f"tiny:{f}") for f in families]
-        )
+        summary = run([plan(tmp_path, SCORE, model=f"tiny:{family}") for family in FAMILIES])
     finally:
         gc.enable()
-    assert (outcome.computed, len(outcome.failures), len(loaded)) == (2, 1, 3)
+    assert (summary.computed, len(summary.failures), len(loaded)) == (2, 1, 3)
 
 
+@pytest.mark.slow
 def test_threads_are_those_of_a_models_own_cells(tmp_path: Path) -> None:
     """A number that one model's cells name is not that of the next model, which names none."""
     before = torch.get_num_threads()
     plans = [
-        plan(tmp_path, create_method("baseline"), placement=Placement("cpu", threads=before + 1)),
-        plan(tmp_path, create_method("baseline"), model="tiny:mixtral"),
-        plan(tmp_path, create_method("score", 1.0), placement=Placement("cpu", threads=before + 2)),
+        plan(tmp_path, BASELINE, placement=DeviceConfig("cpu", threads=before + 1)),
+        plan(tmp_path, BASELINE, model="tiny:mixtral"),
+        plan(tmp_path, SCORE, placement=DeviceConfig("cpu", threads=before + 2)),
     ]
     try:
-        used = [r.provenance.threads for r in run(plans).records]
+        threads = [record.provenance.threads for record in run(plans).records]
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(before)
-    assert used == [before + 1, before, before + 2]
+    assert threads == [before + 1, before, before + 2]
 
 
 def test_a_failed_cell_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate = evaluate_module.evaluate
-
-    def failing(cell: Cell, *args: object, **kwargs: object) -> object:
-        if cell.method.name == "order":
-            raise RuntimeError("boom\nsecond line")
-        return evaluate(cell, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(evaluate_module, "evaluate", failing)
-    outcome = run(grid(tmp_path))
-    assert [record.method for record in outcome.records] == ["baseline", "score"]
-    ((cell, reason),) = outcome.failures
-    assert (cell, reason) == ("tiny_olmoe obqa order-g1", "RuntimeError: boom second line")
+    error = RuntimeError("boom\nsecond line")
+    wrap(evaluation, "evaluate", fail_with(error, lambda cell: cell.method.name == "order"))
+    summary = run(grid(tmp_path))
+    assert [record.method for record in summary.records] == ["baseline", "score"]
+    failure = ("tiny_olmoe obqa order-g1", "RuntimeError: boom second line")
+    assert summary.failures == [failure]
     monkeypatch.undo()
     assert run(grid(tmp_path)).computed == 1
 
 
-def test_a_model_that_cannot_be_loaded_fails_its_cells_once(tmp_path: Path) -> None:
-    absent = [
-        plan(tmp_path, m, model="/no/model")
-        for m in (create_method("baseline"), create_method("score", 1))
-    ]
-    outcome = run([*absent, *grid(tmp_path)[:1]])
-    assert [record.method for record in outcome.records] == ["baseline"]
-    assert len(outcome.failures) == 2
-    assert "model.pretrained=/no/model: cannot be loaded" in outcome.failures[0][1]
-    with pytest.raises(UsageError, match=r"model\.pretrained=/no/model"):
-        run(absent)
+class UncompletedJobError(RuntimeError):
+    """Submitit raises it from a signal's handler; the next cell would run into the limit."""
+
+
+UncompletedJobError.__module__ = "submitit.core.utils"
 
 
 @pytest.mark.parametrize(
-    ("damage", "line"),
+    ("error", "raised"),
     [
-        (lambda text: text[: len(text) // 2], "not a whole record"),
-        (lambda text: "[]", "no record of this suite"),
-        (
-            lambda text: text.replace(f'"schema": {SCHEMA}', '"schema": 99'),
-            f"schema 99, this version reads {SCHEMA}",
-        ),
-        (lambda text: text.replace('"proofs"', '"prooofs"'), "field 'capmoe.proofs' is missing"),
-        (lambda text: text.replace('"digest": "', '"digest": "0'), "its cell has digest"),
-        (
-            lambda text: text.replace('"gamma": 1.0', '"gamma": -1.0'),
-            "capmoe.cell.: cannot be read",
+        (UncompletedJobError("Job not requeued"), UncompletedJobError),
+        *(
+            (OSError(number, os.strerror(number)), UnwritableError)
+            for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
         ),
     ],
 )
-def test_a_damaged_record_is_named_before_anything_is_computed(
-    damage: Callable[[str], str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_end_of_a_job_or_of_the_disk_is_no_failed_cell(
+    error: Exception, raised: type[Exception], tmp_path: Path, wrap: Any
 ) -> None:
-    plans = grid(tmp_path)
-    run(plans[2:])
-    path = plans[2].path
-    path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
-    monkeypatch.setattr(
-        run_module._Work, "records", lambda *_: pytest.fail("something was computed")
-    )
-    with pytest.raises(UsageError, match=line) as error:
-        run(plans)
-    assert str(path) in str(error.value) and "delete it" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_record_of_other_documents_is_not_taken(tmp_path: Path) -> None:
-    plans = grid(tmp_path)[:1]
-    run(plans)
-    record = read_record(plans[0].path)
-    record.capmoe["provenance"]["data_fingerprint"] = "0123"
-    record.write()
-    with pytest.raises(UsageError, match="computed from other documents"):
-        run(plans)
-    assert run([dataclasses.replace(plans[0], overwrite=True)]).computed == 1
-
-
-def test_other_weights_under_the_same_name_are_not_mixed_in(tmp_path: Path) -> None:
-    plans = grid(tmp_path)
-    run(plans[:1])
-    record = read_record(plans[0].path)
-    record.capmoe["provenance"]["model"]["weights"] = "0123"
-    record.write()
-    with pytest.raises(UsageError, match="other weights than its results here"):
-        run(plans)
-    assert not plans[1].path.exists()
-
-
-def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
-    (one,) = grid(tmp_path)[:1]
-    one.path.parent.mkdir(parents=True)
-    stray = one.path.with_name(f".{one.path.name}.999999999.abcd_123.tmp")
-    stray.write_text("{")
-    os.utime(stray, (0, 0))
-    run([one])
-    assert [path.name for path in one.path.parent.iterdir()] == [one.path.name]
-
-
-def test_damaged_documents_give_one_line_before_a_model_is_loaded(
-    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
-    (file,) = tmp_path.glob("data/allenai/openbookqa/**/test*.parquet")
-    file.write_bytes(file.read_bytes()[:-20])
-    monkeypatch.setattr(run_module._Work, "records", lambda *_: pytest.fail("a model was loaded"))
-    damaged = plan(tmp_path / "results", create_method("baseline"))
-    with pytest.raises(UsageError, match="task=openbookqa: ") as error:
-        run([dataclasses.replace(damaged, source=data_source(str(tmp_path / "data")))])
-    assert "\n" not in str(error.value)
-
-
-def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"results_dir=.*file/results: cannot be written"):
-        run(grid(tmp_path / "file/results"))
+    evaluated: list[Cell] = []
+    wrap(evaluation, "evaluate", lambda cell: (evaluated.append(cell), fail_with(error)(cell)))
+    with pytest.raises(raised):
+        run(grid(tmp_path))
+    assert len(evaluated) == 1
 
 
 def test_a_full_disk_stops_everything_and_keeps_what_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate, evaluated = evaluate_module.evaluate, []
-
-    def counting(cell: Cell, *args: object, **kwargs: object) -> object:
-        evaluated.append(cell.method.name)
-        return evaluate(cell, *args, **kwargs)  # type: ignore[arg-type]
+    evaluated: list[str] = []
 
     def full(path: Path, data: bytes) -> None:
         if path.name.startswith("order"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_bytes(path, data)
 
-    monkeypatch.setattr(evaluate_module, "evaluate", counting)
+    wrap(evaluation, "evaluate", lambda cell: evaluated.append(cell.method.name))
     monkeypatch.setattr(record_module, "write_bytes", full)
     with pytest.raises(UnwritableError, match=r"results_dir=.*: cannot be written .No space left"):
         run(grid(tmp_path))
@@ -294,49 +200,99 @@ def test_a_full_disk_stops_everything_and_keeps_what_is_finished(
     assert read_record(kept, tmp_path).method == "baseline"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
-def test_a_disk_that_fails_under_an_evaluation_stops_everything(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_is_not_there_fails_its_cells(tmp_path: Path) -> None:
+    absent = [plan(tmp_path, method, model="/no/model") for method in (BASELINE, SCORE)]
+    summary = run([*absent, *grid(tmp_path)[:1]])
+    assert [record.method for record in summary.records] == ["baseline"]
+    assert len(summary.failures) == 2
+    assert "model.pretrained=/no/model: cannot be loaded" in summary.failures[0][1]
+    with pytest.raises(UsageError, match=r"model\.pretrained=/no/model"):
+        run(absent)
+
+
+def test_a_model_that_cannot_be_loaded_is_tried_once(tmp_path: Path, wrap: Any) -> None:
+    tried: list[ModelId] = []
+    no_memory = fail_with(RuntimeError("no memory"), lambda model: model.name == "tiny_mixtral")
+    wrap(loading, "load_lm", lambda model: (tried.append(model), no_memory(model)))
+    large = [plan(tmp_path, method, model="tiny:mixtral") for method in (BASELINE, SCORE)]
+    summary = run([*large, *grid(tmp_path)[:1]])
+    assert [reason for _, reason in summary.failures] == ["RuntimeError: no memory"] * 2
+    assert [model.name for model in tried] == ["tiny_mixtral", "tiny_olmoe"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (r"(?s).{500}\Z", "", "not a whole record"),
+        (r"(?s)\A.+", "[]", "no record of this suite"),
+        (f'"schema": {SCHEMA}', '"schema": 99', f"schema 99, this version reads {SCHEMA}"),
+        ('"proofs"', '"prooofs"', "field 'capmoe.proofs' is missing"),
+        ('"digest": "', '"digest": "0', "its cell has digest"),
+        ('"gamma": 1.0', '"gamma": -1.0', "capmoe.cell.: cannot be read"),
+    ],
+)
+def test_a_damaged_record_is_named_before_anything_is_computed(
+    old: str, new: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluated = []
+    plans = grid(tmp_path)
+    run(plans[2:])
+    path = plans[2].path
+    path.write_text(re.sub(old, new, path.read_text(encoding="utf-8")), encoding="utf-8")
+    monkeypatch.setattr(loading, "load_lm", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(UsageError, match=line) as error:
+        run(plans)
+    assert str(path) in str(error.value)
+    assert "delete it" in str(error.value)
+    assert "\n" not in str(error.value)
 
-    def failing(cell: Cell, *_: object, **__: object) -> object:
-        evaluated.append(cell)
-        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(evaluate_module, "evaluate", failing)
-    with pytest.raises(UnwritableError, match="cannot be written"):
-        run(grid(tmp_path))
-    assert len(evaluated) == 1
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda origin: origin.update(data_fingerprint="0"), "computed from other documents"),
+        (lambda origin: origin["model"].update(weights="0"), "other weights than its results here"),
+    ],
+)
+def test_results_of_other_documents_or_weights_are_not_mixed_in(
+    change: Callable[[dict[str, Any]], None], line: str, tmp_path: Path
+) -> None:
+    plans = grid(tmp_path)
+    run(plans[:1])
+    record = read_record(plans[0].path)
+    change(record.capmoe["provenance"])
+    record.write()
+    with pytest.raises(UsageError, match=line):
+        run(plans)
+    assert not plans[1].path.exists()
 
 
-@pytest.mark.slow
-def test_a_killed_sweep_leaves_whole_records_and_continues(tmp_path: Path) -> None:
-    words = [
-        *("-m", "model=tiny_olmoe", "limit=2", "tasks=obqa,piqa", "ep_size=2", "batch_size=4"),
-        *("method=baseline,order,reverse_order,score,expert_drop", "gamma=1.0,2.0"),
-        f"results_dir={tmp_path / 'results'}",
-    ]
-    process = command(*words, cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("results/[!.]*/*/*.json"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    whole = sorted(tmp_path.glob("results/*/*/*.json"))
-    assert 3 <= len(whole) < 16, "the kill came in the middle"
-    for path in whole:
-        read_record(path)
-    times = {path: path.stat().st_mtime_ns for path in whole}
-    started = time.time()
-    out, _ = command(*words, cwd=tmp_path).communicate()
-    # baseline and expert_drop have no γ: 2 tasks × (2 + 3 methods × 2 γ) cells.
-    assert f"{16 - len(whole)} computed, {len(whole)} finished before, 0 failed" in out
-    assert len(list(tmp_path.glob("results/*/*/*.json"))) == 16
-    assert times == {path: path.stat().st_mtime_ns for path in whole}
-    assert [p.name for p in tmp_path.iterdir()] == ["results"], "Hydra left something behind"
-    temporary = [path for path in tmp_path.rglob("*.tmp") if path.stat().st_mtime > started]
-    assert not temporary, "the second run left a temporary file"
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    (cell,) = grid(tmp_path)[:1]
+    cell.path.parent.mkdir(parents=True)
+    stray = cell.path.with_name(f".{cell.path.name}.999999999.abcd_123.tmp")
+    stray.write_text("{")
+    os.utime(stray, (0, 0))
+    run([cell])
+    assert [path.name for path in cell.path.parent.iterdir()] == [cell.path.name]
+
+
+def test_damaged_documents_give_one_line_before_a_model_is_loaded(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
+    (file,) = tmp_path.glob("data/allenai/openbookqa/**/test*.parquet")
+    file.write_bytes(file.read_bytes()[:-20])
+    monkeypatch.setattr(loading, "load_lm", lambda *_: pytest.fail("a model was loaded"))
+    damaged = plan(tmp_path / "results", BASELINE, source=data_source(str(tmp_path / "data")))
+    with pytest.raises(UsageError, match="task=openbookqa: ") as error:
+        run([damaged])
+    assert "\n" not in str(error.value)
+
+
+def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"results_dir=.*file/results: cannot be written"):
+        run(grid(tmp_path / "file/results"))
 
 
 @pytest.mark.slow
@@ -347,15 +303,14 @@ def test_two_processes_share_the_cells_without_being_told_how(tmp_path: Path) ->
         *("ep_size=2", "batch_size=4", "results_dir=results"),
     ]
     both = [command(*words, cwd=tmp_path) for _ in range(2)]
-    said = [process.communicate(timeout=600) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    outputs = [process.communicate(timeout=600) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     counted = r"(\d+) computed, (?:(\d+) by other processes, )?(\d+) finished before, 0 failed"
-    counts = [[int(n or 0) for n in re.search(counted, out).groups()] for out, _ in said]  # type: ignore[union-attr]
+    counts = [[int(n or 0) for n in re.findall(counted, out)[0]] for out, _ in outputs]
     assert sum(computed for computed, _, _ in counts) == 16, "each cell once"
     assert all(sum(count) == 16 for count in counts), "each process has all records"
-    assert len(list(tmp_path.glob("results/*/*/*.json"))) == 16
-    left = [path.name for path in tmp_path.glob("results/*/*/.*")]
-    assert left == []
-    for (out, err), (_, others, _) in zip(said, counts, strict=True):
+    assert len(list(tmp_path.glob("results/[!.]*/*/*.json"))) == 16
+    assert not list(tmp_path.glob("results/*/*/.*"))
+    for (out, err), (_, others, _) in zip(outputs, counts, strict=True):
         assert out.count("results/tiny_") == 16
         assert len(re.findall(r": computed by \S+", err)) == others

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.bench.chaos.judge import content
 from capmoe_eval.experiment.reservations import Holder
 from tests.evaluation import slurm
 from tests.evaluation.slurm import Slurm, wait
+from tests.evaluation.test_killed_sweeps import content
 from tests.evaluation.test_parallel import records, run_here, without_origin
 
 pytestmark = [
@@ -34,8 +34,8 @@ SWEEP = (f"model={','.join(MODELS)}", *WORDS, GRID)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with slurm.running(tmp_path_factory.mktemp("slurm")) as one:
-        yield one
+    with slurm.running(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return records(root)
 
 
-def contents(found: dict[str, Any]) -> dict[str, Any]:
-    return {path: content(record) for path, record in found.items()}
+def contents(jobs: dict[str, Any]) -> dict[str, Any]:
+    return {path: content(record) for path, record in jobs.items()}
 
 
 @dataclass(frozen=True)
@@ -83,22 +83,22 @@ class Caught:
 
 def caught(root: Path, models: tuple[str, ...]) -> list[Caught]:
     """Return the jobs of the models, each standing still."""
-    found: dict[str, Caught] = {}
+    jobs: dict[str, Caught] = {}
 
     def all_of_them() -> bool:
-        for model in set(models) - found.keys():
+        for model in set(models) - jobs.keys():
             assert len(list(root.glob(f"{model}/*/*.json"))) < 3, "too fast to be stopped"
             for file in root.glob(f"{model}/*/.*.reservation/*"):
                 job = Caught(root, model, int(str(Holder(file)).rpartition(":")[2]))
                 if job.count() and job.stop():
                     if file.exists():
-                        found[model] = job
+                        jobs[model] = job
                     else:  # it was faster
                         job.go_on()
-        return len(found) == len(models)
+        return len(jobs) == len(models)
 
     wait(all_of_them, "no job between two records")
-    return [found[model] for model in models]
+    return [jobs[model] for model in models]
 
 
 @pytest.mark.skipif(
@@ -126,7 +126,8 @@ def test_a_sweep_whose_jobs_are_requeued_gives_the_records_of_one_process(
         submitter.kill()
     assert submitter.returncode == 0, err
     table, end, _ = out.partition("\n6 finished, 0 missing\n")
-    assert end and "task  model" in table
+    assert end
+    assert "task  model" in table
     assert [table.count(f" {model} ") for model in MODELS] == [3, 3]
     assert contents(records(root)) == contents(alone)
     assert not list(root.rglob("*.reservation")), "nothing is left of the process that was killed"
@@ -157,6 +158,7 @@ def test_without_parallel_they_share_the_cells(
 ) -> None:
     out, _ = cluster.srun(2, f"model={MODELS[0]}", *WORDS, GRID, f"results_dir={tmp_path}")
     computed = [int(number) for number in re.findall(r"(\d+) computed", out)]
-    assert len(computed) == 2 and sum(computed) == 3
+    assert len(computed) == 2
+    assert sum(computed) == 3
     ours = {path: record for path, record in alone.items() if path.startswith(MODELS[0])}
     assert contents(records(tmp_path)) == contents(ours)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.evaluation.progress import Progress
-from capmoe_eval.evaluation.summary import rounding_warning, summary
+from capmoe_eval.evaluation.progress import Progress, rounding_warning, summary
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.routing.registry import create_method
 from tests import records
@@ -44,18 +43,20 @@ def test_the_warning_says_both_values_and_what_to_do() -> None:
     assert line.startswith(
         "gamma=0.25: rounding makes it 0.90, with 1.1 tokens per expert and rank"
     )
-    assert "larger batches (batch_size) or fewer ranks (ep_size)" in line and "\n" not in line
+    assert "larger batches (batch_size) or fewer ranks (ep_size)" in line
+    assert "\n" not in line
     line = rounding_warning(applied(0.25, 0.9, scope="sequence", granularity="device")) or ""
-    assert "1.1 tokens per device and sequence" in line and "take scope=batch" in line
+    assert "1.1 tokens per device and sequence" in line
+    assert "take scope=batch" in line
 
 
 def test_a_run_warns_once() -> None:
-    said = io.StringIO()
-    progress = Progress(2, said)
+    stream = io.StringIO()
+    progress = Progress(2, stream)
     for line in ("gamma=0.25: …", "gamma=0.5: …"):
         progress.warn(line, "rounding")
     progress.warn("other")
-    assert said.getvalue() == "warning: gamma=0.25: …\nwarning: other\n"
+    assert stream.getvalue() == "warning: gamma=0.25: …\nwarning: other\n"
 
 
 def test_the_table_shows_the_effective_gamma_where_there_is_one() -> None:

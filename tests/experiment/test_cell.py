@@ -72,7 +72,8 @@ def test_every_field_is_part_of_the_identity(kind: type, field: str) -> None:
 
 def test_a_task_without_images_has_no_modality() -> None:
     first = dataclasses.replace(CELL, method=create_method("score", 1.0, modality="image_first"))
-    assert first == CELL and first.digest == CELL.digest
+    assert first == CELL
+    assert first.digest == CELL.digest
     images = dataclasses.replace(TASK, images=True)
     seen = [
         dataclasses.replace(CELL, task=images, method=create_method("score", 1.0, modality=name))
@@ -98,7 +99,8 @@ def test_a_name_that_leads_elsewhere_is_refused(name: Any) -> None:
     for part, field in ((MODEL, "model.name"), (TASK, "tasks."), (CELL, "data")):
         with pytest.raises(UsageError, match="becomes a name in a path") as error:
             dataclasses.replace(part, **{"data" if part is CELL else "name": name})  # type: ignore[type-var]
-        assert str(error.value).startswith(field) and "\n" not in str(error.value)
+        assert str(error.value).startswith(field)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment import configuration
+from capmoe_eval.experiment import composition
+from capmoe_eval.experiment.composition import composing, load_option, options
 from capmoe_eval.experiment.configuration import (
-    Plan,
+    CellPlan,
     check_overrides,
-    composing,
     expand_parts,
-    load_option,
-    options,
     plans,
     share,
 )
@@ -27,7 +25,7 @@ def expand(config: DictConfig) -> list[dict[str, Any]]:
     return [point for points in expand_parts(config).values() for point in points()]
 
 
-def planned(*words: str) -> list[Plan]:
+def planned(*words: str) -> list[CellPlan]:
     return plans(composed(words))
 
 
@@ -163,9 +161,9 @@ def test_a_file_is_parsed_once_and_each_configuration_is_its_own(
 
     monkeypatch.setattr(OmegaConf, "load", counted)
     names = ("table1", "figures", "replicate")
-    configuration._hydra.cache_clear()
+    composition._hydra.cache_clear()
     after_others = [fresh(f"experiment={name}") for name in names]
     assert len(parsed) == len(set(parsed)) > 5
     for name, config in zip(names, after_others, strict=True):
-        configuration._hydra.cache_clear()
+        composition._hydra.cache_clear()
         assert fresh(f"experiment={name}") == config

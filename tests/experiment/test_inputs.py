@@ -23,22 +23,23 @@ from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import Placement, Plan
+from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.zoo.synthetic.models import tiny_model
-from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 PIQA = TaskId("piqa", "piqa", "baber/piqa", "acc_norm", 0)
 
 
-def plan(root: Path, pretrained: str, method: Method, task: TaskId = OBQA, **changes: Any) -> Plan:
-    cell = Cell(ModelId("mine", pretrained, dtype="float32"), method, task, 4, 2, "synthetic")
+def plan(
+    root: Path, pretrained: str, method: Method, task: TaskId = OBQA, **changes: Any
+) -> CellPlan:
+    cell = Cell(ModelId("mine", pretrained, dtype="float32"), method, task, 4, 2, "miniworld")
     return dataclasses.replace(
-        Plan(cell, data_source("synthetic"), root, Placement("cpu", threads=1)), **changes
+        CellPlan(cell, data_source("miniworld"), root, DeviceConfig("cpu", threads=1)), **changes
     )
 
 
@@ -62,7 +63,7 @@ def variant(
         for parent in parents:
             part = part[parent]
         part[last] = value
-    return Record(content, cell.path(root))
+    return Record.of(content, cell.path(root))
 
 
 def write(record: Record, root: Path) -> Record:
@@ -138,7 +139,7 @@ def test_other_models_and_data_have_inputs_of_their_own(computed: Record, tmp_pa
         other.cell, model=dataclasses.replace(other.cell.model, name="theirs"), data="other"
     )
     other.capmoe.update(cell=cell.identity(), digest=cell.digest)
-    write(Record(other.content, cell.path(tmp_path)), tmp_path)
+    write(Record.of(other.content, cell.path(tmp_path)), tmp_path)
     content = json.loads((tmp_path / "inputs.json").read_text())
     assert [entry["weights"] for entry in content["models"]] == [
         computed.provenance.model.weights,
@@ -165,7 +166,8 @@ def test_records_that_contradict_one_another_are_named(computed: Record, tmp_pat
     two.write()
     with pytest.raises(UsageError, match="other weights of model mine") as line:
         inputs.prepare(tmp_path)
-    assert str(one.path) in str(line.value) and str(two.path) in str(line.value)
+    assert str(one.path) in str(line.value)
+    assert str(two.path) in str(line.value)
     assert not (tmp_path / "inputs.json").exists()
 
 
@@ -183,7 +185,7 @@ def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: P
         record = variant(computed, tmp_path)
         cell = dataclasses.replace(record.cell, data=f"data{number}")
         record.capmoe.update(cell=cell.identity(), digest=cell.digest)
-        inputs.note(Record(record.content, cell.path(tmp_path)), tmp_path)
+        inputs.note(Record.of(record.content, cell.path(tmp_path)), tmp_path)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(24)))
@@ -213,7 +215,7 @@ def test_a_run_says_at_once_what_stands_in_a_reservations_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = plan(tmp_path, "tiny:olmoe", create_method("baseline"))
-    monkeypatch.setattr("capmoe_eval.evaluation.loading.load_planned", lambda _: pytest.fail())
+    monkeypatch.setattr("capmoe_eval.evaluation.loading.load_lm", lambda *_: pytest.fail())
     for place in (
         asked.path.with_name(f".{asked.path.name}.reservation"),
         tmp_path / ".inputs.json.reservation",
@@ -229,7 +231,8 @@ def test_what_a_killed_writer_left_is_removed(computed: Record, tmp_path: Path) 
     stray = tmp_path / ".inputs.json.999999999.0123abcd.tmp"
     stray.write_text("{")
     inputs.note(variant(computed, tmp_path), tmp_path)
-    assert (tmp_path / "inputs.json").exists() and not stray.exists()
+    assert (tmp_path / "inputs.json").exists()
+    assert not stray.exists()
 
 
 @pytest.mark.parametrize(
@@ -248,15 +251,17 @@ def test_other_conditions_are_worth_a_warning(
     first = write(variant(computed, tmp_path), tmp_path)
     assert check(first, tmp_path) is None
     warning = check(variant(computed, tmp_path, **change), tmp_path)
-    assert warning is not None and "\n" not in warning
-    assert re.search(said, warning) and str(tmp_path) in warning
+    assert warning is not None
+    assert "\n" not in warning
+    assert re.search(said, warning)
+    assert str(tmp_path) in warning
 
 
 def test_a_run_warns_once(computed: Record, tmp_path: Path, capsys: Any) -> None:
     write(variant(computed, tmp_path, threads=7), tmp_path)
     plans = [plan(tmp_path, "tiny:olmoe", create_method(name, 1.0)) for name in ("score", "order")]
     assert run(plans).computed == 2
-    assert capsys.readouterr().err.count("warning: ") == 1
+    assert capsys.readouterr().err.count("were computed under other conditions") == 1
 
 
 def test_nothing_is_written_where_nothing_is_computed(computed: Record, tmp_path: Path) -> None:
@@ -295,7 +300,7 @@ def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> Non
 def test_changed_documents_are_refused_for_other_methods_too(hub: Path, tmp_path: Path) -> None:
     shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
 
-    def asked(name: str) -> Plan:
+    def asked(name: str) -> CellPlan:
         source = data_source(str(tmp_path / "data"))
         one = plan(tmp_path / "results", "tiny:olmoe", create_method(name, 1.0), source=source)
         return dataclasses.replace(one, cell=dataclasses.replace(one.cell, data="data"))

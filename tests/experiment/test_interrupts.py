@@ -138,7 +138,9 @@ application.run_program(main)""",
     assert (done.stdout, done.stderr, done.returncode) == ("again\n", f"{INTERRUPTED}\n", 143)
 
 
-@pytest.mark.parametrize("point", ["cleanup", "return", "threads"])
+@pytest.mark.parametrize(
+    "point", ["cleanup", "return", pytest.param("threads", marks=pytest.mark.slow)]
+)
 def test_an_end_that_takes_long_is_cut_short(point: str, tmp_path: Path) -> None:
     """With the same line and status."""
     hangs = PROGRAM.replace(

@@ -10,17 +10,13 @@ import pytest
 from hydra.errors import HydraException
 from pydantic import Field
 
-from capmoe_eval.experiment.configuration import plans, store_knobs
-from capmoe_eval.experiment.knob_help import help_text, methods_in_words, methods_with
+from capmoe_eval.experiment.composition import store_knobs
+from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
+from capmoe_eval.experiment.settings import help_text, methods_in_words, methods_with
 from capmoe_eval.routing import registry
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import knobs, method_class, method_names
-from tests.knob_table import table, written
-
-
-def test_the_table_of_the_documentation_is_made_from_the_declarations() -> None:
-    assert written() == table(), "`python -m tests.knob_table` writes it anew"
 
 
 def test_the_help_names_every_method_and_every_knob() -> None:
@@ -59,7 +55,7 @@ def halved() -> Iterator[None]:
     """Register the method for one test."""
     registry.register(Halved)
     yield
-    del registry._METHODS["halved"]
+    del registry.METHODS["halved"]
     knobs.cache_clear()
     store_knobs()
 

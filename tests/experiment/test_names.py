@@ -31,7 +31,9 @@ def test_every_printed_method_has_a_key() -> None:
 
 def test_a_method_that_is_not_registered_has_its_key_for_a_title() -> None:
     assert [method_title("mine"), metric_title("mine")] == ["mine", "mine"]
-    assert not is_stock("mine") and is_stock("baseline") and not is_stock("score")
+    assert not is_stock("mine")
+    assert is_stock("baseline")
+    assert not is_stock("score")
     assert gamma_column("mine", 1.0) == "1"
 
 

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 import capmoe_eval
-from capmoe_eval import loads as loads_command
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.experiment.frame import IDENTITY, load_frame
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import IDENTITY, directories, load_frame, read_results
+from capmoe_eval.experiment.results import directories, read_results
 from capmoe_eval.report.figures import loads
+from capmoe_eval.report.figures.panels import Bars
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
 from tests import records as made
@@ -37,7 +38,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
         create_method("random", 0.5, seed=1),
     ]
     plans = [
-        Plan(Cell(model, method, task, 4, 2, "synthetic"), data_source("synthetic"), root)
+        CellPlan(Cell(model, method, task, 4, 2, "miniworld"), data_source("miniworld"), root)
         for method in methods
     ]
     return run(plans, Progress(3, io.StringIO())).records
@@ -46,7 +47,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 def test_a_frame_has_a_row_per_record(records: list[Record]) -> None:
     frame = load_frame(records[0].path.parents[2]).set_index("method")
     assert len(frame) == 3
-    assert frame.loc["score", "gamma"] == 1.0 and frame.loc["score", "ep_size"] == 2
+    assert frame.loc["score", "gamma"] == 1.0
+    assert frame.loc["score", "ep_size"] == 2
     assert frame.loc["random", "seed"] == 1
     assert frame["gamma"].isna()["baseline"]
     assert frame.loc["score", "drop_rate"] == records[1].load.drop_rate > 0
@@ -74,7 +76,8 @@ def test_own_results_are_read_with_the_shipped(both: tuple[Path, Path]) -> None:
     assert {record.path.parents[2] for record in read_results(shipped).records} == {shipped}
     whole = load_frame(shipped.parent)
     assert sorted(whole["method"]) == ["baseline", "expert_drop", "sere"]
-    assert load_frame(mine).equals(whole) and len(load_frame(shipped)) == 2
+    assert load_frame(mine).equals(whole)
+    assert len(load_frame(shipped)) == 2
 
 
 @pytest.mark.parametrize("name", ["zoo", "local-", "mine", "local"])
@@ -173,7 +176,7 @@ def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) 
 def test_a_frame_has_the_knobs_of_a_method_that_was_registered_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import capmoe_eval.experiment.results as module
+    import capmoe_eval.experiment.frame as module
 
     made.record(made.cell(create_method("baseline")), tmp_path).write()
     made.record(made.cell(create_method("sere", k0=2)), tmp_path).write()
@@ -207,24 +210,25 @@ def test_a_frame_of_a_wrong_path_is_refused(records: list[Record], tmp_path: Pat
 def test_the_load_is_drawn_as_it_was_counted(
     records: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    axes = loads.draw_load(records[1], 1).axes[0]
+    ((panel,),) = loads.load_picture(records[1], 1).rows
     layer = records[1].layers[1]
     mean = layer.assignments / layer.n_experts
-    heights = [patch.get_height() for patch in axes.patches]
-    asked, served = heights[: layer.n_experts], heights[layer.n_experts :]
+    asked, served = (list(bars.y) for bars in panel.marks if isinstance(bars, Bars))
     assert asked == sorted((n / mean for n in layer.load_before), reverse=True)
     assert sorted(served) == sorted(n / mean for n in layer.load_after)
     out = tmp_path / "load.svg"
     with pytest.raises(SystemExit) as done:
-        loads_command.main([str(records[1].path), str(out)])
-    assert done.value.code == 0 and "<svg" in out.read_text()
+        loads.main([str(records[1].path), str(out)])
+    assert done.value.code == 0
+    assert "<svg" in out.read_text()
     with pytest.raises(SystemExit) as done:
-        loads_command.main([str(records[1].path), str(out), "--step-tokens=8"])
+        loads.main([str(records[1].path), str(out), "--step-tokens=8"])
     said = capsys.readouterr().err
     assert done.value.code == 2
-    assert "--step-tokens: is of a trace" in said and "is a record; leave it out" in said
+    assert "--step-tokens: is of a trace" in said
+    assert "is a record; leave it out" in said
     with pytest.raises(UsageError, match="layer=9: the record has MoE layers 0 to 2"):
-        loads.draw_load(records[1], 9)
+        loads.load_picture(records[1], 9)
 
 
 class Terminal(io.StringIO):
@@ -248,7 +252,8 @@ def test_progress_on_a_terminal_shows_the_running_cell_and_the_time_left(
     assert "s left" in screen.getvalue().rsplit("\r", 1)[1]
     progress.fail(records[1].cell, "boom")
     lines = screen.getvalue().split("\n")
-    assert lines[0].endswith(" s, 0 s left") and "[1/3] tiny_olmoe obqa baseline: " in lines[0]
+    assert lines[0].endswith(" s, 0 s left")
+    assert "[1/3] tiny_olmoe obqa baseline: " in lines[0]
     assert "[2/3] tiny_olmoe obqa score-g1-ep2: FAILED: boom" in lines[1]
 
 
@@ -258,7 +263,8 @@ def test_progress_elsewhere_is_a_line_per_cell(records: list[Record]) -> None:
     progress.start(records[0].cell)
     progress.rows(16)
     progress.finish(records[0])
-    assert log.getvalue().count("\n") == 1 and "\r" not in log.getvalue()
+    assert log.getvalue().count("\n") == 1
+    assert "\r" not in log.getvalue()
 
 
 def test_the_public_names_are_there() -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.claims.entries import read_claims
-from capmoe_eval.paper.claims.ledger import Verdict, ledger
-from capmoe_eval.paper.evidence import Evidence, Home
+from capmoe_eval.paper.claims.ledger import ClaimVerdict, ledger, read_claims
+from capmoe_eval.paper.evidence import Evidence, ModelDefaults
 from capmoe_eval.routing.registry import create_method
 from tests import records
 
-HOME = Home(ep_size=2, batch_size=16, gamma=1.5)
+HOME = ModelDefaults(ep_size=2, batch_size=16, gamma=1.5)
 
 
 def record(
@@ -54,13 +53,13 @@ def record(
 def evidence(*records: Record, profile: str = "zoo", **rest: Any) -> Evidence:
     """Return evidence in which every model has the same settings."""
     homes = {found.model: HOME for found in records}
-    return dataclasses.replace(Evidence(profile, records, homes=homes), **rest)
+    return dataclasses.replace(Evidence(profile, records, defaults=homes), **rest)
 
 
 HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"
 
 
-def judge(check: str, found: Evidence) -> Verdict:
+def judge(check: str, found: Evidence) -> ClaimVerdict:
     """Return the verdict on a claim that has one check."""
     [verdict] = ledger(read_claims(f"- {HEAD % check}"), found)
     return verdict

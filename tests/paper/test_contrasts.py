@@ -1,34 +1,36 @@
-"""Expectations of an effect, as intervals."""
+"""Expectations of an effect as intervals, and margins computed again from the printed table."""
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+from collections import defaultdict
+from importlib import resources
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.paper.contrasts import Expectation, read_contrasts
-from capmoe_eval.paper.margins import in_points
-from capmoe_eval.paper.verdicts import Outcome
+from capmoe_eval.paper.contrasts import Expectation, in_points, margins, read_contrasts
+from capmoe_eval.paper.verdicts import Finding, Outcome, VerdictFile, WrittenClaim, WrittenFinding
 
 
-def test_expectations_are_intervals() -> None:
-    assert Expectation.of("greater") == Expectation(0.0, math.inf)
-    assert str(Expectation.of({"at_least": -1})) == "≥ -1"
-    assert Expectation.of({"within": 1}).judge(-0.5, 1.5) is Outcome.UNDECIDED
-    assert Expectation.of({"within": 1}).judge(1.5, 2.5) is Outcome.FAILS
-    assert Expectation.of("greater").judge(0.0, 2.0) is Outcome.UNDECIDED
-    assert Expectation.of({"at_least": "-gain"}).low == -in_points("gain")
-    with pytest.raises(ValueError, match="expect"):
-        Expectation.of({"within": 1, "at_least": 2})
-
-
-@given(
-    st.sampled_from(["greater", "less"]) | st.floats(0.1, 5),
-    st.floats(-9, 9),
-    st.floats(0, 9),
+@pytest.mark.parametrize(
+    ("raw", "low", "high", "outcome"),
+    [
+        ({"within": 1}, -0.5, 1.5, Outcome.UNDECIDED),
+        ({"within": 1}, 1.5, 2.5, Outcome.FAILS),
+        ({"within": 1}, -1.0, 1.0, Outcome.HOLDS),
+        ("greater", 0.0, 2.0, Outcome.UNDECIDED),
+        ({"at_least": "-gain"}, -in_points("gain"), 1.0, Outcome.HOLDS),
+    ],
 )
+def test_expectations_are_intervals(raw: object, low: float, high: float, outcome: Outcome) -> None:
+    assert Expectation.of(raw).judge(low, high) is outcome  # type: ignore[arg-type]
+
+
+@given(st.sampled_from(["greater", "less"]) | st.floats(0.1, 5), st.floats(-9, 9), st.floats(0, 9))
 def test_an_expectation_and_its_mirror_image_agree(
     raw: str | float, low: float, width: float
 ) -> None:
@@ -43,12 +45,75 @@ def test_an_expectation_and_its_mirror_image_agree(
 
 
 def test_lists_of_contrasts_are_named_once_and_read_everywhere() -> None:
-    named, own = (
-        read_contrasts(["token_over_expert"]),
-        {"a": {"method": "score", "gamma": "own"}, "b": {"method": "expert_drop"}},
+    contrast = {"a": {"method": "score", "gamma": "own"}, "b": {"method": "expert_drop"}}
+    assert read_contrasts(["token_over_expert"]) == read_contrasts(
+        [contrast | {"expect": "greater"}]
     )
-    assert named == read_contrasts([own | {"expect": "greater"}])
+    assert str(Expectation.of({"at_least": -1})) == "≥ -1"
     with pytest.raises(ValueError, match="'nothing' are none of score_over_all, "):
         read_contrasts(["nothing"])
-    with pytest.raises(ValueError, match="margin 'generous' is none of comparable, "):
-        Expectation.of({"at_least": "-generous"})
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ({"within": 1, "at_least": 2}, "expect"),
+        ({"at_least": "-generous"}, "margin 'generous' is none of comparable, "),
+    ],
+)
+def test_an_expectation_that_cannot_be_is_refused(raw: object, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Expectation.of(raw)  # type: ignore[arg-type]
+
+
+def test_margins_follow_from_printed_effects() -> None:
+    rows: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    file = resources.files("capmoe_eval.paper") / "data" / "tables.csv"
+    for cell in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        if cell["version"] == "v2" and cell["table"] in ("1", "2") and cell["column"] != "Avg.":
+            name = cell["table"], cell["model"], cell["method"], cell["gamma"]
+            rows[name].append(float(cell["value"]))
+    means = {name: sum(values) / len(values) for name, values in rows.items()}
+    table1 = {name[2:]: mean for name, mean in means.items() if name[0] == "1"}
+    table2 = {name[1:3]: mean for name, mean in means.items() if name[0] == "2"}
+    models = {model for model, _ in table2}
+    lost = table1["Baseline", "inf"] - table1["Score", "1.5"]
+    assert round(lost, 1) == 0.9  # "with only 0.9% degradation on OLMoE"
+    gain, worse = (
+        min(table2[model, first] - table2[model, second] for model in models)
+        for first, second in (("Expanded Drop", "Token Drop"), ("Token Drop", "Expert Drop"))
+    )
+    keep = min(table1["Score", g] - table1["Random", g] for g in ("1.0", "1.5", "2.0"))
+    expected = {"comparable": lost, "gain": gain / 2, "large_keep": keep / 2}
+    expected |= {"large_skip": worse / 2}
+    expected["little"] = 68.7 - 64.9  # Table 9, Overall
+    expected["consistent"] = 22.6 - 21.4  # Table 7, NQ, Qwen1.5-MoE-Chat; fractions in percent
+    assert {name: margin.points for name, margin in margins().items()} == pytest.approx(expected)
+    assert in_points("-gain") == pytest.approx(-gain / 2)
+
+
+@pytest.mark.parametrize(
+    ("margin", "source"),
+    [
+        ("comparable", "Table 1 OLMoE Score γ=1.5 63.08 − Baseline 63.96"),
+        ("gain", "0.5 × (Table 2 Qwen1.5-MoE-Chat Expanded Drop"),
+    ],
+)
+def test_a_margin_names_the_cells_that_it_is_from(margin: str, source: str) -> None:
+    assert margins()[margin].source.startswith(source)
+
+
+def test_bounds_without_an_end_are_null_and_numbers_have_five_digits() -> None:
+    finding = Finding(
+        *("x", Outcome.HOLDS, 2.0000004, 1.0, 3.0),
+        models={"m": 1.23456789},
+        bounds=(-0.5, math.inf),
+        wide=(0.25, 4.0),
+    )
+    claim = WrittenClaim(id="a", verdict="confirmed", contrasts=(WrittenFinding.of(finding),))
+    file = VerdictFile(profile="zoo", claims=(claim,))
+    written = json.loads(file.to_json())["claims"][0]["contrasts"][0]
+    expected = {"verdict": "confirmed", "effect": 2.0, "models": {"m": 1.23457}}
+    expected |= {"bounds": [-0.5, None], "wide": [0.25, 4.0]}
+    assert {key: written[key] for key in expected} == expected
+    assert VerdictFile.model_validate_json(file.to_json()) == file

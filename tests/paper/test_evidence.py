@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.effects import documents
-from capmoe_eval.paper.evidence import Evidence, Home, Side
-from capmoe_eval.paper.pairing import Paired, pair
+from capmoe_eval.paper.evidence import Evidence, ModelDefaults, Side
 from tests.paper.fabricate import HOME, evidence, record
 
 
@@ -49,27 +46,59 @@ def test_settings_are_those_of_most_records_but_for_the_gamma_of_a_model_that_ha
     ]
     two = [record("score", 2.0, ep_size=4)]
     found = Evidence("zoo", (*records, *two))
-    assert found.home("mine") == Home(4, 16, 1.5)
+    assert found.deployments["mine"] == ModelDefaults(4, 16, 1.5)
     own = Side(method="score", gamma="own")
     assert found.find(own, "mine") == {"obqa": [records[4]]}
     assert found.find(own, "zoo_olmoe") == {"obqa": two}  # of conf/model/zoo_olmoe.yaml
-    assert found.home("zoo_other") is None
-    assert evidence(*records).home("zoo_olmoe") is HOME
+    assert "zoo_other" not in found.deployments
+    assert evidence(*records).deployments["zoo_olmoe"] is HOME
 
 
 def test_contrasts_without_records_are_none() -> None:
     sides = Side(method="score", gamma=1.0), Side(method="order", gamma=1.0)
     effect = Evidence("zoo").effect(*sides)
-    assert effect.comparison is None and not effect.records
+    assert effect.points is None
+    assert not effect.records
 
 
-def test_the_batches_that_records_name_are_those_of_the_comparison() -> None:
-    rows = [record("score", 1.0), record("random", 1.0)]
-    for row in rows:
-        row.content["capmoe"]["documents"]["obqa"]["batches"] = [0, 0, 1, 1]
-    sides = (Side(method=name, gamma=1.0) for name in ("score", "random"))
-    again = evidence(*(Record(row.content, row.path) for row in rows))
-    first, second = (documents(again.find(side, "zoo_olmoe"))["obqa"] for side in sides)
-    paired = pair(first, second)
-    assert isinstance(paired, Paired) and paired.batches is not None
-    assert paired.batches.tolist() == [0, 0, 1, 1]
+def test_a_task_that_hardly_needs_experts_enters_no_contrast_of_several() -> None:
+    """RTE loses 4 points with all experts disabled; alone it may be asked, and so in a mixture."""
+    rows = [
+        record(method, 1.0, {"openbookqa": [right] * 4} if task == "obqa" else [0, 0], task=task)
+        for method, right in (("score", 1), ("random", 0))
+        for task in ("obqa", "rte")
+    ]
+    mixtures = [
+        record(
+            *(method, 1.0, {"openbookqa": [1] * 4, "rte": [right] * 4}),
+            task="zero_shot_mix",
+            cell={"shuffle": 0},
+        )
+        for method, right in (("score", 1), ("random", 0))
+    ]
+    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
+    mixed = [side.model_copy(update={"batches": "mixed"}) for side in sides]
+    losses = {"openbookqa": 31.0, "rte": 4.0}
+    every, some = (evidence(*rows, *mixtures, losses=known) for known in ({}, losses))
+    assert [every.effect(*both).points for both in (sides, mixed)] == [50, 50]
+    assert [some.effect(*both).points for both in (sides, mixed)] == [100, 0]
+    assert some.effect(*sides).tasks == {"zoo_olmoe": ("obqa",)}
+    alone = [side.model_copy(update={"task": "rte"}) for side in sides]
+    assert some.effect(*alone).points == 0
+    assert some.notes == (
+        "left out of contrasts of several tasks: rte (4.0); with all experts disabled they lose "
+        "less than 20 points on the dev sets",
+    )
+    assert every.notes == ()
+
+
+def test_other_models_are_asked_by_name_alone() -> None:
+    rows = [
+        record(method, 1.0, [right] * 4, model=model)
+        for model, gain in (("zoo_olmoe", 1), ("zoo_large", 0))
+        for method, right in (("score", gain), ("random", 0))
+    ]
+    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
+    some = evidence(*rows, pooled=frozenset({"zoo_olmoe"}))
+    assert some.effect(*sides).models == {"zoo_olmoe": 100}
+    assert some.effect(*sides, "large").models == {"zoo_large": 0}

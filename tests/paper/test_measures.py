@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.paper.evidence import Evidence, Training
-from capmoe_eval.paper.measures import balance, companions, decay, removed, text_kept
+from capmoe_eval.experiment.timings.rows import Permutation
+from capmoe_eval.paper.benchmarks import Bench
+from capmoe_eval.paper.evidence import Evidence, ModelDefaults
+from capmoe_eval.paper.measures import balance, companions, decay, permuted, removed, text_kept
+from capmoe_eval.paper.trainings import SeedTraining
 from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.routing.registry import create_method
 from tests.records import layer, record_of
@@ -47,7 +50,7 @@ def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, obj
 
 
 def trained(trainings: list[dict[str, object]]) -> Evidence:
-    return Evidence("zoo", trainings=tuple(map(Training.model_validate, trainings)))
+    return Evidence("zoo", trainings=tuple(map(SeedTraining.model_validate, trainings)))
 
 
 def test_trainings_at_chance_count_for_nothing() -> None:
@@ -79,15 +82,6 @@ def test_balance_has_students_interval_over_seeds() -> None:
     assert found.outcome == Outcome.FAILS
     (found,) = balance(trained(trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0])))
     assert found.outcome == Outcome.UNDECIDED
-
-
-def test_nine_training_seeds_have_an_interval_too() -> None:
-    """Eight degrees of freedom: t = 2.306."""
-    scratch = [4.0, 4.1, 3.9, 4.2, 4.0, 4.3, 3.8, 4.0, 4.1]
-    (found,) = balance(trained(trainings(scratch, [2.0] * 9)))
-    deviation = statistics.stdev(scratch)
-    assert found.outcome == Outcome.HOLDS
-    assert found.low == pytest.approx(found.effect - 2.306004135 * deviation / 3)
 
 
 def test_trainings_of_other_lengths_are_not_mixed() -> None:
@@ -190,5 +184,71 @@ def test_much_text_refutes_nothing_that_is_said_of_little(
     method = create_method("score", 0.5, modality="image_first")
     found = record_of(method, task="mmbench", parts={"load": load})
     first, *others = text_kept(Evidence("zoo", (found,)))
-    assert first.outcome is outcome and first.effect == pytest.approx(100 * lost)
+    assert first.outcome is outcome
+    assert first.effect == pytest.approx(100 * lost)
     assert [one.outcome for one in others] == [Outcome.ABSENT] * 3
+
+
+def permutations(whole: float, split: float, tied: float) -> Evidence:
+    """One capacity of the batch, one of each device, and the first with equal scores."""
+    kinds = [("score", 1, True, whole), ("score", 8, True, split), ("score", 1, False, tied)]
+    rows = [
+        Permutation(
+            model=model,
+            task="piqa",
+            method=method,
+            ranks=ranks,
+            is_distinct=is_distinct,
+            sequences=16,
+            positions=100,
+            changed=changed,
+        )
+        for model in ("olmoe", "another")
+        for method, ranks, is_distinct, changed in [*kinds, ("order", 1, True, 0.5)]
+    ]
+    file = SimpleNamespace(permutations=tuple(rows))
+    records = (record_of(create_method("baseline"), model="olmoe"),)
+    return Evidence("zoo", records, bench=Bench(evaluations=(file,)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("whole", "split", "outcomes"),
+    [
+        (0.0, 0.01, [Outcome.HOLDS, Outcome.HOLDS]),
+        (0.0, 0.08, [Outcome.HOLDS, Outcome.FAILS]),
+        (0.02, 0.0, [Outcome.FAILS, Outcome.HOLDS]),
+    ],
+)
+def test_order_of_a_batch_is_judged_for_one_capacity_and_for_those_of_devices(
+    whole: float, split: float, outcomes: list[Outcome]
+) -> None:
+    findings = permuted(permutations(whole, split, 0.145))
+    assert [finding.outcome for finding in findings] == outcomes
+    assert [finding.models for finding in findings] == [
+        {"olmoe": 100 * whole},
+        {"olmoe": pytest.approx(100 * split)},
+    ]
+    assert "olmoe 14.5 %" in findings[0].note
+    assert findings[1].note == ""
+
+
+def test_order_of_a_batch_is_not_measured_without_the_benchmark() -> None:
+    assert {finding.outcome for finding in permuted(Evidence("zoo"))} == {Outcome.ABSENT}
+
+
+@pytest.mark.parametrize(("families", "is_conditional"), [(4, True), (5, False)])
+def test_a_count_on_few_families_speaks_of_these_models(
+    families: int, is_conditional: bool
+) -> None:
+    records = [
+        record_of(create_method(name, gamma), model=model, parts={"load": {"drop_rate": share}})
+        for model in ("a", "a_s1", *"bcde"[: families - 1])
+        for name, gamma, share in (("score", 2.0, 0.2), ("expert_drop", None, 0.1))
+    ]
+    defaults = ModelDefaults(ep_size=1, batch_size=16, gamma=2.0)
+    models = {record.model for record in records}
+    evidence = Evidence("zoo", tuple(records), defaults=dict.fromkeys(models, defaults))
+    (finding,) = removed(evidence)
+    assert finding.outcome is Outcome.HOLDS
+    assert len(finding.models) == families + 1  # two are training seeds of one family
+    assert finding.conditional is is_conditional

@@ -9,28 +9,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from capmoe_eval.experiment.record import Scored
+from capmoe_eval.experiment.record_part import Answers, TaskAnswers
 from capmoe_eval.paper.pairing import Paired, Unpaired, by_document, pair, pool
 from capmoe_eval.paper.statistics import contrast
 
 
-def scored(
-    documents: str, scores: Sequence[float], images: Sequence[int] = ()
-) -> tuple[str, NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return what a record has of a subtask without batches."""
-    return documents, np.array(scores), np.array([], np.int64), np.array(images, np.int64)
+def answers(documents: str, scores: Sequence[float], images: Sequence[int] = ()) -> Answers:
+    """The answers of a subtask without batches."""
+    return Answers(documents=documents, correct=list(scores), images=list(images) or None)
 
 
-BASELINE: Scored = {"a": scored("ha", [1.0, 0.0])}
+BASELINE: TaskAnswers = {"a": answers("ha", [1.0, 0.0])}
 
 
 def test_subtasks_are_joined_by_name_and_seeds_averaged() -> None:
-    baseline = {"b": scored("hb", [1.0]), "a": scored("ha", [0.0, 1.0])}
+    baseline = {"b": answers("hb", [1.0]), "a": answers("ha", [0.0, 1.0])}
     runs = [
-        {"a": scored("ha", [1.0, 1.0]), "b": scored("hb", [0.0])},
-        {"b": scored("hb", [0.0]), "a": scored("ha", [0.0, 1.0])},
+        {"a": answers("ha", [1.0, 1.0]), "b": answers("hb", [0.0])},
+        {"b": answers("hb", [0.0]), "a": answers("ha", [0.0, 1.0])},
     ]
     found = pair(runs, [baseline])
     assert isinstance(found, Paired)
@@ -43,21 +40,17 @@ def test_subtasks_are_joined_by_name_and_seeds_averaged() -> None:
     ("runs", "reason"),
     [
         ([], "a side has no evaluation"),
-        ([{}], "scores by document are not known"),
-        ([{"a": scored("ha", [])}], "scores by document are not known"),
-        ([{"a": scored("ha", [1.0])}], "1 and 2 scores for the same documents of a"),
-        ([{"a": scored("hx", [1.0, 1.0])}], "other documents of a"),
+        ([{"a": answers("ha", [1.0])}], "1 and 2 scores for the same documents of a"),
+        ([{"a": answers("hx", [1.0, 1.0])}], "other documents of a"),
         (
-            [{"a": scored("ha", [1.0, 1.0])}, {"a": scored("hx", [1.0, 1.0])}],
+            [{"a": answers("ha", [1.0, 1.0])}, {"a": answers("hx", [1.0, 1.0])}],
             "other documents of a",
         ),
-        ([{"a": scored("ha", [1.0, 1.0]), "b": scored("hb", [1.0])}], "other subtasks: b"),
-        ([{"a": scored("ha", [1.0, math.nan])}], "a document's score is not a number"),
-        ([{"a": scored("ha", [1.0, math.inf])}], "a document's score is not a number"),
+        ([{"a": answers("ha", [1.0, 1.0]), "b": answers("hb", [1.0])}], "other subtasks: b"),
     ],
 )
 def test_other_documents_are_not_paired_and_the_reason_is_said(
-    runs: list[Scored], reason: str
+    runs: list[TaskAnswers], reason: str
 ) -> None:
     assert pair(runs, [BASELINE]) == Unpaired(reason)
     assert isinstance(pair([BASELINE], runs), Unpaired)  # from either side
@@ -67,24 +60,26 @@ def paired(scores: Sequence[float], documents: str = "h") -> Paired:
     return Paired(((("t", documents)),), np.array(scores), np.zeros(len(scores)))
 
 
-def test_models_are_averaged_over_the_same_documents_alone() -> None:
+def test_models_add_up_over_the_same_documents_alone() -> None:
+    """Each of three models is a third; b has two tasks, of which each is a half of that."""
     models: dict[str, Mapping[str, Paired]] = {
         "a": {"obqa": paired([1.0, 0.0, 1.0])},
         "b": {"obqa": paired([0.0, 0.0, 1.0]), "rte": paired([1.0, 1.0])},
         "c": {"obqa": paired([-1.0, -1.0], "other")},
     }
-    pooled = pool(models)
-    assert {task: values.tolist() for task, values in pooled.items()} == {
-        "obqa": [0.5, 0.0, 1.0, -1.0, -1.0],
-        "rte": [1.0, 1.0],
-    }
+    parts = [(task, documents[0][1], *values) for (task, documents), values in pool(models).items()]
+    assert parts == [
+        ("obqa", "h", pytest.approx(1 / 3), 0.0, pytest.approx(1 / 2)),
+        ("rte", "h", pytest.approx(1 / 6), pytest.approx(1 / 6)),
+        ("obqa", "other", pytest.approx(-1 / 3), pytest.approx(-1 / 3)),
+    ]
 
 
 def test_training_seeds_are_averaged_before_models_are() -> None:
     seeds = {
         name: {"t": paired([value])} for name, value in (("a", 0.0), ("a_s1", 1.0), ("b", 1.0))
     }
-    assert pool(seeds)["t"].tolist() == [0.75]
+    assert [values.tolist() for values in pool(seeds).values()] == [[0.75]]
 
 
 def test_tasks_of_the_same_documents_are_one() -> None:
@@ -94,8 +89,8 @@ def test_tasks_of_the_same_documents_are_one() -> None:
     assert by_document(other) is other
 
 
-def of_images(scores: Sequence[float], images: Sequence[int]) -> Scored:
-    return {"a": scored("ha", scores, images)}
+def of_images(scores: Sequence[float], images: Sequence[int]) -> TaskAnswers:
+    return {"a": answers("ha", scores, images)}
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 1)), min_size=1))
@@ -113,11 +108,14 @@ def test_images_are_units_and_leave_the_mean_as_it_is(rows: list[tuple[int, int,
 
 
 def test_both_answers_to_an_image_are_one_piece_of_evidence() -> None:
-    ps = []
+    """Twelve answers about six images have the error of six, which is √2 times as large."""
+    errors = []
     for images in ([n // 2 for n in range(12)], ()):
-        sides = (of_images([score] * 12, images) for score in (1.0, 0.0))
+        scores = [1.0, 1.0] * 3 + [0.0, 0.0] * 3
+        sides = (of_images(side, images) for side in (scores, [0.0] * 12))
         right, wrong = ({"a": [side]} for side in sides)
-        found = contrast({"m": (right, wrong)}).comparison
-        assert found and found.effect == 100
-        ps.append(found.p)
-    assert ps == [2 / 2**6, 2 / 2**12]
+        effect = contrast({"m": (right, wrong)})
+        assert effect.points == 50
+        assert effect.worth == pytest.approx(100 / 12)
+        errors.append(effect.error)
+    assert errors[0] == pytest.approx(math.sqrt(2) * errors[1])

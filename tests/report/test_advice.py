@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
-from capmoe_eval import advise, loads
+from capmoe_eval.__main__ import main
 from capmoe_eval.report.advice.page import content, text, to_html
-from capmoe_eval.report.site import serving
+from capmoe_eval.report.site.efficiency import example_words, serving_page
 from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.page import SERVING, Address
 from capmoe_eval.serving.advice import Advice, Budget
-from capmoe_eval.serving.advising import Deployment, advise_on_trace
+from capmoe_eval.serving.advising import ServingDeployment, advise_on_trace
 from capmoe_eval.serving.exports import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.serving.trace_file import load_trace, save_trace
@@ -30,13 +30,9 @@ from tests.serving.test_readers import completion, generated, lines
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-COMMANDS = sorted(set(re.findall(r"^    (python -m capmoe_eval[. ].*)$", PAGE, re.MULTILINE)))
+COMMANDS = sorted(set(re.findall(r"^    (capmoe-eval .*)$", PAGE, re.MULTILINE)))
 OWN_ARRAYS = PAGE.partition("### Counts or ids in arrays of your own")[2].split("```")[1][7:]
 """The example that makes traces of arrays."""
-MAINS = {
-    "capmoe_eval.advise": advise.main,
-    "capmoe_eval.loads": loads.main,
-}
 
 
 @pytest.fixture
@@ -66,14 +62,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    _, _, module, *words = shlex.split(command)
-    if module == "capmoe_eval":  # it would take minutes; its cells take every word of the command
-        keys = [word.split("=", 1) for word in words if word != "-m"]
+    _, subcommand, *words = shlex.split(command)
+    if subcommand in (
+        "run",
+        "sweep",
+    ):  # it would take minutes: its cells are planned
+        keys = [word.split("=", 1) for word in words]
         sweep = [[f"{key}={value}" for value in values.split(",")] for key, values in keys]
         return 0 if all(planned(*each) for each in itertools.product(*sweep)) else 1
-    monkeypatch.setattr("sys.argv", [module, *words])
     with pytest.raises(SystemExit) as done:
-        MAINS[module]()
+        main([subcommand, *words])
     return int(done.value.code or 0)
 
 
@@ -84,9 +82,6 @@ def test_every_command_of_the_page_runs(
     command = command.replace("/tmp/expert", "expert").replace("*", "1")
     assert run(command, monkeypatch) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
-    if "advise example" in command:  # then the page shows what it prints
-        shown = [line for line in printed.splitlines() if not line.startswith("written")]
-        assert [line for line in shown if line.strip() and f"    {line}\n" not in PAGE] == []
     if "advise" in command:
         advice = Advice.model_validate_json((place / "advice" / "advice.json").read_text())
         assert advice.recommendation.sentence in printed
@@ -99,16 +94,17 @@ def test_arrays_of_a_users_own_become_traces(
     counts = load_trace(place / "counts.npz")
     np.testing.assert_array_equal(counts.loads(), np.load("counts.npy"))
     ids = load_trace(place / "ids.npz")
-    assert ids.expert_TLK is not None and (ids.n_experts, ids.top_k) == (128, 8)
+    assert ids.expert_TLK is not None
+    assert (ids.n_experts, ids.top_k) == (128, 8)
     np.testing.assert_array_equal(ids.expert_TLK[:, 1], np.load("layer1.npy"))
     assert "### Counts or ids in arrays of your own" in PAGE
     with pytest.raises(SystemExit):
-        loads.main(["counts.npy"])
+        main(["loads", "counts.npy"])
     assert "for counts or ids in arrays of your own see" in capsys.readouterr().err
 
 
 def test_there_are_commands_of_each_kind() -> None:
-    assert {shlex.split(command)[2] for command in COMMANDS} == {"capmoe_eval", *MAINS}
+    assert {shlex.split(command)[1] for command in COMMANDS} == {"run", "sweep", "loads", "advise"}
     assert len(COMMANDS) >= 7
 
 
@@ -131,20 +127,21 @@ class Tags(HTMLParser):
 def test_the_page_needs_nothing_besides_and_the_site_shows_the_same(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = serving.example_words(Inventory("zoo"), serving.folder(Path(), "zoo"))
-    command = shlex.join(["python", "-m", "capmoe_eval.advise", *words, "--gammas", "0.5", "1"])
+    words = example_words(Inventory("zoo"), Path("zoo/advice"))
+    command = shlex.join(["capmoe-eval", "advise", *words, "--gammas", "0.5", "1"])
     address = Address(SERVING)
-    assert "Not written yet" in serving.serving_page(Inventory("zoo"), address)
+    assert "Not written yet" in serving_page(Inventory("zoo"), address)
     assert run(command, monkeypatch) == 0
     out = place / "zoo" / "advice"
     assert {path.name for path in out.iterdir()} >= {SGLANG, TENSORRT_LLM, VLLM}
     advice = Advice.model_validate_json((out / "advice.json").read_text())
     page = (out / "advice.html").read_text()
     assert page == to_html(advice)
-    alone, site = Tags(page), Tags(serving.serving_page(Inventory("zoo"), address))
+    alone, site = Tags(page), Tags(serving_page(Inventory("zoo"), address))
     assert alone.loaded == []
     for said in (advice.recommendation.sentence, *advice.unknown, "score γ=0.5 per device"):
-        assert said in alone.text and said in site.text
+        assert said in alone.text
+        assert said in site.text
     assert f"../zoo/advice/{VLLM}" in site.loaded
     balanced = yaml.safe_load((out / TENSORRT_LLM).read_text())["num_slots"]
     assert json.loads((out / VLLM).read_text()) == {"num_redundant_experts": balanced - 32}
@@ -153,25 +150,29 @@ def test_the_page_needs_nothing_besides_and_the_site_shows_the_same(
     assert run(again, monkeypatch) == 0
     assert not any((out / name).exists() for name in SERVER_FILES)
     (out / "advice.json").write_text("{}")
-    assert "cannot be read" in serving.serving_page(Inventory("zoo"), address)
+    assert "cannot be read" in serving_page(Inventory("zoo"), address)
     capsys.readouterr()
 
 
 def test_the_front_names_who_is_kept_once_and_the_page_has_what_it_leaves_out() -> None:
     asked = Budget(at_least_speedup=1.2)
     one_step = dataclasses.replace(skewed(), load_SLE=skewed().load_SLE[:1])  # type: ignore[index]
-    lines = text(advise_on_trace(one_step, (0.5, 1.0), Deployment(4), asked).advice).splitlines()
+    lines = text(
+        advise_on_trace(one_step, (0.5, 1.0), ServingDeployment(4), asked).advice
+    ).splitlines()
     ties = [line.split("  ")[0] for line in lines if "γ=0.5 per device" in line]
     assert ties == ["score, order, random γ=0.5 per device"]
-    deployment = Deployment(4, expert_bytes=3_000_000)
+    deployment = ServingDeployment(4, expert_bytes=3_000_000)
     advice = advise_on_trace(skewed(), (0.5, 1.0), deployment, asked).advice
-    assert advice.activation and advice.activation in text(advice).splitlines()
+    assert advice.activation
+    assert advice.activation in text(advice).splitlines()
     shown = content(advice)
     headings = [name for name, _ in shown["headings"]]  # type: ignore[attr-defined]
     place = headings.index("weights sent once in a layer, MB") - 1
     cells = {one.title: own for _, one, own in shown["rows"]}  # type: ignore[attr-defined]
     placed = next(one for one in advice.settings if one.placement == "EPLB+4")
     assert cells[placed.title][place] == (f"{placed.set_up * 3:.3g}", placed.set_up)
-    assert placed.set_up > 0 and placed.title in to_html(advice)
+    assert placed.set_up > 0
+    assert placed.title in to_html(advice)
     layered = next(one for one in advice.settings if one.layer_gammas is not None)
     assert f"γ {', '.join(map(str, layered.layer_gammas or ()))}" in to_html(advice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import random
@@ -15,11 +16,11 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.knobs import LARGEST, Knob, declared_knobs
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.mixins import Combining
-from capmoe_eval.routing.registry import CONTIGUOUS, create_method, method_class, placements
+from capmoe_eval.routing.registry import create_method, method_class, placements
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups, group_tokens
 from tests.routing.reference import Problem, import_extensions
@@ -79,6 +80,26 @@ class Case:
         hidden_TH = torch.randn(len(self.image_T), 6, generator=generator)
         return hidden_TH * torch.rand(len(self.image_T), 1, generator=generator) * 4
 
+    @property
+    def unit_of(self) -> list[int]:
+        """What has a capacity, for each expert: itself, or the rank that holds it."""
+        method, n_experts = self.method, self.n_experts
+        if method.granularity == "expert":
+            return list(range(n_experts))
+        held = torch.arange(n_experts).view(method.ep_size, -1)
+        held = self.calibrated if method.is_placed and self.calibrated is not None else held
+        rank_of = {e: rank for rank, experts in enumerate(held.tolist()) for e in experts}
+        return [rank_of[expert] for expert in range(n_experts)]
+
+    @property
+    def own(self) -> set[tuple[int, int]]:
+        """The pairs of the router's own choice."""
+        return {(t, e) for t, row in enumerate(self.scores.topk_TK.tolist()) for e in row}
+
+    def with_knobs(self, **knobs: Any) -> Case:
+        """Return the case of its method with other knobs."""
+        return self.of(dataclasses.replace(self.method, **knobs))  # type: ignore[type-var]
+
     def of(self, method: Method) -> Case:
         """Return the case of another method, with its groups of tokens."""
         groups = group_tokens(self.counted_BS, ep_size=method.ep_size, scope=method.scope)
@@ -121,6 +142,11 @@ def context(method: Method, scores: Scores, groups: TokenGroups, **knobs: Any) -
     """Return the context of a decision on scores."""
     n_experts, top_k = scores.score_TE.shape[1], scores.topk_TK.shape[1]
     return LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, **knobs)
+
+
+def one_group(n_tokens: int, ep_size: int = 1) -> TokenGroups:
+    """Return the groups of tokens that all count; each rank has as many."""
+    return group_tokens(torch.ones(ep_size, n_tokens // ep_size, dtype=torch.bool), ep_size=ep_size)
 
 
 def assign(scores: Scores, method: Method, groups: TokenGroups, **knobs: Any) -> Assignment:
@@ -187,7 +213,7 @@ def combinations(name: str, gammas: Sequence[float], most: int) -> Iterator[dict
         yield chosen
 
 
-def as_said(name: str, settings: dict[str, Any], n_experts: int, top_k: int) -> Method | None:
+def as_stated(name: str, settings: dict[str, Any], n_experts: int, top_k: int) -> Method | None:
     """Return a method, not in its canonical form; None if it does not have such settings."""
     try:
         method = method_class(name)(**settings)
@@ -201,15 +227,14 @@ def as_said(name: str, settings: dict[str, Any], n_experts: int, top_k: int) -> 
 def methods(
     draw: st.DrawFn, names: Sequence[str], ep_size: int, gammas: Sequence[float] = GAMMAS
 ) -> Method:
-    """Draw a method in its canonical form, on contiguous blocks."""
+    """Draw a method in its canonical form."""
     name = draw(st.sampled_from(names))
     settings = {
         knob: draw(st.sampled_from(values)) for knob, values in deciding_knobs(name).items()
     }
-    ranks = {"ep_size": ep_size, "placement": CONTIGUOUS}
     if settings.get("k0") == 0 and name != "xshare":
         settings["k0"] = 1
-    return create_method(name, draw(st.sampled_from(gammas)), **settings | ranks)
+    return create_method(name, draw(st.sampled_from(gammas)), **settings | {"ep_size": ep_size})
 
 
 @st.composite

@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 
 import tests.extensions
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.methods.baseline import Baseline
+from capmoe_eval.routing.methods.baseline import Baseline, ExpertDrop
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
-from capmoe_eval.routing.methods.expert_drop import ExpertDrop
 from capmoe_eval.routing.methods.token_drop import (
     OrderDrop,
     RandomDrop,

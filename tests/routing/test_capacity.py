@@ -1,3 +1,5 @@
+"""Capacities, the groups of tokens that share them, and the experts of ranks."""
+
 from __future__ import annotations
 
 import math
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.routing.decision import by_rank, rank_of
 from capmoe_eval.routing.tokens import group_tokens
 
 
@@ -41,9 +44,18 @@ def test_device_capacity_is_at_most_the_sum_of_expert_capacities(
     gamma: float, tokens: int, top_k: int, local: int
 ) -> None:
     n_experts = 8 * local
-    one = capacity(gamma, tokens, top_k, n_experts)
+    of_expert = capacity(gamma, tokens, top_k, n_experts)
     device = capacity(gamma, tokens, top_k, n_experts, experts=local)
-    assert device <= local * one
+    assert device <= local * of_expert
+
+
+def test_ranks_and_their_experts() -> None:
+    placed_RN = torch.tensor([[1, 3], [0, 2]])
+    load_E = torch.tensor([10, 11, 12, 13])
+    assert by_rank(load_E, 2, placed_RN).tolist() == [[11, 13], [10, 12]]
+    assert by_rank(load_E, 2, None).tolist() == [[10, 11], [12, 13]]
+    assert rank_of(torch.arange(4), 2, placed_RN).tolist() == [1, 0, 1, 0]
+    assert rank_of(torch.arange(4), 2, None).tolist() == [0, 0, 1, 1]
 
 
 def test_sequences_go_to_ranks_in_contiguous_blocks() -> None:

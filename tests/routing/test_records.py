@@ -7,20 +7,20 @@ import json
 from pathlib import Path
 
 import pytest
-from pydantic_core import from_json
 
-from tests.routing.test_canonical import from_identity
+from capmoe_eval.experiment.record import read_summary
+from capmoe_eval.experiment.results import record_paths
+from tests.routing.test_settings import from_identity
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are in the repository alone")
 def test_every_record_is_named_by_its_method() -> None:
     records = 0
-    for path in RESULTS.glob("*/*/*/*.json"):
-        if path.parent.name == "calibration":
-            continue
-        cell = from_json(path.read_bytes())["capmoe"]["cell"]
+    for path in (*record_paths(RESULTS / "zoo"), *record_paths(RESULTS / "real_text")):
+        cell = dict(read_summary(path)["cell"])
         method = from_identity(cell["method"])
         cell["method"] = method.identity()
         canonical = json.dumps(cell, sort_keys=True, separators=(",", ":"))

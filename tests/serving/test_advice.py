@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +19,20 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving.advice import Advice, Budget, activation, choose, recommend
 from capmoe_eval.serving.advising import (
     Advised,
-    Deployment,
+    ServingDeployment,
     advise_on_records,
     advise_on_trace,
 )
 from capmoe_eval.serving.quality import Quality, read_records
-from capmoe_eval.serving.settings import Change, Setting
+from capmoe_eval.serving.settings import Change, ServingSetting
 from capmoe_eval.serving.trace import Trace
 from tests import records
 from tests.serving.test_front import skewed
 
 
-def capacity(speed: float, effect: float | None, width: float = 0.0, **parts: float) -> Setting:
+def capacity(
+    speed: float, effect: float | None, width: float = 0.0, **parts: float
+) -> ServingSetting:
     change = None
     if effect is not None:
         change = Change(
@@ -40,7 +43,7 @@ def capacity(speed: float, effect: float | None, width: float = 0.0, **parts: fl
             tasks=("t",),
             drop_rate=0.1,
         )
-    return Setting(
+    return ServingSetting(
         kind="capacity",
         method="score",
         gamma=1.0,
@@ -52,8 +55,8 @@ def capacity(speed: float, effect: float | None, width: float = 0.0, **parts: fl
     )
 
 
-def lossless(speed: float, extra: float = 0.0, kind: str = "placement") -> Setting:
-    return Setting.model_validate(
+def lossless(speed: float, extra: float = 0.0, kind: str = "placement") -> ServingSetting:
+    return ServingSetting.model_validate(
         {"kind": kind, "method": "EPLB", "straggler": 1.0, "speedup": speed, "extra": extra}
     )
 
@@ -62,7 +65,7 @@ HOME = lossless(1.0, kind="unchanged")
 
 
 @st.composite
-def menus(draw: st.DrawFn) -> list[Setting]:
+def menus(draw: st.DrawFn) -> list[ServingSetting]:
     """Draw menus with equal speedups, unknown losses and intervals about the budgets."""
     few = st.sampled_from((1.0, 1.1, 1.2, 1.4))
     menu = [HOME]
@@ -94,7 +97,7 @@ BUDGETS = [
 
 @settings(max_examples=300, deadline=None)
 @given(menus(), st.sampled_from(BUDGETS))
-def test_the_choice_is_what_a_search_finds(menu: list[Setting], budget: Budget) -> None:
+def test_the_choice_is_what_a_search_finds(menu: list[ServingSetting], budget: Budget) -> None:
     chosen = choose(menu, budget)
     least, most = budget.at_least_speedup or 0.0, budget.at_most_points
     allowed = []
@@ -132,11 +135,27 @@ def test_the_choice_is_what_a_search_finds(menu: list[Setting], budget: Budget) 
         assert chosen.drop_rate == min(one.drop_rate for one in allowed) or not measured
 
 
+@pytest.mark.parametrize("budget", BUDGETS[:2])
+def test_of_equals_the_simplest_is_chosen_whatever_the_order(budget: Budget) -> None:
+    """A plan goes before a program in every step, fewer copies before both, and nothing first."""
+    best = [
+        lossless(1.4, kind="unchanged"),
+        lossless(1.4),
+        lossless(1.4, 8),
+        lossless(1.4, 8).model_copy(update={"method": "LPLB+8"}),
+        capacity(1.4, -0.1),
+    ]
+    for first in range(4):
+        for rest in itertools.permutations(best[first:]):
+            assert choose([HOME, *rest], budget) is best[first]
+
+
 def test_the_sentences() -> None:
     fast = capacity(1.5, -0.2, 0.2)
     budget = Budget(at_most_points=0.5, at_least_speedup=1.3)
     found = recommend([HOME, lossless(1.1), fast], budget)
-    assert found.kind == "capacity" and found.setting == 2
+    assert found.kind == "capacity"
+    assert found.setting == 2
     assert found.sentence == (
         "score γ=1 per expert: the fullest rank gets 1.00 instead of 1.00 times the mean load, so "
         "that the expert step is at most 1.50× as fast; it drops 10.0% of the pairs and changes "
@@ -187,7 +206,7 @@ def test_a_capacity_is_recommended_beside_one_that_drops_less_and_nobody_measure
 
 def test_activated_experts_are_compared_within_the_budget_of_points() -> None:
     home = HOME.model_copy(update={"active": 30.0, "active_before": 30.0})
-    oea = Setting(
+    oea = ServingSetting(
         kind="activation",
         method="oea",
         knobs="k0=1",
@@ -222,7 +241,7 @@ def test_activated_experts_are_compared_within_the_budget_of_points() -> None:
 
 
 def advised(trace: Trace, budget: Budget, quality: Quality | None = None) -> Advised:
-    return advise_on_trace(trace, (0.5, 1.0, 2.0), Deployment(4), budget, quality=quality)
+    return advise_on_trace(trace, (0.5, 1.0, 2.0), ServingDeployment(4), budget, quality=quality)
 
 
 def test_ids_alone_give_loads_and_say_that_they_give_no_quality() -> None:
@@ -233,13 +252,15 @@ def test_ids_alone_give_loads_and_say_that_they_give_no_quality() -> None:
     assert (chosen.kind, chosen.change) == ("capacity", None)
     assert "what the answers lose is not known" in advice.recommendation.sentence
     told = " ".join(advice.unknown)
-    assert "for score as for every method" in told and "the trace has no gate scores" in told
+    assert "for score as for every method" in told
+    assert "the trace has no gate scores" in told
     assert "a bound for the expert step of a layer" in told
     assert advice.commands[0] == (
-        "python -m capmoe_eval model=custom model.name=made model.pretrained=PATH method=baseline "
+        "capmoe-eval run model=custom model.name=made model.pretrained=PATH method=baseline "
         "results_dir=results/mine"
     )
-    assert "method=score gamma=0.5" in advice.commands[1] and "ep_size=4" in advice.commands[1]
+    assert "method=score gamma=0.5" in advice.commands[1]
+    assert "ep_size=4" in advice.commands[1]
     # A loss that nobody measured keeps no budget of points.
     strict = Budget(at_least_speedup=2.5, at_most_points=5.0)
     assert advised(skewed(), strict).advice.recommendation.kind == "none"
@@ -346,7 +367,8 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     change = changes["score γ=1 per expert"]
     assert (change.documents, change.tasks, change.drop_rate) == (40, ("piqa",), 0.25)
     assert change.low < -10.0 < change.high
-    assert advice.axis == "points" and advice.commands == ()
+    assert advice.axis == "points"
+    assert advice.commands == ()
     assert any("of which no records" in line for line in advice.unknown)
     # Records on a placement are never those of blocks, nor the other way round.
     of_devices = {"ep_size": 4, "granularity": "device"}
@@ -376,18 +398,22 @@ def test_oea_has_its_experts_from_the_trace_and_its_accuracy_from_records(tmp_pa
     known, unmeasured, of_decoding = found.values()
     # Records that bound every forward are the trace's; those of decoding have steps of their own.
     assert [one.loads for one in found.values()] == ["trace", "trace", "records"]
-    assert known.change is not None and known.change.effect == pytest.approx(-7.5)
-    assert unmeasured.change is None and of_decoding.active == 6.0
-    assert known.active is not None and unmeasured.active is not None
+    assert known.change is not None
+    assert known.change.effect == pytest.approx(-7.5)
+    assert unmeasured.change is None
+    assert of_decoding.active == 6.0
+    assert known.active is not None
+    assert unmeasured.active is not None
     assert known.active <= unmeasured.active <= advice.settings[0].active  # type: ignore[operator]
     assert (known.straggler, known.speedup, known.dropped_score) == (None, None, None)
-    assert not known.is_on_front and any("Loads after OEA" in line for line in advice.unknown)
+    assert not known.is_on_front
+    assert any("Loads after OEA" in line for line in advice.unknown)
 
 
 def test_records_alone_are_a_basis_too(tmp_path: Path) -> None:
     written(tmp_path)
     quality = Quality(read_records(tmp_path, "made"), 4)
-    advice = advise_on_records(quality, Deployment(4), Budget(at_most_points=20.0)).advice
+    advice = advise_on_records(quality, ServingDeployment(4), Budget(at_most_points=20.0)).advice
     assert [setting.title for setting in advice.settings] == [
         "the placement in blocks",
         "expanded drop γ=1 per expert",
@@ -400,18 +426,21 @@ def test_records_alone_are_a_basis_too(tmp_path: Path) -> None:
     assert advice.settings[0].straggler == 2.0
     assert {setting.speedup for setting in advice.settings[1:]} == {1.6, None}
     chosen = advice.settings[advice.recommendation.setting or 0]
-    assert chosen.method == "xshare" and chosen.change is not None
+    assert chosen.method == "xshare"
+    assert chosen.change is not None
     assert chosen.change.effect == pytest.approx(0.0)
     assert advice.activation.startswith("Fewest within at most 20 points lost: ")
     assert any("balancing without loss" in line for line in advice.unknown)
     with pytest.raises(UsageError, match="they have ep_size 1, 2, 4"):
-        advise_on_records(Quality(quality.records, 8), Deployment(8), Budget(at_most_points=1.0))
+        advise_on_records(
+            Quality(quality.records, 8), ServingDeployment(8), Budget(at_most_points=1.0)
+        )
 
 
 def test_gammas_that_say_nothing_are_refused() -> None:
     for gamma in (0.0, float("inf")):
         with pytest.raises(UsageError, match="gammas="):
-            advise_on_trace(skewed(), (gamma,), Deployment(4), Budget(at_most_points=1.0))
+            advise_on_trace(skewed(), (gamma,), ServingDeployment(4), Budget(at_most_points=1.0))
     zero = dataclasses.replace(skewed(), load_SLE=np.zeros((2, 1, 8), int), layers=("0",))
     with pytest.raises(UsageError, match="has no pair"):
         advised(zero, Budget(at_most_points=1.0))

@@ -13,23 +13,24 @@ from hypothesis import strategies as st
 from capmoe_eval.serving.adaptive import choose, grid
 from capmoe_eval.serving.capacities import CapacityCounter, CapacitySums, layer_factors
 from capmoe_eval.serving.pairs import activated_by_oea
-from capmoe_eval.serving.placement.layout import Placement, contiguous
-from capmoe_eval.serving.placement.replicas import rank_loads, slots_in_turn
-from capmoe_eval.serving.reference import StepCounts, count_activated, count_step
 from capmoe_eval.serving.settings import Granularity
+from capmoe_eval.serving.slots import SlotPlan, contiguous, rank_loads, slots_in_turn
 from capmoe_eval.serving.trace import Trace
+from tests.serving.capacity_reference import StepCounts, count_activated, count_step
 from tests.serving.test_summary import traces
 
 
 def by_steps(trace: Trace, layer: int) -> Iterator[tuple[list[list[int]], list[list[float]]]]:
-    assert trace.expert_TLK is not None and trace.score_TLK is not None and trace.step_T is not None
+    assert trace.expert_TLK is not None
+    assert trace.score_TLK is not None
+    assert trace.step_T is not None
     for step in np.unique(trace.step_T):
         there = trace.step_T == step
         yield trace.expert_TLK[there, layer].tolist(), trace.score_TLK[there, layer].tolist()
 
 
 @st.composite
-def placements(draw: st.DrawFn, trace: Trace) -> Placement:
+def placements(draw: st.DrawFn, trace: Trace) -> SlotPlan:
     """Draw blocks, or any experts in any slots, some of them in several."""
     ranks, local = trace.ranks or 1, trace.n_experts // (trace.ranks or 1)
     if draw(st.booleans()):
@@ -40,7 +41,7 @@ def placements(draw: st.DrawFn, trace: Trace) -> Placement:
         generator.permutation(np.append(np.arange(ranks * local), more))
         for _ in range(trace.n_layers)
     ]
-    return Placement(np.array(slots).reshape(trace.n_layers, ranks, -1), trace.n_experts)
+    return SlotPlan(np.array(slots).reshape(trace.n_layers, ranks, -1), trace.n_experts)
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,7 +73,8 @@ def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide
         assert (found.asked_L - found.kept_L).tolist() == dropped_L
         assert found.slots_L.tolist() == [sum(one.slots for one in counts) for counts in by_layer]
         fullest_L = [sum(count.fullest_after for count in counts) for counts in by_layer]
-        assert found.fullest_L.tolist() == fullest_L and (found.asked_L == asked_L).all()
+        assert found.fullest_L.tolist() == fullest_L
+        assert (found.asked_L == asked_L).all()
         assert found.straggler == pytest.approx(sum(fullest_L) * placement.ranks / asked_L.sum())
         every = [count for counts in by_layer for count in counts]
         mass = float(trace.score_TLK.sum()) or 1.0  # type: ignore[union-attr]
@@ -102,9 +104,11 @@ def test_ids_alone_count_the_same(data: st.DataObject, trace: Trace) -> None:
         assert known.straggler == of_ids.straggler == counted.straggler
         assert known.drop_rate == of_ids.drop_rate == counted.drop_rate
         # Who is kept by score is not known without scores, nor anyone without ids.
-        assert list(of_ids.active) == ["order"] and of_ids.lost == {}
+        assert list(of_ids.active) == ["order"]
+        assert of_ids.lost == {}
         assert of_ids.mean_active("order") == known.mean_active("order")
-        assert counted.active == {} and counted.mean_active("order") is None
+        assert counted.active == {}
+        assert counted.mean_active("order") is None
 
 
 @settings(max_examples=40, deadline=None)
@@ -143,8 +147,8 @@ def test_oea_activates_what_a_loop_counts(trace: Trace) -> None:
 def test_a_capacity_on_a_placement_by_hand() -> None:
     # Four experts on two ranks; 0 and 1 are hot, and both at home on the first rank.
     trace = Trace(4, load_SLE=np.array([[[6, 4, 1, 1]]]), top_k=1)
-    blocks, parted = contiguous(1, 4, 2), Placement(np.array([[[0, 2], [1, 3]]]), 4)
-    both = Placement(np.array([[[0, 1, 2], [1, 3, 0]]]), 4)
+    blocks, parted = contiguous(1, 4, 2), SlotPlan(np.array([[[0, 2], [1, 3]]]), 4)
+    both = SlotPlan(np.array([[[0, 1, 2], [1, 3, 0]]]), 4)
     # C = 6 pairs of a rank: in blocks 10 come, parted 7 and 5, with copies 3+2+1 and 2+1+3.
     of_devices = [counted(trace, each, "device") for each in (blocks, parted, both)]
     assert [int(one.kept_L[0]) for one in of_devices] == [8, 11, 12]
@@ -154,7 +158,7 @@ def test_a_capacity_on_a_placement_by_hand() -> None:
     assert [int(one.fullest_L[0]) for one in of_experts] == [6, 4]
 
 
-def counted(trace: Trace, placement: Placement, of: Granularity) -> CapacitySums:
+def counted(trace: Trace, placement: SlotPlan, of: Granularity) -> CapacitySums:
     """Return what γ=1 does to the one layer of a trace."""
     (sums,) = CapacityCounter(trace, [[1.0]], placement, of).counted()
     return sums
@@ -197,7 +201,8 @@ def test_the_factors_of_layers_are_chosen_from_what_loops_count(of: Granularity)
     for gamma, factors in zip(gammas, found, strict=True):
         budget = float(np.mean([curve([gamma], layer, "dropped") for layer in range(2)]))
         if factors is None:
-            assert budget == 0.0 and gamma == 4.0
+            assert budget == 0.0
+            assert gamma == 4.0
             continue
         places = choose(dropped_LX, 2 * fullest_LX, budget)
         assert factors == [offered[place] for place in places]

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.serving.front import cost, with_front
-from capmoe_eval.serving.settings import Setting, speedup
+from capmoe_eval.serving.advising import check_deployment, trace_settings
+from capmoe_eval.serving.settings import ServingSetting, cost, speedup, with_front
 from capmoe_eval.serving.trace import Trace
-from capmoe_eval.serving.trace_settings import check_deployment, trace_settings
 
 GAMMAS = (0.4, 1.0, 1.1, 3.0)
 
@@ -44,7 +43,9 @@ def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
     unplanned = {one.title for one in before if one.placement is None and one.matched is None}
     assert changed_by_plan & unplanned <= {"EPLB", "EPLB+4", "LPLB+4"}
     plan = next(setting for setting in before if setting.title == "EPLB+4")
-    assert plan.speedup > 1.3 and plan.drop_rate == 0.0 and plan.extra == 4
+    assert plan.speedup > 1.3
+    assert plan.drop_rate == 0.0
+    assert plan.extra == 4
 
 
 def test_tokens_are_halved_as_their_loads_are() -> None:
@@ -53,7 +54,8 @@ def test_tokens_are_halved_as_their_loads_are() -> None:
     trace = Trace(6, expert_TLK=ids, step_T=np.sort(generator.integers(0, 5, 30)))
     assert (trace.second_half().loads() == trace.loads()[2:]).all()
     whole = trace.in_steps(30)
-    assert whole.second_half() is whole and whole.n_steps == 1
+    assert whole.second_half() is whole
+    assert whole.n_steps == 1
     only = trace_settings(whole, (1.0,), 2, 4)
     kinds = [setting.kind for setting in only]
     assert kinds == ["unchanged", "transfers", *["capacity"] * 6, "activation"]
@@ -73,7 +75,8 @@ def test_a_capacity_that_drops_nothing_changes_nothing_and_a_small_one_does() ->
     placed = {one.title: one for one in found if one.kind == "placement"}
     of_devices = [one for one in found if one.gamma == 8.0 and one.granularity == "device"]
     for one in of_devices[-2:]:
-        assert one.placement in ("EPLB", "EPLB+4") and one.drop_rate == 0.0
+        assert one.placement in ("EPLB", "EPLB+4")
+        assert one.drop_rate == 0.0
         assert one.straggler == pytest.approx(placed[one.placement].straggler)
         assert (one.extra, one.set_up) == (
             placed[one.placement].extra,
@@ -97,15 +100,15 @@ def test_the_speedup_has_a_part_of_the_fullest_rank_and_one_of_the_link(
 
 
 @st.composite
-def many_settings(draw: st.DrawFn) -> list[Setting]:
+def many_settings(draw: st.DrawFn) -> list[ServingSetting]:
     """Draw settings whose speedups and costs are often equal."""
     few = st.integers(0, 4)
     kinds = st.sampled_from(("placement", "transfers", "capacity", "capacity", "activation"))
-    home = Setting(kind="unchanged", method="contiguous", straggler=1.0, speedup=1.0)
+    home = ServingSetting(kind="unchanged", method="contiguous", straggler=1.0, speedup=1.0)
     return [
         home,
         *(
-            Setting(
+            ServingSetting(
                 kind=draw(kinds),
                 method=f"m{number}",
                 gamma=1.0,
@@ -121,14 +124,14 @@ def many_settings(draw: st.DrawFn) -> list[Setting]:
 
 @settings(max_examples=100, deadline=None)
 @given(many_settings())
-def test_the_front_is_what_no_other_beats(found: list[Setting]) -> None:
-    def beats(one: Setting, other: Setting) -> bool:
+def test_the_front_is_what_no_other_beats(found: list[ServingSetting]) -> None:
+    def beats(one: ServingSetting, other: ServingSetting) -> bool:
         cheaper = cost(one, "pairs") or 0.0, cost(other, "pairs") or 0.0
         at_least = one.reached >= other.reached and cheaper[0] <= cheaper[1]
         simpler = one.is_lossless and not other.is_lossless  # and as good
         return at_least and (one.reached > other.reached or cheaper[0] < cheaper[1] or simpler)
 
-    def is_known(one: Setting) -> bool:
+    def is_known(one: ServingSetting) -> bool:
         return one.speedup is not None and one.loads == "trace" and one.kind != "transfers"
 
     known = [setting for setting in found if is_known(setting)]

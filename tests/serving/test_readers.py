@@ -51,7 +51,8 @@ def test_vllm_lists_with_the_prompt_beside_the_choices(tmp_path: Path) -> None:
     cached = np.concatenate([np.full_like(IDS[:1], -1), IDS[1:2]])
     again = completion(IDS[2:3].tolist(), prompt_routed_experts=cached.tolist())
     trace = read_trace(lines(tmp_path / "out.jsonl", aborted, two, again), 6)
-    assert trace.expert_TLK is not None and trace.request_T is not None
+    assert trace.expert_TLK is not None
+    assert trace.request_T is not None
     np.testing.assert_array_equal(trace.expert_TLK, np.concatenate([IDS, IDS[1:3]]))
     assert trace.request_T.tolist() == [1, 1, 1, 2, 2, 3, 3]
     assert (trace.model, trace.top_k, trace.step_T, trace.score_TLK) == ("m", 2, None, None)
@@ -61,7 +62,8 @@ def test_vllm_lists_with_the_prompt_beside_the_choices(tmp_path: Path) -> None:
 def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
     responses = (completion(npy(IDS.astype(dtype))), completion(npy(IDS[:2].astype(dtype))))
     trace = read_trace(lines(tmp_path / "out.jsonl", *responses), 6)
-    assert trace.expert_TLK is not None and trace.request_T is not None
+    assert trace.expert_TLK is not None
+    assert trace.request_T is not None
     np.testing.assert_array_equal(trace.expert_TLK, np.concatenate([IDS, IDS[:2]]))
     assert trace.expert_TLK.dtype == np.uint8
     assert trace.request_T.tolist() == [0] * 5 + [1] * 2
@@ -86,7 +88,8 @@ def test_vllm_refuses_in_one_line(response: Any, said: str, tmp_path: Path) -> N
     path = lines(tmp_path / "out.jsonl", response)
     with pytest.raises(UsageError, match=said) as refused:
         read_trace(path, 6)
-    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
     with pytest.raises(UsageError, match="add --experts E"):
         read_trace(path)
 
@@ -125,7 +128,8 @@ def test_interleaved_dense_layers_of_a_top_1_model_are_left_out(tmp_path: Path) 
 )
 def test_sglang_responses(name: str, requests: list[int]) -> None:
     trace = golden(name, top_k=2)
-    assert trace.expert_TLK is not None and trace.request_T is not None
+    assert trace.expert_TLK is not None
+    assert trace.request_T is not None
     each = {"sglang_generate": [IDS], "sglang_completions": [IDS, IDS, IDS[:3], IDS]}
     np.testing.assert_array_equal(trace.expert_TLK, np.concatenate(each[name]))
     assert trace.request_T.tolist() == requests
@@ -159,7 +163,8 @@ def generated(ids: Any, **fields: Any) -> dict[str, Any]:
 def test_sglang_responses_are_refused_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said) as refused:
         read_trace(lines(tmp_path / "out.jsonl", response), 6, 2)
-    assert "\n" not in str(refused.value) and "vllm" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "vllm" not in str(refused.value)
 
 
 def test_several_choices_with_the_experts_of_one_are_refused(tmp_path: Path) -> None:
@@ -214,7 +219,8 @@ def recording(**changes: Any) -> dict[str, Any]:
 def test_sglang_per_token(tmp_path: Path) -> None:
     torch.save(recording(), tmp_path / "r.pt")
     trace = read_trace(tmp_path / "r.pt")
-    assert trace.expert_TLK is not None and trace.step_T is not None
+    assert trace.expert_TLK is not None
+    assert trace.step_T is not None
     np.testing.assert_array_equal(trace.expert_TLK, IDS)
     assert (trace.n_experts, trace.layers) == (6, ("1", "2"))
     assert trace.step_T.tolist() == [0, 0, 1, 1, 1]
@@ -230,7 +236,8 @@ def test_sglang_says_which_steps_are_of_decoding(tmp_path: Path) -> None:
     recorded["records"][0]["forward_mode"] = 2  # pass 9 stands first
     torch.save(recorded, path)
     trace = read_trace(path)
-    assert trace.decode_S is not None and trace.decode_S.tolist() == [False, True]
+    assert trace.decode_S is not None
+    assert trace.decode_S.tolist() == [False, True]
     assert trace.only("decode").n_tokens == 3
     recorded["records"][0]["forward_mode"] = 3
     torch.save(recorded, path)
@@ -241,7 +248,8 @@ def test_sglang_says_which_steps_are_of_decoding(tmp_path: Path) -> None:
         del record["forward_mode"]  # an old version
     torch.save(recorded, path)
     old = read_trace(path)
-    assert old.decode_S is None and "forward_mode" not in old.source
+    assert old.decode_S is None
+    assert "forward_mode" not in old.source
 
 
 def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> None:
@@ -340,7 +348,8 @@ def workload(path: Path, **changes: Any) -> Path:
 
 def test_megatron_trace(tmp_path: Path) -> None:
     trace = read_trace(workload(tmp_path / "W1"))
-    assert trace.expert_TLK is not None and trace.score_TLK is not None
+    assert trace.expert_TLK is not None
+    assert trace.score_TLK is not None
     np.testing.assert_array_equal(trace.expert_TLK, IDS[:, :1])
     assert (trace.n_experts, trace.n_steps) == (6, 1)
     assert trace.score_TLK[:, 0].tolist() == [[0.75, 0.25]] * 5

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from capmoe_eval.errors import UsageError
 from capmoe_eval.serving import trace as trace_module
 from capmoe_eval.serving.pairs import KEEPERS
-from capmoe_eval.serving.placement.layout import contiguous
-from capmoe_eval.serving.reference import count_step
+from capmoe_eval.serving.slots import contiguous
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace import Trace
+from tests.serving.capacity_reference import count_step
 
 GAMMAS = (0.0, 0.4, 1.0, 1.1, 2.0, 8.0)
 
@@ -46,7 +46,9 @@ def test_it_is_what_loops_count(trace: Trace, rounding: str, at_once: int) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_module, "_AT_ONCE", at_once)  # parts of any size give the same
         summary = summarise(trace, GAMMAS, rounding=rounding)
-    assert trace.expert_TLK is not None and trace.score_TLK is not None and trace.step_T is not None
+    assert trace.expert_TLK is not None
+    assert trace.score_TLK is not None
+    assert trace.step_T is not None
     asked = trace.expert_TLK[:, 0].size
     home = contiguous(1, trace.n_experts, trace.ranks or 1)
     for layer, found in enumerate(summary.layers):
@@ -83,7 +85,8 @@ def test_counts_alone_give_the_same_without_scores(trace: Trace) -> None:
         n_experts=trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k, ranks=trace.ranks
     )
     known, counted = summarise(trace, GAMMAS), summarise(counts, GAMMAS)
-    assert counted.tokens == known.tokens and counted.steps == known.steps
+    assert counted.tokens == known.tokens
+    assert counted.steps == known.steps
     for left, right in zip(known.layers, counted.layers, strict=True):
         assert (left.expert_peak, left.rank_peak, left.load) == (
             right.expert_peak,
@@ -103,11 +106,14 @@ def test_counts_alone_give_the_same_without_scores(trace: Trace) -> None:
 def test_more_capacity_drops_less_and_score_loses_least(trace: Trace) -> None:
     total = summarise(trace, (*GAMMAS, math.inf)).total
     rates = [at.drop_rate for at in total.at]
-    assert rates[0] == 1 and rates[-1] == 0 and rates == sorted(rates, reverse=True)
+    assert rates[0] == 1
+    assert rates[-1] == 0
+    assert rates == sorted(rates, reverse=True)
     for at in total.at:
         assert at.dropped_score is not None
         assert at.dropped_score["score"] <= min(at.dropped_score.values()) + 1e-9
-        assert at.straggler is not None and at.straggler <= (total.straggler or 0) + 1e-9
+        assert at.straggler is not None
+        assert at.straggler <= (total.straggler or 0) + 1e-9
 
 
 def test_peaks_are_those_of_a_step_and_not_of_the_sum() -> None:

@@ -125,7 +125,8 @@ def test_loads_are_kept_and_those_of_parts_are_theirs(monkeypatch: pytest.Monkey
     for trace in (full(), COUNTED):
         fresh = dataclasses.replace(trace)
         loads = trace.loads()
-        assert trace.loads() is loads and not loads.flags.writeable
+        assert trace.loads() is loads
+        assert not loads.flags.writeable
         for part, again in (
             (trace, fresh),
             (trace.second_half(), fresh.second_half()),
@@ -143,12 +144,16 @@ def test_steps_of_one_kind() -> None:
     for kind, step in (("prompts", 0), ("decode", 1)):
         only = trace.only(kind)  # type: ignore[arg-type]
         np.testing.assert_array_equal(only.loads(), trace.loads()[step : step + 1])
-        assert only.decode_steps == step and only.only(kind) is only  # type: ignore[arg-type]
-        assert only.score_TLK is not None and only.request_T is not None
+        assert only.decode_steps == step
+        assert only.only(kind) is only
+        assert only.score_TLK is not None
+        assert only.request_T is not None
         assert len(only.score_TLK) == len(only.request_T) == only.n_tokens
         again, said = in_known_steps(trace, 1, kind)  # type: ignore[arg-type]
-        assert said and (again.n_steps, again.decode_steps) == (only.n_tokens, step * 1)
-    assert COUNTED.only("decode").n_steps == 2 and COUNTED.only("prompts").n_steps == 1
+        assert said
+        assert (again.n_steps, again.decode_steps) == (only.n_tokens, step * 1)
+    assert COUNTED.only("decode").n_steps == 2
+    assert COUNTED.only("prompts").n_steps == 1
     with pytest.raises(UsageError, match="step tokens: the trace has prompts and decode steps"):
         in_known_steps(trace, 2)
     with pytest.raises(UsageError, match="only=prompts: the trace has no such step"):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.extensions.adaptive_gamma.factor import AdaptiveFactor
+from capmoe_eval.extensions.adaptive_gamma import AdaptiveFactor
 from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.serving.trial import (
-    Outcome,
+    AdaptiveOutcome,
     between,
     by_model,
     least,
@@ -21,6 +21,7 @@ from capmoe_eval.serving.trial import (
     primary,
     verdicts,
 )
+from tests.pages import signed
 
 SHARES = st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_size=6, unique=True)
 
@@ -32,7 +33,8 @@ def test_it_interpolates_between_neighbours(values: list[float], wanted: float) 
     if not min(values) <= wanted <= max(values):
         assert found is None
         return
-    assert found is not None and 0 <= found.weight <= 1
+    assert found is not None
+    assert 0 <= found.weight <= 1
     assert found.mix(values) == pytest.approx(wanted)
     order = np.argsort(values)
     known = np.interp(wanted, np.array(values)[order], np.array(others)[order])
@@ -48,7 +50,8 @@ def test_no_convex_curve_is_lower_than_the_least(drops: list[float], wanted: flo
     if found is not None:
         assert found <= curve(wanted) + 1e-9
         at = between(wanted, drops)
-        assert at is not None and found <= at.mix([curve(x) for x in drops]) + 1e-9
+        assert at is not None
+        assert found <= at.mix([curve(x) for x in drops]) + 1e-9
     elif len(drops) > 2:
         assert not min(drops) <= wanted <= max(drops)
 
@@ -71,17 +74,28 @@ def outcome(
     gain: float | None,
     scores: list[float] | None,
     kind: Literal["pairs", "scores"] = "pairs",
-) -> Outcome:
+) -> AdaptiveOutcome:
     paired = None
     if scores is not None:
         paired = Paired((("a", "b"),), np.array(scores), np.full(len(scores), 0.5))
     static = None if gain is None else 2.0 - gain
-    lowest = None if static is None else static - 0.5
-    return Outcome(model, task, AdaptiveFactor(budget, kind), 0.1, 2.0, static, lowest, 0.1, paired)
+    return AdaptiveOutcome(
+        model=model,
+        task=task,
+        factor=AdaptiveFactor(budget, kind),
+        budget=budget,
+        budget_of=kind,
+        drop_rate=0.1,
+        straggler=2.0,
+        static_straggler=static,
+        static_least=None if static is None else static - 0.5,
+        apart=0.1,
+        scores=paired,
+    )
 
 
 def test_a_verdict_counts_each_model_once() -> None:
-    found = [
+    compared = [
         outcome("olmoe", "obqa", 0.1, -0.2, [1, 1, 0, 1]),
         outcome("olmoe", "obqa", 0.2, -0.4, [1, 0, 0, 1]),
         outcome("olmoe", "piqa", 0.1, 0.1, [0, 0, 1, 0]),
@@ -89,21 +103,18 @@ def test_a_verdict_counts_each_model_once() -> None:
         outcome("mixtral", "obqa", 0.1, 0.2, [1, 1, 1, 1]),
         outcome("mixtral", "obqa", 0.1, 5.0, None, "scores"),
     ]
-    low, high, both, *_ = judged = verdicts(found)
+    low, high, both, *_ = judged = verdicts(compared)
     assert primary(judged) is both
-    assert (low.budget, high.budget, both.budget) == (0.1, 0.2, None)
-    assert (low.cells, high.cells, both.cells) == (3, 1, 3)
+    assert [(v.budget, v.cells) for v in (low, high, both)] == [(0.1, 3), (0.2, 1), (None, 3)]
     assert high.straggler is None, "one model has no interval"
-    assert low.straggler is not None and low.straggler.mean == pytest.approx((-0.05 + 0.2) / 2)
-    gains = (-0.3 + 0.1) / 2, 0.2
-    assert both.straggler is not None and both.straggler.mean == pytest.approx(sum(gains) / 2)
-    assert both.straggler == pytest.approx(mean_interval(gains)), "models are the units"
-    assert both.straggler_most == pytest.approx(both.straggler.mean + 0.5)
-    # By document the two models are one, then tasks count equally.
-    assert both.accuracy is not None and both.accuracy.mean == pytest.approx((31.25 - 25) / 2)
-    models = ((12.5 - 25) / 2, 50.0)
-    assert both.accuracy_over_models == pytest.approx(mean_interval(models))
-    assert by_model(found[:4], points) == {"olmoe": pytest.approx(models[0])}
+    assert low.straggler is not None
+    assert low.straggler.mean == pytest.approx((-0.05 + 0.2) / 2)
+    assert both.straggler == pytest.approx(mean_interval([-0.1, 0.2])), "models are the units"
+    assert both.straggler_most == pytest.approx(0.05 + 0.5)
+    # Models count equally, and the tasks of each: 12.5 and −25 of one, 50 of the other.
+    assert both.accuracy is not None
+    assert both.accuracy.mean == pytest.approx(((12.5 - 25) / 2 + 50) / 2)
+    assert by_model(compared[:4], points) == {"olmoe": pytest.approx((12.5 - 25) / 2)}
 
 
 @pytest.mark.parametrize(
@@ -111,14 +122,14 @@ def test_a_verdict_counts_each_model_once() -> None:
     [((-0.3, -0.31), "a gain is shown"), ((-0.3, 0.1), "no gain"), ((0.3, 0.31), "a loss")],
 )
 def test_the_words_follow_the_interval(gains: tuple[float, float], words: str) -> None:
-    found = [outcome(name, "obqa", 0.1, gain, None) for name, gain in zip("ab", gains, strict=True)]
-    last = primary(verdicts(found))
-    assert last is not None and words in str(last)
+    pairs = zip("ab", gains, strict=True)
+    last = primary(verdicts([outcome(name, "obqa", 0.1, gain, None) for name, gain in pairs]))
     interval = mean_interval(gains)
-    assert interval is not None and f"{interval.mean:+.3f}".replace("-", "−") in str(last)
+    assert interval is not None
+    assert words in str(last)
+    assert signed(*interval, 3) in str(last)
 
 
 def test_the_interval_is_students() -> None:
-    found = mean_interval([1.0, 2.0, 3.0])
-    assert found == pytest.approx((2.0, 2.0 - 2.4841, 2.0 + 2.4841), abs=1e-3)
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, -0.4841, 4.4841), abs=1e-3)
     assert mean_interval([1.0]) is None

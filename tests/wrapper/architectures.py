@@ -29,7 +29,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
-_SMALL: dict[str, Any] = {
+SMALL: dict[str, Any] = {
     # every model
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -147,7 +147,7 @@ _SMALL: dict[str, Any] = {
 
 _HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"] * 2}
 
-_EXCEPTIONS: dict[str, dict[str, Any]] = {
+EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_group_size": 2},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense"] + ["sparse"] * 3}},
     "diffusion_gemma": {"text_config": {"enable_moe_block": True}},
@@ -199,10 +199,10 @@ def model_class(family: str) -> Any:
         if isinstance(value, type) and issubclass(value, PreTrainedModel)
     ]
     for ending in ("ForCausalLM", "ForConditionalGeneration"):
-        for one in classes:
-            if one.__name__.endswith(ending):
-                return one
-    return next(one for one in classes if "For" in one.__name__)
+        for each in classes:
+            if each.__name__.endswith(ending):
+                return each
+    return next(each for each in classes if "For" in each.__name__)
 
 
 def small_config(config_class: type[PreTrainedConfig], settings: Mapping[str, Any]) -> Any:
@@ -214,11 +214,11 @@ def small_config(config_class: type[PreTrainedConfig], settings: Mapping[str, An
     """
     fields = {field.name for field in dataclasses.fields(config_class)}
     parts = config_class.sub_configs
-    values = {name: value for name, value in _SMALL.items() if name in fields - parts.keys()}
+    values = {name: value for name, value in SMALL.items() if name in fields - parts.keys()}
     for name, part in parts.items():
-        known = type(getattr(config_class(), name)) if part is AutoConfig else part
-        if dataclasses.is_dataclass(known):
-            values[name] = small_config(known, settings.get(name, {}))
+        part_class = type(getattr(config_class(), name)) if part is AutoConfig else part
+        if dataclasses.is_dataclass(part_class):
+            values[name] = small_config(part_class, settings.get(name, {}))
     values |= {name: value for name, value in settings.items() if name not in parts}
     return config_class(**values)
 
@@ -233,12 +233,12 @@ def build(
         settings: Configuration fields, in place of the family's exceptions.
         experts: The experts' kernel.
     """
-    one = model_class(family)
-    chosen = _EXCEPTIONS.get(family, {}) if settings is None else settings
-    config = small_config(one.config_class, chosen)
+    built = model_class(family)
+    chosen = EXCEPTIONS.get(family, {}) if settings is None else settings
+    config = small_config(built.config_class, chosen)
     if experts is not None:
         config._experts_implementation = experts
-    return with_opinions(one(config))
+    return with_opinions(built(config))
 
 
 def with_opinions(model: PreTrainedModel) -> PreTrainedModel:
@@ -263,23 +263,14 @@ def count_experts(model: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one family.
+    """The result for one family."""
 
-    Attributes:
-        family: Its name in transformers.
-        model: The class that was built.
-        announced: MoE layers that the small configuration announces.
-        layers: Its layers.
-        recipes: How its gates work, if they are understood; mostly one.
-        refused: Why it is refused, or nothing.
-    """
-
-    family: str
-    model: str
-    announced: int | None
+    family: str  # its name in transformers
+    model: str  # the class that was built
+    announced: int | None  # MoE layers that the small configuration announces
     layers: int
-    recipes: tuple[GateRecipe, ...] = ()
-    refused: str = ""
+    recipes: tuple[GateRecipe, ...] = ()  # how its gates work, if they are understood; mostly one
+    refused: str = ""  # the reason, or nothing
 
 
 @functools.cache
@@ -309,7 +300,8 @@ def examine(family: str) -> Finding:
     proofs = meter.proofs()
     assert all(proof["passed"] for proof in proofs.values()), proofs
     assert meter.summary()["dropped"] > 0
-    assert bool(inside.isfinite().all()) and not torch.allclose(before, inside, atol=1e-5)
+    assert bool(inside.isfinite().all())
+    assert not torch.allclose(before, inside, atol=1e-5)
     assert torch.equal(before, _logits(model, tokens))
     recipes = dict.fromkeys(layer.gate.recipe for layer in find_moe_layers(model))
     return dataclasses.replace(finding, recipes=tuple(recipes))
@@ -327,39 +319,23 @@ def document() -> str:
 
     findings = [examine(family) for family in families()]
     supported = [finding for finding in findings if not finding.refused]
-    rows = [
-        "| architecture | built in small | MoE layers announced | gate |",
-        "|---|---|---|---|",
-        *(
-            f"| `{one.family}` | `{one.model}` | {_announced(one)} "
-            f"| {'; '.join(_words(recipe) for recipe in one.recipes)} |"
-            for one in supported
-        ),
-    ]
-    refusals = [
-        "| architecture | built in small | MoE layers announced | reason |",
-        "|---|---|---|---|",
-        *(
-            f"| `{one.family}` | `{one.model}` | {_announced(one)} | {one.refused} |"
-            for one in findings
-            if one.refused
-        ),
-    ]
-    return "\n".join(
-        [
-            *_HEAD.format(
-                supported=len(supported), all=len(findings), version=transformers.__version__
-            ).splitlines(),
-            *rows,
-            "",
-            *with_images().splitlines(),
-            "",
-            "## Refused",
-            "",
-            *refusals,
-            "",
-        ]
+    head = _HEAD.format(
+        supported=len(supported), all=len(findings), version=transformers.__version__
     )
+    gates = _table("gate", {of: "; ".join(map(_words, of.recipes)) for of in supported})
+    refusals = _table("reason", {of: of.refused for of in findings if of.refused})
+    return f"{head}{gates}\n{with_images()}\n\n## Refused\n\n{refusals}"
+
+
+def _table(column: str, cells: Mapping[Finding, str]) -> str:
+    rows = [
+        f"| `{of.family}` | `{of.model}` | {_announced(of)} | {cell} |\n"
+        for of, cell in cells.items()
+    ]
+    head = (
+        f"| architecture | built in small | MoE layers announced | {column} |\n|---|---|---|---|\n"
+    )
+    return head + "".join(rows)
 
 
 _HEAD = """\

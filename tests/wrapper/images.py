@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig, OlmoeConfig, PreTrainedModel
 from transformers import LlavaForConditionalGeneration as Llava
 
-from capmoe_eval.wrapper.molmoe.configuration import MolmoeConfig, MolmoeVisionConfig
+from capmoe_eval.wrapper.molmoe import MolmoeConfig, MolmoeVisionConfig
 from capmoe_eval.wrapper.molmoe.model import MolmoeForConditionalGeneration
-from tests.wrapper.architectures import _EXCEPTIONS, _SMALL, VOCABULARY, small_config, with_opinions
+from tests.wrapper.architectures import EXCEPTIONS, SMALL, VOCABULARY, small_config, with_opinions
 
 IMAGE, VIDEO, AUDIO, START, PAD = 90, 91, 92, 93, 0
 PLACE = {"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": AUDIO}
@@ -134,7 +134,7 @@ _FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[int, Tensor]
         lambda: _of_family(
             "glm4v_moe",
             "Glm4vMoeForConditionalGeneration",
-            {**PLACE, **_EXCEPTIONS["glm4v_moe"], "vision_config": _VISION},
+            {**PLACE, **EXCEPTIONS["glm4v_moe"], "vision_config": _VISION},
         ),
         _qwen_pixels,
     ),
@@ -179,7 +179,7 @@ FAMILIES = tuple(_FAMILIES)
 
 def make(family: str, *, seed: int = 0) -> PreTrainedModel:
     """Return a tiny vision-language model of :data:`FAMILIES`."""
-    assert _SMALL["vocab_size"] == VOCABULARY
+    assert SMALL["vocab_size"] == VOCABULARY
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return with_opinions(_FAMILIES[family][0]())

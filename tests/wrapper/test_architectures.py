@@ -38,6 +38,7 @@ LAYOUTS: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families())
 def test_an_architecture_keeps_every_promise_or_is_refused(family: str) -> None:
     finding = examine(family)
@@ -45,13 +46,14 @@ def test_an_architecture_keeps_every_promise_or_is_refused(family: str) -> None:
     assert "\n" not in finding.refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families())
 def test_the_configuration_announces_the_layers_that_are_built(family: str) -> None:
     finding = examine(family)
-    found = count_experts(build(family))
-    if finding.announced != found:
+    n_experts = count_experts(build(family))
+    if finding.announced != n_experts:
         assert finding.refused.startswith(
-            f"its configuration announces {finding.announced} MoE layers, {found} were found"
+            f"its configuration announces {finding.announced} MoE layers, {n_experts} were found"
         )
 
 
@@ -60,18 +62,20 @@ def test_a_layout_is_counted_from_the_configuration(
     family: str, settings: dict[str, Any], n_layers: int
 ) -> None:
     torch.manual_seed(0)
-    exceptions = architectures._EXCEPTIONS.get(family, {})
+    exceptions = architectures.EXCEPTIONS.get(family, {})
     model = build(family, exceptions | settings)
     assert expected_moe_layers(model.config) == n_layers
     assert count_experts(model) == n_layers
 
 
+@pytest.mark.slow
 def test_the_document_is_true() -> None:
     assert architectures.DOCUMENT.read_text() == architectures.document(), (
         "run python -m tests.wrapper.architectures"
     )
 
 
+@pytest.mark.slow
 def test_the_readme_counts_as_the_document_does() -> None:
     findings: list[Finding] = [examine(family) for family in families()]
     supported = sum(not finding.refused for finding in findings)

@@ -89,20 +89,23 @@ def test_it_is_the_sum_of_capacities_over_the_sum_of_mean_loads(
     for at, effective in zip(GAMMA_GRID, report["grid"]["effective_gamma"], strict=True):
         expected = float(by_loops(method, n_experts, batches, at)[0])
         assert effective == pytest.approx(expected, abs=1e-6)  # six decimals are recorded
-    found = report["effective_gamma"]
+    effective_gamma = report["effective_gamma"]
     if method.is_stock:  # a bound of devices that cannot bind is the baseline
-        assert found is None
+        assert effective_gamma is None
         return
-    assert method.factor is not None and method.factor.uniform == gamma
+    assert method.factor is not None
+    assert method.factor.uniform == gamma
     expected, mean_load = by_loops(method, n_experts, batches, gamma)
-    assert (found, report["mean_load"]) == pytest.approx((float(expected), float(mean_load)))
+    assert (effective_gamma, report["mean_load"]) == pytest.approx(
+        (float(expected), float(mean_load))
+    )
     # With many tokens per bucket it is γ: rounding moves a capacity by less than one token. A
     # bucket holds no more than all tokens of its group, E/K mean loads.
     nominal = min(gamma, n_experts / TOP_K)
     if method.rounding == "ceil":
-        assert nominal - 1e-9 <= found < nominal + 1 / report["mean_load"]
+        assert nominal - 1e-9 <= effective_gamma < nominal + 1 / report["mean_load"]
     else:
-        assert nominal - 1 / report["mean_load"] < found <= nominal + 1e-9
+        assert nominal - 1 / report["mean_load"] < effective_gamma <= nominal + 1e-9
 
 
 def test_it_counts_forwards_under_a_capacity_only() -> None:
@@ -121,4 +124,5 @@ def test_it_counts_forwards_under_a_capacity_only() -> None:
     report = meter.report()
     # 9 pairs of a rank for 8 experts: 0.25 of 1.125 is rounded up to 1. Decode steps are free.
     for part in (report["summary"], *report["layers"]):
-        assert part["mean_load"] == 1.125 and part["effective_gamma"] == pytest.approx(1 / 1.125)
+        assert part["mean_load"] == 1.125
+        assert part["effective_gamma"] == pytest.approx(1 / 1.125)

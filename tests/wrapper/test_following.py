@@ -25,11 +25,10 @@ from transformers import (
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.architecture import ROOT
 from tests.wrapper import images
 from tests.wrapper.architectures import VOCABULARY
-from tests.wrapper.models import batch, make
-from tests.wrapper.test_generation import Ends, counted
+from tests.wrapper.models import batch, counted, make
+from tests.wrapper.test_generation import Ends
 
 Generate = Callable[..., Any]
 Case = tuple[nn.Module, Generate]
@@ -61,20 +60,6 @@ class Adapter(nn.Module):
             self.model.prepare_inputs_for_generation = self.stock_preparation
 
 
-class InThread:
-    """Generates in another thread, as servers and streamers do."""
-
-    def __init__(self, generate: Generate) -> None:
-        self.generate = generate
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(self.generate(*args, **kwargs)))
-        thread.start()
-        thread.join()
-        return answers[0]
-
-
 class Parent(nn.Module):
     """A module that has a model and knows nothing of it."""
 
@@ -86,12 +71,17 @@ class Parent(nn.Module):
         return self.inner["lm"](tokens, **kwargs)
 
 
-def whole(model: Any) -> Case:
-    return model, model.generate
+def in_a_thread(generate: Generate) -> Generate:
+    """Generate in another thread, as servers and streamers do."""
 
+    def started(*args: Any, **kwargs: Any) -> Any:
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(generate(*args, **kwargs)))
+        thread.start()
+        thread.join()
+        return answers[0]
 
-def without_head(model: Any) -> Case:
-    return model.model, model.generate
+    return started
 
 
 def adapter(model: Any) -> Case:
@@ -99,23 +89,18 @@ def adapter(model: Any) -> Case:
     return around, around.generate
 
 
-def adapted(model: Any) -> Case:
-    return model, Adapter(model).generate
-
-
-def parent(model: Any) -> Case:
-    return Parent(model), model.generate
-
-
-def in_a_thread(model: Any) -> Case:
-    return model, InThread(model.generate)
-
-
-def by_the_class(model: Any) -> Case:
-    return model, lambda *args, **kwargs: type(model).generate(model, *args, **kwargs)
-
-
-CASES = [without_head, adapter, adapted, parent, in_a_thread, by_the_class]
+CASES: dict[str, Callable[[Any], Case]] = {
+    "whole": lambda model: (model, model.generate),
+    "without head": lambda model: (model.model, model.generate),
+    "adapter": adapter,
+    "adapted": lambda model: (model, Adapter(model).generate),
+    "parent": lambda model: (Parent(model), model.generate),
+    "in a thread": lambda model: (model, in_a_thread(model.generate)),
+    "by the class": lambda model: (
+        model,
+        lambda *args, **kwargs: type(model).generate(model, *args, **kwargs),
+    ),
+}
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"use_cache": False},
@@ -125,37 +110,18 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def prompt() -> dict[str, Tensor]:
-    tokens, mask = batch(n_positions=6), torch.ones(4, 6, dtype=torch.long)
-    mask[1, :3] = 0
-    return {"input_ids": tokens, "attention_mask": mask}
-
-
-def run(case: Callable[[Any], Case], decode: str, options: dict[str, Any]) -> tuple[Tensor, Meter]:
+def run(case: str, decode: str, options: dict[str, Any]) -> tuple[list[Any], Meter]:
     """Return what is generated under the capacity of a case, whose sequences finish one by one."""
     model = make("olmoe")
     model.generation_config.eos_token_id = None
-    target, generate = case(model)  # bound before the block
+    mask = torch.ones(4, 6, dtype=torch.long)
+    mask[1, :3] = 0
+    target, generate = CASES[case](model)  # bound before the block
+    criteria = [] if "num_beams" in options else [Ends([8, 7, 10, 11])]
+    options = {"max_new_tokens": 5, "do_sample": False, "stopping_criteria": criteria, **options}
     with capacity_aware(target, "score", gamma=0.5, decode=decode) as meter:
-        criteria = [] if "num_beams" in options else [Ends([8, 7, 10, 11])]
-        answers = generate(
-            **prompt(), max_new_tokens=5, do_sample=False, stopping_criteria=criteria, **options
-        )
-    return answers, meter
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("decode", ["unconstrained", "constrained", "only"])
-def test_a_generation_counts_alike_whatever_object_runs_it(
-    decode: str, options: dict[str, Any]
-) -> None:
-    answers, meter = run(whole, decode, options)
-    expected = nameless(meter)
-    assert meter.decode_forwards == 4
-    for case in CASES:
-        other_answers, other_meter = run(case, decode, options)
-        assert nameless(other_meter) == expected, case.__name__
-        assert torch.equal(other_answers, answers), case.__name__
+        answers = generate(input_ids=batch(n_positions=6), attention_mask=mask, **options)
+    return answers.tolist(), meter
 
 
 def nameless(meter: Meter) -> dict[str, Any]:
@@ -166,17 +132,37 @@ def nameless(meter: Meter) -> dict[str, Any]:
     return every
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "decode",
+    [
+        "unconstrained",
+        pytest.param("constrained", marks=pytest.mark.slow),
+        pytest.param("only", marks=pytest.mark.slow),
+    ],
+)
+def test_a_generation_counts_alike_whatever_object_runs_it(
+    decode: str, options: dict[str, Any]
+) -> None:
+    answers, meter = run("whole", decode, options)
+    assert meter.decode_forwards == 4
+    for case in CASES:
+        other_answers, other_meter = run(case, decode, options)
+        assert nameless(other_meter) == nameless(meter), case
+        assert other_answers == answers, case
+
+
 @pytest.mark.parametrize("decode", ["unconstrained", "constrained"])
 def test_the_language_model_of_a_model_with_images_is_followed(decode: str) -> None:
     model, inputs = images.make("llava"), images.batch("llava")
     model.generation_config.eos_token_id = None
     width = inputs["input_ids"].shape[1]
-    lengths = [width + 2, *[width + 4] * (len(inputs["input_ids"]) - 1)]
+    ends = Ends([width + 2, width + 4, width + 4])
     seen = []
     for target in (model, model.model.language_model):
         with capacity_aware(target, "score", gamma=0.5, decode=decode) as meter:
             answers = model.generate(
-                **inputs, max_new_tokens=4, do_sample=False, stopping_criteria=[Ends(lengths)]
+                **inputs, max_new_tokens=4, do_sample=False, stopping_criteria=[ends]
             )
         summary = meter.summary()
         summary.pop("modalities", None)  # which the language model is not told
@@ -200,41 +186,48 @@ def test_a_pipeline_is_followed() -> None:
 
 def test_two_models_are_followed_apart() -> None:
     """A model without a capacity generates as ever, also while another's block is open."""
-    models = [make("olmoe"), make("mixtral")]
-    stock = models[1].generate(batch(), max_new_tokens=4, do_sample=False)
+    ours, other = make("olmoe"), make("mixtral")
+    stock = other.generate(batch(), max_new_tokens=4, do_sample=False)
     with (
-        capacity_aware(models[0], "score", gamma=0.5, decode="constrained") as first,
-        capacity_aware(models[1], "score", gamma=0.5) as second,
+        capacity_aware(ours, "score", gamma=0.5, decode="constrained") as first,
+        capacity_aware(other, "score", gamma=0.5) as second,
     ):
         threads = [
             threading.Thread(target=lambda of=of: of.generate(batch(), max_new_tokens=4))
-            for of in models
+            for of in (ours, other)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert (first.forwards, first.decode_forwards) == (second.forwards, second.decode_forwards)
-    assert first.summary()["tokens"] == 48 + 3 * 4 and second.summary()["tokens"] == 48
-    with capacity_aware(models[0], "score", gamma=0.5) as first:
-        beside = models[1].generate(batch(), max_new_tokens=4, do_sample=False)
-    assert first.forwards == 0 and torch.equal(beside, stock)
+    assert [meter.summary()["tokens"] for meter in (first, second)] == [48 + 3 * 4, 48]
+    with capacity_aware(ours, "score", gamma=0.5) as first:
+        beside = other.generate(batch(), max_new_tokens=4, do_sample=False)
+    assert first.forwards == 0
+    assert torch.equal(beside, stock)
+
+
+class Asks(LogitsProcessor):
+    """A processor that runs a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.model(input_ids)
+        return scores
 
 
 def test_a_generation_of_another_model_may_ask_this_one() -> None:
     """Its processors' forwards of our model are plain ones."""
     ours, other = make("olmoe"), make("mixtral")
-
-    class Asks(LogitsProcessor):
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            ours(input_ids)
-            return scores
-
     with capacity_aware(ours, "score", gamma=0.5) as meter:
-        other.generate(batch(), max_new_tokens=2, logits_processor=[Asks()])
+        other.generate(batch(), max_new_tokens=2, logits_processor=[Asks(ours)])
     assert meter.summary()["tokens"] == 4 * 12 + 4 * 13
 
 
+@pytest.mark.slow
 def test_the_librarys_loops_are_restored() -> None:
     """In a process of its own: here a model of an earlier test may still be under a capacity."""
     program = """
@@ -249,7 +242,7 @@ with capacity_aware(make("olmoe"), "score", gamma=0.5):
     assert dict(vars(GenerationMixin)) != before
 assert dict(vars(GenerationMixin)) == before
 """
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
 
 
 # What is refused.
@@ -262,17 +255,13 @@ def loop_of_ones_own(model: Any, input_ids: Tensor, **options: Any) -> Tensor:
     return input_ids
 
 
-class AsksItself(LogitsProcessor):
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.model(input_ids)
-        return scores
+def greedy(model: Any, *args: Any, **kwargs: Any) -> Any:
+    return GenerationMixin._sample(model, *args, **kwargs)
 
 
 ASSISTED = "assisted decoding .* drafted tokens"
 NO_STEPS = "generate: it runs the model in forwards that are not the steps"
+PACKED = "generate_batch: continuous batching"
 
 
 @pytest.mark.parametrize(
@@ -283,16 +272,16 @@ NO_STEPS = "generate: it runs the model in forwards that are not the steps"
         (lambda _: {"assistant_early_exit": 1}, ASSISTED),
         (lambda _: {"custom_generate": loop_of_ones_own}, NO_STEPS),
         (lambda _: {"guidance_scale": 1.5}, NO_STEPS),
-        (lambda model: {"logits_processor": [AsksItself(model)]}, NO_STEPS),
-        (lambda _: {"cache_implementation": "paged"}, "generate_batch: continuous batching"),
+        (lambda model: {"logits_processor": [Asks(model)]}, NO_STEPS),
+        (lambda _: {"cache_implementation": "paged"}, PACKED),
     ],
 )
-@pytest.mark.parametrize("case", [whole, without_head, adapter])
+@pytest.mark.parametrize("case", ["whole", "without head", "adapter"])
 def test_other_ways_to_generate_are_refused_in_one_line(
-    case: Callable[[Any], Case], options: Callable[[Any], dict[str, Any]], line: str
+    case: str, options: Callable[[Any], dict[str, Any]], line: str
 ) -> None:
     model = make("olmoe")
-    target, generate = case(model)
+    target, generate = CASES[case](model)
     tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     with capacity_aware(target, "score", gamma=0.5) as meter:
         with pytest.raises(UsageError, match=line) as error:
@@ -317,46 +306,38 @@ def test_a_custom_loop_of_a_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_custom_loop_that_runs_transformers_own_is_followed() -> None:
-    def greedy(model: Any, *args: Any, **kwargs: Any) -> Any:
-        return GenerationMixin._sample(model, *args, **kwargs)
-
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:
         model.generate(batch(), max_new_tokens=3, use_cache=False, custom_generate=greedy)
     assert (meter.forwards, meter.decode_forwards) == (3, 2)
 
 
-def test_a_model_under_a_capacity_does_not_draft_for_another() -> None:
-    ours, other = make("olmoe"), make("mixtral")
-    with capacity_aware(ours, "score", gamma=0.5), pytest.raises(UsageError, match=ASSISTED):
-        other.generate(batch(n_sequences=1), assistant_model=ours, max_new_tokens=4)
-
-
-@pytest.mark.parametrize("name", ["generate_batch", "init_continuous_batching"])
-def test_continuous_batching_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "error", "line"),
+    [
+        (lambda m: m.generate_batch(batch().tolist()), UsageError, PACKED),
+        (lambda m: m.init_continuous_batching(), UsageError, PACKED),
+        # as a manager of continuous batching from before the block packs them
+        (
+            lambda m: m(batch(n_sequences=1), cu_seq_lens_q=torch.tensor([0, 4, 12])),
+            UsageError,
+            "cu_seq_lens_q: sequences are packed into one row",
+        ),
+        (
+            lambda m: make("mixtral").generate(batch(n_sequences=1), assistant_model=m),
+            UsageError,
+            ASSISTED,
+        ),
+        (
+            lambda m: m.model(batch()),
+            EnforcementError,
+            "outside a forward.*put the part under the capacity that is called",
+        ),
+    ],
+)
+def test_other_calls_are_refused(
+    call: Callable[[Any], Any], error: type[Exception], line: str
+) -> None:
     model = make("olmoe")
-    arguments = [batch().tolist()] if name == "generate_batch" else []
-    with (
-        capacity_aware(model, "score", gamma=0.5),
-        pytest.raises(UsageError, match="generate_batch: continuous batching"),
-    ):
-        getattr(model, name)(*arguments)
-
-
-def test_packed_sequences_are_refused() -> None:
-    """A manager of continuous batching from before the block packs them so."""
-    model = make("olmoe")
-    with (
-        capacity_aware(model, "score", gamma=0.5),
-        pytest.raises(UsageError, match="cu_seq_lens_q: sequences are packed into one row"),
-    ):
-        model(batch(n_sequences=1), cu_seq_lens_q=torch.tensor([0, 4, 12]))
-
-
-def test_a_part_that_generates_alone_names_the_way_out() -> None:
-    model = make("olmoe")
-    with (
-        capacity_aware(Parent(model).inner["lm"], "score", gamma=0.5),
-        pytest.raises(EnforcementError, match="put the part under the capacity that is called"),
-    ):
-        model.model(batch())
+    with capacity_aware(model, "score", gamma=0.5), pytest.raises(error, match=line):
+        call(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import ROUNDING, batch, make
+from tests.wrapper.models import ROUNDING, batch, counted, logits, make
 
 pytestmark = pytest.mark.numeric
 
 LENGTH = 32  # of the static cache
+STATIC = {"cache_implementation": "static"}
+NO_CACHE = {"use_cache": False}
 
 
 def padded_prompt() -> tuple[Tensor, Tensor]:
@@ -27,64 +30,43 @@ def padded_prompt() -> tuple[Tensor, Tensor]:
     return tokens, mask
 
 
-def generate(model: Any, n_new: int = 5, **options: Any) -> tuple[Tensor, Meter]:
+def generate(model: Any, decode: str = "unconstrained", **options: Any) -> tuple[Tensor, Meter]:
     """Return what a model generates under Token Drop at γ = 0.5, and the meter."""
-    decode = options.pop("decode", "unconstrained")
     tokens, mask = padded_prompt()
+    length = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
     with capacity_aware(model, "score", gamma=0.5, decode=decode) as meter:
-        generated = model.generate(
-            tokens,
-            attention_mask=mask,
-            max_new_tokens=n_new,
-            min_new_tokens=n_new,
-            do_sample=False,
-            **options,
-        )
+        generated = model.generate(tokens, **{"attention_mask": mask} | length | options)
     return generated, meter
-
-
-def counted(meter: Meter) -> dict[str, Any]:
-    """Return all that a meter counted: numbers that rounding does not touch."""
-    layers = meter.report()["layers"]
-    for layer in layers:
-        del layer["weight_deviation"]
-    return {"summary": meter.summary(), "layers": layers}
 
 
 # A mask that is longer than the tokens.
 
 
-def full_length_mask(mask_BS: Tensor) -> Tensor:
+def full_length(mask_BS: Tensor) -> Tensor:
     """Return the mask of a static cache's whole length, all of the future unknown (0)."""
-    whole = torch.zeros(len(mask_BS), LENGTH, dtype=torch.long)
-    whole[:, : mask_BS.shape[1]] = mask_BS
-    return whole
+    return nn.functional.pad(mask_BS, (0, LENGTH - mask_BS.shape[1]))
 
 
-@torch.no_grad()
-def static_logits(model: nn.Module, cache: StaticCache, tokens: Tensor, mask: Tensor) -> Tensor:
-    return model(tokens, attention_mask=mask, past_key_values=cache, use_cache=True).logits
+def static_logits(model: Any, *parts: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the logits of the last part of a prompt behind a static cache of those before."""
+    cache = StaticCache(config=model.config, max_cache_len=LENGTH)
+    for tokens, mask in parts:
+        last = logits(model, tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
+    return last
 
 
-def test_a_mask_of_the_caches_full_length_tells_the_same_tokens() -> None:
+@pytest.mark.parametrize("gamma", [0.5, 1e9])
+def test_a_mask_of_the_caches_full_length_tells_the_same_tokens(gamma: float) -> None:
     model, (tokens, mask) = make("olmoe"), padded_prompt()
-    with torch.no_grad(), capacity_aware(model, "score", gamma=0.5) as expected_meter:
-        expected = model(tokens, attention_mask=mask).logits
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        cache = StaticCache(config=model.config, max_cache_len=LENGTH)
-        logits = static_logits(model, cache, tokens, full_length_mask(mask))
+    stock = static_logits(model, (tokens, full_length(mask)))
+    with capacity_aware(model, "score", gamma=gamma) as expected_meter:
+        expected = logits(model, tokens, attention_mask=mask)
+    with capacity_aware(model, "score", gamma=gamma) as meter:
+        capped = static_logits(model, (tokens, full_length(mask)))
     real = mask.bool()
-    torch.testing.assert_close(logits[real], expected[real], **ROUNDING)
+    torch.testing.assert_close(capped[real], expected[real], **ROUNDING)
+    assert torch.allclose(capped[real], stock[real], **ROUNDING) == (gamma > 1)
     assert counted(meter) == counted(expected_meter)
-
-
-def test_a_large_gamma_leaves_a_static_cache_with_a_full_mask_as_it_is() -> None:
-    model, (tokens, mask) = make("olmoe"), padded_prompt()
-    whole = full_length_mask(mask)
-    stock = static_logits(model, StaticCache(model.config, LENGTH), tokens, whole)
-    with capacity_aware(model, "score", gamma=1e9) as meter:
-        capped = static_logits(model, StaticCache(model.config, LENGTH), tokens, whole)
-    torch.testing.assert_close(capped[mask.bool()], stock[mask.bool()], **ROUNDING)
     assert meter.summary()["tokens"] == 18
 
 
@@ -94,37 +76,37 @@ def test_a_second_part_of_a_prompt_counts_its_own_columns() -> None:
     part, part_mask = batch(1, n_positions=4), torch.ones(4, 4, dtype=torch.long)
     part_mask[2, 2:] = 0
     both = torch.cat([mask, part_mask], dim=1)
-    for second in (both, full_length_mask(both)):
+    for second in (both, full_length(both)):
         with capacity_aware(model, "score", gamma=0.5) as meter:
-            cache = StaticCache(config=model.config, max_cache_len=LENGTH)
-            static_logits(model, cache, tokens, mask)
-            static_logits(model, cache, part, second)
+            static_logits(model, (tokens, mask), (part, second))
         assert meter.report()["layers"][0]["tokens"] == 18 + 14
 
 
-def test_a_mask_that_stops_before_the_new_tokens_is_refused() -> None:
+def test_masks_of_other_shapes_are_refused() -> None:
     model, (tokens, mask) = make("olmoe"), padded_prompt()
-    with capacity_aware(model, "score", gamma=0.5), torch.no_grad():
-        prompt = model(tokens, attention_mask=mask, use_cache=True)
+    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad():
+        cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
         with pytest.raises(UsageError, match=r"\(4, 1\) does not cover .* pass \(4, 7\)"):
-            model(
-                tokens[:, :1],
-                attention_mask=torch.ones(4, 1),
-                past_key_values=prompt.past_key_values,
-            )
-
-
-def test_real_tokens_must_have_the_batchs_shape() -> None:
-    model = make("olmoe")
-    with (
-        capacity_aware(model, "score", gamma=0.5) as meter,
-        pytest.raises(UsageError, match=r"real_tokens: .*\(4, 13\) is not that of the batch"),
-        meter.real_tokens(torch.ones(4, 13)),
-    ):
-        model(batch())
+            logits(model, tokens[:, :1], attention_mask=mask[:, :1], past_key_values=cache)
+        with (
+            pytest.raises(UsageError, match=r"real_tokens: .*\(4, 13\) is not that of the batch"),
+            meter.real_tokens(torch.ones(4, 13)),
+        ):
+            logits(model)
 
 
 # Something counts.
+
+
+def outcome(checked: int, uncounted: int = 0, all_pads: int = 0) -> dict[str, Any]:
+    """Return the proof that tokens counted."""
+    passed = not uncounted
+    return {
+        "passed": passed,
+        "uncounted": uncounted,
+        "all_pads": all_pads,
+        "checked": checked,
+    }
 
 
 def test_a_forward_in_which_nothing_counts_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,21 +115,20 @@ def test_a_forward_in_which_nothing_counts_is_no_result(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         forward, "new_columns", lambda mask, tokens, _: mask[:, -tokens.shape[1] :].bool()
     )
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        cache = StaticCache(config=model.config, max_cache_len=LENGTH)
-        with pytest.raises(EnforcementError, match="no token of a forward counted"):
-            static_logits(model, cache, tokens, full_length_mask(mask))
-    promise = meter.proofs()["tokens_counted"]
-    assert promise == {"passed": False, "uncounted": 1, "all_pads": 0, "checked": 1}
+    with (
+        capacity_aware(model, "score", gamma=0.5) as meter,
+        pytest.raises(EnforcementError, match="no token of a forward counted"),
+    ):
+        static_logits(model, (tokens, full_length(mask)))
+    assert meter.proofs()["tokens_counted"] == outcome(1, uncounted=1)
 
 
 def test_a_batch_of_pads_alone_counts_nothing() -> None:
     model = make("olmoe")
-    with torch.no_grad(), capacity_aware(model, "score", gamma=0.5) as meter:
-        model(batch(), attention_mask=torch.zeros(4, 12))
-        model(batch(), attention_mask=torch.ones(4, 12))
-    promise = meter.proofs()["tokens_counted"]
-    assert promise == {"passed": True, "uncounted": 0, "all_pads": 1, "checked": 2}
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        for value in (0, 1):
+            logits(model, attention_mask=torch.full((4, 12), value))
+    assert meter.proofs()["tokens_counted"] == outcome(2, all_pads=1)
     assert meter.summary()["tokens"] == 48
 
 
@@ -157,156 +138,100 @@ def test_a_decode_step_without_a_capacity_need_not_count() -> None:
         cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
         mask = torch.cat([mask, torch.zeros(4, 1)], dim=1)
         model(tokens[:, :1], attention_mask=mask, past_key_values=cache)
-    promise = meter.proofs()["tokens_counted"]
-    assert promise == {"passed": True, "uncounted": 0, "all_pads": 0, "checked": 1}
+    assert meter.proofs()["tokens_counted"] == outcome(1)
 
 
 # Generation.
 
 
+@pytest.mark.parametrize("decode", ["unconstrained", "constrained"])
 @pytest.mark.parametrize("name", ["olmoe", "qwen3_moe", "deepseek_v2", "gpt_oss"])
-def test_a_static_cache_generates_and_counts_as_a_dynamic_one(name: str) -> None:
+def test_a_static_cache_generates_and_counts_as_a_dynamic_one(name: str, decode: str) -> None:
     model = make(name)
-    dynamic, dynamic_meter = generate(model)
-    static, static_meter = generate(model, cache_implementation="static")
+    dynamic, dynamic_meter = generate(model, decode)
+    static, static_meter = generate(model, decode, **STATIC)
     assert torch.equal(static, dynamic)
     assert counted(static_meter) == counted(dynamic_meter)
-    assert dynamic_meter.summary()["tokens"] == 18
 
 
-def test_a_prompt_without_pads_generates_with_a_static_cache() -> None:
+@pytest.mark.parametrize("mask", [torch.ones(4, 6, dtype=torch.long), None])
+def test_a_prompt_without_pads_generates_with_a_static_cache(mask: Tensor | None) -> None:
     """transformers lays a mask of ones aside before it makes the static cache's own."""
-    model, (tokens, _) = make("olmoe"), padded_prompt()
-    for mask in (torch.ones_like(tokens), None):
-        meters = []
-        for cache in ({}, {"cache_implementation": "static"}):
-            with torch.no_grad(), capacity_aware(model, "score", gamma=1.0) as meter:
-                model.generate(tokens, attention_mask=mask, max_new_tokens=5, **cache)
-            meters.append(counted(meter))
-        assert meters[0] == meters[1]
-        assert meter.summary()["tokens"] == tokens.numel()
+    meters = [generate(make("olmoe"), attention_mask=mask, **cache)[1] for cache in ({}, STATIC)]
+    assert counted(meters[0]) == counted(meters[1])
+    assert meters[0].summary()["tokens"] == 24
 
 
-def test_constrained_decoding_counts_alike_with_both_caches() -> None:
-    model = make("olmoe")
-    dynamic, dynamic_meter = generate(model, decode="constrained")
-    static, static_meter = generate(model, decode="constrained", cache_implementation="static")
-    assert torch.equal(static, dynamic)
-    assert counted(static_meter) == counted(dynamic_meter)
-    assert dynamic_meter.summary()["tokens"] == 18 + 4 * 4
-
-
-def test_without_a_cache_only_the_prompt_is_under_the_capacity() -> None:
-    model = make("olmoe")
-    _, meter = generate(model, use_cache=False)
-    assert (meter.forwards, meter.decode_forwards) == (5, 4)
-    assert meter.summary()["tokens"] == 18
-    assert meter.report()["layers"][0]["forwards"] == 1
+@pytest.mark.parametrize(
+    ("decode", "options", "forwards", "tokens"),
+    [
+        ("unconstrained", {}, 5, 18),
+        ("unconstrained", NO_CACHE, 5, 18),
+        ("unconstrained", {"prefill_chunk_size": 5}, 6, 18),  # also its last chunk, of one token
+        ("unconstrained", {"num_beams": 2}, 5, 36),  # beams are sequences
+        ("unconstrained", {"num_beams": 2} | NO_CACHE, 5, 36),
+        ("constrained", {}, 5, 18 + 4 * 4),
+        ("constrained", NO_CACHE, 5, sum(18 + 4 * step for step in range(5))),
+        ("constrained", {"num_beams": 2}, 5, 36 + 4 * 8),
+        ("only", {}, 5, 4 * 4),
+    ],
+)
+def test_the_tokens_of_a_generation_are_counted(
+    decode: str, options: dict[str, Any], forwards: int, tokens: int
+) -> None:
+    _, meter = generate(make("olmoe"), decode, **options)
+    assert (meter.forwards, meter.decode_forwards) == (forwards, 4)
+    assert meter.summary()["tokens"] == tokens
+    layer_forwards = {"unconstrained": forwards - 4, "constrained": forwards, "only": 4}[decode]
+    assert meter.report()["layers"][0]["forwards"] == layer_forwards
 
 
 def test_without_a_cache_a_decode_step_is_the_stock_forward() -> None:
     """The second token is the stock model's choice after the first, which γ = 0 made."""
     model = make("olmoe")
-    tokens = batch(n_positions=6)
     with capacity_aware(model, "score", gamma=0.0):
-        generated = model.generate(tokens, max_new_tokens=2, do_sample=False, use_cache=False)
-    with torch.no_grad():
-        stock = model(generated[:, :-1]).logits[:, -1].argmax(dim=-1)
+        generated = model.generate(batch(), max_new_tokens=2, do_sample=False, use_cache=False)
+    stock = logits(model, generated[:, :-1])[:, -1].argmax(dim=-1)
     assert torch.equal(generated[:, -1], stock)
-
-
-def test_without_a_cache_constrained_decoding_counts_all_that_is_computed() -> None:
-    _, meter = generate(make("olmoe"), use_cache=False, decode="constrained")
-    assert (meter.forwards, meter.decode_forwards) == (5, 4)
-    assert meter.summary()["tokens"] == sum(18 + 4 * step for step in range(5))
-
-
-def test_every_generation_begins_anew() -> None:
-    model = make("olmoe")
-    tokens, mask = padded_prompt()
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        for _ in range(2):
-            model.generate(
-                tokens,
-                attention_mask=mask,
-                max_new_tokens=3,
-                min_new_tokens=3,
-                do_sample=False,
-                use_cache=False,
-            )
-        with torch.no_grad():
-            model(tokens[:, :1])
-    assert (meter.forwards, meter.decode_forwards) == (7, 4)
-    assert meter.summary()["tokens"] == 18 + 18 + 4
-
-
-def test_a_prompt_in_chunks_is_a_prompt() -> None:
-    """Also its last chunk, of one token."""
-    _, whole = generate(make("olmoe"))
-    _, meter = generate(make("olmoe"), prefill_chunk_size=5)
-    assert (meter.forwards, meter.decode_forwards) == (6, 4)
-    assert meter.summary()["tokens"] == whole.summary()["tokens"] == 18
-
-
-def test_beams_are_sequences() -> None:
-    _, meter = generate(make("olmoe"), num_beams=2)
-    _, without_cache = generate(make("olmoe"), num_beams=2, use_cache=False)
-    assert meter.summary()["tokens"] == without_cache.summary()["tokens"] == 36
-    assert meter.decode_forwards == without_cache.decode_forwards == 4
 
 
 def test_under_constrained_decoding_every_beam_is_live() -> None:
     """A beam that finishes leaves the search, so that none of the computed ones has finished."""
     model = make("olmoe")
-    _, meter = generate(model, num_beams=2, decode="constrained")
-    assert meter.summary()["tokens"] == 36 + 4 * 8
-    # A token that only some of the candidates end in, and that ends their search.
-    free, _ = generate(model, num_beams=2, num_return_sequences=2, decode="constrained")
-    tokens, mask = padded_prompt()
-    with capacity_aware(model, "score", gamma=0.5, decode="constrained") as meter:
-        model.generate(
-            tokens,
-            attention_mask=mask,
-            max_new_tokens=5,
-            do_sample=False,
-            num_beams=2,
-            eos_token_id=int(free[0, 7]),
-            length_penalty=5.0,  # longer answers are better: the search goes on
-        )
-    steps = meter.decode_forwards
-    assert steps > 1
-    assert meter.summary()["tokens"] == 36 + 8 * steps
+    # A token that only some of the candidates end in, and that ends their search; longer answers
+    # are better: the search goes on.
+    free, _ = generate(model, "constrained", num_beams=2, num_return_sequences=2)
+    ends = {"eos_token_id": int(free[0, 7]), "min_new_tokens": None, "length_penalty": 5.0}
+    _, meter = generate(model, "constrained", num_beams=2, **ends)
+    assert meter.decode_forwards > 1
+    assert meter.summary()["tokens"] == 36 + 8 * meter.decode_forwards
 
 
 def test_forwards_of_a_generation_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where transformers would: with a static cache on a GPU; the caller's options stay."""
-    model, asked = make("olmoe"), []
+    model, disabled = make("olmoe"), []
     monkeypatch.setattr(
         type(model),
         "_valid_auto_compile_criteria",
-        lambda _self, _kwargs, options: asked.append(options.disable_compile),
+        lambda _self, _kwargs, options: disabled.append(options.disable_compile),
     )
     options = GenerationConfig(max_new_tokens=3)
     with capacity_aware(model, "score", gamma=0.5):
         model.generate(batch(), generation_config=options)
-    assert asked == [True] and not options.disable_compile
+    assert disabled == [True]
+    assert not options.disable_compile
 
 
-def test_a_failed_generation_leaves_nothing_behind() -> None:
-    model = make("olmoe")
-    methods = set(vars(model))
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        with pytest.raises(IndexError):
-            model.generate(torch.full((2, 3), 1000), max_new_tokens=2)
-        with torch.no_grad():
-            model(batch())
-    assert meter.summary()["tokens"] == 48
-    assert set(vars(model)) == methods
+def whole(model: Any) -> None:
+    model.generate(batch(n_positions=6), max_new_tokens=1, use_cache=False)
 
 
-def test_a_generation_that_is_broken_off_between_steps_is_over() -> None:
-    """The next forward is a prompt, although the broken one would have been a decode step."""
-    model = make("olmoe")
+def failed(model: Any) -> None:
+    with pytest.raises(IndexError):
+        model.generate(torch.full((2, 3), 1000), max_new_tokens=2)
+
+
+def broken_off_between_steps(model: Any) -> None:
     calls: list[int] = []
 
     def break_off(_model: nn.Module, _args: Any) -> None:
@@ -314,25 +239,37 @@ def test_a_generation_that_is_broken_off_between_steps_is_over() -> None:
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        handle = model.register_forward_pre_hook(break_off, prepend=True)
-        with pytest.raises(KeyboardInterrupt):
-            model.generate(batch(n_positions=6), max_new_tokens=4, use_cache=False)
-        handle.remove()
-        with torch.no_grad():
-            model(batch())
-    assert (meter.forwards, meter.decode_forwards) == (2, 0)
-    assert meter.summary()["tokens"] == 24 + 48
+    handle = model.register_forward_pre_hook(break_off, prepend=True)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(batch(n_positions=6), max_new_tokens=4, use_cache=False)
+    handle.remove()
 
 
-def test_a_loop_of_ones_own_begins_with_a_prompt() -> None:
-    """Also after a generation: only that one says which of its forwards are the first."""
+@pytest.mark.parametrize(
+    ("generation", "forwards"), [(whole, 1), (failed, 0), (broken_off_between_steps, 1)]
+)
+def test_a_forward_after_a_generation_is_a_prompt(
+    generation: Callable[[Any], None], forwards: int
+) -> None:
     model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad():
-        model.generate(batch(n_positions=6), max_new_tokens=1, use_cache=False)
-        model(**model.prepare_inputs_for_generation(batch(), use_cache=False))
-    assert (meter.forwards, meter.decode_forwards) == (2, 0)
-    assert meter.summary()["tokens"] == 24 + 48
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        attributes = set(vars(model))
+        generation(model)
+        assert set(vars(model)) == attributes
+        inputs = model.prepare_inputs_for_generation(batch(), use_cache=False)
+        logits(model, inputs.pop("input_ids"), **inputs)
+    assert (meter.forwards, meter.decode_forwards) == (forwards + 1, 0)
+    assert meter.summary()["tokens"] == 24 * forwards + 48
+
+
+def test_every_generation_begins_anew() -> None:
+    model = make("olmoe")
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        for _ in range(2):
+            model.generate(batch(n_positions=6), max_new_tokens=3, min_new_tokens=3, **NO_CACHE)
+        logits(model, batch(n_positions=1))
+    assert (meter.forwards, meter.decode_forwards) == (7, 4)
+    assert meter.summary()["tokens"] == 24 + 24 + 4
 
 
 # Sequences that finish before others of their batch.
@@ -344,7 +281,7 @@ class Ends(StoppingCriteria):
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = torch.tensor(lengths)
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Any:
         return input_ids.shape[1] >= self.lengths
 
 
@@ -356,7 +293,16 @@ class EndsTogether(Ends):
         return all(self.done_tracker)
 
 
-LENGTHS = [8, 7, 10, 11]  # of which 3, 2, 2, 1 are above 7, 8, 9, 10: who makes the next token
+class Never(EndsTogether):
+    """One of several stop strings, of which each waits for the whole batch by itself."""
+
+    def __call__(self, *call: Any, **_: Any) -> Any:
+        super().__call__(*call)
+        return False
+
+
+LENGTHS = [8, 7, 10, 11]
+LIVE = [3, 2, 2, 1]  # of the lengths, those above 7, 8, 9, 10: who makes the next token
 
 
 def generate_until(criterion: StoppingCriteria | None, **options: Any) -> tuple[Tensor, Meter]:
@@ -364,35 +310,32 @@ def generate_until(criterion: StoppingCriteria | None, **options: Any) -> tuple[
     model = make("olmoe")
     model.generation_config.eos_token_id = options.pop("eos", None)
     knobs = {"gamma": 0.5, "decode": "constrained"} | options.pop("knobs", {})
+    criteria = [criterion] if criterion else None
+    length = {"max_new_tokens": 5, "do_sample": False}
     with capacity_aware(model, "score", **knobs) as meter:
-        generated = model.generate(
-            batch(n_positions=6),
-            max_new_tokens=5,
-            do_sample=False,
-            stopping_criteria=[criterion] if criterion else None,
-            **options,
-        )
-    return generated, meter
+        for _ in range(options.pop("times", 1)):
+            text = model.generate(
+                batch(n_positions=6), stopping_criteria=criteria, **length, **options
+            )
+    return text, meter
 
 
 @pytest.mark.parametrize("criterion", [Ends, EndsTogether])
-@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"use_cache": False}])
+@pytest.mark.parametrize("options", [{}, STATIC, NO_CACHE])
 def test_a_finished_sequence_takes_no_slot(criterion: type[Ends], options: dict[str, Any]) -> None:
     _, meter = generate_until(criterion(LENGTHS), **options)
     assert meter.decode_forwards == 4
-    live = [3, 2, 2, 1]
-    computed = [7, 8, 9, 10] if "use_cache" in options else [1, 1, 1, 1]
-    tokens = 4 * 6 + sum(n * each for n, each in zip(live, computed, strict=True))
-    summary = meter.summary()
-    assert summary["tokens"] == tokens
-    assert summary["decode"]["live"] == sum(live) / 4
+    computed = [7, 8, 9, 10] if options == NO_CACHE else [1, 1, 1, 1]
+    tokens = 4 * 6 + sum(n * each for n, each in zip(LIVE, computed, strict=True))
+    assert meter.summary()["tokens"] == tokens
+    assert meter.summary()["decode"]["live"] == sum(LIVE) / 4
     assert meter.proofs()["pads_take_no_slot"]["passed"]
 
 
 def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
-    whole, _ = generate_until(None)
-    eos = int(whole[2, 7])  # the second token that the third sequence makes
-    made = (whole[:, 6:] == eos).int()
+    text, _ = generate_until(None)
+    eos = int(text[2, 7])  # the second token that the third sequence makes
+    made = (text[:, 6:] == eos).int()
     ends = [int(row.argmax()) if row.any() else 5 for row in made]  # tokens before it
     _, meter = generate_until(None, eos=eos, pad_token_id=0)
     live = [sum(end >= step for end in ends) for step in range(1, 5)]
@@ -402,13 +345,14 @@ def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
 
 def test_what_a_finished_companion_would_be_given_changes_nothing() -> None:
     """The live sequences' tokens are the same whatever the finished ones are fed with."""
+    pads = (0, 5, 11, 23)
     texts = [
         generate_until(Ends(LENGTHS), eos=96, pad_token_id=pad, knobs={"gamma": 0.2})[0]
-        for pad in (0, 5, 11, 23)
+        for pad in pads
     ]
-    assert [int(text[1, -1]) for text in texts] == [0, 5, 11, 23]
-    for text in texts:
-        assert torch.equal(text[3], texts[0][3]) and torch.equal(text[2, :10], texts[0][2, :10])
+    assert [int(text[1, -1]) for text in texts] == list(pads)
+    assert len({tuple(text[3].tolist()) for text in texts}) == 1
+    assert len({tuple(text[2, :10].tolist()) for text in texts}) == 1
 
 
 def test_finished_sequences_count_where_pads_do() -> None:
@@ -418,42 +362,27 @@ def test_finished_sequences_count_where_pads_do() -> None:
 
 
 def test_the_next_generation_begins_with_all_of_its_sequences() -> None:
-    model = make("olmoe")
-    model.generation_config.eos_token_id = None
-    with capacity_aware(model, "score", gamma=0.5, decode="constrained") as meter:
-        for criteria in ([Ends(LENGTHS)], None):
-            model.generate(batch(n_positions=6), max_new_tokens=5, stopping_criteria=criteria)
-    assert meter.summary()["tokens"] == 2 * 24 + (3 + 2 + 2 + 1) + 4 * 4
+    _, meter = generate_until(Ends(LENGTHS), times=2)
+    assert meter.summary()["tokens"] == 2 * (24 + sum(LIVE))
 
 
 def test_a_batch_of_finished_sequences_alone_counts_nothing() -> None:
-    """As with lm-eval's stop strings, of which each waits for the whole batch by itself."""
-
-    class Never(EndsTogether):
-        def __call__(self, *call: Any, **_: Any) -> Any:
-            super().__call__(*call)
-            return False
-
     _, meter = generate_until(Never([7, 7, 8, 8]))
     assert meter.summary()["tokens"] == 24 + 2
-    promise = meter.proofs()["tokens_counted"]
-    assert promise == {"passed": True, "uncounted": 0, "all_pads": 3, "checked": 5}
+    assert meter.proofs()["tokens_counted"] == outcome(5, all_pads=3)
 
 
 def test_statistics_of_decode_steps_are_those_of_decode_steps_alone() -> None:
     _, meter = generate_until(Ends([11] * 4))
-    told = meter.summary()["decode"]
-    layers = meter.report()["layers"]
-    with capacity_aware(make("olmoe"), "score", gamma=0.5) as prompt:
-        pass
-    _, without = generate_until(Ends([11] * 4), knobs={"decode": "unconstrained"})
-    assert "decode" not in without.summary() and "decode" not in prompt.summary()
-    # Both computed the same prompt.
-    first = without.report()["layers"]
+    steps = meter.summary()["decode"]
+    _, prompt = generate_until(Ends([11] * 4), knobs={"decode": "unconstrained"})
+    assert "decode" not in prompt.summary()
 
     def more(name: str) -> int:
-        return sum(a[name] - b[name] for a, b in zip(layers, first, strict=True))
+        """Return what the decode steps added to what both computed of the prompt."""
+        of_layers = zip(meter.report()["layers"], prompt.report()["layers"], strict=True)
+        return sum(both[name] - first[name] for both, first in of_layers)
 
-    assert told["drop_rate"] == more("dropped") / more("assignments") > 0
-    assert told["effective_gamma"] == more("slots") / more("assignments")
-    assert told["live"] == 4
+    assert steps["drop_rate"] == more("dropped") / more("assignments") > 0
+    assert steps["effective_gamma"] == more("slots") / more("assignments")
+    assert steps["live"] == 4

@@ -16,10 +16,10 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.hook import decide as assign
-from capmoe_eval.wrapper.modality import BANDS, ImageFinder, image_bands, placeholder_ids
 from capmoe_eval.wrapper.observers.modalities import Modalities
+from capmoe_eval.wrapper.plan import BANDS, ImageFinder, image_bands
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper import architectures, images, models
+from tests.wrapper import images, models
 from tests.wrapper.parallel.cases import kept_pairs
 
 METHODS = ("score", "order", "random", "expanded_drop", "token_reroute")
@@ -68,8 +68,10 @@ def test_a_model_with_images_knows_the_modality_of_each_token(family: str) -> No
         rates[modality] = {m: report["summary"]["modalities"][m]["drop_rate"] for m in by}
     image = [rates[m]["image"] for m in ("image_first", "uniform", "text_first")]
     text = [rates[m]["text"] for m in ("image_first", "uniform", "text_first")]
-    assert image == sorted(image, reverse=True) and image[0] > image[2]
-    assert text == sorted(text) and text[0] < text[2]
+    assert image == sorted(image, reverse=True)
+    assert image[0] > image[2]
+    assert text == sorted(text)
+    assert text[0] < text[2]
     for gamma in (float("inf"), 100.0):  # 100: the whole decision is made
         assert torch.equal(routed(model, inputs, gamma=gamma, modality="image_first")[0], stock)
     assert torch.equal(logits(model, inputs), stock)
@@ -105,36 +107,64 @@ def test_the_meter_counts_as_a_loop_over_pairs_does(method: str) -> None:
                 computed[0][row, : report[0]["top_k"]] < 8
             ).sum().item()
     bands = report[0]["modalities"]["image"]["bands"]
-    assert bands["dropped"] == lost and bands["tokens"] == [4, 0] * 4
+    assert bands["dropped"] == lost
+    assert bands["tokens"] == [4, 0] * 4
     # Two ranks of two sequences: spared and protected buckets, one by one.
     spared = lost = 0
     for rank, expert in itertools.product(range(2), range(8)):
         rows = [row for row in range(2 * width * rank, 2 * width * (rank + 1)) if real[row]]
         kept = {row for row in rows if expert in computed[0][row].tolist()}
-        own = {row for row in rows if expert in chosen[0][row].tolist()}
+        original = {row for row in rows if expert in chosen[0][row].tolist()}
         image = {row for row in rows if tokens[row] == images.IMAGE}
-        spared += bool(own & image - kept) and bool(kept - image)
-        lost += bool(own - image - kept)
-        assert not (own - image - kept and kept & image)
-    wanted = {"wrong_modality": 0, "spared": spared, "protected_lost": lost}
+        spared += bool(original & image - kept) and bool(kept - image)
+        lost += bool(original - image - kept)
+        assert not (original - image - kept and kept & image)
+    expected = {"wrong_modality": 0, "spared": spared, "protected_lost": lost}
     (modalities,) = (of for of in meter.observers if isinstance(of, Modalities))
-    assert {name: modalities.sums[0].count(name) for name in wanted} == wanted
-    assert spared and lost
+    assert {name: modalities.sums[0].count(name) for name in expected} == expected
+    assert spared
+    assert lost
+
+
+class Writes(LogitsProcessor):
+    """Makes every generated token the placeholder of an image."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor(self.token), 0.0)
 
 
 @pytest.mark.parametrize("family", images.FAMILIES)
-@pytest.mark.parametrize("cache", [{}, {"use_cache": False}, {"cache_implementation": "static"}])
-def test_a_generation_has_its_images_in_the_prompt(family: str, cache: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("cache", "decode", "written"),
+    [
+        ({}, "unconstrained", None),
+        ({"use_cache": False}, "unconstrained", None),
+        ({"cache_implementation": "static"}, "unconstrained", None),
+        ({}, "constrained", images.IMAGE),
+        ({"cache_implementation": "static"}, "constrained", images.VIDEO),
+    ],
+)
+def test_a_generation_has_its_images_in_the_prompt(
+    family: str, cache: dict[str, Any], decode: str, written: int | None
+) -> None:
+    """What is generated is text, also a placeholder of an image."""
     model, inputs = images.make(family), images.batch(family)
-    with capacity_aware(model, "score", 0.5, modality="image_first", verify=False) as meter:
-        model.generate(**inputs, max_new_tokens=3, do_sample=False, **cache)
-    report = meter.report()
-    by = report["summary"]["modalities"]
-    assert by["image"]["tokens"] == 3 * images.N_IMAGE
-    assert by["text"]["tokens"] == int(inputs["attention_mask"].sum()) - 3 * images.N_IMAGE
-    assert by["image"]["drop_rate"] > by["text"]["drop_rate"]
-    assert report["proofs"]["modality_order"]["passed"]
-    assert report["summary"]["decode_forwards"] == 2
+    knobs = {"modality": "image_first", "decode": decode, "verify": False}
+    processors = [] if written is None else [Writes(written)]
+    length = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    with capacity_aware(model, "score", 0.5, **knobs) as meter:
+        model.generate(**inputs, logits_processor=processors, **length, **cache)
+    modalities = meter.summary()["modalities"]
+    steps = 2 * len(inputs["input_ids"]) if decode == "constrained" else 0
+    assert meter.decode_forwards == 2
+    assert modalities["image"]["tokens"] == 3 * images.N_IMAGE
+    text = int(inputs["attention_mask"].sum()) - 3 * images.N_IMAGE
+    assert modalities["text"]["tokens"] == text + steps
+    assert modalities["image"]["drop_rate"] > modalities["text"]["drop_rate"]
+    assert meter.proofs()["modality_order"]["passed"]
 
 
 def test_a_prompt_in_chunks_counts_each_image_token_once() -> None:
@@ -154,47 +184,6 @@ def test_a_prompt_in_chunks_counts_each_image_token_once() -> None:
     assert by["text"]["tokens"] == int(inputs["attention_mask"].sum()) - 3 * images.N_IMAGE
 
 
-def test_constrained_decode_steps_are_text() -> None:
-    model, inputs = images.make("qwen3_vl_moe"), images.batch("qwen3_vl_moe")
-    knobs = {"modality": "image_first", "decode": "constrained", "verify": False}
-    with capacity_aware(model, "score", 0.5, **knobs) as meter:
-        model.generate(**inputs, max_new_tokens=3, min_new_tokens=3, do_sample=False)
-    by = meter.summary()["modalities"]
-    assert by["image"]["tokens"] == 3 * images.N_IMAGE
-    assert sum(part["tokens"] for part in by.values()) == int(inputs["attention_mask"].sum()) + 6
-
-
-class Writes(LogitsProcessor):
-    """Makes every generated token the placeholder of an image, and the last the end of its row."""
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor(self.token), 0.0)
-
-
-@pytest.mark.parametrize("family", images.FAMILIES)
-@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}])
-@pytest.mark.parametrize("token", [images.IMAGE, images.VIDEO])
-def test_a_generated_placeholder_is_text(family: str, cache: dict[str, Any], token: int) -> None:
-    model, inputs = images.make(family), images.batch(family)
-    knobs = {"modality": "image_first", "decode": "constrained", "verify": False}
-    with capacity_aware(model, "score", 0.5, **knobs) as meter:
-        model.generate(
-            **inputs,
-            max_new_tokens=4,
-            min_new_tokens=4,
-            logits_processor=[Writes(token)],
-            do_sample=False,
-            **cache,
-        )
-    by = meter.summary()["modalities"]
-    assert by["image"]["tokens"] == 3 * images.N_IMAGE
-    text = int(inputs["attention_mask"].sum()) - 3 * images.N_IMAGE
-    assert by["text"]["tokens"] == text + 3 * len(inputs["input_ids"])
-
-
 @pytest.mark.parametrize("tell", ["ids", "types"])
 def test_a_decode_step_of_a_loop_of_ones_own_is_text(tell: str) -> None:
     """The second part of a prompt may have images, a token behind a cache is generated."""
@@ -202,24 +191,15 @@ def test_a_decode_step_of_a_loop_of_ones_own_is_text(tell: str) -> None:
     model, inputs = images.make(family), images.batch(family, (0, 0))
     step = torch.full((2, 1), images.IMAGE)
     mask = torch.cat([inputs["attention_mask"], torch.ones(2, 1, dtype=torch.long)], dim=1)
-    told = {} if tell == "ids" else {"mm_token_type_ids": torch.ones(2, 1, dtype=torch.long)}
+    types = {} if tell == "ids" else {"mm_token_type_ids": torch.ones(2, 1, dtype=torch.long)}
     with torch.no_grad(), capacity_aware(model, "score", 0.5, decode="constrained") as meter:
         prompt = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         cache = prompt.past_key_values
-        model(input_ids=step, attention_mask=mask, past_key_values=cache, **told)
+        model(input_ids=step, attention_mask=mask, past_key_values=cache, **types)
     summary = meter.summary()
-    assert meter.decode_forwards == 1 and "modalities" not in summary
+    assert meter.decode_forwards == 1
+    assert "modalities" not in summary
     assert summary["tokens"] == int(inputs["attention_mask"].sum()) + 2
-
-
-def test_without_a_cache_the_prompts_images_stay_images() -> None:
-    """Nothing behind the prompt does, whatever its id; counted in a plain forward's finder."""
-    finder = ImageFinder(images.make("llava"))
-    tokens = torch.tensor([[images.IMAGE, 5, images.IMAGE, images.IMAGE]])
-    for length, expected in ((0, 0), (1, 1), (3, 2), (4, 3), (None, 3)):
-        image_BS = finder.find({"input_ids": tokens}, tokens, prompt_length=length)
-        assert image_BS is not None and int(image_BS.sum()) == expected
-        assert not image_BS[:, length:].any() or length is None
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -230,7 +210,8 @@ def test_the_order_holds_for_every_method(method: str, knobs: dict[str, Any]) ->
         for more in [{}, {"max_k": True}] if method == "expanded_drop" else [{}]:
             _, report = routed(model, inputs, method, ep_size=2, modality=modality, **knobs, **more)
             order = report["proofs"]["modality_order"]
-            assert order["passed"] and order["spared"] > 0
+            assert order["passed"]
+            assert order["spared"] > 0
 
 
 def test_an_order_that_is_broken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +232,8 @@ def test_without_images_a_priority_changes_nothing(family: str) -> None:
         first, same = routed(model, inputs, modality=modality)
         assert torch.equal(plain, first)
         assert same["layers"] == report["layers"]
-        assert "modality_order" not in same["proofs"] and "modalities" not in same["summary"]
+        assert "modality_order" not in same["proofs"]
+        assert "modalities" not in same["summary"]
 
 
 TEXT, PIECE, ROW_END = range(3)
@@ -264,13 +246,13 @@ def test_a_band_is_a_place_in_a_run_of_image_tokens(kinds: list[list[int]]) -> N
     plain = image_bands(tokens == PIECE).tolist()
     in_rows = image_bands(tokens == PIECE, tokens == ROW_END).tolist()
     for parts, bands in (({PIECE}, plain), ({PIECE, ROW_END}, in_rows)):
-        for row, found in zip(kinds, bands, strict=True):
+        for row, results in zip(kinds, bands, strict=True):
             inside = [kind in parts for kind in row]
             for is_image, run in itertools.groupby(range(9), key=inside.__getitem__):
                 places = [place for place in run if row[place] == PIECE]
                 if is_image:
                     expected = [n * BANDS // len(places) for n in range(len(places))]
-                    assert [found[place] for place in places] == expected
+                    assert [results[place] for place in places] == expected
 
 
 def test_a_model_of_text_has_no_modalities() -> None:
@@ -291,26 +273,34 @@ def test_types_of_tokens_go_before_their_ids() -> None:
     assert report["summary"]["modalities"]["image"]["tokens"] == 5
 
 
-def test_types_of_other_tokens_are_not_taken_for_those_of_a_forward() -> None:
-    """A step may be called with the types of the whole prompt: ids say what its tokens are."""
-    ids = torch.tensor([[1, images.IMAGE, 2]])
-    types = torch.tensor([[1, 1, 1, 0]])
-    finder = ImageFinder(SimpleNamespace(config=SimpleNamespace(image_token_id=images.IMAGE)))
-    found = finder.find({"input_ids": ids, "mm_token_type_ids": types}, ids)
-    assert found is not None and found.tolist() == [[False, True, False]]
-    found = finder.find({"input_ids": ids, "mm_token_type_ids": types[:, :3]}, ids)
-    assert found is not None and found.tolist() == [[True, True, True]]
+PLACEHOLDER = {"image_token_id": images.IMAGE}
+IDS = [1, images.IMAGE, images.IMAGE, 2]
 
 
-@pytest.mark.parametrize("kind", ["image", "video", "audio"])
-@pytest.mark.parametrize("name", ["id", "index"])
-def test_a_placeholder_of_any_kind_stands_for_an_image(kind: str, name: str) -> None:
-    config = SimpleNamespace(**{f"{kind}_token_{name}": 7})
-    assert placeholder_ids(config) == [7]
-    finder = ImageFinder(SimpleNamespace(config=config))
-    ids = torch.tensor([[7, 1]])
-    found = finder.find({"input_ids": ids}, ids)
-    assert found is not None and found.tolist() == [[True, False]]
+@pytest.mark.parametrize(
+    ("fields", "more", "expected"),
+    [
+        (PLACEHOLDER, {}, [0, 1, 1, 0]),
+        ({"audio_token_index": 2}, {}, [0, 0, 0, 1]),
+        ({"video_token_id": 1, "image_token_index": 2}, {}, [1, 0, 0, 1]),
+        (PLACEHOLDER, {"types": [1, 0, 0, 2]}, [1, 0, 0, 1]),  # they go before ids
+        # a step may be called with the types of the whole prompt: ids say what its tokens are
+        (PLACEHOLDER, {"types": [1, 1, 1, 1, 0]}, [0, 1, 1, 0]),
+        # nothing behind the prompt is an image, whatever its id
+        (PLACEHOLDER, {"prompt_length": 0}, [0, 0, 0, 0]),
+        (PLACEHOLDER, {"prompt_length": 2}, [0, 1, 0, 0]),
+        (PLACEHOLDER, {"prompt_length": 4}, [0, 1, 1, 0]),
+    ],
+)
+def test_image_tokens_are_found(
+    fields: dict[str, int], more: dict[str, Any], expected: list[int]
+) -> None:
+    ids, more = torch.tensor([IDS]), dict(more)
+    types = torch.tensor([more.pop("types")]) if "types" in more else None
+    finder = ImageFinder(SimpleNamespace(config=SimpleNamespace(**fields)))
+    image_BS = finder.find({"input_ids": ids, "mm_token_type_ids": types}, ids, **more)
+    assert image_BS is not None
+    assert image_BS.long().tolist() == [expected]
 
 
 def test_embeddings_do_not_say_where_images_are() -> None:
@@ -323,13 +313,3 @@ def test_embeddings_do_not_say_where_images_are() -> None:
     _, report = routed(model, embedded | {"mm_token_type_ids": types}, modality="image_first")
     assert report["summary"]["modalities"]["text"]["tokens"] == 0
     assert report["layers"][0]["modalities"]["text"]["peak"] == {"before": None, "after": None}
-
-
-def test_separate_experts_of_text_and_images_are_refused() -> None:
-    torch.manual_seed(0)
-    model = architectures.build("ernie4_5_vl_moe")
-    with (
-        pytest.raises(UsageError, match="text and images have experts of their own"),
-        capacity_aware(model, "score", gamma=1.0),
-    ):
-        pass

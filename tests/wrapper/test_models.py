@@ -12,67 +12,55 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import batch, make
+from tests.wrapper.models import batch, during, logits, make
 
 pytestmark = pytest.mark.numeric
 
 
-@torch.no_grad()
-def run(model: nn.Module) -> Tensor:
-    return model(batch()).logits
-
-
 def twins() -> tuple[Any, Any]:
     """Return two models that were built from one configuration object."""
-    one = make("olmoe")
-    other = type(one)(one.config).eval()
+    first = make("olmoe")
+    other = type(first)(first.config).eval()
     other.load_state_dict(make("olmoe", seed=1).state_dict())
-    assert one.config is other.config
-    return one, other
+    assert first.config is other.config
+    return first, other
 
 
 # One configuration, two models.
 
 
-def test_a_model_of_the_same_configuration_stays_stock() -> None:
-    one, other = twins()
-    stock, stock_of_other = run(one), run(other)
-    with capacity_aware(one, "score", gamma=0.5):
-        capped = run(one)
-        assert torch.equal(run(other), stock_of_other)
-    assert not torch.equal(capped, stock)
-    assert torch.equal(run(one), stock)
-
-
 def test_two_models_of_one_configuration_run_under_two_capacities() -> None:
-    one, other = twins()
-    with capacity_aware(one, "score", gamma=0.5):
-        alone = run(one)
+    first, other = twins()
+    stock, stock_of_other = logits(first), logits(other)
+    with capacity_aware(first, "score", gamma=0.5):
+        alone = logits(first)
     with capacity_aware(other, "order", gamma=1.0):
-        other_alone = run(other)
-    with capacity_aware(one, "score", gamma=0.5) as meter:
+        other_alone = logits(other)
+    assert not torch.equal(alone, stock)
+    with capacity_aware(first, "score", gamma=0.5) as meter:
+        assert torch.equal(logits(other), stock_of_other)
         with capacity_aware(other, "order", gamma=1.0) as other_meter:
-            assert torch.equal(run(one), alone)
-            assert torch.equal(run(other), other_alone)
-        assert torch.equal(run(one), alone)
-        stock_of_other = run(other)
-    assert torch.equal(run(other), stock_of_other)
+            assert torch.equal(logits(first), alone)
+            assert torch.equal(logits(other), other_alone)
+        assert torch.equal(logits(first), alone)
+        assert torch.equal(logits(other), stock_of_other)
+    assert torch.equal(logits(first), stock)
     assert (meter.forwards, other_meter.forwards) == (2, 1)
 
 
 def test_blocks_that_end_in_another_order_leave_both_as_they_were() -> None:
-    one, other = twins()
-    stock, stock_of_other = run(one), run(other)
-    first = capacity_aware(one, "score", gamma=0.5)
+    first, other = twins()
+    stock, stock_of_other = logits(first), logits(other)
+    outer = capacity_aware(first, "score", gamma=0.5)
     second = capacity_aware(other, "score", gamma=0.5)
-    first.__enter__()
+    outer.__enter__()
     second.__enter__()
-    first.__exit__(None, None, None)
-    assert torch.equal(run(one), stock)
-    assert not torch.equal(run(other), stock_of_other)
+    outer.__exit__(None, None, None)
+    assert torch.equal(logits(first), stock)
+    assert not torch.equal(logits(other), stock_of_other)
     second.__exit__(None, None, None)
-    assert torch.equal(run(other), stock_of_other)
-    assert one.config._experts_implementation == "grouped_mm"
+    assert torch.equal(logits(other), stock_of_other)
+    assert first.config._experts_implementation == "grouped_mm"
 
 
 def test_a_stock_kernel_that_is_chosen_inside_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +75,10 @@ def test_a_stock_kernel_that_is_chosen_inside_is_used(monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "batched_mm", noting)
     with capacity_aware(model, "score", gamma=0.5) as meter:
-        run(model)
+        logits(model)
         assert not rows
         model.set_experts_implementation("batched_mm")
-        run(model)
+        logits(model)
     kept = [sum(layer["load_after"]) // 2 for layer in meter.report()["layers"]]
     assert rows == kept
     assert model.config._experts_implementation == "batched_mm"
@@ -99,28 +87,20 @@ def test_a_stock_kernel_that_is_chosen_inside_is_used(monkeypatch: pytest.Monkey
 # Training.
 
 
-def test_every_part_keeps_its_mode() -> None:
+def test_every_part_keeps_its_mode_and_the_entry_is_proven_in_evaluation_mode() -> None:
     model = make("olmoe")
     model.train()
     model.model.layers[1].eval()
     modes = {name: module.training for name, module in model.named_modules()}
-    with capacity_aware(model, "score", gamma=0.5):
+    seen: list[bool] = []
+    first = model.model.layers[0]
+    with (
+        during(first, lambda: seen.append(first.training)),
+        capacity_aware(model, "score", gamma=0.5),
+    ):
         assert modes == {name: module.training for name, module in model.named_modules()}
     assert modes == {name: module.training for name, module in model.named_modules()}
-
-
-def test_the_entry_is_proven_in_evaluation_mode() -> None:
-    model = make("olmoe")
-    model.train()
-    seen: list[bool] = []
-    handle = model.model.layers[0].register_forward_pre_hook(
-        lambda module, _args: seen.append(module.training)
-    )
-    with capacity_aware(model, "score", gamma=0.5):
-        pass
-    handle.remove()
-    assert seen
-    assert not any(seen)
+    assert set(seen) == {False}
 
 
 def gradients(model: Any, seeds: list[int], **knobs: Any) -> dict[str, Tensor]:

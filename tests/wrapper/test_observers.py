@@ -17,7 +17,7 @@ from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.gates import Gate
-from capmoe_eval.wrapper.observers.observer import CountingObserver, Observer, Proof, Tally
+from capmoe_eval.wrapper.observers import CountingObserver, Observer, Proof, Tally
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.session import capacity_aware, routed
 from tests.wrapper.models import batch, make
@@ -59,7 +59,7 @@ def test_an_event_has_what_the_experts_were_called_with_and_cannot_be_changed() 
     assert log.forwards == [("begin", 0), ("end", 0)]
     for event, call in zip(log.events, calls, strict=True):
         seen = event.experts.hidden_NH, event.experts.index_NA, event.experts.weight_NA
-        assert all(one is other for one, other in zip(seen, call, strict=True))
+        assert all(each is other for each, other in zip(seen, call, strict=True))
         assert event.assignment is not None
         assert event.computed is not None
         rows_TS = event.assignment.index_TS[event.assignment.keep_TS]

@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from capmoe_eval.experiment.configuration import config_directory
+from capmoe_eval.experiment.composition import config_directory
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
@@ -60,20 +60,20 @@ def later_release(score: list[list[float]], top_k: int, gamma: float, candidates
 @contextmanager
 def released(model: nn.Module, gamma: float, candidates: int) -> Iterator[list[Slots]]:
     """Let the routers of a model answer as the later release does; yield what they said."""
-    said: list[Slots] = []
+    messages: list[Slots] = []
 
     def answer(router: Any, _args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         logits_TE, weight_TK, topk_TK = output
         score = logits_TE.softmax(dim=-1, dtype=torch.float32).tolist()
         slots = later_release(score, topk_TK.shape[1], gamma, candidates)
-        said.append(slots)
+        messages.append(slots)
         index_TK = torch.tensor([[expert for expert, _ in row] for row in slots])
         share_TK = torch.tensor([[weight for _, weight in row] for row in slots])
         return logits_TE, share_TK.to(weight_TK.dtype), index_TK
 
     hooks = [layer.router.register_forward_hook(answer) for layer in find_moe_layers(model)]
     try:
-        yield said
+        yield messages
     finally:
         for hook in hooks:
             hook.remove()
@@ -85,8 +85,8 @@ def logits(model: nn.Module) -> Tensor:
     return answer
 
 
-def close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+def close(each: Tensor, other: Tensor) -> bool:
+    return torch.allclose(each, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,13 +97,13 @@ def test_the_variant_gives_the_logits_of_the_release(family: str, method: str) -
     top_k = find_moe_layers(model)[0].top_k
     m = 2 if method == "expanded_drop" else 0
     knobs = preset() | ({"m": m} if m else {})
-    with released(model, GAMMA, top_k + m) as said:
+    with released(model, GAMMA, top_k + m) as messages:
         theirs = logits(model)
     with capacity_aware(model, method, GAMMA, **knobs) as meter:
         ours = logits(model)
     assert close(ours, theirs)
     assert not close(ours, logits(model))
-    empty = [slot for slots in said for row in slots for slot in row if slot == (0, 0.0)]
+    empty = [slot for slots in messages for row in slots for slot in row if slot == (0, 0.0)]
     assert empty  # the release sends them to expert 0
     summary = meter.summary()
     assert summary["dropped"] - summary["added"] == len(empty)
@@ -114,16 +114,16 @@ def test_weights_are_normalised_where_nothing_is_dropped(family: str, exact: int
     """At γ=1000 only a family that normalises by itself gives the stock model's logits."""
     model = make(family)
     stock = logits(model)
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     for renormalize in ("before", "after", "always"):
         with capacity_aware(model, "score", 1000.0, renormalize=renormalize) as meter:
-            found[renormalize] = logits(model)
+            results[renormalize] = logits(model)
         assert meter.summary()["dropped"] == 0
-    assert torch.equal(found["before"], stock)
-    assert torch.equal(found["after"], stock)
-    assert torch.equal(found["always"], stock) == bool(exact)
+    assert torch.equal(results["before"], stock)
+    assert torch.equal(results["after"], stock)
+    assert torch.equal(results["always"], stock) == bool(exact)
     with released(model, 1000.0, find_moe_layers(model)[0].top_k):
-        assert close(found["always"], logits(model))
+        assert close(results["always"], logits(model))
 
 
 def test_what_never_binds_is_no_baseline_where_weights_are_normalised() -> None:
@@ -133,9 +133,9 @@ def test_what_never_binds_is_no_baseline_where_weights_are_normalised() -> None:
     never_binds = create_method("score", 4.0, **on_devices)
     assert not never_binds.is_stock
     for method in ("order", "reverse_order", "random", "token_reroute"):
-        found = create_method(method, 9.0, scope="sequence", rounding="floor", **on_devices)
-        assert found == never_binds
+        results = create_method(method, 9.0, scope="sequence", rounding="floor", **on_devices)
+        assert results == never_binds
     for method, knobs in {"xshare": {"expert_budget": 1.0}, "laser": {"peak_mass": 0.0}}.items():
         for renormalize, is_stock in {"before": True, "after": True, "always": False}.items():
-            found = create_method(method, renormalize=renormalize, **knobs)
-            assert found.is_stock == is_stock
+            results = create_method(method, renormalize=renormalize, **knobs)
+            assert results.is_stock == is_stock

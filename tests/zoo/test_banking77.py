@@ -21,7 +21,8 @@ QUERIES = [
 
 def test_only_the_train_split_is_read():
     queries = train_split()
-    assert len(queries) == 10_003 and len({intent for _, intent in queries}) == 77
+    assert len(queries) == 10_003
+    assert len({intent for _, intent in queries}) == 77
     test = pq.read_table(REAL_TEXT / DATASET / "default" / "test.parquet").to_pydict()
     assert len(test["text"]) == 3_080
     assert len(set(test["text"]) & {text for text, _ in queries}) < 10  # a few stand in both

@@ -7,7 +7,7 @@ import pytest
 
 from capmoe_eval.zoo import hub as hub_module
 from capmoe_eval.zoo.hub import embedded_hub, write_documents
-from capmoe_eval.zoo.synthetic.documents import documents
+from capmoe_eval.zoo.miniworld.evaluation import documents
 
 CONFIGS = [
     (path, config)
@@ -38,9 +38,9 @@ def test_every_subject_of_mmlu_is_in_the_card(hub):
 @pytest.mark.real_data
 @pytest.mark.parametrize(("path", "config"), CONFIGS)
 def test_splits_and_types_are_those_of_the_real_data(hub, real_hub, path, config):
-    synthetic = datasets.load_dataset(str(hub / path), config)
+    generated = datasets.load_dataset(str(hub / path), config)
     real = datasets.load_dataset(str(real_hub / path), config)
-    assert {split: rows.features for split, rows in synthetic.items()} == {
+    assert {split: rows.features for split, rows in generated.items()} == {
         split: rows.features for split, rows in real.items()
     }
 
@@ -52,25 +52,25 @@ def test_subjects_are_those_of_the_real_data(hub, real_hub):
 
 
 def test_bytes_are_the_same_each_time(hub, tmp_path):
-    write_documents(tmp_path, documents(), title="synthetic stand-in")
+    write_documents(tmp_path, documents(), title="mini-world, test")
     assert digest(tmp_path) == digest(hub)
 
 
 def test_it_is_written_once(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    directory = embedded_hub("synthetic")
+    directory = embedded_hub("miniworld")
     assert directory.parent == tmp_path / "capmoe_eval"
     assert digest(directory) == digest(hub)
     monkeypatch.setattr(hub_module, "write_documents", None)
-    assert embedded_hub("synthetic") == directory
+    assert embedded_hub("miniworld") == directory
 
 
-def test_other_documents_go_to_another_directory(tmp_path, monkeypatch):
+def test_a_changed_source_has_another_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = embedded_hub("synthetic")
-    fewer = {path: configs for path, configs in documents().items() if path != "baber/piqa"}
-    monkeypatch.setattr("capmoe_eval.zoo.synthetic.documents.documents", lambda: fewer)
-    assert embedded_hub("synthetic") != before
+    before = embedded_hub("miniworld")
+    (tmp_path / "lexicon.yaml").write_text("population: {creature: 1}\n")
+    monkeypatch.setattr(hub_module, "SOURCES", tmp_path)
+    assert embedded_hub("miniworld") != before
 
 
 def test_datasets_does_not_mix_up_two_directories(hub, tmp_path):
@@ -83,7 +83,7 @@ def test_datasets_does_not_mix_up_two_directories(hub, tmp_path):
         len(datasets.load_dataset(str(root / "baber/piqa"), split="train"))
         for root in (hub, tmp_path, hub)
     ]
-    assert lengths == [32, 3, 32]
+    assert lengths == [64, 3, 64]
 
 
 def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(hub_module, "write_documents", fail)
     with pytest.raises(OSError, match="no space left"):
-        embedded_hub("synthetic")
+        embedded_hub("miniworld")
     assert list((tmp_path / "capmoe_eval").iterdir()) == []
 
 
@@ -103,9 +103,9 @@ def test_a_second_process_that_comes_later_takes_the_directory_of_the_first(tmp_
 
     def overtaken(directory, content, **words):
         monkeypatch.setattr(hub_module, "write_documents", write_documents)
-        first.append(embedded_hub("synthetic"))
+        first.append(embedded_hub("miniworld"))
         write_documents(directory, content, **words)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(hub_module, "write_documents", overtaken)
-    assert [embedded_hub("synthetic")] == first == list((tmp_path / "capmoe_eval").iterdir())
+    assert [embedded_hub("miniworld")] == first == list((tmp_path / "capmoe_eval").iterdir())

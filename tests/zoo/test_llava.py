@@ -11,8 +11,7 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor
 from capmoe_eval.errors import UsageError
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, MEAN, SPREAD
-from capmoe_eval.zoo.synthetic.models import tiny_llava
-from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor, tiny_tokenizer
+from capmoe_eval.zoo.tiny import tiny_llava, tiny_processor, tiny_tokenizer
 
 
 def picture(seed, side=96):
@@ -28,7 +27,8 @@ def built():
 
 def test_a_picture_is_144_tokens_and_its_pixels_are_normalised():
     processor = tiny_processor()
-    assert isinstance(processor, LlavaProcessor) and "torchvision" not in sys.modules
+    assert isinstance(processor, LlavaProcessor)
+    assert "torchvision" not in sys.modules
     batch = processor(
         images=[picture(0), picture(1, 50)],
         text=["<image>\nIs it red?", "<image>\nWhich colour has the large one?"],
@@ -85,6 +85,7 @@ def test_a_model_of_text_has_no_processor_of_pictures():
 
 def test_the_configuration_of_the_recipe():
     config = recipes.configuration(recipes.recipe("llava_olmoe"), 500)
-    assert config.text_config.model_type == "olmoe" and config.image_token_id == 499
+    assert config.text_config.model_type == "olmoe"
+    assert config.image_token_id == 499
     assert config.vision_config.model_type == "clip_vision_model"
     assert (config.text_config.num_experts, config.text_config.num_experts_per_tok) == (32, 4)

@@ -12,15 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.training import model_cards as cards
-from capmoe_eval.tiny import main
+from capmoe_eval.evaluation import model_cards as cards
+from capmoe_eval.evaluation.train import main
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.miniworld.corpus import Batches
-from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
-from capmoe_eval.zoo.synthetic.models import tiny_config
-from capmoe_eval.zoo.train import Schedule, batch_loss, train
-from capmoe_eval.zoo.upcycle import upcycle
+from capmoe_eval.zoo.tiny import tiny_config
+from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
+from capmoe_eval.zoo.train import Schedule, batch_loss, train, upcycle
 from tests.rounding import tolerance
 
 SHIPPED = [name for name in recipes.ZOO if (recipes.WEIGHTS / name / "model.safetensors").is_file()]
@@ -199,7 +198,7 @@ def test_widths_that_do_not_fit_are_refused():
 
 
 def test_an_unknown_name_is_refused(capsys):
-    assert main(["train", "olmo"]) == 2
+    assert main(["olmo"]) == 2
     assert "did you mean 'olmoe'" in capsys.readouterr().err
     with pytest.raises(UsageError, match="did you mean 'mixtral'"):
         recipes.trained_model("mixtrall")
@@ -236,10 +235,12 @@ def test_the_weights_are_small():
     assert sum(path.stat().st_size for path in files) <= 32e6
 
 
-def test_every_trained_model_is_shipped():
-    assert list(recipes.ZOO) == SHIPPED
+def test_the_models_of_tables_1_and_2_and_of_images_are_shipped():
+    assert {"olmoe", "qwen2_moe", "deepseek_v2", "mixtral", "llava_olmoe"} <= set(SHIPPED)
+    assert all((recipes.WEIGHTS / name / "card.json").is_file() for name in recipes.ZOO)
     seeds = {name: recipes.recipe(name).seed for name in FURTHER}
-    assert seeds and all(seed == int(name[-1]) for name, seed in seeds.items())
+    assert seeds
+    assert all(seed == int(name[-1]) for name, seed in seeds.items())
 
 
 # What saving and the end of a training change.
@@ -282,6 +283,7 @@ def test_a_shipped_model_knows_something_and_not_everything(name):
         assert accuracy[task] > chance + 300 * math.sqrt(guess * (1 - guess) / 300), task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_shipped_model_is_as_its_card_says(name):
     said = json.loads((recipes.WEIGHTS / name / "card.json").read_text())

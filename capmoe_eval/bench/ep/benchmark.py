@@ -6,76 +6,93 @@ import argparse
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from capmoe_eval.bench.ep.emulation import MACHINES, NODE, Machine
-from capmoe_eval.bench.ep.jobs import Job, free_job, study_jobs
-from capmoe_eval.bench.ep.measure import EMULATED, Bench
+from capmoe_eval.bench.ep.emulation import MACHINES, NODE, ReferenceMachine
+from capmoe_eval.bench.ep.layer import SHAPES, find_shape
+from capmoe_eval.bench.ep.measure import EMULATED, Job, JobTimer
+from capmoe_eval.bench.ep.skew import RecordedLoads, Routing, Skew
 from capmoe_eval.bench.options import commands
-from capmoe_eval.bench.rounds import dtype_name, measured_on, placement
+from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, measured_on, say
 from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment.processes import process_count, process_rank
-from capmoe_eval.experiment.timings.schema import Comparison, Link, Study, Timing, Validation
-from capmoe_eval.experiment.timings.studies import Plan, find_studies
-from capmoe_eval.wrapper.parallel.world import World
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.experiment.timings.schema import Study
+from capmoe_eval.experiment.timings.studies import (
+    FIGURE_1,
+    Link,
+    Shape,
+    StudyPlan,
+    Workload,
+    find_studies,
+)
+from capmoe_eval.paper.printed import figure
+from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.knobs import declared_knobs
+from capmoe_eval.routing.registry import create_method, method_class
+from capmoe_eval.wrapper.ranks import World
+
+_TASK = "obqa"  # of the records that a study takes loads from; it is Figure 1's
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Time a grid or studies, print them and write one file for each."""
-    studies = find_studies(given.study) if given.study else ()
-    processes, (device, dtype) = process_count(), placement(given)
+    studies = find_studies(arguments.study) if arguments.study else ()
+    processes, (device, dtype) = process_count(), device_and_dtype(arguments)
     if studies:
-        _check_free(given)
-    if given.validate and not processes:
+        _check_free(arguments)
+    if arguments.validate and not processes:
         raise UsageError(
             "--validate: holds real ranks against the emulation, and there are none; leave it out, "
             "or start them with torchrun --nproc-per-node 2"
         )
     _keep_memory()
-    link = emulated_link(given, device)
-    asked: list[tuple[str, dict[str, Any], list[Job]]] = []
+    link = emulated_link(arguments, device)
+    files: list[tuple[str, dict[str, Any], list[Job]]] = []
     for study in studies:
         name = f"{study.name}-{processes}" if processes else study.name
-        asked.append((name, *planned(study, given, processes)))
-    if not asked:
-        job = free_job(given, processes)
-        none = {"study": None, "place": None, "why": None, "scale": job.scale, "batch_divisor": 1}
-        asked = [(f"{given.shape}-{job.ranks}", none, [job])]
+        files.append((name, *planned(study, arguments, processes)))
+    if not files:
+        job = free_job(arguments, processes)
+        heading = {"study": None, "place": None, "why": None, "scale": job.scale}
+        files = [(f"{arguments.shape}-{job.ranks}", {**heading, "batch_divisor": 1}, [job])]
     world = World.join(device) if processes else None
-    bench = Bench(world, device, dtype, link, given)
-    for name, heading, jobs in asked:
+    bench = JobTimer(world, device, dtype, link, arguments)
+    for name, heading, jobs in files:
         file = study_file(bench, heading, jobs)
         if not process_rank():
-            path = given.out / f"ep-{name}-{file.kind}.json"
+            path = arguments.out / f"ep-{name}-{file.kind}.json"
             file.write(path)
             print(*_lines(file), f"written: {path}\n", sep="\n")
 
 
-def _check_free(given: argparse.Namespace) -> None:
+def _check_free(arguments: argparse.Namespace) -> None:
     """Refuse an option of a free grid beside studies, which say all of it themselves."""
-    for option, declared in commands()["ep"].groups["a free grid"].items():
-        if (getattr(given, option[2:]) or None) != (declared.get("default") or None):
+    for option, fields in commands()["ep"].groups["a free grid"].items():
+        if (getattr(arguments, option[2:]) or None) != (fields.get("default") or None):
             raise UsageError(
-                f"{option}: is of a free grid, and --study={given.study} has a grid of its own; "
-                "leave one of the two out"
+                f"{option}: is of a free grid, and --study={arguments.study} has a grid of its "
+                "own; leave one of the two out"
             )
 
 
 def planned(
-    study: Plan, given: argparse.Namespace, processes: int | None
+    study: StudyPlan, arguments: argparse.Namespace, processes: int | None
 ) -> tuple[dict[str, Any], list[Job]]:
     """Return what a study's file says of it, and its jobs."""
-    scale, divisor = given.scale or study.scale, given.batch_divisor or study.batch_divisor
-    sizes = {"scale": scale, "batch_divisor": divisor}
+    scale = arguments.scale or study.scale
+    sizes = {"scale": scale, "batch_divisor": arguments.batch_divisor or study.batch_divisor}
     heading = {"study": study.name, "place": study.place, "why": study.why, **sizes}
-    return heading, study_jobs(study, processes=processes, results=given.results, **sizes)
+    return heading, study_jobs(study, processes=processes, results=arguments.results, **sizes)
 
 
-def study_file(bench: Bench, heading: Mapping[str, Any], jobs: Sequence[Job]) -> Study:
+def study_file(bench: JobTimer, heading: Mapping[str, Any], jobs: Sequence[Job]) -> Study:
     """Return the file of some jobs, which are timed here."""
-    world, given = bench.world, bench.given
+    world = bench.world
     return Study(
         schema=Study.SCHEMA,
         command="ep",
@@ -84,18 +101,18 @@ def study_file(bench: Bench, heading: Mapping[str, Any], jobs: Sequence[Job]) ->
         note=None if world else EMULATED,
         backend=world.backend if world else None,
         dtype=dtype_name(bench.dtype),
-        repeats=given.repeats,
-        warmup=given.warmup,
+        repeats=bench.arguments.repeats,
+        warmup=bench.arguments.warmup,
         runs=tuple(bench.run(job) for job in jobs),
         **heading,
     )
 
 
-def emulated_link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
+def emulated_link(arguments: argparse.Namespace, device: torch.device) -> Link | ReferenceMachine:
     """Return the emulated link, or the machine whose balance it shall have."""
-    asked = {"bandwidth": given.bandwidth, "latency": given.latency}
-    stated = {name: value for name, value in asked.items() if value is not None}
-    in_proportion = given.machine is not None or given.balance is not None
+    options = {"bandwidth": arguments.bandwidth, "latency": arguments.latency}
+    stated = {name: value for name, value in options.items() if value is not None}
+    in_proportion = arguments.machine is not None or arguments.balance is not None
     if stated and in_proportion:
         raise UsageError(
             "bandwidth: a link is either stated (--bandwidth, --latency) or in a machine's "
@@ -105,13 +122,13 @@ def emulated_link(given: argparse.Namespace, device: torch.device) -> Link | Mac
         link = replace(NODE, **stated)
         speed = f"{link.bandwidth / 1e9:g} GB/s per rank and direction, {1e6 * link.latency:g} µs"
         return replace(link, source=f"stated: {speed}")
-    name = given.machine or "h20"
+    name = arguments.machine or "h20"
     check_choice("machine", name, MACHINES)
     machine = MACHINES[name]
-    if given.balance is None:
+    if arguments.balance is None:
         return machine
     fast = f"a machine as fast as {machine.name}"
-    return replace(machine, name=fast, bandwidth=given.balance * machine.flops)
+    return replace(machine, name=fast, bandwidth=arguments.balance * machine.flops)
 
 
 def _keep_memory() -> None:
@@ -127,51 +144,160 @@ def _keep_memory() -> None:
         library.mallopt(trim_threshold, 2**31 - 1)
 
 
+def study_jobs(
+    study: StudyPlan, *, processes: int | None, scale: int, batch_divisor: int, results: Path
+) -> list[Job]:
+    """Return the jobs of a study; a record that is missing is a UsageError.
+
+    Widths and prompts are divided by the scale; loads are taken from the records in ``results``.
+    With real processes every model is spread over these, and one whose experts cannot be is left
+    out.
+    """
+    jobs: list[Job] = []
+    for case in study.models:
+        routings: Sequence[Routing] = [Skew(peak) for peak in case.peaks]
+        if case.routing == FIGURE_1:
+            routings = [figure_1()]
+        elif case.routing is not None:
+            routings = recorded(results, case.routing, _TASK)
+        shape = _with_experts(SHAPES[case.shape], routings[0])
+        ranks = processes or case.ranks
+        if shape.n_experts % ranks:
+            about = f"ep: {study.name}: {case.title} is left out"
+            say(f"{about}, {ranks} ranks do not divide its experts")
+            continue
+        batches = [
+            Workload(
+                ranks * max(1, round(work.sequences * case.share / batch_divisor / ranks)),
+                max(1, round(work.prompt / scale)),
+                work.place,
+            )
+            for work in study.workloads
+        ]
+        job = Job(
+            model=case.title,
+            shape=shape.scaled(scale),
+            ranks=ranks,
+            why=case.why,
+            routings=routings,
+            batches=batches,
+            methods=[create_method(**knobs, ep_size=ranks) for knobs in study.methods],
+            layers=study.layers,
+            scale=scale,
+            fewer_tokens=study.workloads[0].tokens / batches[0].tokens,
+        )
+        if job not in jobs:  # on real ranks, all placements of a model are one
+            jobs.append(job)
+    return jobs
+
+
+def free_job(arguments: argparse.Namespace, processes: int | None) -> Job:
+    """Return the job of a free grid; ``processes`` is None where ranks are emulated."""
+    routings: list[Routing] = [Skew(peak, arguments.together) for peak in arguments.peaks]
+    if arguments.trace is not None:
+        routings = [_trace(arguments.trace, arguments.layer)]
+    shape = _with_experts(find_shape(arguments.shape), routings[0])
+    ranks = processes or arguments.ranks or (6 if shape.n_experts == 60 else 8)
+    if processes and arguments.ranks not in (None, processes):
+        raise UsageError(
+            f"ranks={arguments.ranks}: torchrun started {processes} processes; leave it out"
+        )
+    experts_per_rank(shape.n_experts, ranks, "ranks")
+    batches = []
+    for tokens in arguments.tokens:
+        fits = tokens % arguments.prompt == 0
+        if arguments.layers and not fits:
+            raise UsageError(
+                f"prompt={arguments.prompt}: {tokens} tokens of a rank are no whole number of them"
+            )
+        prompt = arguments.prompt if fits else tokens
+        batches.append(Workload(ranks * tokens // prompt, prompt))
+    methods = []
+    for name in arguments.methods:
+        expands = "candidates" in declared_knobs(method_class(name))
+        methods += [
+            create_method(
+                name, gamma, ep_size=ranks, granularity=granularity, candidates=candidates
+            )
+            for gamma in arguments.gammas
+            for granularity in arguments.granularities
+            for candidates in (arguments.candidates if expands else ["local"])
+        ]
+    return Job(
+        model=None,
+        shape=shape.scaled(arguments.scale or 1),
+        ranks=ranks,
+        why="asked for",
+        routings=routings,
+        batches=batches,
+        methods=methods,
+        layers=arguments.layers,
+        scale=arguments.scale or 1,
+    )
+
+
+def _with_experts(shape: Shape, routing: Routing) -> Shape:
+    """Return the layer with the experts and the top-k of a trace."""
+    if isinstance(routing, Skew):
+        return shape
+    return replace(shape, n_experts=len(routing.loads[0]), top_k=routing.top_k)
+
+
+def _trace(name: str, layer: int | None) -> RecordedLoads:
+    """Return Figure 1, or a layer of a record; without a number, that with the fullest expert."""
+    if name == "figure1":
+        return figure_1()
+    traces = _record_layers(Path(name))
+    if layer is None:
+        return max(traces, key=lambda trace: max(trace.loads[0]))
+    if layer >= len(traces):
+        raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(traces) - 1}")
+    return traces[layer]
+
+
+def figure_1() -> RecordedLoads:
+    """Return the normalised loads of OLMoE's experts that the paper draws in Figure 1.
+
+    They sum to 82.5, not to 64, so they are taken as proportions: the fullest expert, drawn at 7.2,
+    then has 5.6 times the mean.
+    """
+    return RecordedLoads(FIGURE_1, (tuple(figure("fig1_load_svg_vector")),), top_k=8)
+
+
+def recorded(results: Path, model: str, task: str) -> list[RecordedLoads]:
+    """Return the MoE layers of a model's baseline record of a task; UsageError if it has none."""
+    paths = [p for p in record_paths(results, model, task) if p.name.startswith("baseline-")]
+    if not paths:
+        raise UsageError(
+            f"results={results}: no baseline record of {model} and {task}; compute one with "
+            f"capmoe-eval run model={model} method=baseline tasks={task}"
+        )
+    return _record_layers(paths[0], results)
+
+
+def _record_layers(path: Path, root: Path | None = None) -> list[RecordedLoads]:
+    """Return every MoE layer of a record; each trace goes on with the layers after its own."""
+    record = read_record(path, root)
+    loads = tuple(tuple(layer.load_before) for layer in record.layers)
+    return [
+        RecordedLoads(
+            f"{record.model} {record.task} {layer.name}", loads[n:] + loads[:n], layer.top_k
+        )
+        for n, layer in enumerate(record.layers)
+    ]
+
+
 def _lines(study: Study) -> Iterator[str]:
-    """Yield a file as text: a block for each run, a line for each method."""
+    """Yield the speedups of a file: a line for each method of each point."""
     yield f"{study.study or 'ep'}, {study.dtype}, {study.machine.name}"
     yield study.note or f"measured on real processes ({study.backend})"
     for run in study.runs:
-        shape, link = run.shape, run.link
-        shared = f", shared experts of width {shape.shared}" if shape.shared else ""
-        yield (
-            f"\n{run.title}: H={shape.hidden} I={shape.intermediate} E={shape.n_experts} "
-            f"K={shape.top_k}{shared}; {run.ranks} ranks"
-        )
-        if link:
-            speed = f"{link.bandwidth / 1e9:.3g} GB/s, {1e6 * link.latency:.3g} µs"
-            yield f"link: {speed}; {link.source}"
+        yield f"\n{run.title}: {run.shape}; {run.ranks} ranks"
         for point in run.points:
-            place = f" ({point.place})" if point.place else ""
-            routing, check, prefill = point.routing, point.validation, point.prefill
-            yield (
-                f"{point.tokens_per_rank} tokens per rank{place}, routing of {routing.source}, "
-                f"peak load {routing.peak:.2f} × mean"
-            )
-            yield from _timing_lines(point.timings, "layer", check)
-            if prefill:
-                yield f"prefill, {prefill.layers} layers, prompts of {prefill.prompt}"
-                yield from _timing_lines(prefill.timings, "prefill", check and check.prefill)
-
-
-def _timing_lines(
-    rows: Sequence[Timing], part: str, check: Validation | Comparison | None
-) -> Iterator[str]:
-    """Yield a heading and a line per method, in median milliseconds, and an emulation's errors."""
-    phases = [phase for phase in rows[0].seconds if phase != "total"]
-    yield (
-        f"{'method':<38}{'ms':>9}{'speedup':>9}{'quartiles':>14}{'ideal':>7}{'reached':>9}"
-        f"{'dropped':>9}  " + "".join(f"{phase:>9}" for phase in phases)
-    )
-    for row in rows:
-        quartiles = f"{row.speedup.low:.2f}–{row.speedup.high:.2f}"
-        reached = "–" if row.reached is None else f"{100 * row.reached:.0f} %"
-        yield (
-            f"{row.method:<38}{1e3 * row.seconds['total'].median:>9.2f}"
-            f"{row.speedup.median:>9.2f}{quartiles:>14}{row.ideal_rank:>7.2f}{reached:>9}"
-            f"{100 * row.load.dropped_share:>7.1f} %  "
-            + "".join(f"{1e3 * row.seconds[phase].median:>9.2f}" for phase in phases)
-        )
-    for name, error in check.errors.items() if check else ():
-        shares = f"total {100 * error.total:+.0f} %, speedup {100 * error.speedup:+.0f} %"
-        yield f"  emulated {part}, {name}: {shares}"
+            parts = {"layer": point.timings, "prefill": point.prefill and point.prefill.timings}
+            for part, rows in parts.items():
+                for row in rows or ():
+                    speedup = row.speedup
+                    quartiles = f"[{speedup.low:.2f}, {speedup.high:.2f}]"
+                    place = f"{part}, {point.tokens_per_rank} tokens per rank, {row.method}"
+                    yield f"  {place}: {speedup.median:.2f}× {quartiles}"

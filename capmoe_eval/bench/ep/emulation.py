@@ -19,13 +19,14 @@ from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import LayerSetting, Rank, Total, layer_weights
 from capmoe_eval.bench.ep.timing import Clock, Pass, from_ends, load_of
-from capmoe_eval.experiment.timings.schema import Link, Load
-from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.experiment.timings.schema import PairLoad
+from capmoe_eval.experiment.timings.studies import Link
+from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.tokens import group_tokens
-from capmoe_eval.wrapper.parallel.dispatch import Exchange, run_experts
+from capmoe_eval.wrapper.dispatch import Exchange, run_experts
 from capmoe_eval.wrapper.ranks import ALONE
 
 _PASSES = 3  # over which the device's speed is measured, after one that warms up
@@ -43,7 +44,7 @@ def exchange_seconds(link: Link, bytes_RR: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ReferenceMachine:
     """A machine whose communication is to be emulated on a slower device."""
 
     name: str  # for the file
@@ -60,8 +61,8 @@ class Machine:
 # NVLink of both: 450 GB/s per direction. Peak of dense bfloat16: 148 and 989 TFLOP/s, of which a
 # grouped product reaches some 80 and 60 %. 20 µs is what an all-to-all of nothing takes in NCCL.
 MACHINES = {
-    "h20": Machine("H20", 120e12, 450e9, 20e-6),
-    "h100": Machine("H100 SXM", 600e12, 450e9, 20e-6),
+    "h20": ReferenceMachine("H20", 120e12, 450e9, 20e-6),
+    "h100": ReferenceMachine("H100 SXM", 600e12, 450e9, 20e-6),
 }
 """The paper measured on eight H20; an H100 computes faster over the same link."""
 
@@ -108,11 +109,13 @@ class EmulatedLayer:
         for rank, clock in zip(self._ranks, clocks, strict=True):
             clock.wait()
             routed.append(rank.route(method, clock.lap))
-        counts_RRL = torch.stack([one.packed.counts_RL for one in routed])  # [source, rank, L]
+        counts_RRL = torch.stack(
+            [tokens.packed.counts_RL for tokens in routed]
+        )  # [source, rank, L]
         pairs_RR = counts_RRL.sum(dim=2).cpu()
         parts = [
-            torch.split(one.packed.rows_PH, pairs)
-            for one, pairs in zip(routed, pairs_RR.tolist(), strict=True)
+            torch.split(tokens.packed.rows_PH, pairs)
+            for tokens, pairs in zip(routed, pairs_RR.tolist(), strict=True)
         ]
         done = []
         for number, clock in enumerate(clocks):
@@ -131,7 +134,7 @@ class EmulatedLayer:
         spent = [clock.seconds() for clock in clocks]
         return Pass(self._seconds(spent, pairs_RR), torch.cat(outputs))
 
-    def load(self, method: Method) -> Load:
+    def load(self, method: Method) -> PairLoad:
         """Return the pairs that the method leaves to be sent and computed, over all ranks."""
         return load_of(self._ranks, method, ALONE)
 
@@ -151,11 +154,13 @@ def _slowest(
     spent: Sequence[Mapping[str, float]], phases: Sequence[str], begun: float
 ) -> dict[str, float]:
     """Return when the last rank has finished each of some phases, if all begin together."""
-    ends = np.cumsum([[own[phase] for phase in phases] for own in spent], axis=1).max(axis=0)
+    ends = np.cumsum([[of_rank[phase] for phase in phases] for of_rank in spent], axis=1).max(
+        axis=0
+    )
     return dict(zip(phases, (begun + ends).tolist(), strict=True))
 
 
-def balanced(layer: EmulatedLayer, machine: Machine, *, width: int, tokens: float) -> Link:
+def balanced(layer: EmulatedLayer, machine: ReferenceMachine, *, width: int, tokens: float) -> Link:
     """Return a link that leaves communication and computation in a machine's proportion.
 
     The speed of the experts is measured on this device, dropless. The link is then as much slower

@@ -16,13 +16,13 @@ from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 
 from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.timings.schema import Shape
+from capmoe_eval.experiment.timings.studies import Shape
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.context import LayerContext
+from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.tokens import BatchShare, group_tokens
-from capmoe_eval.wrapper.parallel.dispatch import Packed, combine_rows, pack
+from capmoe_eval.wrapper.dispatch import Packed, combine_rows, pack
 
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
 

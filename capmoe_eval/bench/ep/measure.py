@@ -13,20 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capmoe_eval.bench.ep.emulation import NODE, EmulatedLayer, Machine, balanced
-from capmoe_eval.bench.ep.jobs import Job
+from capmoe_eval.bench.ep.emulation import NODE, EmulatedLayer, ReferenceMachine, balanced
 from capmoe_eval.bench.ep.layer import Lap, LayerSetting, random_model
 from capmoe_eval.bench.ep.skew import Routing, peak_load
 from capmoe_eval.bench.ep.timing import Clock, Pass, RankedLayer, in_step, measured_link
 from capmoe_eval.bench.rounds import alternate, ratio, say
 from capmoe_eval.experiment.timings import schema
 from capmoe_eval.experiment.timings.names import DROPLESS
-from capmoe_eval.experiment.timings.schema import Label, Link, Load, Timing
+from capmoe_eval.experiment.timings.schema import Label, PairLoad, Timing
 from capmoe_eval.experiment.timings.spread import Spread
-from capmoe_eval.experiment.timings.studies import Workload
+from capmoe_eval.experiment.timings.studies import Link, Shape, Workload
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper.parallel.world import World
+from capmoe_eval.wrapper.ranks import World
 
 _VOCABULARY = 32_000
 _GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
@@ -36,7 +35,23 @@ EMULATED = (
 )
 
 
-class Prefill:
+@dataclass(frozen=True)
+class Job:
+    """One layer over some ranks, under every batch, routing and method that was asked for."""
+
+    model: str | None  # the paper's model, None for a free shape
+    shape: Shape
+    ranks: int
+    why: str
+    routings: Sequence[Routing]  # the sources of the router logits
+    batches: Sequence[Workload]  # every rank gets as many sequences
+    methods: Sequence[Method]  # dropless is beside them
+    layers: int  # MoE layers of the prefill; 0 leaves it out
+    scale: int  # the divisor of the model's widths
+    fewer_tokens: float = 1.0  # the divisor of the number of tokens
+
+
+class TimedPrefill:
     """A random model on a rank's sequences, each MoE layer with its own routing.
 
     Attention, norms, embeddings and head are OLMoE's, of the layer's hidden size; every rank
@@ -84,38 +99,38 @@ class Prefill:
         moe = sum(layer.run(method).seconds["total"] for layer in self._layers)
         return Pass({"dense": dense, "moe": moe, "total": dense + moe}, logits)
 
-    def load(self, method: Method) -> Load:
+    def load(self, method: Method) -> PairLoad:
         """Return the pairs that the method leaves to be sent and computed in all layers."""
         return summed([layer.load(method) for layer in self._layers])
 
 
-def summed(loads: Sequence[Load]) -> Load:
+def summed(loads: Sequence[PairLoad]) -> PairLoad:
     """Return the load of several layers with as many tokens each."""
     sums = {name: np.sum([vars(load)[name] for load in loads], axis=0) for name in vars(loads[0])}
     sums["dropped_share"] /= len(loads)
-    return Load(**{name: value.tolist() for name, value in sums.items()})
+    return PairLoad(**{name: value.tolist() for name, value in sums.items()})
 
 
-Timed = RankedLayer | EmulatedLayer | Prefill
+Timed = RankedLayer | EmulatedLayer | TimedPrefill
 """Can be run under a method, and tells the load that the method leaves."""
 
 
 @dataclass(frozen=True)
-class Bench:
+class JobTimer:
     """Times jobs: on real ranks where there is a world, emulated otherwise."""
 
     world: World | None
     device: torch.device  # the device of this process
     dtype: torch.dtype
-    link: Link | Machine  # the emulated link, or the machine whose balance it shall have
-    given: argparse.Namespace  # repeats, warmup, validate
+    link: Link | ReferenceMachine  # the emulated link, or the machine whose balance it shall have
+    arguments: argparse.Namespace  # repeats, warmup, validate
 
     def run(self, job: Job) -> schema.Run:
         """Return the timings of a job; a machine's balance is found at its first point."""
         shape = job.shape
         setting = LayerSetting(shape, job.ranks, self.device, self.dtype)
         link = None if self.world else self.link
-        if isinstance(link, Machine):
+        if isinstance(link, ReferenceMachine):
             logits = job.routings[0].logits(job.batches[0].tokens, shape.n_experts, shape.top_k)
             first = EmulatedLayer(setting, logits, NODE)
             link = balanced(first, link, width=job.scale, tokens=job.fewer_tokens)
@@ -160,22 +175,24 @@ class Bench:
                     for number, each in enumerate(logits)
                 ]
             )
-            link = measured_link(self.world, self.device) if self.given.validate else None
+            link = measured_link(self.world, self.device) if self.arguments.validate else None
         if link:
             models.append([EmulatedLayer(setting, each, link) for each in logits])
-        prefills = [Prefill(each, tokens, batch.prompt) for each in models] if job.layers else []
-        rounds = {"repeats": self.given.repeats, "warmup": self.given.warmup}
+        prefills = (
+            [TimedPrefill(each, tokens, batch.prompt) for each in models] if job.layers else []
+        )
+        rounds = {"repeats": self.arguments.repeats, "warmup": self.arguments.warmup}
         rows = time_layers([each[0] for each in models], job.methods, **rounds)
         whole = time_layers(prefills, job.methods, **rounds)
-        found: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if whole:
             size = {"layers": job.layers, "prompt": batch.prompt}
-            found["prefill"] = schema.Prefill(**size, timings=whole[0])
+            more["prefill"] = schema.Prefill(**size, timings=whole[0])
         if self.world and link:
             check = _compared(*rows)
             if whole:
-                check["prefill"] = schema.Comparison(**_compared(*whole))
-            found["validation"] = schema.Validation(note=EMULATED, link=link, **check)
+                check["prefill"] = schema.PrefillCheck(**_compared(*whole))
+            more["validation"] = schema.Validation(note=EMULATED, link=link, **check)
         return schema.Point(
             tokens_per_rank=tokens,
             batch=batch.sequences,
@@ -183,7 +200,7 @@ class Bench:
             place=batch.place,
             routing=schema.Routing(**source, peak=peak_load(logits[0], shape.top_k)),
             timings=rows[0],
-            **found,
+            **more,
         )
 
 

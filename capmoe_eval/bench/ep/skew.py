@@ -78,7 +78,7 @@ class Skew:
 
 
 @dataclass(frozen=True)
-class Trace:
+class RecordedLoads:
     """Loads that a model's experts have been seen with; a timed layer has as many experts."""
 
     source: str  # the name of that layer, for the file
@@ -105,13 +105,13 @@ class Trace:
         noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
         sample_TE = noise_TE[:_SAMPLE]
         floor = 0.5 / len(sample_TE)
-        wanted_E = share_E.clamp_min(floor).log()
+        target_E = share_E.clamp_min(floor).log()
         constant_E = torch.zeros(n_experts)
         for number in range(_ROUNDS):
             chosen_TK = (sample_TE + constant_E).topk(top_k, dim=1).indices
             now_E = expert_load(chosen_TK, n_experts).double() / len(sample_TE)
             step = 0.5 / (1 + number / 40)
-            constant_E += (step * (wanted_E - now_E.clamp_min(floor).log())).float()
+            constant_E += (step * (target_E - now_E.clamp_min(floor).log())).float()
         return noise_TE + constant_E
 
     def fields(self) -> dict[str, Any]:
@@ -119,4 +119,4 @@ class Trace:
         return {"source": self.source}
 
 
-Routing = Skew | Trace
+Routing = Skew | RecordedLoads

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import Lap, LayerSetting, Rank, layer_weights
 from capmoe_eval.bench.rounds import wait
-from capmoe_eval.experiment.timings.schema import Link, Load
+from capmoe_eval.experiment.timings.schema import PairLoad
+from capmoe_eval.experiment.timings.studies import Link
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.parallel.dispatch import announce, run_experts, send_back, send_rows
-from capmoe_eval.wrapper.parallel.world import World
-from capmoe_eval.wrapper.ranks import Ranks
+from capmoe_eval.wrapper.dispatch import announce, run_experts, send_back, send_rows
+from capmoe_eval.wrapper.ranks import Ranks, World
 
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
 """The phases of a layer, in order; only one with shared experts has the last. Figure 6 shows the
@@ -134,13 +134,13 @@ class RankedLayer(Rank):
             rows_PH = send_back(done_AH, exchange, group)
         return self.finish(rows_PH, routed, lap)
 
-    def load(self, method: Method) -> Load:
+    def load(self, method: Method) -> PairLoad:
         """Return the pairs that the method leaves to be sent and computed, over all ranks."""
         return load_of([self], method, self.world)
 
 
 @torch.no_grad()
-def load_of(ranks: Sequence[Rank], method: Method, world: Ranks) -> Load:
+def load_of(ranks: Sequence[Rank], method: Method, world: Ranks) -> PairLoad:
     """Return the load of all ranks of a layer, given those of this process."""
     setting, top_k = ranks[0].setting, ranks[0].setting.shape.top_k
     rows = []
@@ -151,7 +151,7 @@ def load_of(ranks: Sequence[Rank], method: Method, world: Ranks) -> Load:
     sums = (torch.stack(each).sum(dim=0) for each in zip(*rows, strict=True))
     counts_RL, dropped, sent = world.totals(*sums)
     expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
-    return Load(
+    return PairLoad(
         kept=sum(expert_load),
         dropped_share=int(dropped) / (ranks[0].groups.n_tokens * top_k),
         expert_load=expert_load,
@@ -170,8 +170,8 @@ def in_step(work: Callable[[Lap], Tensor], world: World, device: torch.device) -
     clock.start()
     output = work(clock.lap)
     ends = clock.ends()
-    own = torch.tensor(list(ends.values()), dtype=torch.float64, device=device)
-    latest = world.highest(own).tolist()
+    finished = torch.tensor(list(ends.values()), dtype=torch.float64, device=device)
+    latest = world.highest(finished).tolist()
     return Pass(from_ends(dict(zip(ends, latest, strict=True))), output)
 
 

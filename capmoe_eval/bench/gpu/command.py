@@ -20,18 +20,18 @@ from typing import Any
 import torch
 import transformers
 
-from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting
+from capmoe_eval.bench.gpu.items import ITEMS, GpuSetting, Item
 from capmoe_eval.bench.rounds import (
+    device_and_dtype,
     dtype_name,
     line,
     measured_on,
-    placement,
     say,
     target_of,
     without_goal,
 )
 from capmoe_eval.errors import UsageError, check_choice, first_line
-from capmoe_eval.evaluation.version import revision
+from capmoe_eval.evaluation.provenance import revision
 from capmoe_eval.experiment.timings.schema import Evaluation
 from capmoe_eval.experiment.timings.spread import Spread, Target
 
@@ -46,19 +46,21 @@ class _TimeUp(BaseException):
     """An item takes too long; no handler of errors may take this for one of its own."""
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Run the items that are not done, each written when it ends, to ``gpu.json``."""
-    device, dtype = placement(given)
-    for name in given.items or ():
+    device, dtype = device_and_dtype(arguments)
+    for name in arguments.items or ():
         check_choice("--items", name, ITEMS)
     rehearsal = device.type != "cuda"
-    scale = given.scale or (_SCALE if rehearsal else 1)
+    scale = arguments.scale or (_SCALE if rehearsal else 1)
     if rehearsal and scale == 1:
         raise UsageError("scale=1: the full sizes need a GPU; leave it out for a rehearsal")
-    path = given.out / "gpu.json"
-    file = _File(path, Setting(device, dtype, scale, given.out), REHEARSAL if rehearsal else None)
-    results = {} if given.fresh else file.results()
-    asked = [name for name in ITEMS if name in (given.items or ITEMS)]
+    path = arguments.out / "gpu.json"
+    file = _ListFile(
+        path, GpuSetting(device, dtype, scale, arguments.out), REHEARSAL if rehearsal else None
+    )
+    results = {} if arguments.fresh else file.results()
+    asked = [name for name in ITEMS if name in (arguments.items or ITEMS)]
     # What was given up once goes last.
     todo = sorted(
         (name for name in asked if results.get(name, {}).get("state") != "done"),
@@ -72,35 +74,35 @@ def run(given: argparse.Namespace) -> None:
             print(line(target), flush=True)
         if results[name]["state"] != "done":
             say(f"gpu: {name} {results[name]['state']}: {results[name]['why']}")
-    done = sum(found["state"] == "done" for found in results.values())
+    done = sum(result["state"] == "done" for result in results.values())
     print(f"{done} of {len(ITEMS)} items are done; written: {path}")
     if rehearsal:
         print(REHEARSAL)
 
 
-def _measured(item: Item, setting: Setting, *, goals: bool) -> dict[str, Any]:
+def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]:
     """Return an item's result: ``done``, ``skipped``, or ``failed``; its targets with their goals.
 
     A rehearsal has none: nothing is met or missed there.
     """
-    began, found = time.perf_counter(), {}
+    began = time.perf_counter()
     try:
         with _limit(item.limit):
             targets, more = item.measure(setting)
         if not goals:
             targets = [without_goal(target) for target in targets]
-        found = {"state": "done", "targets": list(map(asdict, targets)), **more}
+        result = {"state": "done", "targets": list(map(asdict, targets)), **more}
     except _TimeUp:
-        found = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
+        result = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
     except ModuleNotFoundError as error:
-        found = {"state": "skipped", "why": f"{error.name} is not installed here"}
+        result = {"state": "skipped", "why": f"{error.name} is not installed here"}
     except Exception as error:  # of one item: the others may still show something
-        found = {"state": "failed", "why": f"{type(error).__name__}: {first_line(error)}"}
+        result = {"state": "failed", "why": f"{type(error).__name__}: {first_line(error)}"}
     gc.collect()
     if setting.device.type == "cuda":
         torch.cuda.empty_cache()
     spent = round(time.perf_counter() - began, 1)
-    return {**found, "spent": spent, "date": measured_on(setting.device)["date"]}
+    return {**result, "spent": spent, "date": measured_on(setting.device)["date"]}
 
 
 @contextmanager
@@ -122,19 +124,17 @@ def _limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class _File:
+class _ListFile:
     """The file of the list on one device, with one torch and one state of the code."""
 
-    def __init__(self, path: Path, setting: Setting, rehearsal: str | None) -> None:
+    def __init__(self, path: Path, setting: GpuSetting, rehearsal: str | None) -> None:
         self.setting = setting
         self._path, self._rehearsal = path, rehearsal
         self._machine = measured_on(setting.device)["machine"]
-        commit = revision()
         self._key = {
             "device": self._machine.name,
             "torch": self._machine.torch,
-            # Two changes after a commit have one name.
-            "code": commit if commit and not commit.endswith("-dirty") else _sources(),
+            "code": _sources(),
             "scale": setting.scale,
         }
 
@@ -167,7 +167,7 @@ class _File:
     def write(self, results: Mapping[str, Any]) -> None:
         """Write all results, the file whole."""
         ordered = {name: results[name] for name in ITEMS if name in results}
-        done = sum(found["state"] == "done" for found in ordered.values()) / len(ITEMS)
+        done = sum(result["state"] == "done" for result in ordered.values()) / len(ITEMS)
         share = target_of("gpu_done", [done])
         more: dict[str, Any] = {
             "key": self._key,
@@ -185,7 +185,7 @@ class _File:
 
 
 def _sources() -> str:
-    """Return a name of the code as it is, where no commit has it."""
+    """Return a name of the code as it is."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -193,16 +193,12 @@ def _sources() -> str:
     return f"sources {digest.hexdigest()[:12]}"
 
 
-def _software(setting: Setting) -> dict[str, Any]:
+def _software(setting: GpuSetting) -> dict[str, Any]:
     """Return what the numbers may depend on besides the device: driver, CUDA and versions."""
     driver = None
     if setting.device.type == "cuda":
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
-            driver = done.stdout.strip().splitlines()[0]
-        except (OSError, subprocess.SubprocessError, IndexError):
-            driver = "unknown"
+        query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader || echo unknown"
+        driver = subprocess.getoutput(query).splitlines()[-1]
     return {
         "driver": driver,
         "cuda": torch.version.cuda,

@@ -16,26 +16,26 @@ import torch
 from capmoe_eval.bench import decision, forward, generate
 from capmoe_eval.bench.ep.benchmark import emulated_link, planned, study_file
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
-from capmoe_eval.bench.ep.measure import Bench
-from capmoe_eval.bench.gpu import decisions
-from capmoe_eval.bench.gpu.waits import STOCK, host_waits
+from capmoe_eval.bench.ep.measure import JobTimer
+from capmoe_eval.bench.gpu import checks
+from capmoe_eval.bench.gpu.checks import STOCK, host_waits
 from capmoe_eval.bench.options import RANKS
 from capmoe_eval.bench.rounds import target_of, timed
-from capmoe_eval.experiment.timings.schema import Shape, Study
+from capmoe_eval.experiment.timings.schema import Study
 from capmoe_eval.experiment.timings.spread import Spread, Target
-from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
+from capmoe_eval.experiment.timings.studies import STUDIES, Shape, find_studies
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.recipes import build, recipe
 
-Found = tuple[list[Target], dict[str, Any]]
+Measured = tuple[list[Target], dict[str, Any]]
 """The targets of an item, and what else was measured, JSON-ready."""
 
 _OLMOE: Mapping[str, int] = {"vocabulary": 50304, "head": 128}
 """OLMoE-1B-7B's beside the sizes of its MoE layers; it has 16 of them."""
 _SIDES = {
     **forward.SIDES,
-    f"token_reroute, γ=1, {RANKS} ranks": forward.Side(
+    f"token_reroute, γ=1, {RANKS} ranks": forward.TimedMethod(
         create_method("token_reroute", 1.0, ep_size=RANKS), "dropped pairs go to other experts"
     ),
 }
@@ -45,7 +45,7 @@ _TRAINED = "olmoe"
 
 
 @dataclass(frozen=True)
-class Setting:
+class GpuSetting:
     """The device, and how much smaller than the list's all sizes are."""
 
     device: torch.device
@@ -75,12 +75,12 @@ class Setting:
         return {name: self.less(size, 16) for name, size in _OLMOE.items()}
 
 
-def _decisions(dtype: torch.dtype, setting: Setting) -> Found:
-    return decisions.measure(setting.device, dtype)
+def _decisions(dtype: torch.dtype, setting: GpuSetting) -> Measured:
+    return checks.measure(setting.device, dtype)
 
 
-def _forward(batch: int, prompt: int, setting: Setting) -> Found:
-    given = argparse.Namespace(
+def _forward(batch: int, prompt: int, setting: GpuSetting) -> Measured:
+    arguments = argparse.Namespace(
         layers=setting.less(16, 2),
         batch=setting.less(batch, RANKS),
         prompt=setting.less(prompt, 8),
@@ -88,13 +88,13 @@ def _forward(batch: int, prompt: int, setting: Setting) -> Found:
         **setting.rounds,
     )
     targets, more = forward.measure(
-        given, setting.layer("olmoe"), model_sizes=setting.olmoe(), sides=_SIDES
+        arguments, setting.layer("olmoe"), model_sizes=setting.olmoe(), sides=_SIDES
     )
-    return targets, {**more, **vars(given)}
+    return targets, {**more, **vars(arguments)}
 
 
-def _decision(setting: Setting) -> Found:
-    given = argparse.Namespace(
+def _decision(setting: GpuSetting) -> Measured:
+    arguments = argparse.Namespace(
         tokens=RANKS * setting.less(16384 // RANKS),
         ranks=RANKS,
         layer_tokens=None,
@@ -102,12 +102,12 @@ def _decision(setting: Setting) -> Found:
         rounds=setting.rounds["rounds"],
     )
     shapes = [setting.shape(name) for name in _DECISION]
-    targets, more = decision.measure(given, shapes, setting.device, setting.dtype)
-    return targets, {**more, **vars(given)}
+    targets, more = decision.measure(arguments, shapes, setting.device, setting.dtype)
+    return targets, {**more, **vars(arguments)}
 
 
 @torch.no_grad()
-def _waits(setting: Setting) -> Found:
+def _waits(setting: GpuSetting) -> Measured:
     """Count the waits of a padded batch, on a model of a few layers."""
     layers = 4
     model, tokens_BS, _ = forward.skewed_model(
@@ -126,19 +126,18 @@ def _waits(setting: Setting) -> Found:
         with capacity_aware(model, side.method, verify=False) as meter:
             meter.examine_nothing()  # as most forwards of a long run
             run()  # what is made once is not counted
-            found = host_waits(run, setting.device)
-        lines[name] = dict(sorted(found.items()))
-        ours = found.total() - found[STOCK]
+            waits = host_waits(run, setting.device)
+        lines[name] = dict(sorted(waits.items()))
         words = {"side": name, "layers": layers, "stock": stock}
-        targets.append(target_of("gpu_waits", [float(ours)], words))
+        targets.append(target_of("gpu_waits", [float(waits.total() - waits[STOCK])], words))
     return targets, {"stock": stock, "lines": lines, "layers": layers}
 
 
-def _study(name: str, setting: Setting) -> Found:
+def _study(name: str, setting: GpuSetting) -> Measured:
     """Time a study on emulated ranks, and write its file beside, as ``bench ep`` does."""
     (study,) = find_studies(name)
     full = setting.scale == 1
-    given = argparse.Namespace(
+    arguments = argparse.Namespace(
         scale=setting.scale,
         batch_divisor=32 if full else 16 * setting.scale**2,
         repeats=5 if full else 1,
@@ -147,9 +146,9 @@ def _study(name: str, setting: Setting) -> Found:
         validate=False,
         **dict.fromkeys(("machine", "balance", "bandwidth", "latency")),
     )
-    link = emulated_link(given, setting.device)
-    bench = Bench(None, setting.device, setting.dtype, link, given)
-    file = study_file(bench, *planned(study, given, None))
+    link = emulated_link(arguments, setting.device)
+    bench = JobTimer(None, setting.device, setting.dtype, link, arguments)
+    file = study_file(bench, *planned(study, arguments, None))
     more: dict[str, Any] = {"place": study.place, "note": file.note, "link": str(link)}
     if full:  # a rehearsal's would stand among the figures
         path = setting.out / f"ep-{name}-emulated-gpu.json"
@@ -177,7 +176,7 @@ def _speedups(file: Study) -> list[Target]:
     return targets
 
 
-def _training(setting: Setting) -> Found:
+def _training(setting: GpuSetting) -> Measured:
     """Time some steps of a recipe, without those in which everything is made."""
     first, last = (20, 300) if setting.scale == 1 else (1, 2)
     seconds = []
@@ -192,28 +191,28 @@ def _training(setting: Setting) -> Found:
     return [target], {"seconds": seconds, "steps": [first, last], "seconds_per_step": each}
 
 
-def _generate(setting: Setting) -> Found:
+def _generate(setting: GpuSetting) -> Measured:
     sizes = {"batch": setting.less(16, RANKS), "prompt": setting.less(512, 8)}
     layers = setting.less(16, 2)
     model, tokens_BS, _ = forward.skewed_model(
         setting.layer("olmoe"), layers=layers, peak=_PEAK, **sizes, **setting.olmoe()
     )
     rounds = {"rounds": 3, "warmup": 1} if setting.scale == 1 else setting.rounds
-    given = argparse.Namespace(**sizes, layers=layers, new=setting.less(64, 2), **rounds)
-    targets, more = generate.measure(given, {"olmoe": (model, tokens_BS)})
-    made = given.batch * given.new
+    arguments = argparse.Namespace(**sizes, layers=layers, new=setting.less(64, 2), **rounds)
+    targets, more = generate.measure(arguments, {"olmoe": (model, tokens_BS)})
+    made = arguments.batch * arguments.new
     rates = {
         side: made / Spread.of(spent).median for side, spent in more["seconds"]["olmoe"].items()
     }
-    return targets, {**more, **vars(given), "tokens_per_second": rates}
+    return targets, {**more, **vars(arguments), "tokens_per_second": rates}
 
 
 @dataclass(frozen=True)
 class Item:
     """One item of the list."""
 
-    measure: Callable[[Setting], Found]
-    limit: int  # seconds, after which it is given up
+    measure: Callable[[GpuSetting], Measured]
+    limit: int  # seconds, after which it is arguments up
 
 
 ITEMS: Mapping[str, Item] = MappingProxyType(

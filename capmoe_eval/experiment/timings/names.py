@@ -14,13 +14,12 @@ EVALUATIONS: Final = MappingProxyType(
         "forward": "our forward against stock transformers'",
         "generate": "our generation against stock transformers'",
         "decision": "the routing decision against the layer, and against Algorithms 1 and 2",
+        "commands": "processor time of the everyday commands",
         "suite": "the suite against one lm-eval process per cell and task",
-        "answers": "generated answers in other batches",
         "placement": "balancing without loss against a capacity, on recorded routing",
+        "permutation": "what the order of a batch's sequences decides",
         "gpu": "what a GPU must show: decisions, full-size speed, the paper's studies",
-        "cells": "time and memory over documents and cells",
-        "chaos": "sweeps that are killed at random moments, against one that is not",
-        "scale": "time and memory of readers over the number of records",
+        "rehearsal": "every method on the paper's models at full width, with random weights",
         "trace": "time and memory of reading a server's trace",
     }
 )
@@ -32,7 +31,7 @@ DROPLESS: Final = "dropless"
 
 def evaluation_command(name: str) -> str:
     """Return the command line that makes the file of a benchmark of the evaluation."""
-    return f"python -m capmoe_eval.bench {name}"
+    return f"capmoe-eval bench {name}"
 
 
 def bench_command(study: str | None) -> str:

@@ -10,15 +10,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -28,25 +27,15 @@ from pydantic_core import from_json
 from capmoe_eval.errors import UsageError, field_problem, shown, writing
 from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive
-from capmoe_eval.experiment.timings.findings import Balance, Faults
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
+from capmoe_eval.experiment.timings.rows import Balance, Permutation
 from capmoe_eval.experiment.timings.spread import Spread, Target
-from capmoe_eval.experiment.timings.studies import STUDIES
-
-_LEAST_SPEEDUP: Final = 1e-9  # a time that is none
-
-Divisor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
+from capmoe_eval.experiment.timings.studies import STUDIES, Link, Shape
 
 
 def _ordered(spread: Spread) -> Spread:
     if not 0 <= spread.low <= spread.median <= spread.high:
         raise ValueError(f"median {spread.median:g} is not between low and high, or below 0")
-    return spread
-
-
-def _above_0(spread: Spread) -> Spread:
-    if spread.low < _LEAST_SPEEDUP:
-        raise ValueError(f"low {spread.low:g} is no speedup")
     return spread
 
 
@@ -85,7 +74,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Load:
+class PairLoad:
     """The pairs that a method leaves to be sent and computed, over all ranks."""
 
     kept: Count  # pairs that are computed
@@ -105,8 +94,8 @@ class Timing(Part):
     # Of every phase and of the total; a measured prefill has the total alone.
     seconds: Annotated[dict[str, Quartiles], AfterValidator(_with_total)]
     # Of the total, over the dropless pass of the same round.
-    speedup: Annotated[Quartiles, AfterValidator(_above_0)]
-    load: Load
+    speedup: Quartiles
+    load: PairLoad
     # The fullest expert's load before over that after: N_max / max(C, …), the speedup of a rank
     # with one expert that does nothing else.
     ideal_expert: Amount
@@ -141,15 +130,6 @@ class Prefill(Part):
     timings: Timings
 
 
-@dataclass(frozen=True)
-class Link:
-    """A model of the all-to-all between ranks."""
-
-    bandwidth: Amount  # bytes per second that a rank sends, and at the same time receives
-    latency: Amount  # seconds of an exchange of nothing
-    source: str  # the origin of these two, in plain words
-
-
 class Miss(Part):
     """Shares by which an emulation is above (or below) the measurement."""
 
@@ -157,7 +137,7 @@ class Miss(Part):
     speedup: float
 
 
-class Comparison(Part):
+class PrefillCheck(Part):
     """Emulated rows, and how far each is from the measured one, by method."""
 
     errors: dict[str, Miss]
@@ -171,7 +151,7 @@ class Validation(Part):
     link: Link
     errors: dict[str, Miss]
     timings: Timings
-    prefill: Comparison | None = None
+    prefill: PrefillCheck | None = None
 
 
 class Point(Part):
@@ -187,31 +167,6 @@ class Point(Part):
     validation: Validation | None = None  # the emulation beside it, where one was timed
     timings: Timings  # of one layer, by method
     prefill: Prefill | None = None  # of a whole model
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of an MoE layer; in a file, after scaling."""
-
-    name: str
-    hidden: Positive  # hidden size H
-    intermediate: Positive  # width of an expert
-    n_experts: Positive  # routed experts E
-    top_k: Positive  # experts K that a token chooses
-    shared: Count  # width of the shared experts, as one gated MLP; 0 where there are none
-
-    def scaled(self, scale: int) -> Shape:
-        """Return the layer with all widths divided; one that is no multiple is a UsageError."""
-        widths: dict[str, Any] = {n: getattr(self, n) for n in ("hidden", "intermediate", "shared")}
-        if any(width % scale for width in widths.values()):
-            said = ", ".join(f"{name} {width}" for name, width in widths.items())
-            raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
-        return replace(self, **{name: width // scale for name, width in widths.items()})
-
-    @property
-    def pair_flops(self) -> int:
-        """Floating-point operations of an expert on one token: three products, H × width each."""
-        return 6 * self.hidden * self.intermediate
 
 
 class Run(Part):
@@ -270,7 +225,7 @@ class Study(File):
     dtype: str
     repeats: Positive  # counted rounds
     warmup: Count  # rounds before them
-    scale: Divisor  # hidden and intermediate widths are the model's divided by this
+    scale: Positive  # hidden and intermediate widths are the model's divided by this
     batch_divisor: Positive | None = None  # batches are the paper's divided by this
     runs: Annotated[tuple[Run, ...], Field(min_length=1)]
 
@@ -283,8 +238,8 @@ class Study(File):
 
     @field_validator("note")
     @classmethod
-    def _says_so(cls, note: str | None, given: ValidationInfo) -> str | None:
-        if given.data.get("kind") == "emulated" and "EMULATED" not in (note or ""):
+    def _says_so(cls, note: str | None, info: ValidationInfo) -> str | None:
+        if info.data.get("kind") == "emulated" and "EMULATED" not in (note or ""):
             raise ValueError("it does not say that it is EMULATED")
         return note
 
@@ -312,8 +267,8 @@ class Evaluation(File):
     machine_: Machine = Field(alias="machine")
     targets: Annotated[tuple[Target, ...], Field(min_length=1)]
     rehearsal: str | None = None  # what the file says of itself where it is about no GPU
-    faults: dict[str, Faults] = Field(default_factory=dict)  # of `chaos`, by kind
     balances: tuple[Balance, ...] = ()  # of `placement`
+    permutations: tuple[Permutation, ...] = ()  # of `permutation`
 
     @property
     def name(self) -> str:
@@ -349,13 +304,13 @@ def _read(kind: type[_FileT], path: Path, again: str) -> _FileT:
     try:
         data = read_bytes(path)
         content: Any = from_json(data)
-        said = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
-        if said == kind.SCHEMA:
+        version = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
+        if version == kind.SCHEMA:
             digest = hashlib.sha256(data).hexdigest()[:10]
-            found = kind.model_validate_json(data)
-            return found.model_copy(update={"path": path, "digest": digest})
-        wanted = f"this version of capmoe_eval reads schema {kind.SCHEMA}"
-        wrong = f"the file has schema {shown(said)}, {wanted}"
+            file = kind.model_validate_json(data)
+            return file.model_copy(update={"path": path, "digest": digest})
+        expected = f"this version of capmoe_eval reads schema {kind.SCHEMA}"
+        wrong = f"the file has schema {shown(version)}, {expected}"
     except ValidationError as error:
         wrong = field_problem(error)
     except (OSError, ValueError) as error:

@@ -8,17 +8,58 @@ attention, shared and routed experts; batches are divided by a factor of their o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from capmoe_eval.errors import bad_choice
+from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.record_part import Amount, Count, Positive
 
 FIGURE_1 = "figure 1"
 """The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of an MoE layer; in a file, after scaling."""
+
+    name: str
+    hidden: Positive  # hidden size H
+    intermediate: Positive  # width of an expert
+    n_experts: Positive  # routed experts E
+    top_k: Positive  # experts K that a token chooses
+    shared: Count  # width of the shared experts, as one gated MLP; 0 where there are none
+
+    def scaled(self, scale: int) -> Shape:
+        """Return the layer with all widths divided; one that is no multiple is a UsageError."""
+        widths: dict[str, Any] = {n: getattr(self, n) for n in ("hidden", "intermediate", "shared")}
+        if any(width % scale for width in widths.values()):
+            sizes = ", ".join(f"{name} {width}" for name, width in widths.items())
+            raise UsageError(f"scale={scale}: it must divide the layer's widths ({sizes})")
+        return replace(self, **{name: width // scale for name, width in widths.items()})
+
+    def __str__(self) -> str:
+        """Return the sizes in a few words."""
+        shared = f", shared experts of width {self.shared}" if self.shared else ""
+        sizes = f"H={self.hidden} I={self.intermediate} E={self.n_experts} K={self.top_k}"
+        return f"{sizes}{shared}"
+
+    @property
+    def pair_flops(self) -> int:
+        """Floating-point operations of an expert on one token: three products, H × width each."""
+        return 6 * self.hidden * self.intermediate
+
+
+@dataclass(frozen=True)
+class Link:
+    """A model of the all-to-all between ranks."""
+
+    bandwidth: Amount  # bytes per second that a rank sends, and at the same time receives
+    latency: Amount  # seconds of an exchange of nothing
+    source: str  # the origin of these two, in plain words
 
 
 @dataclass(frozen=True)
@@ -49,7 +90,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A place of the paper, and what is timed for it."""
 
     name: str  # as ``--study`` takes it
@@ -64,13 +105,14 @@ class Plan:
     scale: int = 4  # the divisor of widths and prompts, where ``--scale`` gives none
 
 
-def _plans() -> tuple[Plan, ...]:
-    found = read_data(__package__, "studies.yaml", dict[str, Any])
-    for name, study in found["studies"].items():
-        study |= {"name": name, "why": f"{study['why']}; {found['smaller']}"}
-        each_gamma = [{**knobs, "gamma": g} for knobs in study["methods"] for g in knobs["gamma"]]
-        study["methods"] = each_gamma
-    return TypeAdapter(tuple[Plan, ...]).validate_python(tuple(found["studies"].values()))
+def _plans() -> tuple[StudyPlan, ...]:
+    content = read_data(__package__, "studies.yaml", dict[str, Any])
+    for name, study in content["studies"].items():
+        study |= {"name": name, "why": f"{study['why']}; {content['smaller']}"}
+        study["methods"] = [
+            {**knobs, "gamma": gamma} for knobs in study["methods"] for gamma in knobs["gamma"]
+        ]
+    return TypeAdapter(tuple[StudyPlan, ...]).validate_python(tuple(content["studies"].values()))
 
 
 PLANS: Final = _plans()
@@ -80,7 +122,7 @@ STUDIES: Final = MappingProxyType({plan.name: plan.about for plan in PLANS})
 """Every study, and what it is about."""
 
 
-def find_studies(name: str) -> tuple[Plan, ...]:
+def find_studies(name: str) -> tuple[StudyPlan, ...]:
     """Return the study of a name, or all for ``all``; UsageError if there is none."""
     if name == "all":
         return PLANS

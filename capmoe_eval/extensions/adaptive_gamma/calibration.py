@@ -1,4 +1,7 @@
-"""Choose the γ of every layer by the effect of each γ on the layers of the stock model."""
+"""Choose the γ of every layer by the effect of each γ on the layers of the stock model.
+
+The effect is what each γ of a grid would drop in a layer, and what it would level.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,97 @@ from statistics import fmean
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
+import torch
 from pydantic import Field, model_validator
 
 from capmoe_eval.experiment.record_part import Amount, ChosenFactors, Part, Share
-from capmoe_eval.extensions.adaptive_gamma.curves import Curves
-from capmoe_eval.extensions.adaptive_gamma.factor import AdaptiveFactor
+from capmoe_eval.extensions.adaptive_gamma import AdaptiveFactor
+from capmoe_eval.routing.buckets import best_first
+from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.factor import FactorByLayer
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.adaptive import choose, grid
 from capmoe_eval.serving.calibration import Applied, Calibration, Counted, rounded_shares
+from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.observers import CountingObserver
 
-# Shape suffixes: L layers, X capacity factors.
+# Shape suffixes: T counted tokens, K = top-k, L layers, X capacity factors, G capacity groups,
+# U units that have a capacity (experts, or devices), P = T·K pairs.
 
 _CURVES: Final = ("dropped", "dropped_scores", "straggler")
 
 
 class LayerCurve(Part):
-    """One layer at each capacity factor, as a :class:`Curve` has it."""
+    """One layer by capacity factor [X], over all its forwards."""
 
     name: str
-    dropped: list[Share]
-    dropped_scores: list[Share]
-    straggler: list[Amount]
+    dropped: list[Share]  # of the pairs: those beyond the capacity
+    dropped_scores: list[Share]  # of their gate scores, if the lowest are dropped
+    straggler: list[Amount]  # kept pairs of a forward's fullest unit, over all units' mean load
+
+
+class Curves(CountingObserver):
+    """Sums of the layers' loads under every capacity factor, from the router's own choice.
+
+    The forwards drop nothing. The straggler factor is a ratio of sums over forwards: the pairs of
+    the fullest expert (or device) over the pairs of a mean one before any drop. It is the time of a
+    layer that waits for its fullest unit, in units of a balanced dropless layer.
+    """
+
+    def __init__(
+        self, layers: Sequence[MoeLayer], method: Method, gammas: tuple[float, ...]
+    ) -> None:
+        super().__init__(len(layers))
+        self._layers, self.gammas = layers, gammas
+        device = method.granularity == "device"
+        self._sharing = [
+            experts_per_rank(layer.n_experts, method.ep_size) if device else 1 for layer in layers
+        ]
+
+    def see(self, event: LayerForward) -> None:
+        """Count one forward of a layer."""
+        of, sharing = event.layer, self._sharing[event.number]
+        scores, topk_TK, groups = event.scores, event.scores.topk_TK, event.counts.groups
+        units = of.n_experts // sharing
+        limit_XG = event.plan.capacities(self.gammas, of, topk_TK.device)
+        bucket_P = (groups.group_T[:, None] * units + topk_TK // sharing).reshape(-1)
+        score_P = scores.score_TE.gather(1, topk_TK).reshape(-1).double()
+        own_B = torch.bincount(bucket_P, minlength=len(groups.tokens) * units)
+        order_P = best_first(bucket_P, score_P)
+        first_B = own_B.cumsum(0) - own_B
+        place_P = torch.empty_like(order_P)  # in the bucket, from 0 for the highest score
+        numbers_P = torch.arange(len(order_P), device=order_P.device)
+        place_P[order_P] = numbers_P - first_B[bucket_P[order_P]]
+        group_P = bucket_P // units
+        lost_X = torch.stack([score_P[place_P >= limit_G[group_P]].sum() for limit_G in limit_XG])
+        demand_GU = of.ranks.total(own_B).view(-1, units)
+        kept_XU = torch.minimum(demand_GU, limit_XG[:, :, None]).sum(dim=1)
+        lost_X1 = of.ranks.total(torch.cat([lost_X, score_P.sum()[None]]))
+        self.sums[event.number].add(
+            pairs=demand_GU.sum(),
+            kept_X=kept_XU.sum(dim=1),
+            fullest_X=kept_XU.amax(dim=1) * units,
+            lost_X=lost_X1[:-1],
+            scores=lost_X1[-1],
+        )
+
+    def curves(self) -> list[LayerCurve]:
+        """Return the curve of every layer."""
+        return [
+            LayerCurve(
+                name=layer.name,
+                dropped=rounded_shares((1 - sums.tensor("kept_X") / sums.tensor("pairs")).tolist()),
+                dropped_scores=rounded_shares(
+                    (sums.tensor("lost_X") / sums.tensor("scores")).tolist()
+                ),
+                straggler=[
+                    round(value, 6)
+                    for value in (sums.tensor("fullest_X") / sums.tensor("pairs")).tolist()
+                ],
+            )
+            for layer, sums in zip(self._layers, self.sums, strict=True)
+        ]
 
 
 class FactorCurves(Calibration):
@@ -66,16 +138,7 @@ class FactorCurves(Calibration):
     @classmethod
     def measured(cls, observer: Curves, layers: Counted) -> dict[str, Any]:
         """Return the factors, and the curves of every layer."""
-        curves = [
-            LayerCurve(
-                name=curve.name,
-                dropped=rounded_shares(curve.dropped_X),
-                dropped_scores=rounded_shares(curve.dropped_scores_X),
-                straggler=[round(value, 6) for value in curve.straggler_X],
-            )
-            for curve in observer.curves()
-        ]
-        return {"gammas": list(observer.gammas), "layers": curves}
+        return {"gammas": list(observer.gammas), "layers": observer.curves()}
 
     def applied(self, method: Method, file: str) -> Applied:
         """Choose the γ of every layer for a method with a budget."""
@@ -98,4 +161,5 @@ class FactorCurves(Calibration):
             dropped_scores=dropped_scores,
             straggler=straggler,
         )
-        return Applied(method.at(tuple(gammas)), factors)
+        # By layer even where all are equal, so that a record says each layer's γ.
+        return Applied(method.at(FactorByLayer(tuple(gammas))), factors)

@@ -14,8 +14,8 @@ from capmoe_eval.experiment.record_part import Count, Part
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.calibration import Calibration, Counted
-from capmoe_eval.serving.placement.eplb import plan_eplb
-from capmoe_eval.wrapper.observers.observer import Observer
+from capmoe_eval.serving.planners import plan_eplb
+from capmoe_eval.wrapper.observers import Observer
 
 # Shape suffixes: L layers, E routed experts, R ranks.
 

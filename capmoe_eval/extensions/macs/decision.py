@@ -1,37 +1,37 @@
 """Weigh tokens and bound an expert's sum of weights: MACS, modality-aware capacity.
 
-MACS is Li et al., arXiv 2605.05225. A token of an image weighs less than 1, and the less the
-flatter its hidden state is (:func:`token_weights`); a token of text weighs 1. An expert keeps
-tokens until the next one would take the sum of their weights beyond its capacity, which is higher
-for experts of the modality that the batch has more of (:func:`weighted_limits`). What overflows
-goes to other experts of the same rank that have room, or is dropped (:func:`assign_weighted`).
-``docs/methods.md`` says which details are ours.
+A token of an image weighs less than 1, and the less the flatter its hidden state is; a token of
+text weighs 1. An expert keeps tokens until the next one would take the sum of their weights beyond
+its capacity, which is higher for experts of the modality that the batch has more of. What overflows
+goes to other experts of the same rank that have room, or is dropped. ``docs/methods.md`` says which
+details are ours.
 
 Weights are whole multiples of 2⁻²⁴, so that sums of them depend on no order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from capmoe_eval.routing.buckets import best_first
 from capmoe_eval.routing.capacity import experts_per_rank, rounded
 from capmoe_eval.routing.scores import (
     Assignment,
     Scores,
     addable,
     assignment,
-    best_first,
     bucket_loads,
     ranked_experts,
 )
 from capmoe_eval.routing.tokens import TokenGroups, moved
 
 if TYPE_CHECKING:
-    from capmoe_eval.extensions.macs.method import MACS
+    from capmoe_eval.extensions.macs import MACS
+    from capmoe_eval.routing.decision import LayerContext
 
 # Shape suffixes: T counted tokens, H hidden size, E routed experts, K = top-k,
 # G capacity groups, R ranks, L experts of a rank, S slots per token, P pairs, B buckets.
@@ -64,32 +64,34 @@ def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
     return is_visual_E.long() - is_text_E.long()
 
 
-def weigh(
-    method: MACS,
-    groups: TokenGroups,
-    *,
-    bias_E: Tensor,
-    top_k: int,
-    hidden_TH: Tensor | None = None,
-    image_T: Tensor | None = None,
-) -> Weighted:
-    """Return the weights of tokens and the capacities of experts in one layer's forward.
+def assign(scores: Scores, method: MACS, groups: TokenGroups, layer: LayerContext) -> Assignment:
+    """Return the pairs that fit, and those that are rerouted, with the weights as details."""
+    top_k, n_experts = scores.topk_TK.shape[1], scores.score_TE.shape[1]
+    weighted = weigh(method, groups, layer, top_k=top_k, n_experts=n_experts)
+    return replace(assign_weighted(scores, method, groups, weighted), details=weighted)
 
-    ``bias_E`` is the modality of each expert (:func:`modality_bias`), ``hidden_TH`` what the
-    layer's router is called with; ``image_T`` is true for a token of an image, None if none is.
-    """
+
+def weigh(
+    method: MACS, groups: TokenGroups, layer: LayerContext, *, top_k: int, n_experts: int
+) -> Weighted:
+    """Return the weights of tokens and the capacities of experts in one layer's forward."""
     unit_T = torch.full_like(groups.group_T, UNIT)
     of_images_T = torch.zeros_like(unit_T)
-    if image_T is not None:
-        assert hidden_TH is not None
-        unit_T = token_weights(hidden_TH, image_T, groups, method.delta)
-        of_images_T = unit_T * image_T
-    of_images_G, total_G = (
-        part_T.new_zeros(len(groups.tokens)).scatter_add_(0, groups.group_T, part_T)
-        for part_T in (of_images_T, unit_T)
-    )
+    if layer.image_T is not None:
+        assert layer.hidden_TH is not None
+        unit_T = token_weights(layer.hidden_TH, layer.image_T, groups, method.delta)
+        of_images_T = unit_T * layer.image_T
+    of_images_G, total_G = (sum_by_group(part_T, groups) for part_T in (of_images_T, unit_T))
     ratio_G = of_images_G.double() / total_G.clamp_min(1).double()
+    bias_E = layer.calibrated
+    if bias_E is None:  # no expert is of a modality
+        bias_E = unit_T.new_zeros(n_experts)
     return Weighted(unit_T, weighted_limits(method, groups, ratio_G, bias_E, top_k), ratio_G)
+
+
+def sum_by_group(value_T: Tensor, groups: TokenGroups) -> Tensor:
+    """Return the sum over the tokens of each capacity group [G]."""
+    return value_T.new_zeros(len(groups.tokens)).scatter_add_(0, groups.group_T, value_T)
 
 
 def token_weights(hidden_TH: Tensor, image_T: Tensor, groups: TokenGroups, delta: float) -> Tensor:
@@ -103,11 +105,8 @@ def token_weights(hidden_TH: Tensor, image_T: Tensor, groups: TokenGroups, delta
     entropy_T = -(log_TH.exp() * log_TH).sum(dim=1).double()
 
     def mean(value_T: Tensor) -> Tensor:
-        sum_G, count_G = (
-            part_T.new_zeros(len(groups.tokens)).scatter_add_(0, groups.group_T, part_T)
-            for part_T in (value_T.where(image_T, 0.0), image_T.double())
-        )
-        return (sum_G / count_G.clamp_min(1))[groups.group_T]
+        sum_G = sum_by_group(value_T.where(image_T, 0.0), groups)
+        return (sum_G / sum_by_group(image_T.double(), groups).clamp_min(1))[groups.group_T]
 
     off_T = entropy_T - mean(entropy_T)
     z_T = off_T / (mean(off_T**2).sqrt() + _EPSILON)
@@ -124,9 +123,9 @@ def weighted_limits(
     modality m and the group's ``ratio_G`` r.
     """
     assert method.gamma_ratio is not None
-    ratio, rounding, n_experts = method.gamma_ratio, method.rounding, len(bias_E)
+    sizes = {"top_k": top_k, "n_experts": len(bias_E)}
     bases = [
-        base_capacity(ratio, tokens, top_k=top_k, n_experts=n_experts, rounding=rounding)
+        base_capacity(method.gamma_ratio, tokens, rounding=method.rounding, **sizes)
         for tokens in groups.tokens
     ]
     base_G = torch.tensor(bases, dtype=torch.float64)
@@ -152,7 +151,9 @@ def assign_weighted(
     than there is room for, the best-scoring stay, and the others are dropped.
     """
     topk_TK, room_GE = scores.topk_TK, weighted.limit_GE
-    keep_TK = _until_full(scores, groups, weighted, room_GE, topk_TK, torch.ones_like(topk_TK) > 0)
+    keep_TK = keep_until_full(
+        scores, groups, weighted, room_GE, topk_TK, torch.ones_like(topk_TK) > 0
+    )
     if method.reroute == "none":
         return Assignment(topk_TK, keep_TK)
     n_experts = room_GE.shape[1]
@@ -170,11 +171,11 @@ def assign_weighted(
     asked_TRL = free_TRL & (free_TRL.cumsum(dim=2) <= lost_TR[:, :, None])
     asked_TE = torch.empty_like(free_TE).scatter_(1, by_rank_TE, asked_TRL.flatten(1))
     every_TE = torch.arange(n_experts, device=topk_TK.device).expand_as(asked_TE)
-    moved_TE = _until_full(scores, groups, weighted, room_GE, every_TE, asked_TE)
+    moved_TE = keep_until_full(scores, groups, weighted, room_GE, every_TE, asked_TE)
     return assignment(scores, moved_TE.scatter(1, topk_TK, keep_TK))
 
 
-def _until_full(
+def keep_until_full(
     scores: Scores,
     groups: TokenGroups,
     weighted: Weighted,

@@ -10,7 +10,7 @@ import numpy as np
 from capmoe_eval.routing.definition import Array, RoutedTokens, pairs_per_unit
 
 if TYPE_CHECKING:
-    from capmoe_eval.extensions.macs.method import MACS
+    from capmoe_eval.extensions.macs import MACS
 
 # Shape suffixes: T counted tokens, V those of images, H hidden size, E experts, G groups, P pairs.
 

@@ -15,9 +15,7 @@ from typing import Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.paper.claims import drawn
-from capmoe_eval.paper.claims.result import CheckResult, in_print, listed, tallied
-from capmoe_eval.paper.contrasts import Expectation
-from capmoe_eval.paper.margins import in_points
+from capmoe_eval.paper.contrasts import Expectation, in_points
 from capmoe_eval.paper.printed import (
     AVERAGE,
     FIELDS,
@@ -27,7 +25,15 @@ from capmoe_eval.paper.printed import (
     find_rows,
     pairs,
 )
-from capmoe_eval.paper.verdicts import BEYOND, Outcome, weigh
+from capmoe_eval.paper.verdicts import (
+    BEYOND,
+    CheckResult,
+    Outcome,
+    in_print,
+    listed,
+    tallied,
+    weigh,
+)
 
 # Printed decimals are exact; sums of binary fractions are not.
 _EPSILON: Final = 1e-9
@@ -52,8 +58,8 @@ def averages(where: Where, decimals: int = 1) -> CheckResult:
         printed = row.values[AVERAGE]
         if rounded(row.mean, decimals) != printed:
             how = "truncated" if truncated(row.mean, decimals) == printed else "wrong"
-            said = f"mean {row.mean:.3f}, printed {printed:.{decimals}f} ({how})"
-            wrong.append(f"{row.label}: {said}")
+            numbers = f"mean {row.mean:.3f}, printed {printed:.{decimals}f}"
+            wrong.append(f"{row.label}: {numbers} ({how})")
     return tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
 
 
@@ -113,8 +119,8 @@ def same(
 ) -> CheckResult:
     """Check that rows are equal, number by number; ``expect: false`` asks that they are not."""
     differing, cells, changed = [], 0, 0
-    found = pairs(a, b)
-    for row, other in found:
+    rows = pairs(a, b)
+    for row, other in rows:
         names = [name for name in (columns or row.values) if name in other.values]
         moved = [
             f"{n} {row.values[n]:g}→{other.values[n]:g}"
@@ -124,8 +130,8 @@ def same(
         cells, changed = cells + len(names), changed + len(moved)
         if moved:
             differing.append(f"{row.label}: {', '.join(moved)}")
-    equal = len(found) - len(differing)
-    text = f"{equal} of {len(found)} rows are equal; {changed} of {cells} numbers differ."
+    equal = len(rows) - len(differing)
+    text = f"{equal} of {len(rows)} rows are equal; {changed} of {cells} numbers differ."
     return in_print((not differing) == expect, listed(text, differing))
 
 
@@ -154,8 +160,8 @@ def grain(
     round_, cut = ({mode(s, decimals) for s in shares} for mode in (rounded, truncated))
     rows = [r for r in find_rows({}) if column in r.values and r.method not in besides]
     values = [(row.values[column], f"{row.label} {row.values[column]:g}") for row in rows]
-    impossible = [said for value, said in values if value not in round_ | cut]
-    only_cut = [f"{said} (truncated)" for value, said in values if value in cut - round_]
+    impossible = [text for value, text in values if value not in round_ | cut]
+    only_cut = [f"{text} (truncated)" for value, text in values if value in cut - round_]
     text = (
         f"{len(impossible)} of {len(rows)} printed {column} values are no k/{documents}, rounded "
         f"or truncated; {len(only_cut)} only truncated."
@@ -177,9 +183,9 @@ def points(column: str, questions: Sequence[int]) -> CheckResult:
     for row in rows:
         value = row.values[column]
         near = [float(step * (math.floor(value / step) + move)) for move in (0, 1)]
-        if value not in {mode(one, 1) for one in near for mode in (rounded, truncated)}:
-            said = " and ".join(f"{one:.3f}" for one in near)
-            impossible.append(f"{row.label} {value:g} lies between {said}")
+        if value not in {mode(x, 1) for x in near for mode in (rounded, truncated)}:
+            ends = " and ".join(f"{end:.3f}" for end in near)
+            impossible.append(f"{row.label} {value:g} lies between {ends}")
     text = f"{len(impossible)} of {len(rows)} printed {column} values are no multiple of {step}."
     return in_print(not impossible, listed(text, impossible))
 
@@ -214,17 +220,17 @@ def agreement(a: Where, b: Where, documents: int, margin: str) -> CheckResult:
     It fails if one lies wholly outside; a difference that is not significant is no agreement. The
     intervals are those of two unpaired shares of as many documents.
     """
-    found, outcomes = [], []
+    differences, outcomes = [], []
     bound = in_points(margin)
     for row, other in pairs(a, b):
         for column, value in row.tasks.items():
             gap, p = 100 * (value - other.values[column]), (value + other.values[column]) / 2
             reach = 100 * BEYOND * math.sqrt(2 * p * (1 - p) / documents)
             outcomes.append(Expectation.of({"within": bound}).judge(gap - reach, gap + reach))
-            found.append((reach, f"{row.label} {column} {gap:+.0f} ± {reach:.0f}"))
+            differences.append((reach, f"{row.label} {column} {gap:+.0f} ± {reach:.0f}"))
     text = (
-        f"With n = {documents} differences are known to {min(found)[0]:.0f} points or worse; asked "
-        f"within ±{bound:.3g}: {'; '.join(text for _, text in found)}."
+        f"With n = {documents} differences are known to {min(differences)[0]:.0f} points or worse; "
+        f"asked within ±{bound:.3g}: {'; '.join(text for _, text in differences)}."
     )
     return CheckResult("printed", weigh(outcomes), text)
 
@@ -283,9 +289,9 @@ def check(arguments: Mapping[str, Any]) -> CheckResult:
     name, ours = rest.pop("fact", None), rest.pop("ours", False)
     if name not in FACTS:
         raise ValueError(f"printed: fact {name!r} is none of {', '.join(FACTS)}")
-    found = FACTS[name](**rest)
-    undecided = ours and found.outcome is Outcome.FAILS
-    return dataclasses.replace(found, outcome=Outcome.UNDECIDED) if undecided else found
+    result = FACTS[name](**rest)
+    undecided = ours and result.outcome is Outcome.FAILS
+    return dataclasses.replace(result, outcome=Outcome.UNDECIDED) if undecided else result
 
 
 _FACTS: Final[Sequence[Callable[..., CheckResult]]] = (

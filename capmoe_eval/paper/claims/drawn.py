@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.paper.claims.result import CheckResult, in_print, tallied
-from capmoe_eval.paper.margins import in_points
+from capmoe_eval.paper.contrasts import in_points
 from capmoe_eval.paper.printed import figure
+from capmoe_eval.paper.verdicts import CheckResult, in_print, tallied
 
 _EPSILON: Final = 1e-9
 _LAYER: Final = "fig4_layer_speedup"
@@ -22,7 +22,7 @@ _LAYER: Final = "fig4_layer_speedup"
 def relation(
     values: Mapping[str, Any], holds: tuple[str, str, str], text: str, tolerance: float = _EPSILON
 ) -> CheckResult:
-    """Check that a relation holds between two numbers, such as ``[shown, <, said]``.
+    """Check that a relation holds between two numbers, such as ``[shown, <, stated]``.
 
     Values are numbers by name: typed in, or a path in the figures, or one of :data:`_TAKE` of what
     lies under a path, or of numbers. The text has their names in braces.
@@ -86,12 +86,12 @@ def text_fits(gamma: float, least: float) -> CheckResult:
     share = 100 * sum(min(load, capacity) for load in text) / sum(text)
     over = sum(load > capacity for load in text)
     part = 100 * sum(text) / sum(total)
-    said = (
+    text = (
         f"At{gamma_suffix(gamma)} {share:.1f} % of the figure's text assignments fit, asked at "
         f"least {least:g} %; {over} of {len(text)} experts have more text than their capacity, the "
         f"most {max(text):g} of the figure's unit; text is {part:.1f} % of all."
     )
-    return in_print(share >= least, said)
+    return in_print(share >= least, text)
 
 
 def faster_when_tighter() -> CheckResult:
@@ -110,8 +110,8 @@ def straggler(model: str, peak: float | None = None) -> CheckResult:
     """Check layer speedups against L ∝ max N_i: with a peak p, at most p/γ, so speedup·γ ≤ p."""
     speedups = figure(_LAYER, model, "TD")
     products = {float(gamma): value * float(gamma) for gamma, value in speedups.items()}
-    said = ", ".join(f"{p:.2f} ({gamma_suffix(gamma, 'γ=')})" for gamma, p in products.items())
-    text = f"{model}: speedup × γ is {said}; were latency the highest load alone, it would be the "
+    text = ", ".join(f"{p:.2f} ({gamma_suffix(gamma, 'γ=')})" for gamma, p in products.items())
+    text = f"{model}: speedup × γ is {text}; were latency the highest load alone, it would be the "
     text += "peak load, the same at every γ."
     if peak is None:
         return in_print(None, text)

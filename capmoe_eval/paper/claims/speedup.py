@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command
 from capmoe_eval.experiment.timings.schema import Label, Timing
 from capmoe_eval.experiment.timings.spread import Spread
-from capmoe_eval.paper.benchmarks import Bench, Shown
-from capmoe_eval.paper.claims.result import CheckResult, listed
-from capmoe_eval.paper.verdicts import Finding, Outcome
+from capmoe_eval.paper.benchmarks import Bench, ShownRun
+from capmoe_eval.paper.verdicts import CheckResult, Finding, Outcome, listed
 
 EMULATED: Final = "in direction, emulated"
 """Scope of a verdict on timings that are not all of real ranks."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Something that must be higher than something else."""
+class Pair(NamedTuple):
+    """Something that must be higher than something else, each a median with quartiles."""
 
     label: str  # what is compared
-    higher: Spread  # what must be higher, median and quartiles
-    lower: Spread  # what must be lower
-    source: Shown  # the run that both are from, or the first of two
+    higher: Spread
+    lower: Spread
+    source: ShownRun  # the run that both are from, or the first of two
 
     @property
     def outcome(self) -> Outcome:
@@ -56,20 +53,17 @@ def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
     if set(raw) != {"fact"} or raw["fact"] not in FACTS:
         raise ValueError(f"speedup: fact {raw.get('fact')!r} is none of {', '.join(FACTS)}")
     study, fact = FACTS[raw["fact"]]
-    shown = bench.fullest(study) if study == "placement" else bench.best(study)
-    pairs = list(fact(shown))
+    pairs = list(fact(bench.fullest(study) if study == "placement" else bench.best(study)))
     if not pairs:
         text = f"No file of study {study} that says it: {bench_command(study)}."
         return CheckResult("speedup", Outcome.ABSENT, text)
     how = _how([pair.source for pair in pairs])
     outcomes = [pair.outcome for pair in pairs]
-    fits = outcomes.count(Outcome.HOLDS)
     rest = [str(pair) for pair in pairs if pair.outcome is not Outcome.HOLDS]
-    said = (
-        f"{fact.__doc__} {how[0].upper()}{how[1:]}; quartiles lie apart as said in {fits} of "
-        f"{len(pairs)} comparisons{', not in:' if rest else '.'}"
+    text = (
+        f"{fact.__doc__} {how[0].upper()}{how[1:]}; quartiles lie apart as said in "
+        f"{outcomes.count(Outcome.HOLDS)} of {len(pairs)} comparisons{', not in:' if rest else '.'}"
     )
-    text = listed(said, rest, most=6)
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.UNDECIDED
     emulated = any(pair.source.study.emulated for pair in pairs)
     unit = "× (EMULATED)" if emulated else "× (measured)"
@@ -79,16 +73,17 @@ def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
             ratio, path = pair.higher.median / pair.lower.median, str(pair.source.study.path)
             findings.append(Finding(pair.label, pair.outcome, ratio, unit=unit, records=(path,)))
     scope = EMULATED if emulated else f"in direction, {how}"
+    text = listed(text, rest, most=6)
     return CheckResult("speedup", outcome, text, tuple(findings), scope=scope)
 
 
-def _how(sources: Sequence[Shown]) -> str:
+def _how(runs: Sequence[ShownRun]) -> str:
     """Return how the runs were timed, and on how many ranks."""
-    on = f"on {', '.join(map(str, sorted({one.run.ranks for one in sources})))} ranks"
-    kinds = {one.study.kind for one in sources}
+    on = f"on {', '.join(map(str, sorted({run.run.ranks for run in runs})))} ranks"
+    kinds = {run.study.kind for run in runs}
     if kinds == {"measured"}:
         return f"measured {on}"
-    machines = ", ".join(sorted({one.study.machine.device for one in sources}))
+    machines = ", ".join(sorted({run.study.machine.device for run in runs}))
     return f"{'EMULATED' if len(kinds) == 1 else 'partly EMULATED'} {on} ({machines})"
 
 
@@ -96,130 +91,129 @@ _ONE: Final = Spread(1.0, 1.0, 1.0)
 _EXCHANGE: Final = ("permute", "dispatch", "return")
 
 
-def _methods(timings: Sequence[Timing]) -> Iterator[tuple[Label, Timing]]:
-    for row in timings:
-        if row.label is not None:
-            yield row.label, row
+def _labelled(timings: Sequence[Timing]) -> list[tuple[Label, Timing]]:
+    return [(timing.label, timing) for timing in timings if timing.label is not None]
 
 
-def _layers(shown: Sequence[Shown]) -> Iterator[tuple[Shown, Label, Timing]]:
-    """Yield every method's row of each run's first point."""
-    for one in shown:
-        for label, row in _methods(one.run.points[0].timings):
-            yield one, label, row
+def _layer(run: ShownRun) -> list[tuple[Label, Timing]]:
+    """Return every method's row of a run's first point."""
+    return _labelled(run.run.points[0].timings)
 
 
-def _name(one: Shown, label: Label) -> str:
-    return f"{one.run.title} {label.name}{gamma_suffix(label.gamma)}"
+def _name(run: ShownRun, label: Label) -> str:
+    return f"{run.run.title} {label.name}{gamma_suffix(label.gamma)}"
 
 
 def _dropless(timings: Sequence[Timing]) -> Timing:
-    return next(row for row in timings if row.method == DROPLESS)
+    return next(timing for timing in timings if timing.method == DROPLESS)
 
 
-def accelerates(shown: Sequence[Shown]) -> Iterator[Pair]:
+def accelerates(runs: Sequence[ShownRun]) -> Iterator[Pair]:
     """One MoE layer is faster with a capacity than without."""
-    for one, label, row in _layers(shown):
-        yield Pair(_name(one, label), row.speedup, _ONE, one)
+    for run in runs:
+        for label, timing in _layer(run):
+            yield Pair(_name(run, label), timing.speedup, _ONE, run)
 
 
-def rises(shown: Sequence[Shown]) -> Iterator[Pair]:
+def rises(runs: Sequence[ShownRun]) -> Iterator[Pair]:
     """One MoE layer gains more with the tightest γ than with the loosest."""
-    for one in shown:
+    for run in runs:
         series: dict[str, dict[float, Spread]] = {}
-        for _, label, row in _layers([one]):
+        for label, timing in _layer(run):
             if label.gamma is not None:
-                series.setdefault(label.name, {})[label.gamma] = row.speedup
+                series.setdefault(label.name, {})[label.gamma] = timing.speedup
         for name, speedups in series.items():
             tight, loose = min(speedups), max(speedups)
-            said = f"{one.run.title} {name}{gamma_suffix(tight)} against{gamma_suffix(loose)}"
+            text = f"{run.run.title} {name}{gamma_suffix(tight)} against{gamma_suffix(loose)}"
             if tight != loose:
-                yield Pair(said, speedups[tight], speedups[loose], one)
+                yield Pair(text, speedups[tight], speedups[loose], run)
 
 
-def whole_model(shown: Sequence[Shown]) -> Iterator[Pair]:
+def whole_model(runs: Sequence[ShownRun]) -> Iterator[Pair]:
     """A prefill is faster with a capacity than without, and gains less than one MoE layer."""
-    for one in shown:
-        point = one.run.points[0]
-        layers = {row.method: row.speedup for row in point.timings}
-        for label, row in _methods(point.prefill.timings if point.prefill else ()):
-            yield Pair(f"{_name(one, label)}, prefill", row.speedup, _ONE, one)
-            if row.method in layers:
-                yield Pair(f"{_name(one, label)}, layer", layers[row.method], row.speedup, one)
+    for run in runs:
+        point = run.run.points[0]
+        layers = {timing.method: timing.speedup for timing in point.timings}
+        for label, timing in _labelled(point.prefill.timings if point.prefill else ()):
+            yield Pair(f"{_name(run, label)}, prefill", timing.speedup, _ONE, run)
+            if layer := layers.get(timing.method):
+                yield Pair(f"{_name(run, label)}, layer", layer, timing.speedup, run)
 
 
-def fewer_experts(shown: Sequence[Shown]) -> Iterator[Pair]:
+def fewer_experts(runs: Sequence[ShownRun]) -> Iterator[Pair]:
     """A layer gains more with the fewest experts per rank than with the most."""
-    for model in dict.fromkeys(one.run.title for one in shown):
-        runs = [one for one in shown if one.run.title == model]
-        few = min(runs, key=lambda one: one.run.experts_per_rank)
-        many = max(runs, key=lambda one: one.run.experts_per_rank)
-        others = {label: row for _, label, row in _layers([many]) if many is not few}
-        for _, label, row in _layers([few]):
+    for model in dict.fromkeys(run.run.title for run in runs):
+        of_model = [run for run in runs if run.run.title == model]
+        few = min(of_model, key=lambda run: run.run.experts_per_rank)
+        many = max(of_model, key=lambda run: run.run.experts_per_rank)
+        others = dict(_layer(many)) if many is not few else {}
+        for label, timing in _layer(few):
             if label in others:
                 ranks = f"{few.run.experts_per_rank} against {many.run.experts_per_rank} experts"
-                said = f"{model} {label.name}, {ranks} per rank"
-                yield Pair(said, row.speedup, others[label].speedup, few)
+                text = f"{model} {label.name}, {ranks} per rank"
+                yield Pair(text, timing.speedup, others[label].speedup, few)
 
 
-def phases_shrink(shown: Sequence[Shown]) -> Iterator[Pair]:
+def phases_shrink(runs: Sequence[ShownRun]) -> Iterator[Pair]:
     """A capacity shortens permutation, communication and experts; candidates are local."""
-    for one, label, row in _layers(shown):
-        if label.candidates == "local":
-            dropless = _dropless(one.run.points[0].timings)
-            yield from _phases(one, label, dropless, row, *_EXCHANGE, "experts")
+    for run in runs:
+        for label, timing in _layer(run):
+            if label.candidates == "local":
+                dropless = _dropless(run.run.points[0].timings)
+                yield from _phases(run, label, dropless, timing, *_EXCHANGE, "experts")
 
 
-def global_costs(shown: Sequence[Shown]) -> Iterator[Pair]:
+def global_costs(runs: Sequence[ShownRun]) -> Iterator[Pair]:
     """Candidates on all ranks make permutation and communication longer than local ones do."""
-    for one in shown:
-        rows = [(label, row) for _, label, row in _layers([one])]
-        local = {(o.name, o.gamma): row for o, row in rows if o.candidates == "local"}
-        for label, row in rows:
-            if label.candidates == "global" and (same := local.get((label.name, label.gamma))):
-                yield from _phases(one, label, row, same, *_EXCHANGE)
+    for run in runs:
+        rows = _layer(run)
+        local = {(x.name, x.gamma): timing for x, timing in rows if x.candidates == "local"}
+        for label, timing in rows:
+            same = local.get((label.name, label.gamma))
+            if label.candidates == "global" and same:
+                yield from _phases(run, label, timing, same, *_EXCHANGE)
 
 
 def _phases(
-    one: Shown, label: Label, higher: Timing, lower: Timing, *phases: str
+    run: ShownRun, label: Label, higher: Timing, lower: Timing, *phases: str
 ) -> Iterator[Pair]:
     for phase in phases:
         if phase in higher.seconds and phase in lower.seconds:
-            said = f"{_name(one, label)}, {phase}"
-            yield Pair(said, higher.seconds[phase], lower.seconds[phase], one)
+            text = f"{_name(run, label)}, {phase}"
+            yield Pair(text, higher.seconds[phase], lower.seconds[phase], run)
 
 
-def device_gains_more(shown: Sequence[Shown]) -> Iterator[Pair]:
+def device_gains_more(runs: Sequence[ShownRun]) -> Iterator[Pair]:
     """A capacity of γ=1 for each device gains more than one of γ=1.5 for each expert."""
-    for one in shown:
-        point = one.run.points[0]
+    for run in runs:
+        point = run.run.points[0]
         parts = {"layer": point.timings, "prefill": point.prefill.timings if point.prefill else ()}
         for part, timings in parts.items():
-            rows = {(label.granularity, label.gamma): row for label, row in _methods(timings)}
+            rows = {(label.granularity, label.gamma): t for label, t in _labelled(timings)}
             device, expert = rows.get(("device", 1.0)), rows.get(("expert", 1.5))
             if device and expert:
-                yield Pair(f"{one.run.title}, {part}", device.speedup, expert.speedup, one)
+                yield Pair(f"{run.run.title}, {part}", device.speedup, expert.speedup, run)
 
 
-def slower_when_uneven(shown: Sequence[Shown]) -> Iterator[Pair]:
+def slower_when_uneven(runs: Sequence[ShownRun]) -> Iterator[Pair]:
     """Without a capacity a layer takes longer the higher the peak load, with as many pairs."""
-    for one in shown:
-        points = sorted(one.run.points, key=lambda point: point.routing.peak)
+    for run in runs:
+        points = sorted(run.run.points, key=lambda point: point.routing.peak)
         for first, last in itertools.pairwise(points):
             if first.tokens_per_rank == last.tokens_per_rank:
                 peaks = f"peak {last.routing.peak:.1f} against {first.routing.peak:.1f}"
                 slow, fast = (_dropless(point.timings).seconds["total"] for point in (last, first))
-                yield Pair(f"{one.run.title}, {peaks}, seconds", slow, fast, one)
+                yield Pair(f"{run.run.title}, {peaks}, seconds", slow, fast, run)
 
 
-FACTS: Final[Mapping[str, tuple[str, Callable[[Sequence[Shown]], Iterator[Pair]]]]] = {
-    "accelerates": ("speedup", accelerates),
-    "rises": ("speedup", rises),
-    "whole_model": ("speedup", whole_model),
-    "fewer_experts": ("placement", fewer_experts),
-    "phases_shrink": ("breakdown", phases_shrink),
-    "global_costs": ("breakdown", global_costs),
-    "device_gains_more": ("granularity", device_gains_more),
-    "slower_when_uneven": ("skew", slower_when_uneven),
+FACTS: Final[Mapping[str, tuple[str, Callable[[Sequence[ShownRun]], Iterator[Pair]]]]] = {
+    fact.__name__: (study, fact)
+    for study, fact in (
+        *(("speedup", fact) for fact in (accelerates, rises, whole_model)),
+        ("placement", fewer_experts),
+        *(("breakdown", fact) for fact in (phases_shrink, global_costs)),
+        ("granularity", device_gains_more),
+        ("skew", slower_when_uneven),
+    )
 }
 """Each fact with the study that it is taken from."""

@@ -1,11 +1,11 @@
-"""``python -m capmoe_eval.advise``: advise on a deployment, from a trace or from records."""
+"""``capmoe-eval advise``: advise on a deployment, from a trace or from records."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,13 +24,12 @@ from capmoe_eval.experiment.arguments import (
     Parser,
 )
 from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.status_lines import StatusLines
 from capmoe_eval.serving.trace import KINDS, in_known_steps
 
 if TYPE_CHECKING:
     from capmoe_eval.serving.advising import Advised
-    from capmoe_eval.serving.trace import Trace
 
 JSON: Final = "advice.json"
 PAGE: Final = "advice.html"
@@ -40,39 +39,32 @@ EXAMPLE_MODEL: Final = "zoo_olmoe"
 """The model of that trace."""
 _OF_TRACES = ("results", "model", "gammas", "experts", "top_k", "step_tokens", "only")
 """The options that records have no use for."""
-ReadTrace = Callable[[Path, int | None, int | None], "Trace"]
 
 
-def main(
-    read_trace: ReadTrace, arguments: Sequence[str] | None = None, reader: Reader | None = None
-) -> None:
-    """Advise, write the files, and exit: 0 done, also where nothing is recommended; 2 bad input.
-
-    ``read_trace`` reads a trace, given its path, E and K; some are files of torch, which this
-    package does not import.
-    """
-    given = _parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
+    """Advise, write the files, and exit: 0 done, also where nothing is recommended; 2 bad input."""
+    options = _parser().parse_args(arguments)
 
     def command() -> int:
-        check_writable("--out", given.out)
-        advised = _advised(given, read_trace, reader)
+        check_writable("--out", options.out)
+        advised = _advised(options, reader)
         from capmoe_eval.report.advice.page import text
 
-        write(advised, given.out)
+        write(advised, options.out)
         print(text(advised.advice))
         names = (PAGE, JSON, *advised.files)
-        print(f"\nwritten: {', '.join(str(given.out / name) for name in names)}")
+        print(f"\nwritten: {', '.join(str(options.out / name) for name in names)}")
         return 0
 
     sys.exit(run_command(command))
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m capmoe_eval.advise", description=__doc__)
+    parser = Parser(prog="capmoe-eval advise", description=__doc__)
     parser.add_argument(
         "source",
         type=PATH,
-        help="a trace, as python -m capmoe_eval.loads takes it; or the records of a model: "
+        help="a trace, as capmoe-eval loads takes it; or the records of a model: "
         f"results/PROFILE/MODEL; or {EXAMPLE}, the trace in this package",
     )
     asked = parser.add_argument_group("budget, at least one of")
@@ -111,51 +103,58 @@ def _parser() -> Parser:
     return parser
 
 
-def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | None) -> Advised:
+def _advised(options: argparse.Namespace, reader: Reader | None) -> Advised:
     from capmoe_eval.serving.advice import Budget
-    from capmoe_eval.serving.advising import Deployment, advise_on_records, advise_on_trace
+    from capmoe_eval.serving.advising import ServingDeployment, advise_on_records, advise_on_trace
     from capmoe_eval.serving.quality import Quality, read_records
+    from capmoe_eval.serving.readers.formats import read_trace
     from capmoe_eval.serving.summary import GAMMAS
 
-    if given.at_most_points is None and given.at_least_speedup is None:
+    if options.at_most_points is None and options.at_least_speedup is None:
         raise UsageError(
             "budget: nothing is asked; give --at-most-points 0.5, --at-least-speedup 1.2, or both"
         )
-    budget = Budget(at_most_points=given.at_most_points, at_least_speedup=given.at_least_speedup)
-    of_records = given.source.is_dir() and any(given.source.glob("*/*.json"))
+    budget = Budget(
+        at_most_points=options.at_most_points, at_least_speedup=options.at_least_speedup
+    )
+    of_records = options.source.is_dir() and any(
+        record_paths(options.source.parent, options.source.name)
+    )
     with as_file(files("capmoe_eval.serving") / "data" / "example.npz") as example:
-        source = example if str(given.source) == EXAMPLE else given.source
-        trace = None if of_records else read_trace(source, given.experts, given.top_k)
-    ranks = given.ranks or (None if trace is None else trace.ranks)
+        source = example if str(options.source) == EXAMPLE else options.source
+        trace = None if of_records else read_trace(source, options.experts, options.top_k)
+    ranks = options.ranks or (None if trace is None else trace.ranks)
     if ranks is None:
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
-    deployment = Deployment(ranks, given.experts_per_rank, given.link_share, given.expert_bytes)
+    deployment = ServingDeployment(
+        ranks, options.experts_per_rank, options.link_share, options.expert_bytes
+    )
     if trace is None:
         for name in _OF_TRACES:
-            if getattr(given, name) is not None:
+            if getattr(options, name) is not None:
                 raise UsageError(
-                    f"--{name.replace('_', '-')}: is of a trace, and {given.source} are records; "
+                    f"--{name.replace('_', '-')}: is of a trace, and {options.source} are records; "
                     "leave it out"
                 )
-        source = given.source.resolve()
+        source = options.source.resolve()
         records = read_records(source.parent, source.name, reader)
         return advise_on_records(Quality(records, ranks), deployment, budget)
-    if given.model is not None:
-        trace = dataclasses.replace(trace, model=given.model)
-    trace, assumed = in_known_steps(trace, given.step_tokens, given.only)
+    if options.model is not None:
+        trace = dataclasses.replace(trace, model=options.model)
+    trace, assumed = in_known_steps(trace, options.step_tokens, options.only)
     quality = None
-    if given.results is not None:
+    if options.results is not None:
         if trace.model is None:
             raise UsageError("model: the trace names none; give its name in the records by --model")
-        quality = Quality(read_records(given.results, trace.model, reader), ranks)
+        quality = Quality(read_records(options.results, trace.model, reader), ranks)
     return advise_on_trace(
         trace,
-        sorted(given.gammas or GAMMAS),
+        sorted(options.gammas or GAMMAS),
         deployment,
         budget,
         quality=quality,
         assumed_steps=assumed,
-        results=str(given.results or "results/mine"),
+        results=str(options.results or "results/mine"),
         say=StatusLines("advise"),
     )
 

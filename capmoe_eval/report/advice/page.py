@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from capmoe_eval.report.templates import render
-from capmoe_eval.report.templates.texts import ABSENT, columns, shown
+from capmoe_eval.report.templates import ABSENT, columns, render, shown
 from capmoe_eval.serving.advice import Advice
 from capmoe_eval.serving.exports import MEGATRON
-from capmoe_eval.serving.front import AXES, cost, priced
-from capmoe_eval.serving.settings import Change, Setting
+from capmoe_eval.serving.settings import AXES, Change, ServingSetting, cost, priced
 from capmoe_eval.serving.trace import steps_in_words
 
 
@@ -21,8 +19,8 @@ def content(advice: Advice) -> dict[str, object]:
     place = advice.recommendation.setting
     cells = [_cells(setting, advice.expert_bytes) for setting in advice.settings]
     rows = [
-        (number == place, setting, [*own.values()])
-        for number, (setting, own) in enumerate(zip(advice.settings, cells, strict=True))
+        (number == place, setting, [*numbers.values()])
+        for number, (setting, numbers) in enumerate(zip(advice.settings, cells, strict=True))
     ]
     return {
         "advice": advice,
@@ -62,7 +60,9 @@ def remark(advice: Advice) -> str:
     )
 
 
-def _cells(setting: Setting, expert_bytes: int | None) -> dict[str, tuple[str, float | None]]:
+def _cells(
+    setting: ServingSetting, expert_bytes: int | None
+) -> dict[str, tuple[str, float | None]]:
     """Return the numbers of a setting by heading, as text and value.
 
     Weights are in MB, if their size is known.
@@ -117,16 +117,16 @@ def _front_rows(advice: Advice) -> list[list[str]]:
     """Return the rows of the front, one for settings that differ in who is kept alone."""
     names: dict[tuple[str, ...], list[str]] = {}
     front = (setting for setting in advice.settings if setting.is_on_front)
-    for one in sorted(front, key=lambda setting: setting.reached):
+    for setting in sorted(front, key=lambda setting: setting.reached):
         cells = (
-            shown(one.straggler, "{:.2f}"),
-            shown(one.speedup, "{:.2f}×"),
-            shown(one.drop_rate, "{:.1%}"),
-            shown(one.active, "{:.1f}"),
-            _cost(one, advice),
+            shown(setting.straggler, "{:.2f}"),
+            shown(setting.speedup, "{:.2f}×"),
+            shown(setting.drop_rate, "{:.1%}"),
+            shown(setting.active, "{:.1f}"),
+            _cost(setting, advice),
         )
-        key = one.name if one.is_lossless else one.bound
-        names.setdefault((key, *cells), []).append(one.title)
+        key = setting.name if setting.is_lossless else setting.bound
+        names.setdefault((key, *cells), []).append(setting.title)
     rows = []
     for (key, *numbers), titles in names.items():
         kept = ", ".join(title.partition(" γ")[0] for title in titles)
@@ -134,7 +134,7 @@ def _front_rows(advice: Advice) -> list[list[str]]:
     return rows
 
 
-def _cost(setting: Setting, advice: Advice) -> str:
+def _cost(setting: ServingSetting, advice: Advice) -> str:
     if setting.is_lossless:
         return "no loss"
     if setting.change is not None:
@@ -147,17 +147,17 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 560, 260, 56, 8
 
 def _picture(advice: Advice) -> dict[str, object]:
     """Return the places of all settings of known cost in a picture of speedup and cost."""
-    known = priced(advice.settings, advice.axis)
-    speedups = [setting.reached for setting in known] or [1.0]
+    costs = priced(advice.settings, advice.axis)
+    speedups = [setting.reached for setting in costs] or [1.0]
     least, most = min(speedups), max(speedups)
-    dearest = max(known.values(), default=0.0) or 1.0
+    dearest = max(costs.values(), default=0.0) or 1.0
     span = (most - least) or 1.0
 
-    def place(setting: Setting, found: float) -> tuple[float, float]:
+    def place(setting: ServingSetting, lost: float) -> tuple[float, float]:
         across = _LEFT + _WIDTH * (setting.reached - least) / span
-        return round(across, 1), round(_TOP + _HEIGHT * (1 - found / dearest), 1)
+        return round(across, 1), round(_TOP + _HEIGHT * (1 - lost / dearest), 1)
 
-    points = [(*place(setting, found), setting) for setting, found in known.items()]
+    points = [(*place(setting, lost), setting) for setting, lost in costs.items()]
     front = sorted((point for point in points if point[2].is_on_front), key=lambda point: point[0])
     scale = 1 if advice.axis == "points" else 100
     return {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import Parser, check_once, recompute_option, report_options
-from capmoe_eval.experiment.configuration import options
+from capmoe_eval.experiment.arguments import Parser, recompute_option, report_options
+from capmoe_eval.experiment.composition import check_once, options
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import (
     LOCAL,
@@ -20,10 +20,10 @@ from capmoe_eval.experiment.results import (
 )
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.paper.claims.entries import paper_claims
-from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.claims.ledger import ledger, paper_claims
 from capmoe_eval.paper.effects import FILE, Effects
-from capmoe_eval.paper.evidence import Evidence, read_trainings
+from capmoe_eval.paper.evidence import Evidence, pooled_models
+from capmoe_eval.paper.trainings import dev_losses, read_trainings
 from capmoe_eval.report.claims.render import RENDERERS, Report
 
 _KEYS = ("profile", "results_dir")
@@ -32,7 +32,7 @@ _KEYS = ("profile", "results_dir")
 def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
     """Write the ledger and exit: 0 written, 2 bad input."""
     parser = Parser(
-        prog="python -m capmoe_eval.claims",
+        prog="capmoe-eval claims",
         description="Judge every claim of the paper by finished results and by its own numbers.",
     )
     report_options(
@@ -41,22 +41,22 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         f"results/{LOCAL}PROFILE)",
     )
     recompute_option(parser)
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
 
     def write() -> int:
-        settings = _settings(given.overrides)
+        settings = _settings(parsed.overrides)
         profile = settings.get("profile", "zoo")
-        known = options("profile")
-        if profile not in known:
-            raise bad_choice("profile", profile, known)
+        profiles = options("profile")
+        if profile not in profiles:
+            raise bad_choice("profile", profile, profiles)
         results = Path(settings.get("results_dir", f"results/{LOCAL}{profile}"))
         if not results.is_dir() and "results_dir" in settings:
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
-        check_writable("--out", given.out)
-        folder = given.out / profile
+        check_writable("--out", parsed.out)
+        folder = parsed.out / profile
         kept = (directory / FILE.format("claims") for directory in directories(results))
-        effects = Effects(*kept, recompute=given.recompute)
-        report = build(results, profile, folder, given.bench, reader, effects)
+        effects = Effects(*kept, recompute=parsed.recompute)
+        report = build(results, profile, folder, parsed.bench, reader, effects)
         if not report.evidence.records and ("results_dir" in settings or record_places(results)):
             raise UsageError(
                 f"results_dir={results}: no whole record there; name one that has records"
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         effects.write()
         for line in report.evidence.broken:
             print(f"left out: {line}", file=sys.stderr)
-        with writing("--out", given.out):
+        with writing("--out", parsed.out):
             for suffix, renderer in RENDERERS.items():
                 write_text(folder / f"claims.{suffix}", renderer(report))
         print(f"{len(report.evidence.records)} records of profile {profile}")
@@ -85,13 +85,16 @@ def build(
     effects: Effects | None = None,
 ) -> Report:
     """Return the ledger of a results directory, with links as seen from ``folder``."""
-    found, timed = read_results(results, reader), read_bench(bench)
+    results_read, timed = read_results(results, reader), read_bench(bench)
+    pooled = pooled_models(profile)
     evidence = Evidence(
         profile,
-        found.records,
-        (*found.broken, *timed.broken),
+        results_read.records,
+        (*results_read.broken, *timed.broken),
         trainings=read_trainings(None, profile),
         bench=timed,
+        pooled=pooled,
+        losses=dev_losses(pooled),
         effects=effects or Effects(),
     )
     return Report(ledger(paper_claims(), evidence), evidence, folder)

@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.data_file import read_data
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-Numbers = dict[str, Any]
-"""What a figure shows: numbers, strings, lists and dictionaries, JSON-ready."""
-
-
-class Measured(NamedTuple):
-    """All the numbers that are drawn, and what a reader must know of them, a sentence each."""
-
-    numbers: Numbers
-    notes: Sequence[str] = ()
+    from capmoe_eval.report.figures.panels import Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +37,9 @@ class Spec:
     place: str  # in the paper, or that it is not there
     title: str  # one line; a template that is filled with the names of the sources
     caption: str  # what is seen, and what differs from the paper's
-    # ``module.function`` of this package: sources → numbers → figure at its printed size. The
-    # module, and with it matplotlib, is imported when the figure is made.
-    measured_by: str
-    drawn_by: str
+    # ``module.function`` of this package, from sources to a picture. The module, and with it
+    # matplotlib, is imported when the figure is made.
+    made_by: str
     # Of records: parts of an experiment of ``conf/experiment/``; of these some tasks, or all; and
     # the place (from 0) in ``profile.figures.models`` of the one model shown, or all models.
     experiment: str = "figures"
@@ -65,22 +53,17 @@ class Spec:
     runs: Literal["best", "fullest"] = "best"
     models: Sequence[str] = ()
 
-    def measure(self, sources: Sources) -> Measured:
-        """Return the numbers that the figure shows."""
-        found: Measured = resolve_name(f"{__package__}.{self.measured_by}")(sources)
-        return found
-
-    def draw(self, numbers: Numbers) -> Figure:
-        """Draw the numbers, at the printed size."""
-        figure: Figure = resolve_name(f"{__package__}.{self.drawn_by}")(numbers)
-        return figure
+    def make(self, sources: Sources) -> Picture:
+        """Return what the figure shows."""
+        picture: Picture = resolve_name(f"{__package__}.{self.made_by}")(sources)
+        return picture
 
 
 def _figures() -> Iterator[Spec]:
-    told = read_data(__package__, "catalogue.yaml", dict[str, Any])
-    for name, entry in told["figures"].items():
-        paper_model = told["paper_models"][entry.get("model", 0)]
-        entry["caption"] = entry["caption"].format(**told["phrases"], paper_model=paper_model)
+    catalogue = read_data(__package__, "catalogue.yaml", dict[str, Any])
+    for name, entry in catalogue["figures"].items():
+        paper_model = catalogue["paper_models"][entry.get("model", 0)]
+        entry["caption"] = entry["caption"].format(**catalogue["phrases"], paper_model=paper_model)
         yield Spec(name=name, **entry)
 
 
@@ -99,7 +82,7 @@ def get_figure(name: str) -> Spec:
     Raises:
         UsageError: If there is none of that name.
     """
-    found = {spec.name: spec for spec in FIGURES}
-    if name not in found:
-        raise bad_choice("figure", name, ["all", *found])
-    return found[name]
+    figures = {spec.name: spec for spec in FIGURES}
+    if name not in figures:
+        raise bad_choice("figure", name, ["all", *figures])
+    return figures[name]

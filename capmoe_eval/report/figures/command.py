@@ -1,4 +1,4 @@
-"""Command ``python -m capmoe_eval.figures``: draw figures from finished results."""
+"""Command ``capmoe-eval figure``: draw figures from finished results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     """Draw figures and exit: 0 drawn, 1 some of several could not be, 2 bad input."""
     names = ["all", *(spec.name for spec in FIGURES)]
     parser = Parser(
-        prog="python -m capmoe_eval.figures",
+        prog="capmoe-eval figure",
         description="Draw a figure of the paper, or one that it lacks, from finished results.",
         epilog=f"Figures: {', '.join(names)}.",
     )
@@ -37,13 +37,14 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         help="draw nothing; print the commands that measure what is missing, one a line",
     )
     report_options(parser)
-    given = parser.parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
 
     def command() -> int:
-        asked = given.name.split(",")
+        asked = options.name.split(",")
         chosen = FIGURES if asked == ["all"] else [get_figure(name) for name in asked]
-        experiment = FigurePlans(given.overrides, reader)
-        bench = functools.cache(lambda: read_bench(given.bench))  # when a figure first asks for it
+        experiment = FigurePlans(options.overrides, reader)
+        # when a figure first asks for it
+        bench = functools.cache(lambda: read_bench(options.bench))
 
         def sources(spec: Spec) -> Sources:
             if spec.study:
@@ -51,23 +52,23 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             return gather(spec, experiment, bench() if spec.has_balances else None)
 
         def draw(spec: Spec) -> None:
-            found = sources(spec)
-            folder = given.out / experiment.profile / "figures"
-            paths = write_figure(spec, found, folder, formats)
+            material = sources(spec)
+            folder = options.out / experiment.profile / "figures"
+            paths = write_figure(spec, material, folder, formats)
             print("written: " + ", ".join(str(path) for path in paths))
-            said = [note for note in found.notes if note.startswith("Left out")]
-            if found.n_absent:
-                said.append(
-                    f"{found.n_absent} of {found.planned} {found.unit} are missing; their "
+            lines = [note for note in material.notes if note.startswith("Left out")]
+            if material.n_absent:
+                lines.append(
+                    f"{material.n_absent} of {material.planned} {material.unit} are missing; their "
                     "commands: add --missing"
                 )
-            for line in said:
+            for line in lines:
                 print(f"{spec.name}: {line}", file=sys.stderr)
 
-        check_writable("--out", given.out)
-        check_folder(given.bench)
-        formats = [word for word in given.formats.split(",") if word]
-        if given.missing:
+        check_writable("--out", options.out)
+        check_folder(options.bench)
+        formats = [word for word in options.formats.split(",") if word]
+        if options.missing:
             for line in dict.fromkeys(line for spec in chosen for line in sources(spec).absent):
                 print(line)
             return 0

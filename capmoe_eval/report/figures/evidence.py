@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import sweeps
+from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import (
-    Plan,
+    CellPlan,
     expand_parts,
-    load_option,
     model_notes,
     plans_at,
     profile_name,
@@ -24,7 +24,7 @@ from capmoe_eval.report.figures.catalogue import Sources, Spec, because
 from capmoe_eval.report.figures.pooling import by_key
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.findings import Balance
+    from capmoe_eval.experiment.timings.rows import Balance
     from capmoe_eval.paper.benchmarks import Bench
 
 
@@ -49,8 +49,8 @@ class FigureRecords(Sources):
 
     def by_model(self, *parts: str) -> dict[str, list[Record]]:
         """Return the records of some parts by model, each once, in the order of the plan."""
-        found = {record.path: record for part in parts for record in self.records.get(part, ())}
-        return by_key(found.values(), lambda record: record.model)
+        records = {record.path: record for part in parts for record in self.records.get(part, ())}
+        return by_key(records.values(), lambda record: record.model)
 
     def of_model(self, *parts: str) -> list[Record]:
         """Return the records of some parts, of :attr:`model` alone."""
@@ -60,7 +60,7 @@ class FigureRecords(Sources):
 class FigurePlans:
     """A composed experiment; its parts are planned once, when first asked for.
 
-    Overrides are as for ``python -m capmoe_eval``, but without ``experiment=`` (UsageError).
+    Overrides are as for ``capmoe-eval run``, but without ``experiment=`` (UsageError).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FigurePlans:
         self.profile = profile_name(self.config)
         self.reader = reader or Reader()
         self._points = expand_parts(self.config)
-        self._plans: dict[str, list[Plan]] = {}
+        self._plans: dict[str, list[CellPlan]] = {}
         self._experiments = {experiment: self}
 
     def of(self, experiment: str) -> FigurePlans:
@@ -84,7 +84,7 @@ class FigurePlans:
             self._experiments[experiment] = FigurePlans(self.overrides, self.reader, experiment)
         return self._experiments[experiment]
 
-    def plan(self, part: str) -> list[Plan]:
+    def plan(self, part: str) -> list[CellPlan]:
         """Return the plans of one part; UsageError if the experiment has no such part."""
         if part not in self._plans:
             if part not in self._points:
@@ -111,9 +111,9 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
 
     chosen = {part: [p for p in experiment.plan(part) if is_shown(p.cell)] for part in spec.parts}
     planned = {plan.cell.digest: plan for listed in chosen.values() for plan in listed}
-    found = experiment.reader.all(place for plan in planned.values() if (place := plan.stored))
-    read = {record.cell.digest: record for record in found.records}
-    broken = [f"Left out: {line}." for line in found.broken]
+    results = experiment.reader.all(place for plan in planned.values() if (place := plan.stored))
+    read = {record.cell.digest: record for record in results.records}
+    broken = [f"Left out: {line}." for line in results.broken]
     absent = [plan.cell for digest, plan in planned.items() if digest not in read]
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
     titles = {name: str(load_option("model", name).title) for name in models}
@@ -121,7 +121,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
     return FigureRecords(
         profile=experiment.profile,
         planned=len(planned),
-        digests=[record.cell.digest for record in found.records],
+        digests=[record.cell.digest for record in results.records],
         nothing=f"none of its {len(planned)} records is there{because(broken)}; measure them"
         if planned
         else f"profile={experiment.profile} has no model for it",

@@ -27,7 +27,7 @@ def by_layer(records: Sequence[Record]) -> list[list[Layer]]:
     return [list(same) for same in zip(*(r.layers for r in records), strict=True)]
 
 
-class Grid(NamedTuple):
+class PooledGrid(NamedTuple):
     """The effect that Token Drop would have on a routing, by capacity factor."""
 
     gamma: Sequence[float]
@@ -37,7 +37,7 @@ class Grid(NamedTuple):
     """Empty share of the provisioned slots; None where there are no slots (γ=0)."""
 
 
-def pooled_grid(layers: Sequence[Layer]) -> Grid:
+def pooled_grid(layers: Sequence[Layer]) -> PooledGrid:
     """Pool layers (of one model, over whatever tasks): sums of drops, assignments and slots.
 
     A record holds shares. The slots behind a share of padding follow from it: what was kept,
@@ -49,7 +49,7 @@ def pooled_grid(layers: Sequence[Layer]) -> Grid:
     kept = assignments * (1 - drop)
     slots = np.divide(kept, 1 - waste, out=np.zeros_like(kept), where=waste < 1)
     filled = zip(kept.sum(axis=0).tolist(), slots.sum(axis=0).tolist(), strict=True)
-    return Grid(
+    return PooledGrid(
         layers[0].grid.gamma,
         ((assignments * drop).sum(axis=0) / assignments.sum()).tolist(),
         [1 - computed / provisioned if provisioned else None for computed, provisioned in filled],
@@ -79,10 +79,17 @@ def busiest_layer(records: Sequence[Record]) -> int:
     )[0]
 
 
-def in_percent(score: Record | Score) -> dict[str, float | None]:
-    """Return a score and its standard error (None if it has none) in percent."""
+class Percent(NamedTuple):
+    """A score and its standard error, None if it has none, in percent."""
+
+    value: float
+    stderr: float | None
+
+
+def in_percent(score: Record | Score) -> Percent:
+    """Return a score in percent."""
     stderr = score.stderr
-    return {"value": 100 * score.value, "stderr": None if stderr is None else 100 * stderr}
+    return Percent(100 * score.value, None if stderr is None else 100 * stderr)
 
 
 def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Record]]:
@@ -91,32 +98,32 @@ def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Reco
     return [groups[task] for task in tasks] if groups.keys() >= set(tasks) else []
 
 
-def mean_score(records: Iterable[Record], tasks: Collection[str]) -> dict[str, Any] | None:
+def mean_score(records: Iterable[Record], tasks: Collection[str]) -> Percent | None:
     """Return the mean score over tasks that count equally, or None where a task has no record.
 
-    ``value`` and ``stderr`` are in percent; the standard error is over documents, None where a task
-    has none. Seeds of one task are averaged first. They saw the same documents, so their standard
-    errors are averaged too and do not shrink with their number.
+    The standard error is over documents, None where a task has none. Seeds of one task are averaged
+    first. They saw the same documents, so their standard errors are averaged too and do not shrink
+    with their number.
     """
     groups = by_task(records, tasks)
     if not groups:
         return None
     values = [statistics.fmean(record.value for record in same) for same in groups]
-    known = [[r.stderr for r in same if r.stderr is not None] for same in groups]
-    whole = [len(errors) for errors in known] == [len(same) for same in groups]
-    stderr = 100 * math.hypot(*map(statistics.fmean, known)) / len(known) if whole else None
-    return {"value": 100 * statistics.fmean(values), "stderr": stderr}
+    stderrs = [[r.stderr for r in same if r.stderr is not None] for same in groups]
+    whole = [len(errors) for errors in stderrs] == [len(same) for same in groups]
+    stderr = 100 * math.hypot(*map(statistics.fmean, stderrs)) / len(stderrs) if whole else None
+    return Percent(100 * statistics.fmean(values), stderr)
 
 
 def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> float | None:
     """Return the mean of a field of ``load`` over tasks, seeds first; None where one has none."""
     means = []
     for same in by_task(records, tasks):
-        found = [getattr(record.load, field) for record in same]
-        known = [float(value) for value in found if value is not None]
-        if not known:
+        values = [getattr(record.load, field) for record in same]
+        numbers = [float(value) for value in values if value is not None]
+        if not numbers:
             return None
-        means.append(statistics.fmean(known))
+        means.append(statistics.fmean(numbers))
     return statistics.fmean(means) if means else None
 
 

@@ -1,13 +1,12 @@
-"""Mean scores by γ (Figure 12), by rounds (Figure 7 of v1), and by peak load."""
+"""Mean scores by γ (Figure 12), by rounds (Figure 7 of v1), by peak load, and by batches."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import (
@@ -18,143 +17,196 @@ from capmoe_eval.experiment.names import (
     metric_title,
 )
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.paper.printed import published_note, table1_scores
-from capmoe_eval.report.figures import pooling, shapes, style
-from capmoe_eval.report.figures.catalogue import Measured, Numbers
+from capmoe_eval.report.figures import panels as p
+from capmoe_eval.report.figures import pooling
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.style import BLACK, column, percent
+from capmoe_eval.report.figures.pooling import Percent
 from capmoe_eval.routing.registry import method_names
 
 # Each method looks the same whichever others are there.
 _LOOKS: Final = {
-    method: style.line_look(index) | {"linestyle": "-", "linewidth": 0.7, "markersize": 3.6}
+    method: p.line_look(index, linewidth=0.7, markersize=3.6) | {"linestyle": "-"}
     for index, method in enumerate(name for name in method_names() if not is_stock(name))
 }
 for _method in ("expanded_drop", "token_reroute", "device_drop"):
     _LOOKS[_method]["markerfacecolor"] = "white"
-_LOOKS["baseline"] = {"color": BLACK, "linestyle": "", "marker": "*", "markersize": 7}
+_LOOKS["baseline"] = {"color": p.BLACK, "linestyle": "", "marker": "*", "markersize": 7}
+_FRONT: Final = {"color": p.GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round"}
+PEAK: Final = p.Axis("mean peak load of an expert / mean load")
+"""The axis of Pareto fronts."""
 
 
-def _title(method: str) -> str:
-    """Return a method's printed name, with its name as a selection metric where that is another."""
-    title, metric = method_title(method), metric_title(method)
-    return title if title == metric else f"{title} ({metric})"
+def scored(name: str, x: Iterable[float], scores: Sequence[Percent], **look: object) -> p.Curve:
+    """Return a curve of scores with whiskers of 1.96 standard errors."""
+    values, reach = [s.value for s in scores], [1.96 * (s.stderr or 0.0) for s in scores]
+    low, high = ([v + sign * r for v, r in zip(values, reach, strict=True)] for sign in (-1, 1))
+    return p.Curve(name, list(x), values, low, high, {"elinewidth": 0.7, "capsize": 1.5} | look)
 
 
-def measure_curve(evidence: FigureRecords) -> Measured:
-    """Collect each model's scores under Token Drop by γ, and the mean where all tasks are there.
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Return the places of the points (cost, quality) that no other beats.
 
-    A model without a record with a capacity is left out; a UsageError if all are.
+    A point is beaten by one that costs no more and is no worse, and differs.
     """
-    models, notes = [], []
-    curves, unlimited = evidence.by_model("curve"), evidence.by_model("unlimited")
-    for model, title in evidence.models.items():
-        # γ=∞ is the baseline, which the figure has anyway.
-        curve = [record for record in curves.get(model, ()) if record.gamma is not None]
-        if not curve:
-            notes.append(f"{title} is left out: none of its records is there.")
-            continue
-        found, lacking = _curve(curve, evidence.tasks)
-        published = table1_scores(model, list(evidence.tasks.values()))
-        baseline = pooling.mean_score(unlimited.get(model, ()), evidence.tasks)
-        models.append({"model": title, **found, "baseline": baseline, "published": published})
-        for tasks, gammas in lacking.items():
-            notes.append(f"{title}: no mean at γ={', '.join(gammas)}: {tasks} missing.")
-        notes += [published_note("table1")] if published else []
-    if not models:
+    return {
+        place
+        for place, (cost, quality) in enumerate(points)
+        if not any(
+            other != (cost, quality) and other[0] <= cost and other[1] >= quality
+            for other in points
+        )
+    }
+
+
+def front(points: Sequence[tuple[float, float]]) -> p.Curve:
+    """Return the Pareto front of points (peak load, score), in grey below their lines."""
+    x, y = zip(*sorted(points[place] for place in pareto_front(points)), strict=True)
+    return p.Curve("Pareto front", x, y, look=_FRONT | {"zorder": 1})
+
+
+def curves(evidence: FigureRecords) -> p.Picture:
+    """Return Figure 12: each model's scores under Token Drop by γ, and what was dropped.
+
+    The mean is drawn where all tasks are there. A model without a record with a capacity is left
+    out; a UsageError if all are.
+    """
+    notes: list[str] = []
+    # γ=∞ is the baseline, which the figure has anyway.
+    of_models = {
+        model: curve
+        for model, records in evidence.by_model("curve").items()
+        if (curve := [record for record in records if record.gamma is not None])
+    }
+    if not of_models:
         more = "; ".join(evidence.absent[:2])
         raise UsageError(f"fig12: none of the records of its curves is there; measure them: {more}")
-    return Measured({"models": models}, notes)
+    is_rounded = all(r.load.effective_gamma is not None for rs in of_models.values() for r in rs)
+    unlimited = evidence.by_model("unlimited")
+    upper, lower = [], []
+    for model, title in evidence.models.items():
+        if model in of_models:
+            stock = pooling.mean_score(unlimited.get(model, ()), evidence.tasks)
+            scores, drops = _curve(evidence, model, of_models[model], stock, is_rounded, notes)
+            upper.append(p.Panel(title, scores))
+            lower.append(p.Panel("", [drops] if drops else []))
+        else:
+            notes.append(f"{title} is left out: none of its records is there.")
+    gammas = [x for panel in (*upper, *lower) for mark in panel.marks[:-1] for x in _gammas(mark)]
+    across = p.gamma_axis([0.0, 3.0, *gammas])
+    if is_rounded:
+        across = replace(across, label="γ after rounding")
+    lower = [replace(panel, x=across, y=p.Axis(limits=(0, 105))) for panel in lower]
+    upper[0] = replace(upper[0], y=p.Axis("score (%)"))
+    lower[0] = replace(lower[0], y=p.Axis("dropped (%)", limits=(0, 105)))
+    layout = {"sharex": True, "sharey": "row", "height_ratios": [3, 1]}
+    width = p.PAGE if len(upper) > 1 else p.COLUMN
+    return p.Picture(
+        [upper, lower], notes, width=width, height=3.1, look={"legend": 5, "layout": layout}
+    )
+
+
+def _gammas(mark: p.Mark) -> Sequence[float]:
+    return [x for x in mark.x if x is not None] if isinstance(mark, p.Curve) else ()
 
 
 def _curve(
-    records: Sequence[Record], tasks: Mapping[str, str]
-) -> tuple[Numbers, dict[str, list[str]]]:
-    """Return one model's curves, and the missing tasks with the γ at which they are missing."""
-    points: dict[str, list[Numbers]] = {title: [] for title in tasks.values()}
-    mean: list[Numbers] = []
+    evidence: FigureRecords,
+    model: str,
+    records: Sequence[Record],
+    stock: Percent | None,
+    is_rounded: bool,
+    notes: list[str],
+) -> tuple[list[p.Mark], p.Curve | None]:
+    """Return one model's curves and its drop rates; note the γ at which tasks are missing."""
+    tasks, title = evidence.tasks, evidence.models[model]
+
+    def x(record: Record) -> float:
+        return (record.load.effective_gamma if is_rounded else record.gamma) or 0.0
+
+    rising = sorted(records, key=lambda record: record.gamma or 0.0)
+    of_tasks = pooling.by_key(rising, lambda record: record.task)
+    marks: list[p.Mark] = [
+        p.Curve(
+            tasks[task],
+            [x(record) for record in of_tasks.get(task, ())],
+            [100 * record.value for record in of_tasks.get(task, ())],
+            look=p.line_look(index, 6, markersize=2.2, linewidth=0.6),
+        )
+        for index, task in enumerate(tasks)
+    ]
+    gammas, scores, rates = [], [], []
     lacking: dict[str, list[str]] = {}
-    for gamma, same in sorted(pooling.by_key(records, lambda record: record.gamma).items()):
-        for record in same:
-            rounded = record.load.effective_gamma
-            point = {"gamma": gamma, "effective_gamma": rounded, "value": 100 * record.value}
-            points[tasks[record.task]].append(point)
+    for gamma, same in pooling.by_key(rising, lambda record: record.gamma).items():
         if score := pooling.mean_score(same, tasks):
-            loads = {f: pooling.mean_load(same, tasks, f) for f in ("effective_gamma", "drop_rate")}
-            mean.append({"gamma": gamma} | loads | score)
+            rounded = pooling.mean_load(same, tasks, "effective_gamma")
+            gammas.append((rounded if is_rounded else gamma) or 0.0)
+            scores.append(score)
+            rates.append(pooling.mean_load(same, tasks, "drop_rate"))
         else:
             here = {record.task for record in same}
-            names = ", ".join(title for task, title in tasks.items() if task not in here)
+            names = ", ".join(name for task, name in tasks.items() if task not in here)
             lacking.setdefault(names, []).append(gamma_text(gamma))
-    return {"tasks": points, "mean": mean}, lacking
+    notes += [f"{title}: no mean at γ={', '.join(at)}: {of} missing." for of, at in lacking.items()]
+    drops = None
+    if scores:
+        marks.append(scored("mean ± 1.96 SE", gammas, scores, color=p.BLACK, linewidth=1.4))
+        look: p.Look = {"color": p.BLACK, "marker": "o", "markersize": 2}
+        drops = p.Curve("", gammas, p.percent(rates), look=look)
+    if stock:
+        marks.append(p.rule(stock.value, (0, (1, 2)), 1.0, "mean, no limit"))
+    if published := table1_scores(model, list(tasks.values())):
+        look = {"color": p.BLACK, "marker": "*", "linestyle": "", "markersize": 6}
+        look |= {"markerfacecolor": "white"}
+        values = published["gamma"], published["value"]
+        marks.append(p.Curve("mean, paper's Table 1", *values, look=look))
+        notes.append(published_note("table1"))
+    return marks, drops
 
 
-def draw_curve(numbers: Numbers) -> Figure:
-    """Draw Figure 12, a model a column: scores above, what was dropped below."""
-    models = numbers["models"]
-    width = style.PAGE if len(models) > 1 else style.COLUMN
-    shared: Numbers = {"sharex": True, "sharey": "row", "height_ratios": [3, 1]}
-    figure, grid = style.subplots(width, 3.1, 2, len(models), **shared, squeeze=False)
-    points = [point for model in models for listed in model["tasks"].values() for point in listed]
-    known = all(point["effective_gamma"] is not None for point in points)
-    gamma = "effective_gamma" if known else "gamma"
-    for model, upper, lower in zip(models, *grid, strict=True):
-        _draw_curve(upper, lower, model, gamma)
-        upper.set_title(model["model"])
-    for lower in grid[1]:
-        style.gamma_axis(lower, [0.0, 3.0, *column(points, gamma)])
-        if known:
-            lower.set_xlabel("γ after rounding")
-    grid[0, 0].set(ylabel="score (%)")
-    grid[1, 0].set(ylabel="dropped (%)", ylim=(0, 105))
-    style.legend_below(figure, *grid[0], columns=5)
-    return figure
-
-
-def _draw_curve(upper: Axes, lower: Axes, model: Numbers, gamma: str) -> None:
-    """Draw one model's curves by one of their two γ."""
-    mean, published = model["mean"], model["published"]
-    for index, (task, points) in enumerate(model["tasks"].items()):
-        look = style.line_look(index, 6) | {"markersize": 2.2, "linewidth": 0.6}
-        upper.plot(column(points, gamma), column(points, "value"), **look, label=task)
-    if mean:
-        look = {"color": BLACK, "linewidth": 1.4, "capsize": 1.5, "elinewidth": 0.7}
-        upper.errorbar(column(mean, gamma), *shapes.scored(mean), **look, label="mean ± 1.96 SE")
-        rates = percent(column(mean, "drop_rate"))
-        lower.plot(column(mean, gamma), rates, color=BLACK, marker="o", markersize=2)
-    if model["baseline"]:
-        look = {"color": BLACK, "linestyle": (0, (1, 2))}
-        upper.axhline(model["baseline"]["value"], **look, label="mean, no limit")
-    if published:
-        look = {"color": BLACK, "markersize": 6, "markerfacecolor": "white"}
-        label = "mean, paper's Table 1"
-        upper.plot(published["gamma"], published["value"], "*", **look, label=label)
-    upper.grid()
-    lower.grid()
-
-
-def measure_rounds(evidence: FigureRecords) -> Measured:
-    """Collect score and lost pairs by rounds; one round is Token Drop, zero is no limit at all."""
+def rounds(evidence: FigureRecords) -> p.Picture:
+    """Return v1's Figure 7: score and lost pairs by rounds; one round is Token Drop."""
     tasks = evidence.tasks
     records = evidence.of_model("one_round", "rounds")
-    points, notes = [], []
-    by_rounds = pooling.by_key(records, lambda record: getattr(record.cell.method, "rounds", 1))
-    for rounds, same in sorted(by_rounds.items()):
+    notes = []
+    points: dict[int, tuple[Percent, float | None, float]] = {}
+    of_rounds = pooling.by_key(records, lambda record: getattr(record.cell.method, "rounds", 1))
+    for number, same in sorted(of_rounds.items()):
         if score := pooling.mean_score(same, tasks):
-            lost = {"drop_rate": pooling.mean_load(same, tasks, "drop_rate")}
-            points.append({"rounds": rounds} | score | lost | {"unserved": _unserved(same, tasks)})
+            dropped = pooling.mean_load(same, tasks, "drop_rate")
+            points[number] = score, dropped, _unserved(same, tasks)
         else:
-            notes.append(f"No mean after {rounds} rounds: not every task is there.")
-    return Measured(
-        {
-            "model": evidence.title,
-            "gamma": pooling.shared_gamma(records),
-            "tasks": list(tasks.values()),
-            "points": points,
-            "baseline": pooling.mean_score(evidence.of_model("baseline"), tasks),
-        },
-        notes,
+            notes.append(f"No mean after {number} rounds: not every task is there.")
+    scores, dropped_shares, unserved = zip(*points.values(), strict=True) if points else ((),) * 3
+    name = f"{method_title('token_reroute')} ± 1.96 SE"
+    above: list[p.Mark] = [scored(name, points, scores, color=p.BLUE, marker="o", capsize=2)]
+    if stock := pooling.mean_score(evidence.of_model("baseline"), tasks):
+        above.append(p.rule(stock.value, ":", 1.0, "no limit"))
+    below = [
+        p.Curve(name, list(points), p.percent(shares), look=look)
+        for name, shares, look in (
+            (
+                "top-k pairs dropped",
+                dropped_shares,
+                {"marker": "s", "linestyle": "--", "color": p.VERMILLION},
+            ),
+            ("of them not replaced", unserved, {"marker": "^", "color": p.BLUE}),
+        )
+    ]
+    names = [f"1 ({method_title('score')})" if n == 1 else str(n) for n in points]
+    gamma = gamma_suffix(pooling.shared_gamma(records), ", γ = ")
+    upper = p.Panel(
+        f"{evidence.title}, {len(tasks)} tasks{gamma}",
+        above,
+        y=p.Axis("mean score (%)", margin=0.15),
+        look={"grid": "y"},
     )
+    shares = p.Axis("share (%)", limits=(0, None), margin=0.2)
+    lower = p.Panel("", below, p.Axis("rounds", list(points), names), shares, look={"grid": "y"})
+    layout = {"sharex": True, "height_ratios": [3, 2]}
+    look = {"legend": 2, "layout": layout}
+    return p.Picture([[upper], [lower]], notes, width=p.COLUMN, height=2.6, look=look)
 
 
 def _unserved(records: Sequence[Record], tasks: Collection[str]) -> float:
@@ -170,68 +222,115 @@ def _unserved(records: Sequence[Record], tasks: Collection[str]) -> float:
     return statistics.fmean(shares)
 
 
-def draw_rounds(numbers: Numbers) -> Figure:
-    """Draw v1's Figure 7: score above, lost assignments below."""
-    figure, (upper, lower) = style.subplots(
-        style.COLUMN, 2.6, 2, 1, sharex=True, height_ratios=[3, 2]
-    )
-    points = numbers["points"]
-    rounds = column(points, "rounds")
-    look: Numbers = {"color": style.BLUE, "marker": "o", "capsize": 2, "elinewidth": 0.7}
-    label = f"{method_title('token_reroute')} ± 1.96 SE"
-    upper.errorbar(rounds, *shapes.scored(points), **look, label=label)
-    if numbers["baseline"]:
-        upper.axhline(numbers["baseline"]["value"], color=BLACK, linestyle=":", label="no limit")
-    upper.set_ylabel("mean score (%)")
-    upper.margins(y=0.15)
-    upper.grid(axis="y")
-    for field, line, colour, label in (
-        ("drop_rate", "s--", style.VERMILLION, "top-k pairs dropped"),
-        ("unserved", "^-", style.BLUE, "of them not replaced"),
-    ):
-        lower.plot(rounds, percent(column(points, field)), line, color=colour, label=label)
-    lower.margins(y=0.2)
-    lower.set(ylim=(0, None), xlabel="rounds", ylabel="share (%)")
-    lower.grid(axis="y")
-    lower.set_xticks(rounds, [f"1 ({method_title('score')})" if n == 1 else str(n) for n in rounds])
-    title = f"{numbers['model']}, {len(numbers['tasks'])} tasks"
-    upper.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
-    style.legend_below(figure, upper, lower, columns=2)
-    return figure
-
-
-def measure_methods(evidence: FigureRecords) -> Measured:
-    """Collect mean score and mean peak load of every method at every γ, and who is on the front."""
+def methods(evidence: FigureRecords) -> p.Picture:
+    """Return mean score against mean peak load: a line for each method, and the front."""
     tasks = evidence.tasks
-    records = evidence.of_model("baseline", "methods", "at_random")
-    points: list[dict[str, Any]] = []
     notes = []
+    points: dict[str, list[tuple[float, float]]] = {}
     groups = pooling.by_key(
-        records,
+        evidence.of_model("baseline", "methods", "at_random"),
         lambda r: ("device_drop" if r.cell.method.granularity == "device" else r.method, r.gamma),
     )
     for (method, gamma), same in groups.items():
-        if score := pooling.mean_score(same, tasks):
-            told: Numbers = {"method": method, "label": _title(method), "gamma": gamma}
-            told["peak"] = pooling.mean_load(same, tasks, "mean_peak_after")
-            points.append(told | score | {"seeds": len({record.seed for record in same})})
+        peak = pooling.mean_load(same, tasks, "mean_peak_after")
+        if (score := pooling.mean_score(same, tasks)) and peak is not None:
+            points.setdefault(method, []).append((peak, score.value))
         else:
             title = _title(method) + gamma_suffix(gamma, " at γ=")
             notes.append(f"{title} is left out: not every task is there.")
-    shapes.mark_front(points)
-    shown = {"model": evidence.title, "tasks": list(tasks.values()), "points": points}
-    return Measured(shown, notes)
+    every = [point for line in points.values() for point in line]
+    lines = [
+        p.Curve(_title(method), [x for x, _ in line], [y for _, y in line], look=look)
+        for method, look in _LOOKS.items()
+        if (line := sorted(points.get(method, ())))
+    ]
+    title = f"{evidence.title}, {len(tasks)} tasks"
+    marks = [front(every), *lines] if every else lines
+    panel = p.Panel(title, marks, PEAK, p.Axis("mean score (%)"))
+    return p.Picture([[panel]], notes, width=p.COLUMN, height=3.2, look={"legend": 2})
 
 
-def draw_methods(numbers: Numbers) -> Figure:
-    """Draw one line a method through its γ, and the front in grey."""
-    figure, axes = style.subplots(style.COLUMN, 3.2)
-    points = sorted(numbers["points"], key=lambda point: point["peak"])
-    shapes.draw_front(axes, points)
-    for method, look in _LOOKS.items():
-        own = [point for point in points if point["method"] == method]
-        if own:
-            axes.plot(column(own, "peak"), column(own, "value"), **look, label=_title(method))
-    axes.set(ylabel="mean score (%)", title=f"{numbers['model']}, {len(numbers['tasks'])} tasks")
-    style.legend_below(figure, axes, columns=2)
-    return figure
+def _title(method: str) -> str:
+    """Return a method's printed name, with its name as a selection metric where that is another."""
+    title, metric = method_title(method), metric_title(method)
+    return title if title == metric else f"{title} ({metric})"
+
+
+def companions(evidence: FigureRecords) -> p.Picture:
+    """Return how many answers differ between settings of the batch, and by how much the score.
+
+    Every pair of settings of a method is compared, over batch sizes and over shuffles; whiskers
+    reach from the lowest to the highest pair.
+    """
+    notes: list[str] = []
+    parts = {part: evidence.of_model(part) for part in ("batch_sizes", "shuffles")}
+    everything = evidence.of_model(*parts)
+    names = list(dict.fromkeys(record.method for record in everything))
+    flips, ranges = [], []
+    for records, shift, look, label in zip(
+        parts.values(),
+        (-0.2, 0.2),
+        (p.bar_look(p.BLUE), p.bar_look(p.SKY, "////")),
+        ("by length", "by length and at random"),
+        strict=True,
+    ):
+        sizes = ", ".join(map(str, sorted({int(r.cell.batch_size) for r in records})))
+        spreads = {place + shift: _spread(records, name, notes) for place, name in enumerate(names)}
+        spread_at = {place: spread for place, spread in spreads.items() if spread is not None}
+        rates = [p.percent(rates) for rates, _ in spread_at.values()]
+        mean = [statistics.fmean(shares) for shares in rates]
+        low, high = [min(shares) for shares in rates], [max(shares) for shares in rates]
+        look["error_kw"] = {"elinewidth": 0.7, "capsize": 2}
+        flips.append(
+            p.Bars(f"{label}, batches of {sizes}", [*spread_at], mean, 0.38, 0, low, high, look)
+        )
+        ranges.append(
+            p.Bars("", [*spread_at], [spread for _, spread in spread_at.values()], 0.38, look=look)
+        )
+    if not any(bars.x for bars in flips):
+        raise UsageError(
+            "companions: no method has two settings with the same documents; measure them: "
+            + "; ".join(evidence.absent[:2])
+        )
+    across = p.Axis(
+        ticks=range(len(names)),
+        names=[method_title(name).replace(" ", "\n") for name in names],
+        is_bare=True,
+    )
+    gamma = gamma_suffix(pooling.shared_gamma(everything), ", γ = ")
+    sides = [
+        p.Panel(title, marks, across, p.Axis(label, limits=(0, None)), look={"grid": "y"})
+        for title, marks, label in (
+            (
+                f"{evidence.title}, {everything[0].n:,} documents{gamma}",
+                flips,
+                "answers that flip (%)",
+            ),
+            ("", ranges, "score range (points)"),
+        )
+    ]
+    layout = {"width_ratios": [3, 2]}
+    return p.Picture([sides], notes, height=2.1, look={"legend": 2, "layout": layout})
+
+
+def _spread(
+    records: Sequence[Record], method: str, notes: list[str]
+) -> tuple[list[float], float] | None:
+    """Return the flip rates of a method's pairs and the range of its scores; None without pairs."""
+    record_of = {_setting(record): record for record in records if record.method == method}
+    rates: list[float] = []
+    for settings in itertools.combinations(record_of, 2):
+        paired = pair(*([record_of[setting].documents] for setting in settings))
+        if isinstance(paired, Unpaired):
+            both = " and ".join(settings)
+            notes.append(f"{method_title(method)}: {both} are not compared: {paired.reason}.")
+        else:
+            rates.append(paired.flips)
+    scores = [100 * record.value for record in record_of.values()]
+    return (rates, max(scores) - min(scores)) if rates else None
+
+
+def _setting(record: Record) -> str:
+    cell = record.cell
+    dealt = "by length" if cell.shuffle is None else f"shuffle {cell.shuffle}"
+    return f"batch {cell.batch_size}, {dealt}"

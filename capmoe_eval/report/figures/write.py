@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
-from capmoe_eval.report.figures.catalogue import Measured, Sources, Spec
+from capmoe_eval.report.figures.catalogue import Sources, Spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from capmoe_eval.report.figures.panels import Picture
 
 _STYLE: Final = Path(__file__).with_name("house.mplstyle")
 # Without dates and versions: the same numbers give the same bytes.
@@ -60,29 +62,34 @@ def render(
         first, *others = sources.absent
         more = f" (and {len(others)} more: add --missing)" if others else ""
         raise UsageError(f"{spec.name}: {sources.nothing}: {first}{more}")
-    description = describe(spec, sources, spec.measure(sources))
+    picture = spec.make(sources)
+    return describe(spec, sources, picture), images_of(picture, formats)
 
+
+def images_of(picture: Picture, formats: Sequence[str]) -> dict[str, bytes]:
+    """Return the bytes of a drawn picture by format, in the house style whatever the machine's."""
     import matplotlib
 
-    # Drawing and saving follow the house style alone, whatever the machine's is.
+    from capmoe_eval.report.figures.panels import draw
+
     with matplotlib.rc_context(fname=_STYLE):
-        figure = spec.draw(description["numbers"])
-        width, height = (round(float(side), 3) for side in figure.get_size_inches())
+        figure = draw(picture)
         # Lay out once: the three formats agree, and it takes longer than drawing.
         engine = figure.get_layout_engine()
         if engine is not None:
             engine.execute(figure)
         figure.set_layout_engine("none")
-        images = {suffix: _image(figure, suffix) for suffix in formats}
-    return description | {"inches": [width, height]}, images
+        return {suffix: _image(figure, suffix) for suffix in formats}
 
 
-def describe(spec: Spec, sources: Sources, found: Measured) -> dict[str, Any]:
+def describe(spec: Spec, sources: Sources, picture: Picture) -> dict[str, Any]:
     """Return what the JSON beside a figure says.
 
     Its numbers have few digits, as what the last bits say differs between machines.
     """
-    notes = list(dict.fromkeys((*found.notes, *sources.notes)))
+    from capmoe_eval.report.figures.panels import to_json
+
+    notes = list(dict.fromkeys((*picture.notes, *sources.notes)))
     if sources.n_absent:
         notes.append(
             f"{sources.n_absent} of {sources.planned} {sources.unit} are missing; "
@@ -102,8 +109,9 @@ def describe(spec: Spec, sources: Sources, found: Measured) -> dict[str, Any]:
             "commands": list(sources.absent),
         },
         "records": sources.digests,
-        "numbers": json.loads(
-            json.dumps(found.numbers),
+        "inches": [round(picture.width, 3), round(picture.height, 3)],
+        "picture": json.loads(
+            json.dumps(to_json(picture)),
             parse_float=lambda digits: round(float(digits), 6),
             parse_constant=lambda _: None,  # NaN and the infinities, which JSON lacks
         ),

@@ -10,25 +10,31 @@ from pathlib import Path
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser, recompute_option
+from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.results import Reader, directories
-from capmoe_eval.experiment.selection import finished, refuse_experiment
+from capmoe_eval.experiment.record import VERDICTS, Record
+from capmoe_eval.experiment.results import Reader, directories, read_results
+from capmoe_eval.experiment.selection import Finished, finished, refuse_experiment
 from capmoe_eval.paper.effects import FILE, Effects
-from capmoe_eval.paper.evidence import TRAININGS, Evidence, read_trainings
-from capmoe_eval.paper.replication.claims import find, judged, replication_claims, written_margins
-from capmoe_eval.paper.replication.grouping import grouping
-from capmoe_eval.paper.verdict_file import VerdictFile
-from capmoe_eval.paper.verdicts import LEVEL
+from capmoe_eval.paper.evidence import Evidence
+from capmoe_eval.paper.replication import (
+    grouping,
+    judged,
+    replication_claims,
+    written_margins,
+)
+from capmoe_eval.paper.statistics import by_family
+from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
+from capmoe_eval.paper.verdicts import LEVEL, VerdictFile
 from capmoe_eval.report.templates import render
 
 
 def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
     """Judge and exit: 0 written, 2 bad input."""
     parser = Parser(
-        prog="python -m capmoe_eval.replication",
+        prog="capmoe-eval replicate",
         description="Judge the paper's claims by the finished records of experiment=replicate.",
     )
     parser.add_argument(
@@ -43,35 +49,41 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         help=f"training seeds' balance (default: {TRAININGS} with profile zoo, else none)",
     )
     recompute_option(parser)
-    parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
-    given = parser.parse_args(arguments)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for capmoe-eval run")
+    parsed = parser.parse_args(arguments)
 
     def report() -> int:
-        refuse_experiment(given.overrides)
-        found = finished(["experiment=replicate", *given.overrides], reader)
-        profile = profile_name(found.config)
-        if not found.records:
+        refuse_experiment(parsed.overrides)
+        reads = reader or Reader()
+        cells = finished(["experiment=replicate", *parsed.overrides], reads)
+        profile = profile_name(cells.config)
+        if not cells.records:
             raise UsageError(
                 f"profile={profile}: no finished evaluation of experiment=replicate; run "
-                f"`python -m capmoe_eval experiment=replicate {' '.join(given.overrides)}` first"
+                f"`capmoe-eval run experiment=replicate {' '.join(parsed.overrides)}` first"
             )
-        results = given.results or found.plans[0].root
+        results = parsed.results or cells.plans[0].root
         check_writable("--results", results)
-        check_writable("--out", given.out)
-        trainings = read_trainings(given.trainings, profile)
+        check_writable("--out", parsed.out)
+        trainings = read_trainings(parsed.trainings, profile)
         kept = (directory / FILE.format("replication") for directory in directories(results))
-        effects = Effects(*kept, recompute=given.recompute)
-        records = tuple(found.records)
-        evidence = Evidence(profile, records, trainings=trainings, effects=effects)
+        effects = Effects(*kept, recompute=parsed.recompute)
+        evidence = Evidence(
+            profile,
+            _alike(cells, reads),
+            trainings=trainings,
+            losses=dev_losses(frozenset(plan.cell.model.name for plan in cells.plans)),
+            effects=effects,
+        )
         file = VerdictFile(
             profile=profile,
             models=evidence.models,
-            records=len(records),
-            missing=len(found.plans) - len(records),
-            notes=(*found.notes, *found.broken),
+            records=len(evidence.records),
+            missing=len(cells.plans) - len(cells.records),
+            notes=(*cells.notes, *evidence.notes, *cells.broken),
             level=LEVEL,
             margins=written_margins(),
-            claims=tuple(judged(claim, find(claim, evidence)) for claim in replication_claims()),
+            claims=tuple(judged(claim, evidence) for claim in replication_claims()),
             grouping=grouping(evidence),
         )
         with writing("--results", results):
@@ -79,20 +91,35 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         effects.write()
         from capmoe_eval.report.replication.picture import draw, draw_gaps, to_png
 
-        folder = given.out / profile
+        folder = parsed.out / profile
         text = render("replication.md", **_content(file))
-        with writing("--out", given.out):
+        with writing("--out", parsed.out):
             write_text(folder / "replication.md", text)
             write_bytes(folder / "replication.png", to_png(draw(file)))
             if len(file.grouping) > 1:
                 write_bytes(folder / "gaps.png", to_png(draw_gaps(file.grouping)))
         print(text.partition("\n## ")[0])
         if file.missing:
-            print(f"{file.missing} of {len(found.plans)} evaluations are missing")
+            print(f"{file.missing} of {len(cells.plans)} evaluations are missing")
         print(f"written: {results / VERDICTS}, {folder / 'replication.md'}, .png")
         return 0
 
     sys.exit(run_command(report))
+
+
+def _alike(cells: Finished, reader: Reader) -> tuple[Record, ...]:
+    """Return all records of the experiment's models and documents, whatever made them.
+
+    The ledger compares the same ones. The experiment's own come first.
+    """
+
+    def setting(cell: Cell) -> str:
+        return repr((cell.model, cell.limit, cell.data, cell.eval_seed))
+
+    asked = {setting(plan.cell) for plan in cells.plans}
+    results = read_results(cells.plans[0].root, reader).records
+    records = {record.path: record for record in (*cells.records, *results)}
+    return tuple(record for record in records.values() if setting(record.cell) in asked)
 
 
 def _content(file: VerdictFile) -> dict[str, object]:
@@ -103,6 +130,7 @@ def _content(file: VerdictFile) -> dict[str, object]:
     return {
         "file": file,
         "models": set(file.models),
+        "by_family": by_family,
         "families": families,
         "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
     }

@@ -7,27 +7,29 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from capmoe_eval.paper.replication.grouping import GAPS
-from capmoe_eval.paper.verdict_file import (
+from capmoe_eval.paper.replication import GAPS
+from capmoe_eval.paper.verdicts import (
+    CONFIRMED,
+    CONTRADICTED,
+    NOT_SHOWN,
     VerdictFile,
     WrittenClaim,
     WrittenFinding,
     WrittenGrouping,
 )
-from capmoe_eval.paper.verdicts import CONFIRMED, CONTRADICTED, NOT_SHOWN
-from capmoe_eval.report.figures import style
+from capmoe_eval.report.figures import panels
 
 # Told apart by shape, too.
 _LOOKS: Final = {
-    CONFIRMED: (style.BLUE, "o", "●"),
-    CONTRADICTED: (style.VERMILLION, "X", "✖"),
+    CONFIRMED: (panels.BLUE, "o", "●"),
+    CONTRADICTED: (panels.VERMILLION, "X", "✖"),
     NOT_SHOWN: ("#6e6e6e", "s", "■"),
 }
 _MODEL: Final = "#b0b0b0"
@@ -49,7 +51,7 @@ _DWARFS: Final = 3.0
 """Rows that reach this many times as far as the others, and as 1 point, leave their panel."""
 
 
-class Panel(NamedTuple):
+class ClaimPanel(NamedTuple):
     """One claim and its contrasts in points."""
 
     title: str
@@ -57,7 +59,7 @@ class Panel(NamedTuple):
     labels: list[str]
 
     @classmethod
-    def of(cls, claim: WrittenClaim) -> Panel:
+    def of(cls, claim: WrittenClaim) -> ClaimPanel:
         """Return the panel of a claim, its title and labels in lines."""
         rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
         verdict = " ".join([claim.verdict, claim.scope]).rstrip()
@@ -85,12 +87,12 @@ def _label(label: str) -> str:
 def draw(file: VerdictFile) -> Figure:
     """Draw every contrast's effect with its interval, beside its margin and each model's effect."""
 
-    def tall(column: Sequence[Panel]) -> float:
+    def tall(column: Sequence[ClaimPanel]) -> float:
         return sum(panel.height for panel in column)
 
-    panels = [panel for panel in map(Panel.of, file.claims) if panel.rows]
-    split = min(range(len(panels) + 1), key=lambda n: max(tall(panels[:n]), tall(panels[n:])))
-    columns = panels[:split], panels[split:]
+    claims = [panel for panel in map(ClaimPanel.of, file.claims) if panel.rows]
+    split = min(range(len(claims) + 1), key=lambda n: max(tall(claims[:n]), tall(claims[n:])))
+    columns = claims[:split], claims[split:]
     height = _FOOT + max(map(tall, columns))
     with rc_context({"font.size": _POINTS}):
         figure = Figure(figsize=(_WIDTH, height))
@@ -103,7 +105,7 @@ def draw(file: VerdictFile) -> Figure:
     return figure
 
 
-def _draw_panel(figure: Figure, panel: Panel, x: float, top: float) -> None:
+def _draw_panel(figure: Figure, panel: ClaimPanel, x: float, top: float) -> None:
     """Draw a panel whose upper left corner is at some inches from the lower left of the figure."""
     width, height = figure.get_size_inches()
     title_at = x / width, (top - 0.06) / height
@@ -130,7 +132,7 @@ def _reach(rows: Sequence[WrittenFinding]) -> float:
     return far[-1]
 
 
-def _draw_rows(axes: Axes, panel: Panel) -> None:
+def _draw_rows(axes: Axes, panel: ClaimPanel) -> None:
     """Draw the contrasts of one claim, from the top; an arrow stands for what is not in reach."""
     reach = _reach(panel.rows)
     ends = [0.0]
@@ -201,14 +203,14 @@ def _legend(figure: Figure, file: VerdictFile) -> None:
         Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="margin"),
         Line2D([], [], color="black", marker="$▶$", linestyle="", label="beyond the panel"),
     ]
-    said = f"Points of accuracy, {len(file.models)} models, profile {file.profile}"
+    title = f"Points of accuracy, {len(file.models)} models, profile {file.profile}"
     others = [c.id for c in file.claims if any(f.unit != "points" for f in c.contrasts)]
     if others:
-        said += f". Not drawn, in other units: findings of ({'), ('.join(others)})"
+        title += f". Not drawn, in other units: findings of ({'), ('.join(others)})"
     if any(row.wide for claim in file.claims for row in claim.contrasts):
-        said += "\n95 % intervals: thick over documents, thin over models, seeds and batches"
+        title += "\n95 % intervals: thick over documents, thin over families and documents"
     figure.legend(
-        handles=handles, ncols=len(handles), loc="lower center", frameon=False, title=said
+        handles=handles, ncols=len(handles), loc="lower center", frameon=False, title=title
     )
 
 
@@ -217,27 +219,29 @@ def draw_gaps(grouping: Sequence[WrittenGrouping]) -> Figure:
     printed, *rows = grouping
     sizes = [row.sequences for row in rows]
     with rc_context({"font.size": _POINTS}):
-        figure, axes = style.subplots(6.4, 3.2)
+        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+        axes: Any = figure.subplots()
         for index, (first, second) in enumerate(GAPS):
-            gaps = [row.gaps[index].model_dump() for row in rows]
-            effects, low, high = (style.column(gaps, name) for name in ("effect", "low", "high"))
+            gaps = [row.gaps[index] for row in rows]
+            effects = [gap.effect for gap in gaps]
+            low, high = [gap.low for gap in gaps], [gap.high for gap in gaps]
             axes.errorbar(
                 sizes,
                 effects,
-                style.whiskers(effects, low, high),
-                color=style.COLOURS[index],
+                panels.whiskers(effects, low, high),
+                color=panels.COLOURS[index],
                 marker="osD"[index],
                 capsize=3,
                 label=f"{first} − {second}".replace("_", " "),
             )
-            in_print = {"color": style.COLOURS[index], "linestyle": "--", "alpha": 0.6}
+            in_print = {"color": panels.COLOURS[index], "linestyle": "--", "alpha": 0.6}
             axes.axhline(printed.gaps[index].effect, **in_print)
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, list(map(str, sizes)))
         axes.set(xlabel="sequences that share a capacity", ylabel="points of accuracy, γ=1")
-        told = "solid: measured here; dashed: Table 1, OLMoE"
-        figure.legend(loc="outside lower center", ncols=len(GAPS), frameon=False, title=told)
+        title = "solid: measured here; dashed: Table 1, OLMoE"
+        figure.legend(loc="outside lower center", ncols=len(GAPS), frameon=False, title=title)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 

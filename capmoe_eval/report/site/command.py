@@ -1,47 +1,47 @@
-"""``python -m capmoe_eval.site profile=zoo``: a report to browse, from finished records."""
+"""``capmoe-eval report profile=zoo``: a report to browse, from finished records."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
-import importlib
+import hashlib
+import json
 import multiprocessing
+import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib import metadata
 from importlib.resources import files
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import capmoe_eval
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
-from capmoe_eval.experiment.configuration import load_options, options
+from capmoe_eval.experiment.composition import config_directory
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.results import Reader, directories, read_results, record_places
+from capmoe_eval.experiment.results import Reader, record_places
 from capmoe_eval.paper.benchmarks import check_folder
+from capmoe_eval.paper.effects import FILE
 from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
-from capmoe_eval.report.figures.catalogue import FIGURES
 from capmoe_eval.report.replication import command as replication
-from capmoe_eval.report.site import page, serving
+from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import claims_page
-from capmoe_eval.report.site.efficiency import efficiency_page
-from capmoe_eval.report.site.figures import figures_page
-from capmoe_eval.report.site.images import images_page
+from capmoe_eval.report.site.efficiency import efficiency_page, example_words, serving_page
 from capmoe_eval.report.site.inventory import (
     Inventory,
     missing_cells,
     results_directories,
     take_inventory,
 )
-from capmoe_eval.report.site.overview import overview_page
-from capmoe_eval.report.site.page import Address
-from capmoe_eval.report.site.places import without_places
+from capmoe_eval.report.site.page import Address, without_places
+from capmoe_eval.report.site.pages import figures_page, images_page, overview_page, tables_page
 from capmoe_eval.report.site.records import (
     list_page,
     lists,
@@ -49,8 +49,11 @@ from capmoe_eval.report.site.records import (
     records_page,
     relatives,
 )
-from capmoe_eval.report.site.results import tables_page
 from capmoe_eval.report.tables import command as tables
+
+_BUILT: Final = ".built.json"
+"""Says, in the directory of a report, what it was built of, so that it is not built again."""
+_LIBRARIES: Final = ("jinja2", "matplotlib", "numpy", "pandas", "pydantic", "scipy")
 
 _Pages: TypeAlias = Mapping[str, Callable[[Inventory, Address], str]]
 
@@ -60,17 +63,15 @@ _OF_OTHERS: Final[_Pages] = {
     page.FIGURES: figures_page,
     page.IMAGES: images_page,
     page.EFFICIENCY: efficiency_page,
-    page.SERVING: serving.serving_page,
+    page.SERVING: serving_page,
     page.CLAIMS: claims_page,
 }
 
-_Part: TypeAlias = Callable[[], None]
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Build and exit: 0 written, 2 bad input."""
     parser = Parser(
-        prog="python -m capmoe_eval.site",
+        prog="capmoe-eval report",
         description="Make one static site of finished results: OUT/index.html.",
     )
     parser.add_argument(
@@ -82,100 +83,137 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--all", action="store_true", help="write tables, figures, verdicts and claims first, too"
     )
     report_options(parser)
-    given = parser.parse_intermixed_args(arguments)
-
-    def report() -> int:
-        check_writable("--out", given.out)
-        reader, roots = Reader(), results_directories(given.overrides)
-        check_folder(given.bench)
-        if given.replication and not given.replication.is_file():
-            raise UsageError(f"--replication={given.replication}: no such file; leave it out")
-        _refuse_nothing(any(map(record_places, roots)), roots, given)
-        words, bench = [f"--out={given.out}", *given.overrides], f"--bench={given.bench}"
-        beside = []
-        if given.all:
-            gc.disable()  # it would go through all records again and again, in vain
-            places = (place for root in roots for place in directories(root))
-            names = {path.name for place in places for path in place.glob("*/")}
-            load_options("model", names.intersection(options("model")))
-            drawn = partial(_draw, ["--formats=svg", bench, *words], reader)
-            beside.append(_start(partial(drawn, of_studies=False)))
-            records = [record for root in roots for record in read_results(root, reader).records]
-            _refuse_nothing(bool(records), roots, given)
-            load_options("tasks", options("tasks"))
-            importlib.import_module("scipy.special")  # which each process would import by itself
-            judged = partial(replication.main, words, reader)
-            claimed = partial(claims.main, [bench, *words], reader)
-            beside.append(_start(judged, claimed, partial(drawn, of_studies=True)))
-        inventory = take_inventory(given.overrides, given.bench, reader)
-        _refuse_nothing(bool(inventory.records), roots, given)
-        inventory = dataclasses.replace(inventory, chosen_verdicts=given.replication)
-        write_cells = partial(write_pages, cell_pages(inventory, given.out), given.out)
-        if given.all:
-            place = serving.folder(given.out, inventory.profile)
-            asked = serving.example_words(inventory, place)
-            beside.append(_start(partial(_advise, asked, reader), write_cells))
-            _write(partial(tables.main, ["all", bench, *words], reader))
-        else:
-            write_cells()
-        write_pages(list_pages(inventory, given.out), given.out)
-        status = max(map(_ended, beside), default=0)
-        write_pages(main_pages(inventory, given.out), given.out)
-        cells = {page.cell_path(record) for record in inventory.paged}
-        deleted = delete_others(cells | lists(inventory.records).keys(), given.out)
-        counts = {
-            "files that are none": len(inventory.broken),
-            "unreadable files of benchmarks": len(inventory.bench.broken),
-            "cells of tables missing": sum(map(missing_cells, inventory.experiments.values())),
-            "old pages deleted": deleted,
-        }
-        told = "".join(f", {count} {what}" for what, count in counts.items() if count)
-        print(f"profile {inventory.profile}: {len(inventory.records)} records{told}")
-        print(f"written: {given.out / 'index.html'}")
-        return status
-
-    sys.exit(run_command(report))
+    arguments = parser.parse_intermixed_args(words)
+    options = arguments.out, arguments.bench, arguments.replication, arguments.all
+    sys.exit(run_command(partial(build, arguments.overrides, *options)))
 
 
-def _refuse_nothing(there: bool, roots: Sequence[Path], given: argparse.Namespace) -> None:
+def build(
+    overrides: Sequence[str], out: Path, bench: Path, replication_file: Path | None, all_parts: bool
+) -> int:
+    """Write a report and return its exit status.
+
+    Args:
+        overrides: Those of the command line, which say of which records.
+        out: The directory of the report.
+        bench: The directory of the files of benchmarks.
+        replication_file: The verdicts of the replication; None for the profile's own.
+        all_parts: Whether tables, figures, verdicts, claims and the advice are written, too.
+    """
+    check_writable("--out", out)
+    check_folder(bench)
+    if replication_file and not replication_file.is_file():
+        raise UsageError(f"--replication={replication_file}: no such file; leave it out")
+    states = partial(_states, overrides, out, bench, replication_file)
+    before = states() if all_parts else None
+    if before and _read(out / _BUILT) == [*before]:
+        print("nothing has changed since this report was built")
+        print(f"written: {out / 'index.html'}")
+        return 0
+    reader, roots = Reader(), results_directories(overrides)
+    _refuse_nothing(any(map(record_places, roots)), roots, overrides, out)
+    inventory = take_inventory(overrides, bench, reader)
+    _refuse_nothing(bool(inventory.records), roots, overrides, out)
+    inventory = dataclasses.replace(inventory, chosen_verdicts=replication_file)
+    cells = partial(write_pages, cell_pages(inventory, out), out)
+    beside = []
+    if all_parts:
+        gc.freeze()  # no collection goes through all records again
+        words, place = [f"--out={out}", *overrides], f"--bench={bench}"
+        advice_words = example_words(inventory, out / inventory.profile / "advice")
+        beside = [
+            _start(
+                partial(replication.main, words, reader),
+                partial(claims.main, [place, *words], reader),
+                partial(advice.main, advice_words, reader),
+            ),
+            _start(
+                partial(figures.main, ["all", "--formats=svg", place, *words], reader),
+                cells,
+            ),
+        ]
+        _write(partial(tables.main, ["all", place, *words], reader))
+    else:
+        cells()
+    write_pages(list_pages(inventory, out), out)
+    status = max(map(_ended, beside), default=0)
+    write_pages(main_pages(inventory, out), out)
+    paths = {page.cell_path(record) for record in inventory.paged}
+    counts = {
+        "files that are none": len(inventory.broken),
+        "unreadable files of benchmarks": len(inventory.bench.broken),
+        "cells of tables missing": sum(map(missing_cells, inventory.experiments.values())),
+        "old pages deleted": delete_others(paths | lists(inventory.records).keys(), out),
+    }
+    remarks = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    print(f"profile {inventory.profile}: {len(inventory.records)} records{remarks}")
+    print(f"written: {out / 'index.html'}")
+    if before and not status and before[0] == (after := states())[0]:
+        with writing("--out", out):
+            write_text(out / _BUILT, json.dumps(after))
+    return status
+
+
+def _states(
+    overrides: Sequence[str], out: Path, bench: Path, replication_file: Path | None
+) -> tuple[str, str]:
+    """Return digests over all that a report is made of, and over all that it writes."""
+    words = [*overrides, str(bench), str(replication_file), sys.version]
+    words += [f"{name}=={metadata.version(name)}" for name in _LIBRARIES]
+    named = [Path(word.partition("=")[2]) for word in overrides if "results_dir=" in word]
+    chosen = [] if replication_file is None else [replication_file]
+    code = [Path(capmoe_eval.__file__).parent, config_directory()]
+    places = [Path("results"), bench, *named, *code]
+    read = [file for place in places for file in place.rglob("*")]
+    written = [file for file in read if file.name == VERDICTS or file.match(FILE.format("*"))]
+    made_of = {*read, *chosen}.difference(written)
+    return _digest(made_of, words), _digest([*written, *out.rglob("*")])
+
+
+def _digest(paths: Iterable[Path], words: Sequence[str] = ()) -> str:
+    """Return a digest over words, and over name, size and time of files."""
+    digest = hashlib.sha256(repr(words).encode())
+    for path in sorted(path for path in paths if path.name != _BUILT and path.suffix != ".pyc"):
+        about = path.lstat()
+        if not stat.S_ISDIR(about.st_mode):
+            digest.update(repr((str(path), about.st_size, about.st_mtime_ns)).encode())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _refuse_nothing(
+    there: bool, roots: Sequence[Path], overrides: Sequence[str], out: Path
+) -> None:
     """Refuse to show nothing: of a directory that was named, or in place of a report of records."""
     if there:
         return
     results = ", ".join(map(str, roots))
-    if any(word.lstrip("+").startswith("results_dir=") for word in given.overrides):
+    if any(word.lstrip("+").startswith("results_dir=") for word in overrides):
         raise UsageError(f"results_dir={results}: no whole record there; name one that has records")
-    if any(_pages_of_records(given.out)):
+    if any(_pages_of_records(out)):
         raise UsageError(
-            f"--out={given.out}: has a report of records, and no whole record is in {results}; "
+            f"--out={out}: has a report of records, and no whole record is in {results}; "
             "choose another profile, results_dir=DIR that has records, or another --out"
         )
 
 
-def _draw(words: Sequence[str], reader: Reader, *, of_studies: bool) -> None:
-    """Draw the figures of efficiency studies, which show no records, or all others."""
-    names = [spec.name for spec in FIGURES if bool(spec.study) == of_studies]
-    figures.main([",".join(names), *words], reader)
-
-
-def _advise(words: Sequence[str], reader: Reader) -> None:
-    from capmoe_eval.serving.trace_file import load_trace
-
-    advice.main(lambda path, *_: load_trace(path), words, reader)
-
-
-def _start(*parts: _Part) -> BaseProcess:
+def _start(*parts: Callable[[], None]) -> BaseProcess:
     """Start a process that writes parts; it has what this one has read."""
-    fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=_write_beside, args=parts, daemon=True)
+    run = partial(_write, *parts)
+    process = multiprocessing.get_context("fork").Process(
+        target=lambda: sys.exit(run_command(run)), daemon=True
+    )
     process.start()
     return process
 
 
-def _write_beside(*parts: _Part) -> None:
-    sys.exit(run_command(lambda: _write(*parts)))
-
-
-def _write(*parts: _Part) -> None:
+def _write(*parts: Callable[[], None]) -> int:
     """Write parts; a command that cannot write its own, and says why, stops no other."""
     for part in parts:
         try:
@@ -184,6 +222,7 @@ def _write(*parts: _Part) -> None:
             # 128 and more: the number of a signal.
             if isinstance(ended.code, int) and ended.code >= 128:
                 raise
+    return 0
 
 
 def _ended(process: BaseProcess) -> int:

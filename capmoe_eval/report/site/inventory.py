@@ -14,17 +14,17 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from capmoe_eval.errors import UsageError, field_problem
-from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
+from capmoe_eval.experiment.composition import options
+from capmoe_eval.experiment.configuration import CellPlan, model_notes, profile_name
 from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import LOCAL, Reader, directories, record_places
 from capmoe_eval.experiment.selection import Finished, finished, planned
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
-from capmoe_eval.paper.layout import Layout
-from capmoe_eval.paper.tables import TABLES
-from capmoe_eval.paper.verdict_file import VerdictFile
-from capmoe_eval.report.tables.measured import cell_config
+from capmoe_eval.paper.layout import TABLES, Layout
+from capmoe_eval.paper.verdicts import VerdictFile
+from capmoe_eval.report.tables.filled import cell_config
 from capmoe_eval.routing.factor import CapacityFactor
 
 File = TypeVar("File", bound=BaseModel)
@@ -53,11 +53,11 @@ def read(kind: type[File], path: Path) -> File | str:
         return f"{path}: cannot be read ({field_problem(error)})"
 
 
-def missing_cells(found: Finished | str) -> int:
+def missing_cells(cells: Finished | str) -> int:
     """Return the number of cells of a table that nobody has computed."""
-    if isinstance(found, str):
+    if isinstance(cells, str):
         return 0
-    return len(found.plans) - len(found.records) - len(found.broken)
+    return len(cells.plans) - len(cells.records) - len(cells.broken)
 
 
 class Brief(NamedTuple):
@@ -168,7 +168,7 @@ def results_directories(overrides: Sequence[str]) -> list[Path]:
     )
 
 
-def _roots(config: DictConfig, plans: Iterable[Plan]) -> list[Path]:
+def _roots(config: DictConfig, plans: Iterable[CellPlan]) -> list[Path]:
     return sorted({plan.root for plan in plans} or {Path(str(config.results_dir))})
 
 
@@ -188,13 +188,13 @@ def take_inventory(
         for layout in TABLES
         if isinstance(layout, Layout)
     }
-    there = [found for found in experiments.values() if isinstance(found, Finished)]
-    plans = [plan for found in there for plan in found.plans]
+    there = [table for table in experiments.values() if isinstance(table, Finished)]
+    plans = [plan for table in there for plan in table.plans]
     roots = _roots(config, plans)
     places = [place for root in roots for place in record_places(root)]
     if len(places) <= PAGES:
         reader.all(places)
-    named = {record.path for found in there for record in found.records}
+    named = {record.path for table in there for record in table.records}
     records, paged, broken = [], [], list[str]()
     for record in reader.each(places, broken):
         has_page = len(places) <= PAGES or record.path in named

@@ -8,33 +8,53 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+
+from markupsafe import Markup
 
 from capmoe_eval.experiment.cell import CELL_FIELDS
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.names import gamma_column, gamma_suffix, gamma_text
+from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
+from capmoe_eval.report.site.blocks import (
+    Block,
+    Code,
+    DataCell,
+    DataRow,
+    DataTable,
+    Filter,
+    Filters,
+    Notice,
+    Pairs,
+    Prose,
+    Section,
+    badge,
+    element,
+    head,
+    joined,
+    link,
+    number,
+    numbers,
+)
 from capmoe_eval.report.site.inventory import Brief, Inventory
-from capmoe_eval.report.site.names import (
+from capmoe_eval.report.site.page import (
+    Address,
     gamma_filter,
     gamma_order,
     method_filter,
     method_name,
     name_filter,
 )
-from capmoe_eval.report.site.page import Address, render_page
-from capmoe_eval.report.templates.texts import text
+from capmoe_eval.report.templates import ABSENT, shown, text
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer, Proofs
 
 _AGAIN: Final = "again"
-
 LISTED: Final = 5_000
-"""The number of records up to which one page lists all; more have a page for each model and task.
-A browser takes seconds for a table of so many rows."""
+"""The most records that one page lists; of more, each model and task has a page."""
 
 SHOWN: Final = 20
 """The number of other seeds that a page links to; n pages that list all n would have n² links."""
@@ -51,66 +71,92 @@ class Relatives:
     mean: float  # their score
 
 
+_CAPTION: Final = (
+    "One row for each evaluation. Peak: the highest load of an expert over the mean load in any "
+    "layer and batch, as the router asked for and as it was computed. Examined: the share of the "
+    "forwards under the method that a check independent of the decision looked at, where the "
+    "record says it."
+)
+_PARTS: Final = (
+    "One row for each model and task, of which there are too many evaluations for one page"
+)
+_COLUMNS: Final = (
+    *("Model", "Task", "Method", "γ", "Knobs", "Score (%)", "±", "n", "Invariants"),
+    *("Examined (%)", "Dropped (%)", "Peak before", "Peak after"),
+)
+
+
 def records_page(inventory: Inventory, address: Address) -> str:
     """Return the page that lists every record or every list, and every file that is none."""
+    lead = "is no whole record and", "are no whole records and"
+    blocks = page.left_out(inventory.broken, *lead)
     parts = lists(inventory.records)
-    shown = () if parts else inventory.records
-    return _listing("Records", shown, inventory.profile, address, inventory.broken, parts)
+    if not parts:
+        blocks += _listing(inventory.records, address)
+        return page.render_page(address, "Records", inventory.profile, blocks)
+    rows = []
+    for path, records in parts.items():
+        model, task, count = records[0].model, records[0].task, len(records)
+        broken = sum(bool(record.broken) for record in records)
+        counts = numbers(float(count), float(broken), pattern="{:,.0f}")
+        cells = [head(model), DataCell(link(address.to(path), task)), *counts]
+        rows.append(DataRow(cells, {"model": model, "task": task}))
+    headings = ("Model", "Task", "Records", "Failed invariants")
+    blocks += [Filters(_choices(inventory.records)[:2]), DataTable(_PARTS, headings, [rows])]
+    return page.render_page(address, "Records", inventory.profile, blocks)
 
 
 def lists(records: Sequence[Brief]) -> dict[str, list[Brief]]:
     """Return the lists of each model and task by the path of their pages; none of a few records."""
-    found: dict[str, list[Brief]] = {}
+    parts: dict[str, list[Brief]] = {}
     if len(records) > LISTED:
         for record in records:
-            found.setdefault(page.list_path(record), []).append(record)
-    return found
+            parts.setdefault(page.list_path(record), []).append(record)
+    return parts
 
 
 def list_page(records: Sequence[Brief], profile: str, address: Address) -> str:
     """Return the page that lists the records of a model and a task."""
     title = f"Records of {records[0].model} on {records[0].task}"
-    return _listing(title, records, profile, address)
+    return page.render_page(address, title, profile, _listing(records, address))
 
 
-def _listing(
-    title: str,
-    records: Sequence[Brief],
-    profile: str,
-    address: Address,
-    broken: Sequence[str] = (),
-    parts: Mapping[str, Sequence[Brief]] = MappingProxyType({}),
-) -> str:
-    every = [record for part in (records, *parts.values()) for record in part]
-    return render_page(
-        "records",
-        address,
-        title,
-        profile,
-        broken=broken,
-        choices=[
-            name_filter("model", "Model", (record.model for record in every)),
-            name_filter("task", "Task", (record.task for record in every)),
-            method_filter(record.method for record in records),
-            gamma_filter(gamma_column(record.method, record.factor) for record in records),
-        ],
-        parts=[(address.to(path), part) for path, part in parts.items()],
-        rows=[_row(record, address) for record in records],
-    )
+def _listing(records: Sequence[Brief], address: Address) -> list[Block]:
+    if not records:
+        return [Prose("There are no records of this profile.")]
+    rows = [_row(record, address) for record in records]
+    table = DataTable(_CAPTION, _COLUMNS, [rows], "lines")
+    return [Filters(_choices(records), keeps_baselines=True), table]
 
 
-def _row(record: Brief, address: Address) -> dict[str, object]:
+def _choices(records: Sequence[Brief]) -> list[Filter]:
+    return [
+        name_filter("model", "Model", (record.model for record in records)),
+        name_filter("task", "Task", (record.task for record in records)),
+        method_filter(record.method for record in records),
+        gamma_filter(gamma_column(record.method, record.factor) for record in records),
+    ]
+
+
+def _row(record: Brief, address: Address) -> DataRow:
     gamma = gamma_column(record.method, record.factor)
-    knobs = record.label.removeprefix(record.method).split("-")[1:]
     written = None if record.factor is None else record.factor.label
-    return {
-        "record": record,
-        "method_name": method_name(record.method),
-        "href": address.to_record(record),
-        "gamma": gamma,
-        "gamma_order": gamma_order(gamma),
-        "knobs": " ".join(knob for knob in knobs if knob != written),
-    }
+    knobs = record.label.removeprefix(record.method).split("-")[1:]
+    failed = element("span", f"failed: {', '.join(record.broken)}", class_="wrong")
+    cells = [
+        head(record.model),
+        DataCell(record.task),
+        DataCell(link(address.to_record(record), method_name(record.method))),
+        number(gamma, gamma_order(gamma)),
+        DataCell(" ".join(knob for knob in knobs if knob != written)),
+        *numbers(record.value, record.stderr, pattern="{:.1f}", scale=100),
+        number(str(record.n), float(record.n)),
+        DataCell(failed if record.broken else "passed"),
+        *numbers(record.examined, record.drop_rate, pattern="{:.1f}", scale=100),
+        *numbers(record.peak_before, record.peak_after, pattern="{:.2f}"),
+    ]
+    data = {"model": record.model, "task": record.task, "method": record.method, "gamma": gamma}
+    return DataRow(cells, data)
 
 
 def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
@@ -120,7 +166,7 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
     for record in records:
         knobs = tuple(record.knobs.items())
         groups[(*_home(record), record.method, record.factor, repr(knobs))].append(record)
-    found = {}
+    related = {}
     for group in groups.values():
         group.sort(key=lambda record: (record.seed or 0, record.cell.digest))
         mean = statistics.fmean(record.value for record in group)
@@ -128,53 +174,131 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
             first = max(0, min(rank - SHOWN // 2, len(group) - SHOWN - 1))
             nearest = [r for r in group[first : first + SHOWN + 1] if r is not record]
             baseline = None if record.cell.method.is_stock else baselines.get(_home(record))
-            found[record.path] = Relatives(baseline, nearest, len(group), mean)
-    return found
+            related[record.path] = Relatives(baseline, nearest, len(group), mean)
+    return related
 
 
 def _home(record: Record) -> tuple[object, ...]:
     """Return all of a record's cell but its method."""
-    cell = record.cell
-    return cell.model, cell.task, *(getattr(cell, field) for field in CELL_FIELDS)
+    return tuple(getattr(record.cell, name) for name in ("model", "task", *CELL_FIELDS))
+
+
+_LOAD: Final = {
+    "Effective γ: capacity over the mean load": ("effective_gamma", "{:.3f}"),
+    "Mean load: tokens per expert or device of a rank": ("mean_load", "{:.2f}"),
+    "Dropped share of all assignments": ("drop_rate", "{:.2f}\u00a0%"),
+    "Empty share of all slots": ("pad_waste", "{:.2f}\u00a0%"),
+    "Peak load over the mean, as the router asked": ("peak_before", "{:.2f}"),
+    "Peak load over the mean, as it was computed": ("peak_after", "{:.2f}"),
+    "Peak before, mean over layers and batches": ("mean_peak_before", "{:.2f}"),
+    "Peak after, mean over layers and batches": ("mean_peak_after", "{:.2f}"),
+    "Tokens, of one layer": ("tokens", "{:,.0f}"),
+    "Dropped assignments, all layers": ("dropped", "{:,.0f}"),
+    "Assignments beyond a token's own top-k": ("added", "{:,.0f}"),
+    "Tokens without any expert, summed over layers": ("lost_all", "{:,.0f}"),
+    "Forwards under the method": ("forwards", "{:,.0f}"),
+    "Decode steps without a capacity": ("decode_forwards", "{:,.0f}"),
+}
+_INVARIANTS: Final = ("Invariant", "State", "What it says", "Checked", "Examined", "Counted")
+_EXAMINED: Final = (
+    "Examined: forwards under the method that a check independent of the decision looked at; "
+    "records from before it do not say."
+)
 
 
 def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:
     """Return a record's page."""
     gamma = gamma_suffix(record.factor, ", γ = ")
     knobs = record.knobs if record.seed is None else {**record.knobs, "seed": record.seed}
-    return render_page(
-        "cell",
-        address,
-        f"{record.model} on {record.task}: {method_name(record.method)}{gamma}",
-        profile,
-        knobs=", ".join(override(knob, value) for knob, value in knobs.items()),
-        record=record,
-        metric=record.cell.task.metric,
-        others=others,
-        href=lambda other: address.to(page.cell_path(other)),
-        command=cell_command(record.cell, _AGAIN),
-        again=_AGAIN,
-        directory=DIRECTORY,
-        layers=[(layer, _bars(layer)) for layer in record.layers],
-        gammas=_gammas(record),
-        proofs=_proofs(record.proofs),
-        identity="\n".join(_lines(record.cell.identity())),
-        provenance="\n".join(_lines(record.capmoe["provenance"])),
-        file=address.link_to_file(record.path, record.path.as_posix()),
+    words = ", ".join(override(knob, value) for knob, value in knobs.items())
+    load = [
+        (name, shown(getattr(record.load, key), pattern, 100 if "%" in pattern else 1))
+        for name, (key, pattern) in _LOAD.items()
+    ]
+    invariants = DataTable(
+        "Invariants", _INVARIANTS, [[*_proofs(record.proofs)]], is_sortable=False
     )
+    identity, provenance = record.cell.identity(), record.capmoe["provenance"]
+    file = link(address.to_file(file_with(record.path)), record.path.as_posix())
+    blocks = [
+        Section("Result", [Pairs(_result(record, others, address))]),
+        Section("Compute it again", _again(record)),
+        Section("Load", [Pairs(load)]),
+        Section("Layers", [_layers(record)]),
+        Section("Invariants", [Prose(_EXAMINED), invariants]),
+        Section("Cell", [Code("\n".join(_lines(identity)), is_file=True)]),
+        Section("Provenance", [Code("\n".join(_lines(provenance)), is_file=True)]),
+        Section("Record", [Prose(file)]),
+    ]
+    title = f"{record.model} on {record.task}: {method_name(record.method)}{gamma}"
+    return page.render_page(address, title, profile, [*([Prose(words)] if words else []), *blocks])
 
 
-def _gammas(record: Record) -> list[tuple[str, float]]:
-    """Return each layer's γ and its place among all; nothing where all layers have the same."""
-    own = [float(layer.gamma) for layer in record.layers if layer.gamma is not None]
-    return [(gamma_text(gamma), gamma_order(gamma_text(gamma))) for gamma in own]
+def _result(record: Record, others: Relatives, address: Address) -> Iterator[tuple[str, str]]:
+    def score(other: Record, name: str = "") -> Markup:
+        value = shown(other.value, "{:.2f} %", 100)
+        to_other = link(address.to(page.cell_path(other)), name or value)
+        return joined([to_other, value], " ") if name else to_other
+
+    value = shown(record.value, "{:.2f} %", 100)
+    yield f"Score ({record.cell.task.metric})", element("strong", value)
+    yield "Standard error", shown(record.stderr, "± {:.2f} points, over documents", 100)
+    yield "Documents", f"{record.n:,}"
+    if others.baseline:
+        gap = shown(record.value - others.baseline.value, "{:+.2f}", 100)
+        yield "Baseline", joined([score(others.baseline), f"; this is {gap} points to it"], "")
+    if others.nearest:
+        seeds = joined(score(other, f"seed {other.seed}") for other in others.nearest)
+        if more := others.seeds - 1 - len(others.nearest):
+            mean = f"mean of all {others.seeds:,}: {100 * others.mean:.2f} %"
+            seeds = joined([seeds, f"and {more:,} more; {mean}"])
+        yield "Other seeds", seeds
 
 
-_HEIGHT: Final = 480
-"""Units from the foot of a drawing to the top of its highest bar; ten are a pixel."""
+def _again(record: Record) -> list[Block]:
+    command = cell_command(record.cell, _AGAIN)
+    if command is None:
+        reason = "the cell cannot be named on its command line."
+        return [Notice(f"This version has no task {record.task!r}: {reason}")]
+    words = f"It writes to {_AGAIN}/ and leaves the record of this page as it is."
+    if DIRECTORY in command:
+        words += f" {DIRECTORY} is where the evaluation sets lie; a record does not say where."
+    return [Code(command, look="command"), Prose(words)]
 
 
-def _bars(layer: Layer) -> dict[str, object]:
+def _layers(record: Record) -> DataTable:
+    caption = "Light: assignments that the router made; dark: those that were computed."
+    has_gamma = any(layer.gamma is not None for layer in record.layers)
+    headings = (
+        *("Layer", "Load of the experts, busiest first", *(["γ"] if has_gamma else [])),
+        *("Effective γ", "Dropped (%)", "Empty slots (%)", "Mean peak before", "Mean peak after"),
+    )
+    rows = []
+    for layer in record.layers:
+        gammas = []
+        if layer.gamma is not None:
+            gamma = gamma_text(float(layer.gamma))
+            gammas.append(number(gamma, gamma_order(gamma)))
+        peaks = layer.peak.expert_before.mean, layer.peak.expert_after.mean
+        cells = [
+            *(head(layer.name), DataCell(_bars(layer)), *gammas),
+            *numbers(layer.effective_gamma, pattern="{:.2f}"),
+            *numbers(layer.drop_rate, layer.pad_waste, pattern="{:.1f}", scale=100),
+            *numbers(*peaks, pattern="{:.2f}"),
+        ]
+        rows.append(DataRow(cells))
+    return DataTable(caption, headings, [rows])
+
+
+_HEIGHT: Final = 480  # units from the foot of a drawing to its highest bar; ten are a pixel
+_DRAWING: Final = Markup(
+    '<svg class="load" viewBox="0 0 {} {}" width="{}" height="{}" preserveAspectRatio="none" '
+    'role="img" aria-label="{}"><path d="{}" class="before"></path>'
+    '<path d="{}" class="after"></path><path d="{}" class="mean"></path></svg>'
+)
+
+
+def _bars(layer: Layer) -> Markup:
     """Return the drawing of each expert's load before and after, busiest first."""
     before, after = layer.load_before, layer.load_after
     scale = _HEIGHT / max((*before, *after))
@@ -183,15 +307,10 @@ def _bars(layer: Layer) -> dict[str, object]:
     label = f"{len(before)} experts; the busiest was asked for {before[order[0]]:,.0f} times and "
     label += f"computed {after[order[0]]:,.0f} of them"
     mean = _HEIGHT - round(sum(before) / len(before) * scale)
-    return {
-        "box": f"0 0 {width} {_HEIGHT}",
-        "width": min(width * 2, 384),
-        "height": _HEIGHT // 10,
-        "label": label,
-        "before": _steps(len(order)) % tuple([round(-scale * before[e]) for e in order]),
-        "after": _steps(len(order)) % tuple([round(-scale * after[e]) for e in order]),
-        "mean": f"M0 {mean}h{width}",
-    }
+    heights = [tuple(round(-scale * load[expert]) for expert in order) for load in (before, after)]
+    paths = [_steps(len(order)) % each for each in heights]
+    sizes = width, _HEIGHT, min(width * 2, 384), _HEIGHT // 10
+    return _DRAWING.format(*sizes, label, *paths, f"M0 {mean}h{width}")
 
 
 @functools.cache
@@ -203,20 +322,23 @@ def _steps(bars: int) -> str:
 _STATES: Final = {True: "passed", False: "failed", None: "not checked"}
 
 
-def _proofs(proofs: Proofs) -> Iterator[dict[str, object]]:
-    """Yield what the template shows of each invariant: its state, and how often it was checked."""
+def _proofs(proofs: Proofs) -> Iterator[DataRow]:
+    """Yield the state of each invariant, and how often it was checked."""
     for name, proof, meaning in proofs.given():
         counts = dict(proof.model_extra or {})
         checked = counts.pop("checked", None)
-        yield {
-            "name": name,
-            "state": _STATES[proof.passed],
-            "why": "" if proof.passed is not None else proof.why or "does not apply",
-            "meaning": meaning,
-            "checked": checked if isinstance(checked, int) else None,
-            "examined": proof.examined,
-            "counted": ", ".join(f"{key} {text(n)}" for key, n in sorted(counts.items())),
-        }
+        state, examined = badge(_STATES[proof.passed]), ABSENT
+        if proof.passed is None:
+            state += Markup("<br>") + element("small", proof.why or "does not apply")
+        if proof.examined:
+            share = shown(proof.examined.share, "{:.1f}\u00a0%", 100)
+            words = "" if proof.examined.share is None else f" ({share})"
+            forwards = f"{proof.examined.forwards:,} of {proof.examined.of:,} forwards"
+            examined = f"{forwards}{words}, {proof.examined.buckets:,} buckets"
+        count = shown(checked if isinstance(checked, int) else None, "{:,.0f}")
+        counted = ", ".join(f"{key} {text(n)}" for key, n in sorted(counts.items()))
+        cells = [DataCell(state), DataCell(meaning), DataCell(count, "number")]
+        yield DataRow([head(element("code", name)), *cells, *map(DataCell, (examined, counted))])
 
 
 def _lines(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.tables table2 profile=tiny``: a table from finished records.
+"""``capmoe-eval table table2 profile=tiny``: a table from finished records.
 
 The records of a table are those of the cells of its experiment, no others: an evaluation with other
 settings that happens to lie in the results directory is not mixed in. Needs no torch.
@@ -19,19 +19,17 @@ from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader, directories
 from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.paper.benchmarks import check_folder
-from capmoe_eval.paper.tables import PAPER_TABLES, TABLES
-from capmoe_eval.report.tables.measured import cell_config, measured_table
-from capmoe_eval.report.tables.published import VERSIONS, published_table
-from capmoe_eval.report.tables.render import to_markdown, write
-from capmoe_eval.report.tables.table import Table
+from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
+from capmoe_eval.report.tables.filled import VERSIONS, cell_config, measured_table, published_table
+from capmoe_eval.report.tables.table import Table, to_markdown, write
 
 ALL = "all"
 
 
-def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
+def main(words: Sequence[str] | None = None, reader: Reader | None = None) -> None:
     """Render tables and exit: 0 rendered, 2 bad input."""
     parser = Parser(
-        prog="python -m capmoe_eval.tables",
+        prog="capmoe-eval table",
         description="Render a table of the paper from finished results, or as it was published.",
     )
     names = ", ".join(layout.key for layout in TABLES)
@@ -42,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         help=f"render the printed numbers instead: v1 (arXiv), v2 (ICLR 2026) or {ALL}",
     )
     report_options(parser)
-    given = parser.parse_intermixed_args(arguments)
+    arguments = parser.parse_intermixed_args(words)
     reader = reader or Reader()
 
     def render(key: str, version: str | None) -> None:
@@ -50,16 +48,16 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             table, folder = published_table(key, version), "published"
         else:
             try:
-                table, folder = measured_table(key, given.overrides, reader, given.bench)
+                table, folder = measured_table(key, arguments.overrides, reader, arguments.bench)
             except NoModelError as error:
-                if given.name != ALL:
+                if arguments.name != ALL:
                     raise
                 print(f"{key}: {error}")
                 return
-            _refuse_nothing(table, given.out / folder)
-        with writing("--out", given.out):
-            paths = write(table, given.out / folder)
-        if given.name == ALL:
+            _refuse_nothing(table, arguments.out / folder)
+        with writing("--out", arguments.out):
+            paths = write(table, arguments.out / folder)
+        if arguments.name == ALL:
             print(f"{_summary(table)}: {paths[0]}")
         else:
             print(to_markdown(table))
@@ -67,12 +65,12 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
 
     def render_all() -> int:
         # One table that cannot be rendered takes no other with it.
-        check_writable("--out", given.out)
-        if not given.published:
-            check_folder(given.bench)
-            _check_results(given.overrides)
-        wanted = _wanted(given.name, given.published)
-        return run_all([functools.partial(render, *table) for table in wanted])
+        check_writable("--out", arguments.out)
+        if not arguments.published:
+            check_folder(arguments.bench)
+            _check_results(arguments.overrides)
+        names = _wanted(arguments.name, arguments.published)
+        return run_all([functools.partial(render, *table) for table in names])
 
     sys.exit(run_command(render_all))
 
@@ -105,18 +103,18 @@ def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
         return [(layout.key, None) for layout in TABLES] if name == ALL else [(name, None)]
     if published not in (*VERSIONS, ALL):
         raise bad_choice("--published", published, (*VERSIONS, ALL))
-    found: list[tuple[str, str | None]] = [
+    names: list[tuple[str, str | None]] = [
         (layout.name, layout.version)
         for layout in PAPER_TABLES
         if name in (layout.name, ALL) and published in (layout.version, ALL)
     ]
-    return found or [(name, published)]  # which is refused when it is rendered
+    return names or [(name, published)]  # which is refused when it is rendered
 
 
 def _summary(table: Table) -> str:
     """Say in one line how much of a table is there."""
     there, planned = len(table.entries), len(table.entries) + len(table.missing)
-    told = f"{there} of {planned} entries" if planned else "settings"
+    count = f"{there} of {planned} entries" if planned else "settings"
     broken = sum(note.startswith(LEFT_OUT) for note in table.notes)
     noun = "record" if broken == 1 else "records"
-    return f"{table.name}: {told}" + (f", {broken} {noun} left out" if broken else "")
+    return f"{table.name}: {count}" + (f", {broken} {noun} left out" if broken else "")

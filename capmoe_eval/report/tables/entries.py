@@ -1,4 +1,4 @@
-"""The entries of a table's rows, from finished evaluations."""
+"""The entries of a table's rows, from finished evaluations or as printed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,40 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import override, row_command
 from capmoe_eval.experiment.datasource import EMBEDDED
 from capmoe_eval.experiment.record import Record, Score
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
-from capmoe_eval.report.tables.published import printed_row
-from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, Published
+from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, PrintedNumber
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
 
 if TYPE_CHECKING:
     from capmoe_eval.paper.pairing import Floats
 
+Cells: TypeAlias = Sequence[Entry | Missing]
 _BASELINE = create_method("baseline")
 
 
-class Measured:
+def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec) -> list[Entry]:
+    """Return a row's printed entries, or raise LookupError if the paper does not print it."""
+    row = layout.printed(slot, spec)
+    headings = [column.printed or column.heading for column in layout.tasks]
+    headings += [] if layout.average is None else [layout.average]
+    return [Entry(row.values[heading]) for heading in headings]
+
+
+class _Run(NamedTuple):
+    """An evaluation, and its score in a column: of the column's metric, or the evaluation's own."""
+
+    record: Record
+    score: Score | Record
+
+
+class RecordEntries:
     """Entries from finished evaluations; those that no row asks for are passed over.
 
     Several seeds of one cell are averaged. They saw the same documents, so the sampling error does
@@ -47,46 +62,43 @@ class Measured:
         self, records: Iterable[Record], overrides: Sequence[str] = (), seeds: Sequence[int] = (0,)
     ) -> None:
         self._overrides, self._seeds = overrides, seeds
-        self._found: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
+        self._records: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
         for record in records:
             key = (record.model, record.method, record.gamma, record.task)
-            self._found[key].append(record)
+            self._records[key].append(record)
 
     def row(self, layout: Layout, slot: ModelSlot, spec: RowSpec) -> list[Entry | Missing]:
-        """Return a row's entries, see :data:`capmoe_eval.report.tables.fill.RowSource`.
+        """Return a row's entries, in display units: one per task, then the average.
 
         One command fills all that is missing in a row, so that a checkpoint is loaded once. Two
         evaluations of one entry that no seed tells apart, seeds of different knobs or numbers of
         documents, and a number that is not finite are UsageErrors.
         """
         method = spec.method_on(slot)
-        found = [self._runs(slot, method, column, spec.knobs) for column in layout.tasks]
-        lacking = [c for c, runs in zip(layout.tasks, found, strict=True) if not runs]
+        columns = [self._runs(slot, method, column, spec.knobs) for column in layout.tasks]
+        lacking = [c for c, runs in zip(layout.tasks, columns, strict=True) if not runs]
         absent = list(dict.fromkeys(column.task for column in lacking))
-        asks = (slot.key, spec.method, spec.gamma_on(slot), spec.knobs_on(slot), absent)
+        fields = (slot.key, spec.method, spec.gamma_on(slot), spec.knobs_on(slot), absent)
         needs = (column.needs for column in lacking if column.needs)
         overrides = list(dict.fromkeys((*self._overrides, *needs)))
-        missing = Missing(row_command(*asks, seeds=self._seeds, overrides=overrides))
-        cells = [_entry(runs, layout.scale) if runs else missing for runs in found]
+        missing = Missing(row_command(*fields, seeds=self._seeds, overrides=overrides))
+        cells = [_entry(runs, layout.scale) if runs else missing for runs in columns]
         if layout.average is not None:
             tasks = [cell for cell in cells if isinstance(cell, Entry)]
-            cells.append(missing if absent else _average(tasks, layout.same_documents))
+            mean = statistics.fmean(task.value for task in tasks) if not absent else 0.0
+            error = _error_of_mean([task.stderr for task in tasks], layout)
+            cells.append(missing if absent else Entry(mean, error))
         if not method.is_stock:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
-            cells = list(_tested(cells, found, baselines, layout))
+            cells = list(_tested(cells, columns, baselines, layout))
         titles = [model.title for model in layout.paper_models if model.key == slot.key]
-        embedded = any(run.record.cell.data in EMBEDDED for runs in found for run in runs)
+        embedded = any(run.record.cell.data in EMBEDDED for runs in columns for run in runs)
         # The paper did not take every γ.
         with contextlib.suppress(LookupError):
             if titles and not embedded:
                 in_print = dataclasses.replace(slot, title=titles[0])
                 printed = [entry.value for entry in printed_row(layout, in_print, spec)]
-                same = [
-                    not column.printed_metric
-                    or all(run.record.cell.task.metric == column.printed_metric for run in runs)
-                    for column, runs in zip(layout.tasks, found, strict=True)
-                ]
-                cells = list(_beside(cells, layout, printed, same))
+                cells = list(_beside(cells, columns, printed, layout))
         return cells
 
     def _runs(
@@ -99,33 +111,26 @@ class Measured:
         key = (slot.key, method.name, method.uniform_gamma, column.task)
         return [
             _Run(record, record.score(column.metric) if column.metric else record)
-            for record in self._found.get(key, [])
+            for record in self._records.get(key, [])
             if all(record.knobs.get(k, knobs()[k].default) == method.setting(k) for k in named)
         ]
 
 
-class _Run(NamedTuple):
-    """An evaluation, and its score in a column: of the column's metric, or the evaluation's own."""
-
-    record: Record
-    score: Score | Record
-
-
 def _entry(runs: Sequence[_Run], scale: float) -> Entry | Missing:
-    """Return one entry for all evaluations of one cell and task; see :class:`Measured`."""
+    """Return one entry for all evaluations of one cell and task; see :class:`RecordEntries`."""
     for record, score in runs:
         if not math.isfinite(score.value + (score.stderr or 0.0)):
             raise UsageError(f"not a number: {_describe(record, record)}; run it again")
     records, scores = [run.record for run in runs], [run.score for run in runs]
-    for one, other in itertools.combinations(records, 2):
-        names = f"{_describe(one, other)} and {_describe(other, one)}"
-        if one.seed == other.seed or None in (one.seed, other.seed):
+    for first, other in itertools.combinations(records, 2):
+        names = f"{_describe(first, other)} and {_describe(other, first)}"
+        if first.seed == other.seed or None in (first.seed, other.seed):
             raise UsageError(f"two results for one entry: {names}; keep one")
-        if one.knobs != other.knobs:
+        if first.knobs != other.knobs:
             raise UsageError(
                 f"seeds of one entry have different settings: {names}; keep one setting"
             )
-        if one.n != other.n:
+        if first.n != other.n:
             raise UsageError(
                 f"seeds of one entry saw different documents: {names}; run them with the same limit"
             )
@@ -147,30 +152,27 @@ def _entry(runs: Sequence[_Run], scale: float) -> Entry | Missing:
 
 def _describe(run: Record, other: Record) -> str:
     """Return what an evaluation is, with the knobs in which it differs from another."""
-    told = (
+    text = (
         f"[model={run.model} method={run.method} gamma={run.gamma} task={run.task} "
         f"seed={run.seed}: {run.value:.4f} ± {run.stderr}, n={run.n}]"
     )
     knobs = [override(k, v) for k, v in run.knobs.items() if other.knobs.get(k) != v]
-    return f"{told} with {' '.join(knobs)}" if knobs else told
+    return f"{text} with {' '.join(knobs)}" if knobs else text
 
 
-def _average(tasks: Sequence[Entry], same_documents: bool) -> Entry:
-    error = _error_of_mean([task.stderr for task in tasks], same_documents)
-    return Entry(statistics.fmean(task.value for task in tasks), error)
-
-
-def _error_of_mean(errors: Sequence[float | None], same_documents: bool) -> float | None:
+def _error_of_mean(errors: Sequence[float | None], layout: Layout) -> float | None:
     """Return the standard error of a mean over tasks, or None where one of theirs is not known."""
-    known = [error for error in errors if error is not None]
-    if len(known) < len(errors):
+    numbers = [error for error in errors if error is not None]
+    if len(numbers) < len(errors) or not numbers:
         return None
-    return statistics.fmean(known) if same_documents else math.hypot(*known) / len(known)
+    return (
+        statistics.fmean(numbers) if layout.same_documents else math.hypot(*numbers) / len(numbers)
+    )
 
 
 def _tested(
-    cells: Sequence[Entry | Missing],
-    found: Sequence[Sequence[_Run]],
+    cells: Cells,
+    columns: Sequence[Sequence[_Run]],
     baselines: Sequence[Sequence[_Run]],
     layout: Layout,
 ) -> Iterator[Entry | Missing]:
@@ -181,7 +183,7 @@ def _tested(
     from capmoe_eval.paper.pairing import by_document
     from capmoe_eval.paper.statistics import sign_flip
 
-    tasks = [_differences(*sides) for sides in zip(found, baselines, strict=True)]
+    tasks = [_differences(*sides) for sides in zip(columns, baselines, strict=True)]
     samples: list[list[Floats] | str] = [t if isinstance(t, str) else [t] for t in tasks]
     if layout.average is not None:
         paired = [task for task in tasks if not isinstance(task, str)]
@@ -205,38 +207,32 @@ def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str
 
     if len(baseline) != 1:
         return "the baseline is missing"
-    found = pair([run.score.documents for run in runs], [baseline[0].score.documents])
-    if isinstance(found, Unpaired):
-        return f"not paired with the baseline: {found.reason}"
-    return found.units
+    paired = pair([run.score.documents for run in runs], [baseline[0].score.documents])
+    if isinstance(paired, Unpaired):
+        return f"not paired with the baseline: {paired.reason}"
+    return paired.units
 
 
 def _beside(
-    cells: Sequence[Entry | Missing],
-    layout: Layout,
-    printed: Sequence[float],
-    same: Sequence[bool],
+    cells: Cells, columns: Sequence[Sequence[_Run]], printed: Sequence[float], layout: Layout
 ) -> Iterator[Entry | Missing]:
-    """Yield a row's entries with what the paper prints for the same model and metric.
-
-    ``same`` says of each task whether its metric is that of the paper.
-    """
-    errors = [
-        _printed_error(cell, number, column, layout.scale)
-        for cell, number, column in zip(cells, printed, layout.tasks, strict=False)
-    ]
-    comparable = list(same)
+    """Yield a row's entries with what the paper prints for the same model and metric."""
+    errors, same = [], []
+    for cell, number, runs, column in zip(cells, printed, columns, layout.tasks, strict=False):
+        metric = column.printed_metric
+        errors.append(_printed_error(cell, number, column, layout.scale))
+        same.append(not metric or all(run.record.cell.task.metric == metric for run in runs))
     if layout.average is not None:
-        errors.append(_error_of_mean(errors, layout.same_documents))
-        comparable.append(all(same))
-    for cell, number, sampling, is_same in zip(cells, printed, errors, comparable, strict=True):
+        errors.append(_error_of_mean(errors, layout))
+        same.append(all(same))
+    for cell, number, sampling, is_same in zip(cells, printed, errors, same, strict=True):
         if isinstance(cell, Missing) or not is_same:
             yield cell
             continue
         difference, error = cell.value - number, 0.0
         if cell.stderr is not None and sampling is not None:
             error = math.hypot(cell.stderr, sampling)
-        published = Published(number, difference, difference / error if error else None)
+        published = PrintedNumber(number, difference, difference / error if error else None)
         yield dataclasses.replace(cell, published=published)
 
 

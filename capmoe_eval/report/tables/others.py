@@ -10,10 +10,10 @@ from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.experiment.timings.names import bench_command
-from capmoe_eval.paper.benchmarks import Bench, Shown
+from capmoe_eval.paper.benchmarks import Bench, ShownRun
 from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.printed import MACHINE, find_rows
-from capmoe_eval.report.tables.table import Entry, Missing, Published, Row, Table, Text
+from capmoe_eval.report.tables.table import CellText, Entry, Missing, PrintedNumber, Row, Table
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Point, Prefill, Timing
@@ -33,16 +33,16 @@ def settings_table(layout: SettingsLayout, ours: Mapping[str, Any] | None = None
         printed = (str(setting.shots), setting.metric)
         cells: tuple[str, ...] = printed
         if ours is not None:
-            own = ours[setting.task]
-            shots = "lm-eval's" if own["fewshot"] is None else str(own["fewshot"])
-            stated = (shots, layout.metrics.get(own["metric"], own["metric"]))
-            cells = (*stated, "–" if own["filter"] == "none" else own["filter"], *printed)
+            settings = ours[setting.task]
+            shots = "lm-eval's" if settings["fewshot"] is None else str(settings["fewshot"])
+            stated = (shots, layout.metrics.get(settings["metric"], settings["metric"]))
+            cells = (*stated, "–" if settings["filter"] == "none" else settings["filter"], *printed)
             if stated != printed:
                 notes.append(
                     f"{setting.heading} differs: ours {', '.join(stated)}; paper "
                     f"{', '.join(printed)}."
                 )
-        rows.append(Row((setting.heading,), tuple(map(Text, cells))))
+        rows.append(Row((setting.heading,), tuple(map(CellText, cells))))
     if ours is not None and not notes:
         notes.append("All settings are the paper's. It names no filter of the answers.")
     return Table.of(layout, ["Task"], _PRINTED if ours is None else _BOTH, [rows], notes)
@@ -58,7 +58,7 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
     (heading, *_), *lines = layout.words
     cells: Sequence[tuple[Entry | Missing, ...]]
     if record is None:
-        cells = [(Missing(f"python -m capmoe_eval experiment={layout.records}"),) * 2] * len(lines)
+        cells = [(Missing(f"capmoe-eval run experiment={layout.records}"),) * 2] * len(lines)
     elif record.load.modalities is None:
         raise UsageError(f"{record.path}: does not tell images and text apart; run it again")
     else:
@@ -67,7 +67,7 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
         cells = [(Entry(count), Entry(100 * count / counts[-1])) for count in counts]
     # A block each: counts are not compared with each other.
     blocks = [
-        [Row((label,), (*ours, Text(printed)))]
+        [Row((label,), (*ours, CellText(printed)))]
         for (label, *_, printed), ours in zip(lines, cells, strict=True)
     ]
     notes = []
@@ -80,16 +80,16 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
 def printed_query(layout: QueryLayout) -> Table:
     """Lay out the same table as the paper prints it."""
     (heading, *columns), *lines = layout.words
-    rows = [Row((label,), tuple(map(Text, cells))) for label, *cells in lines]
+    rows = [Row((label,), tuple(map(CellText, cells))) for label, *cells in lines]
     return Table.of(layout, [heading], columns, [rows])
 
 
 def workload_table(layout: WorkloadLayout, bench: Bench) -> Table:
     """Lay out a table of speedups: of one MoE layer, of a prefill, and the ideal of the layer."""
     printed = _printed_speedups(layout)
-    one = next((one for one in bench.best(STUDY) if one.run.model == layout.model), None)
+    run = next((run for run in bench.best(STUDY) if run.run.model == layout.model), None)
     places = layout.workloads.values()
-    points = {p.place: p for p in one.run.points if p.place} if one else {}
+    points = {p.place: p for p in run.run.points if p.place} if run else {}
     prefills = {place: point.prefill for place, point in points.items() if point.prefill}
 
     def row(
@@ -110,9 +110,9 @@ def workload_table(layout: WorkloadLayout, bench: Bench) -> Table:
         rows.append(row(name, prefills, _entry))
     if any(isinstance(cell, Entry) for cell in rows[0].entries):
         rows.append(row("ideal of the layer", points, lambda timing, _: Entry(timing.ideal_rank)))
-    notes = list(_notes(one, [points[p] for p in places if p in points])) if one else []
+    notes = list(_notes(run, [points[p] for p in places if p in points])) if run else []
     notes += [f"{LEFT_OUT}: {line}" for line in bench.broken_of(STUDY)]
-    return _of_workloads(layout, rows, notes, f" ({one.kind})" if one else "")
+    return _of_workloads(layout, rows, notes, f" ({run.kind})" if run else "")
 
 
 def printed_workloads(layout: WorkloadLayout) -> Table:
@@ -130,9 +130,9 @@ def _of_workloads(
 
 def _timing(layout: WorkloadLayout, timed: Point | Prefill) -> Timing | None:
     """Return the timing of the table's method, where a capacity bounds each expert."""
-    wanted = (layout.method, layout.gamma)
-    found = (t for t in timed.timings if t.label and (t.label.name, t.label.gamma) == wanted)
-    return next(found, None)
+    key = (layout.method, layout.gamma)
+    timings = (t for t in timed.timings if t.label and (t.label.name, t.label.gamma) == key)
+    return next(timings, None)
 
 
 def _entry(timing: Timing, printed: float) -> Entry:
@@ -140,23 +140,23 @@ def _entry(timing: Timing, printed: float) -> Entry:
     return Entry(
         speedup.median,
         quartiles=(speedup.low, speedup.high),
-        published=Published(printed, speedup.median - printed),
+        published=PrintedNumber(printed, speedup.median - printed),
     )
 
 
-def _notes(one: Shown, points: Sequence[Point]) -> Iterator[str]:
-    study = one.study
+def _notes(run: ShownRun, points: Sequence[Point]) -> Iterator[str]:
+    study = run.study
     peaks = sorted({f"{point.routing.peak:.1f}" for point in points})
     timed = ", ".join(f"{point.batch} × {point.prompt}" for point in points)
     yield f"{study.note}." if study.note else f"Measured on real ranks ({study.backend})."
     yield (
-        f"Layer {one.run.shape.name}: {one.ranks}, {one.widths}, {study.dtype}, peak load "
+        f"Layer {run.run.shape.name}: {run.ranks}, {run.widths}, {study.dtype}, peak load "
         f"{' or '.join(peaks)} × mean; batch × prompt as timed: {timed}."
     )
     if study.why:
         yield f"Sizes: {study.why.rstrip('.')}."
-    if one.run.why:
-        yield f"Routing: {one.run.why.rstrip('.')}."
+    if run.run.why:
+        yield f"Routing: {run.run.why.rstrip('.')}."
     yield (
         f"Medians, and in brackets quartiles, of {study.repeats} rounds on {study.machine} "
         f"({study.path.name})."

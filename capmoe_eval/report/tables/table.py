@@ -1,21 +1,33 @@
-"""The types of a filled table."""
+"""A filled table, and its text as Markdown, LaTeX, CSV and HTML: the same table, the same bytes."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
 
+from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import PaperTable
+from capmoe_eval.report.templates import render
 
-ALPHA = 0.05
+ALPHA: Final = 0.05
 """A paired test is significant where its p, corrected for the table's tests, is below this."""
+_MARKS: Final = {"better": "▲", "worse": "▼", None: ""}
+_SUFFIXES: Final = (
+    *("", " stderr", " low", " high", " published", " difference", " z"),
+    *(" effect", " p", " p corrected"),
+)
+"""Endings of a number's columns in CSV, in their order; the first two are always there."""
 
 
 @dataclass(frozen=True)
-class Published:
+class PrintedNumber:
     """The number that the paper prints for the same, ours minus it, and the z of this difference.
 
     Both are in the entry's units; z is None where our standard error is not known.
@@ -57,7 +69,7 @@ class Entry:
     stderr: float | None = None  # one standard error, or None where it is not known
     seeds: tuple[int, ...] = ()  # averaged; empty for a deterministic method or a derived entry
     documents: int | None = None  # number of those evaluated, or None where it is not known
-    published: Published | None = None
+    published: PrintedNumber | None = None
     test: PairedTest | None = None  # with the same model's baseline
     untested: str = ""  # why there is no test where there should be
     quartiles: tuple[float, float] | None = None  # of timings whose median is the value
@@ -77,14 +89,13 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Text:
+class CellText:
     """A cell of words, such as the name of a metric."""
 
     text: str
 
 
-Cell: TypeAlias = Entry | Missing | Text
-"""A cell of a column."""
+TableCell: TypeAlias = Entry | Missing | CellText
 
 
 @dataclass(frozen=True)
@@ -96,14 +107,38 @@ class Row:
     """
 
     labels: tuple[str, ...]
-    entries: tuple[Cell, ...]
+    entries: tuple[TableCell, ...]
     model: str = ""
     method: str = ""
     gamma: str = ""
 
 
+class CellInWords(NamedTuple):
+    """A cell as every format shows it; without a value it has words, or is missing."""
+
+    words: str = ""
+    command: str | None = None
+    value: str = ""
+    best: bool = False
+    mark: str = ""
+    stderr: str = ""
+    quartiles: str = ""
+    origin: Sequence[str] = ()  # seeds, documents and paired test
+    printed: str = ""  # a printed number, our difference to it with its z, and both together
+    difference: str = ""
+    published: str = ""
+
+
+class RowInWords(NamedTuple):
+    """A row, its labels without those that repeat the row above, and its cells."""
+
+    row: Row
+    labels: list[str]
+    entries: list[CellInWords]
+
+
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Rows that are compared with each other, set apart by rules in print."""
 
     rows: tuple[Row, ...]
@@ -119,10 +154,22 @@ class Block:
             for index, row in enumerate(self.rows)
             if isinstance(entry := row.entries[column], Entry)
         }
-        if len(printed) < 2:
-            return frozenset()
-        highest = max(printed.values())
+        highest = max(printed.values()) if len(printed) > 1 else None
         return frozenset(index for index, value in printed.items() if value == highest)
+
+    def in_words(self, decimals: int) -> list[RowInWords]:
+        """Return the rows as every format shows them."""
+        rows: list[RowInWords] = []
+        columns = range(len(self.rows[0].entries) if self.rows else 0)
+        best = [self.best(column, decimals) for column in columns]
+        for index, row in enumerate(self.rows):
+            above = self.rows[index - 1].labels if index else [""] * len(row.labels)
+            both = zip(row.labels, above, strict=True)
+            labels = ["" if label == previous else label for label, previous in both]
+            cells = zip(row.entries, best, strict=True)
+            texts = [_in_words(cell, index in highest, decimals) for cell, highest in cells]
+            rows.append(RowInWords(row, labels, texts))
+        return rows
 
 
 @dataclass(frozen=True)
@@ -138,7 +185,7 @@ class Table:
     caption: str
     label_headings: tuple[str, ...]
     columns: tuple[str, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[RowBlock, ...]
     decimals: int = 1
     notes: tuple[str, ...] = ()
 
@@ -154,16 +201,9 @@ class Table:
         **named: str,
     ) -> Table:
         """Return a table of a layout; ``named`` are the texts for the places in its title."""
-        return cls(
-            layout.key,
-            layout.title.format(**named),
-            layout.caption,
-            tuple(label_headings),
-            tuple(columns),
-            tuple(Block(tuple(rows)) for rows in blocks),
-            decimals,
-            tuple(notes),
-        )
+        title, rows = layout.title.format(**named), tuple(RowBlock(tuple(b)) for b in blocks)
+        headings = tuple(label_headings), tuple(columns)
+        return cls(layout.key, title, layout.caption, *headings, rows, decimals, tuple(notes))
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -171,28 +211,140 @@ class Table:
         return tuple(row for block in self.blocks for row in block.rows)
 
     @property
-    def _cells(self) -> Iterator[Cell]:
-        return (cell for row in self.rows for cell in row.entries)
-
-    @property
     def entries(self) -> tuple[Entry, ...]:
         """All numbers, row by row."""
-        return tuple(cell for cell in self._cells if isinstance(cell, Entry))
-
-    @property
-    def columns_of_words(self) -> tuple[bool, ...]:
-        """For each column, True if it has words rather than numbers."""
-        return tuple(
-            any(isinstance(row.entries[index], Text) for row in self.rows)
-            for index in range(len(self.columns))
-        )
+        return tuple(c for row in self.rows for c in row.entries if isinstance(c, Entry))
 
     @property
     def missing(self) -> tuple[Missing, ...]:
         """All entries that nobody has measured yet, row by row."""
-        return tuple(cell for cell in self._cells if isinstance(cell, Missing))
+        return tuple(c for row in self.rows for c in row.entries if isinstance(c, Missing))
 
     @property
     def missing_commands(self) -> tuple[str, ...]:
         """The commands that fill the missing entries, each once, in order."""
         return tuple(dict.fromkeys(cell.command for cell in self.missing))
+
+    @property
+    def columns_of_words(self) -> tuple[bool, ...]:
+        """For each column, True if it has words rather than numbers."""
+        cells = [row.entries for row in self.rows]
+        columns = range(len(self.columns))
+        return tuple(any(isinstance(row[n], CellText) for row in cells) for n in columns)
+
+
+def to_markdown(table: Table) -> str:
+    """Return a GitHub-flavoured Markdown section.
+
+    The best entries of a block are bold, ▼ and ▲ mark what differs from the baseline, and standard
+    errors follow as "± 2.2", quartiles as "(1.1–1.3)". What the paper prints for a row is a row
+    below it. Below the table stand the commands that fill the missing entries, and the notes.
+    """
+    return render("table.md", table=table)
+
+
+def to_latex(table: Table) -> str:
+    """Return a LaTeX ``table`` that needs the booktabs package and nothing else.
+
+    It shows what :func:`to_markdown` does; commands that fill missing entries are comments.
+    """
+    return render("table.tex", table=table)
+
+
+def to_html(table: Table) -> str:
+    """Return one ``<table class="capmoe">`` element for any page.
+
+    Published numbers stand in ``<small>``. The tooltip (``title``) of an entry tells its standard
+    error, seeds, documents and test, that of a missing one the command that fills it.
+    """
+    return render("table.html", table=table)
+
+
+def to_csv(table: Table) -> str:
+    """Return one line per row, with full labels and full precision.
+
+    Each column of numbers is followed by its "… stderr", in the same display units; where the
+    table has them, by its quartiles "… low" and "… high", by its "… published", "… difference" and
+    "… z", and by its "… effect", "… p" and "… p corrected" of the paired test. Unknown and missing
+    numbers are empty, and "+∞" is ``inf``, so that pandas reads numbers as numbers.
+    """
+    present = {suffix for entry in table.entries for suffix in _numbers(entry)}
+    suffixes = [suffix for suffix in _SUFFIXES if suffix in present] or _SUFFIXES[:2]
+    headings = list(table.label_headings)
+    for heading, words in zip(table.columns, table.columns_of_words, strict=True):
+        headings += [heading] if words else [heading + suffix for suffix in suffixes]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, headings, lineterminator="\n")
+    writer.writeheader()
+    for row in table.rows:
+        labels = [{NO_LIMIT: "inf", NO_GAMMA: ""}.get(label, label) for label in row.labels]
+        cells: dict[str, object] = dict(zip(table.label_headings, labels, strict=True))
+        for heading, cell in zip(table.columns, row.entries, strict=True):
+            cells |= {heading + suffix: part for suffix, part in _numbers(cell).items()}
+        writer.writerow(cells)
+    return buffer.getvalue()
+
+
+def _numbers(cell: TableCell) -> dict[str, object]:
+    """Return what CSV has of a cell, by the suffix of its column."""
+    if not isinstance(cell, Entry):
+        return {"": cell.text} if isinstance(cell, CellText) else {}
+    numbers: dict[str, object] = {"": cell.value, " stderr": cell.stderr}
+    if cell.quartiles:
+        numbers[" low"], numbers[" high"] = cell.quartiles
+    if there := cell.published:
+        numbers |= {" published": there.value, " difference": there.difference, " z": there.z}
+    if test := cell.test:
+        numbers |= {" effect": test.effect, " p": test.p, " p corrected": test.corrected}
+    return numbers
+
+
+def _in_words(cell: TableCell, best: bool, decimals: int) -> CellInWords:
+    if isinstance(cell, CellText):
+        return CellInWords(words=cell.text)
+    if isinstance(cell, Missing):
+        return CellInWords(command=cell.command)
+    low, high = cell.quartiles or (0.0, 0.0)
+    test, origin = cell.test, []
+    if cell.seeds:
+        origin.append(f"seeds {', '.join(map(str, cell.seeds))}")
+    if cell.documents is not None:
+        origin.append(f"{cell.documents:,} documents")
+    if test is not None and test.corrected is not None:
+        effect = f"{_signed(test.effect, decimals)} to the baseline"
+        origin.append(f"{effect}, p = {test.p:.2g}, corrected {test.corrected:.2g}")
+    if cell.untested:
+        origin.append(f"no paired test: {cell.untested}")
+    words = CellInWords(
+        value=f"{cell.value:.{decimals}f}",
+        best=best,
+        mark=_MARKS[test.verdict if test else None],
+        stderr="" if cell.stderr is None else f"{cell.stderr:.{decimals}f}",
+        quartiles=f"({low:.{decimals}f}–{high:.{decimals}f})" if cell.quartiles else "",
+        origin=origin,
+    )
+    if cell.published is None:
+        return words
+    printed = f"{cell.published.value:.{decimals}f}"
+    gap = [_signed(cell.published.difference, decimals)]
+    gap += [] if cell.published.z is None else [_signed(cell.published.z, 1)]
+    published = f"{printed} ({', z '.join(gap)})"
+    return words._replace(printed=printed, difference=", ".join(gap), published=published)
+
+
+def _signed(number: float, decimals: int) -> str:
+    text = f"{abs(number):.{decimals}f}"
+    return f"{'−' if number < 0 else '+'}{text}" if float(text) else text
+
+
+RENDERERS: Final = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
+"""Renderer of each file suffix."""
+
+
+def write(table: Table, directory: Path) -> list[Path]:
+    """Write a table in every format, each file whole or not at all; return their paths."""
+    # All are rendered before the first is written: a failure leaves no mixture of old and new.
+    texts = {directory / f"{table.name}.{suffix}": r(table) for suffix, r in RENDERERS.items()}
+    for path, text in texts.items():
+        write_text(path, text)
+    return list(texts)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from capmoe_eval.routing.knobs import LARGEST
+from capmoe_eval.routing.knobs import Count
 from capmoe_eval.routing.method import LabelPart, Method
+from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.decision import LayerContext
     from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class ExpandedDrop(Bounded):
     """Every expert keeps its C best-scoring candidates.
 
     The candidates of a token are its top-k and those that ``candidates`` adds.
     """
 
-    name: ClassVar[str] = "expanded_drop"
-    title: ClassVar[str] = "Expanded Drop"
-    source: ClassVar[str] = "paper, Algorithm 2"
-    row: ClassVar[int] = 6
+    name = "expanded_drop"
+    title = "Expanded Drop"
+    source = "paper, Algorithm 2"
+    row = 6
 
     candidates: Annotated[
         Literal["local", "ranked", "global"],
@@ -46,8 +45,8 @@ class ExpandedDrop(Bounded):
         ),
     ] = "local"
     m: Annotated[
-        int,
-        Field(ge=1, le=LARGEST, description="of candidates=ranked: how many (Table 11: 2k and 3k)"),
+        Count,
+        Field(description="of candidates=ranked: how many (Table 11: 2k and 3k)"),
         LabelPart("m", always=True),
     ] = 4
     protect_topk: Annotated[
@@ -66,15 +65,9 @@ class ExpandedDrop(Bounded):
         key_TS = score_keys(scores, index_TS)
         if self.protect_topk:
             key_TS = key_TS + added_bit(scores, index_TS)
-        keep_TS = keep_within_capacity(
-            self,
-            tokens,
-            layer,
-            index_TS=index_TS,
-            valid_TS=valid_TS,
-            key_TS=key_TS,
-            n_experts=scores.score_TE.shape[1],
-        )
+        slots = {"index_TS": index_TS, "key_TS": key_TS, "valid_TS": valid_TS}
+        n_experts = scores.score_TE.shape[1]
+        keep_TS = keep_within_capacity(self, tokens, layer, n_experts=n_experts, **slots)
         if self.max_k:
             keep_TS = _at_most(scores.topk_TK.shape[1], index_TS, keep_TS, key_TS)
         return Assignment(index_TS, keep_TS)
@@ -83,13 +76,15 @@ class ExpandedDrop(Bounded):
         """Return the C best-scoring candidates of every unit, by the definition."""
         from capmoe_eval.routing import definition
 
+        modality, protect = self.modality, self.protect_topk
         keys = definition.priority(
-            tokens,
-            definition.by_score(tokens),
-            modality=self.modality,
-            protect_topk=self.protect_topk,
+            tokens, -tokens.score_TE, modality=modality, protect_topk=protect
         )
-        added_TE = definition.added_candidates(tokens, self.candidates, self.m)
+        added_TE = tokens.eligible_TE & ~tokens.chosen_TE
+        if self.candidates == "ranked":
+            added_TE = tokens.best_of(added_TE, self.m)
+        elif self.candidates == "local":
+            added_TE = added_TE & (tokens.rank_E == tokens.rank_T[:, None])
         kept_TE = definition.best_in_buckets(tokens, tokens.chosen_TE | added_TE, keys)
         return definition.at_most_k(tokens, kept_TE, keys) if self.max_k else kept_TE
 
@@ -99,7 +94,7 @@ class ExpandedDrop(Bounded):
         """Return the experts [T, S] of every token's slots, and a mask of the valid slots."""
         import torch
 
-        from capmoe_eval.routing.placement import by_rank
+        from capmoe_eval.routing.decision import by_rank
         from capmoe_eval.routing.scores import addable, ranked_experts
 
         topk_TK, (n_tokens, n_experts) = scores.topk_TK, scores.score_TE.shape
@@ -136,8 +131,6 @@ class ExpandedDrop(Bounded):
 
     def simplest(self) -> Method:
         """Return a method without candidates where none is ever added or kept."""
-        from capmoe_eval.routing.methods.token_drop import TokenDrop
-
         if self.candidates == "local" and self.ep_size == 1:  # the rank has all experts
             return self.converted(type(self), candidates="global")
         if self.never_adds:
@@ -158,8 +151,6 @@ class ExpandedDrop(Bounded):
 
     def never_binding(self, n_experts: int, top_k: int) -> Method:
         """Return Token Drop at γ=E: candidates are added at any γ."""
-        from capmoe_eval.routing.methods.token_drop import TokenDrop
-
         return self.converted(TokenDrop).never_binding(n_experts, top_k)
 
 
@@ -172,13 +163,8 @@ def _at_most(top_k: int, index_TS: Tensor, keep_TS: Tensor, key_TS: Tensor) -> T
 
     by_expert_TS = index_TS.argsort(dim=1, stable=True)
     kept_TS = keep_TS.gather(1, by_expert_TS)
-    last = torch.iinfo(torch.long).max
-    place_TS = (
-        key_TS.gather(1, by_expert_TS)
-        .long()
-        .masked_fill(~kept_TS, last)
-        .argsort(dim=1, stable=True)
-        .argsort(dim=1)
-    )
+    key_TS = key_TS.gather(1, by_expert_TS).long()
+    key_TS = key_TS.masked_fill(~kept_TS, torch.iinfo(torch.long).max)
+    place_TS = key_TS.argsort(dim=1, stable=True).argsort(dim=1)
     kept_TS = kept_TS & (place_TS < top_k)
     return torch.empty_like(kept_TS).scatter_(1, by_expert_TS, kept_TS)

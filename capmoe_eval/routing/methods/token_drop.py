@@ -8,7 +8,6 @@ threshold keeps all ties, no bound is ever exceeded.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -21,7 +20,7 @@ from capmoe_eval.routing.registry import register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.decision import LayerContext
     from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
@@ -36,84 +35,78 @@ def drop_beyond_capacity(
     from capmoe_eval.routing.decision import keep_within_capacity
     from capmoe_eval.routing.scores import Assignment
 
-    keep_TK = keep_within_capacity(
-        method,
-        tokens,
-        layer,
-        index_TS=scores.topk_TK,
-        key_TS=key_TK,
-        n_experts=scores.score_TE.shape[1],
-    )
+    n_experts, slots = scores.score_TE.shape[1], {"index_TS": scores.topk_TK, "key_TS": key_TK}
+    keep_TK = keep_within_capacity(method, tokens, layer, n_experts=n_experts, **slots)
     return Assignment(scores.topk_TK, keep_TK)
 
 
-def kept_by_number(method: Bounded, tokens: RoutedTokens, number_TE: Array) -> Array:
-    """Return the C pairs of every unit with the smallest numbers, by the definition [T, E]."""
-    from capmoe_eval.routing import definition
+class DropMetric(Bounded):
+    """An overloaded expert keeps the C of its tokens that a metric puts first (Table 1)."""
 
-    keys = definition.priority(tokens, number_TE, modality=method.modality)
-    return definition.best_in_buckets(tokens, tokens.chosen_TE, keys)
+    def keys(self, scores: Scores, layer: LayerContext) -> Tensor:
+        """Return the place of every pair of the tokens' top-k [T, K]; the smallest are kept."""
+        raise NotImplementedError
 
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class OrderDrop(Bounded):
-    """An overloaded expert keeps its first C tokens, in the order of the batch."""
-
-    name: ClassVar[str] = "order"
-    title: ClassVar[str] = "Order"
-    source: ClassVar[str] = "paper §4 (Switch Transformer)"
-    row: ClassVar[int] = 1
+    def numbers(self, tokens: RoutedTokens) -> Array:
+        """Return the place of every pair by the definition [T, E]; the smallest are kept."""
+        raise NotImplementedError
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
-        """Return the first C pairs of every unit."""
-        import torch
-
-        topk_TK = scores.topk_TK
-        key_T1 = torch.arange(len(topk_TK), device=topk_TK.device)[:, None]
-        return drop_beyond_capacity(self, scores, tokens, layer, key_T1.expand_as(topk_TK))
+        """Return the first C pairs of every unit; ties keep the lower token."""
+        return drop_beyond_capacity(self, scores, tokens, layer, self.keys(scores, layer))
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the first C pairs of every unit, by the definition."""
-        from capmoe_eval.routing.definition import by_position
+        from capmoe_eval.routing import definition
 
-        return kept_by_number(self, tokens, by_position(tokens))
+        keys = definition.priority(tokens, self.numbers(tokens), modality=self.modality)
+        return definition.best_in_buckets(tokens, tokens.chosen_TE, keys)
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
-class ReverseOrderDrop(Bounded):
-    """An overloaded expert keeps its last C tokens, in the order of the batch."""
+class OrderDrop(DropMetric):
+    """An overloaded expert keeps its first C tokens, in the order of the batch."""
 
-    name: ClassVar[str] = "reverse_order"
-    title: ClassVar[str] = "Reverse Order"
-    source: ClassVar[str] = "paper §4"
-    row: ClassVar[int] = 2
+    name = "order"
+    title = "Order"
+    source = "paper §4 (Switch Transformer)"
+    row = 1
+    last_first: ClassVar[bool] = False
 
-    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
-        """Return the last C pairs of every unit."""
+    def keys(self, scores: Scores, layer: LayerContext) -> Tensor:
+        """Return each token's place in the batch."""
         import torch
 
-        topk_TK = scores.topk_TK
-        key_T1 = torch.arange(len(topk_TK) - 1, -1, -1, device=topk_TK.device)[:, None]
-        return drop_beyond_capacity(self, scores, tokens, layer, key_T1.expand_as(topk_TK))
+        key_T1 = torch.arange(len(scores.topk_TK), device=scores.topk_TK.device)[:, None]
+        return (key_T1.flip(0) if self.last_first else key_T1).expand_as(scores.topk_TK)
 
-    def kept_pairs(self, tokens: RoutedTokens) -> Array:
-        """Return the last C pairs of every unit, by the definition."""
-        from capmoe_eval.routing.definition import by_position
+    def numbers(self, tokens: RoutedTokens) -> Array:
+        """Return each token's place in the batch."""
+        import numpy as np
 
-        return kept_by_number(self, tokens, by_position(tokens, last_first=True))
+        token_T1 = np.arange(len(tokens.score_TE))[:, None]
+        return np.broadcast_to(-token_T1 if self.last_first else token_T1, tokens.score_TE.shape)
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
-class RandomDrop(Bounded):
+class ReverseOrderDrop(OrderDrop):
+    """An overloaded expert keeps its last C tokens, in the order of the batch."""
+
+    name = "reverse_order"
+    title = "Reverse Order"
+    source = "paper §4"
+    row = 2
+    last_first = True
+
+
+@register
+class RandomDrop(DropMetric):
     """An overloaded expert keeps C of its tokens at random."""
 
-    name: ClassVar[str] = "random"
-    title: ClassVar[str] = "Random"
-    source: ClassVar[str] = "paper §4"
-    row: ClassVar[int] = 3
+    name = "random"
+    title = "Random"
+    source = "paper §4"
+    row = 3
 
     seed: Annotated[
         Seed,
@@ -136,52 +129,46 @@ class RandomDrop(Bounded):
         drawn_TE = torch.randint(0x7FFFFFFF, shape, generator=generator)
         return drawn_TE[tokens.first : tokens.first + len(tokens.rows_T)]
 
-    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
-        """Return the C pairs of every unit with the smallest random numbers."""
+    def keys(self, scores: Scores, layer: LayerContext) -> Tensor:
+        """Return the pairs' random numbers."""
         assert layer.random_TE is not None
-        key_TK = layer.random_TE.gather(1, scores.topk_TK)
-        return drop_beyond_capacity(self, scores, tokens, layer, key_TK)
+        return layer.random_TE.gather(1, scores.topk_TK)
 
-    def kept_pairs(self, tokens: RoutedTokens) -> Array:
-        """Return the C pairs of every unit that are drawn, by the definition."""
+    def numbers(self, tokens: RoutedTokens) -> Array:
+        """Return random numbers: a generator for each seed, layer and forward."""
         from capmoe_eval.routing.definition import by_chance
 
-        return kept_by_number(self, tokens, by_chance(tokens, self.seed))
+        return by_chance(tokens, self.seed)
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
-class TokenDrop(Bounded):
+class TokenDrop(DropMetric):
     """An overloaded expert keeps the C tokens with the highest gate scores."""
 
-    name: ClassVar[str] = "score"
-    title: ClassVar[str] = "Token Drop"
-    source: ClassVar[str] = "paper §4, Equations 7 to 10 (*Score* in Table 1)"
-    row: ClassVar[int] = 4
+    name = "score"
+    title = "Token Drop"
+    source = "paper §4, Equations 7 to 10 (*Score* in Table 1)"
+    row = 4
 
-    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
-        """Return the C best-scoring pairs of every unit; ties keep the lower token."""
+    def keys(self, scores: Scores, layer: LayerContext) -> Tensor:
+        """Return keys that rise as the pairs' scores fall."""
         from capmoe_eval.routing.decision import score_keys
 
-        key_TK = score_keys(scores, scores.topk_TK)
-        return drop_beyond_capacity(self, scores, tokens, layer, key_TK)
+        return score_keys(scores, scores.topk_TK)
 
-    def kept_pairs(self, tokens: RoutedTokens) -> Array:
-        """Return the C best-scoring pairs of every unit, by the definition."""
-        from capmoe_eval.routing.definition import by_score
-
-        return kept_by_number(self, tokens, by_score(tokens))
+    def numbers(self, tokens: RoutedTokens) -> Array:
+        """Return the scores, the highest as the smallest number."""
+        return -tokens.score_TE
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class DeviceDrop(TokenDrop):
     """Token Drop where the experts of a device share one capacity: another name for it."""
 
-    name: ClassVar[str] = "device_drop"
-    title: ClassVar[str] = "device-level Token Drop"
-    source: ClassVar[str] = "paper §5.2"
-    row: ClassVar[int] = 8
+    name = "device_drop"
+    title = "device-level Token Drop"
+    source = "paper §5.2"
+    row = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from capmoe_eval.routing.knobs import LARGEST
+from capmoe_eval.routing.knobs import Count
 from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.decision import LayerContext
     from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
@@ -23,18 +22,17 @@ if TYPE_CHECKING:
 
 
 @register
-@dataclass(frozen=True, kw_only=True)
 class TokenReroute(Bounded):
     """Repeat: choose the top-k of the remaining pairs, drop the overflow by score, mask it."""
 
-    name: ClassVar[str] = "token_reroute"
-    title: ClassVar[str] = "Token Reroute"
-    source: ClassVar[str] = "paper v1, Algorithm 1"
-    row: ClassVar[int] = 7
+    name = "token_reroute"
+    title = "Token Reroute"
+    source = "paper v1, Algorithm 1"
+    row = 7
 
     rounds: Annotated[
-        int,
-        Field(ge=1, le=LARGEST, description="how often a token chooses; with 1 it is Token Drop"),
+        Count,
+        Field(description="how often a token chooses; with 1 it is Token Drop"),
         LabelPart("r"),
     ] = 3
 
@@ -47,18 +45,12 @@ class TokenReroute(Bounded):
 
         top_k, n_experts = scores.topk_TK.shape[1], scores.score_TE.shape[1]
         ranked_TE = ranked_experts(scores)
-        key_TE = score_keys(scores, ranked_TE)
+        slots = {"index_TS": ranked_TE, "key_TS": score_keys(scores, ranked_TE)}
         kept_TE = remains_TE = usable(scores).gather(1, ranked_TE)  # in ranked order
         for number in range(1, self.rounds + 1):
             selected_TE = remains_TE & (remains_TE.cumsum(dim=1) <= top_k)
             kept_TE = keep_within_capacity(
-                self,
-                tokens,
-                layer,
-                index_TS=ranked_TE,
-                valid_TS=selected_TE,
-                key_TS=key_TE,
-                n_experts=n_experts,
+                self, tokens, layer, n_experts=n_experts, valid_TS=selected_TE, **slots
             )
             rejected_TE = selected_TE & ~kept_TE
             # Another round would choose and keep the same pairs. A GPU computes some sooner than
@@ -74,9 +66,17 @@ class TokenReroute(Bounded):
         """Return the pairs that are kept in the last round, by the definition."""
         from capmoe_eval.routing import definition
 
-        number_TE = definition.by_score(tokens)
-        keys = definition.priority(tokens, number_TE, modality=self.modality)
-        return definition.rerouted(tokens, keys, self.rounds)
+        keys = definition.priority(tokens, -tokens.score_TE, modality=self.modality)
+        kept_TE = tokens.chosen_TE
+        remaining_TE = kept_TE | tokens.eligible_TE
+        for _ in range(self.rounds):
+            selected_TE = tokens.best_of(remaining_TE, tokens.top_k)
+            kept_TE = definition.best_in_buckets(tokens, selected_TE, keys)
+            rejected_TE = selected_TE & ~kept_TE
+            if not rejected_TE.any():  # another round would keep the same pairs
+                break
+            remaining_TE = remaining_TE & ~rejected_TE
+        return kept_TE
 
     def simplest(self) -> Method:
         """Return Token Drop for one round."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.serving.readers.megatron import MANIFEST, read_megatron
+from capmoe_eval.serving.readers.recordings import MANIFEST, read_megatron, read_sglang
 from capmoe_eval.serving.readers.responses import read_responses
-from capmoe_eval.serving.readers.sglang import read_sglang
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.serving.trace_file import OWN_ARRAYS, SUFFIXES, check_regular, load_trace
 

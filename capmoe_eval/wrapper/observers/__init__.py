@@ -1,1 +1,167 @@
-"""Observe the forwards of a model: each module reads the same events and knows no other."""
+"""Define an observer of a model's forwards, and one that counts by layer."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.plan import ForwardPlan
+
+
+class Sums:
+    """Sums of tensors, and of whole numbers that are known on the host, by their names."""
+
+    def __init__(self) -> None:
+        self.forwards = 0  # that were added
+        self.peaks: defaultdict[str, list[Tensor]] = defaultdict(list)  # of each forward
+        self._sums: Any = Counter()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sums
+
+    def add(self, **amounts: Tensor | int) -> None:
+        """Add to the sums of these names."""
+        self._sums.update(amounts)
+
+    def count(self, name: str) -> int:
+        """Return a sum; 0 if nothing was added to it."""
+        return int(self._sums[name])
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a sum of tensors."""
+        total: Tensor = self._sums[name]
+        return total
+
+    def values(self, name: str) -> list[Any]:
+        """Return a sum of tensors as a list; an empty one if nothing was added to it."""
+        return self.tensor(name).tolist() if name in self._sums else []
+
+
+Proof = dict[str, Any]
+"""An invariant and its outcome, JSON-ready; see ``docs/results.md``."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The facts of a run that an observer's proofs need, beside what it counted itself."""
+
+    forwards: int  # of the model
+    constrained: int  # those under the method
+    decode: str  # the knob, which says why no forward was
+    counts: Mapping[str, int]  # of faults that several observers count, by the sum's name
+    bounds: bool  # whether any observer compared loads with a bound
+    examined: Mapping[str, int] = field(default_factory=dict)  # compared with the definition
+
+    def proof(
+        self,
+        faults: dict[str, int],
+        why: str | None = None,
+        *,
+        checked: int | None = None,
+        examined: bool = False,
+        **counts: int,
+    ) -> Proof:
+        """Return an invariant with its faults and counts; null where nothing was checked.
+
+        Args:
+            faults: The number of faults, by its name.
+            why: The reason why the invariant does not apply, if there is one.
+            checked: How often every forward under the method was checked.
+            examined: Whether some forwards are compared with the definition.
+            **counts: What else was counted.
+        """
+        broken = any(faults.values())
+        if not broken and not self.constrained:
+            why = f"none of {self.forwards} forwards was under the method"
+            why += f" (decode={self.decode})" if self.forwards else ""
+        if not broken and why is not None:
+            return {"passed": None, "why": why}
+        outcome: Proof = {"passed": not broken, **faults, **counts}
+        if checked is not None:
+            outcome["checked"] = checked
+        if examined:
+            outcome["examined"] = dict(self.examined)
+        return outcome
+
+
+class Observer:
+    """Sees forwards of a model and their layers; this one keeps nothing.
+
+    A forward begins, shows each layer that ran, in the layers' order, and ends; one that is broken
+    off does not end, and what it changed is taken back: the observer's attributes, the attributes
+    of its :attr:`sums`, and lists and dictionaries among both.
+    """
+
+    every_forward: ClassVar[bool] = False  # whether it asks for forwards without a capacity, too
+    sums: Sequence[Any] = ()  # the objects in which it counts, one for each layer
+
+    def begin(self, plan: ForwardPlan) -> None:
+        """See a forward that begins, whether it is under the method or not."""
+
+    def wants(self, plan: ForwardPlan) -> bool:
+        """Return whether it asks for the layers of a forward; by default, of those under it."""
+        return plan.constrained or self.every_forward
+
+    def see(self, event: LayerForward) -> None:
+        """See a layer."""
+
+    def end(self, plan: ForwardPlan) -> None:
+        """See the end of a forward, also of one whose layers it did not ask for."""
+
+    # What it found out.
+
+    def count(self, name: str) -> int:
+        """Return one of its sums over all layers; 0 for a name that it does not count."""
+        return 0
+
+    def broken(self) -> list[Tensor]:
+        """Return numbers of faults, scalars on their devices."""
+        return []
+
+    def breaches(self, number: int) -> list[str]:
+        """Return the faults of a layer in words, each with the invariant that it breaks."""
+        return []
+
+    def layer(self, number: int) -> dict[str, Any]:
+        """Return what it adds to the report of a layer, JSON-ready; see ``docs/results.md``."""
+        return {}
+
+    def summary(self) -> dict[str, Any]:
+        """Return what it adds to the summary of all layers and forwards, JSON-ready."""
+        return {}
+
+    def proofs(self, tally: Tally) -> dict[str, Proof]:
+        """Return the outcomes of the invariants that it checks, by their names."""
+        return {}
+
+
+class CountingObserver(Observer):
+    """Adds up numbers by layer; some of them are faults."""
+
+    sums: Sequence[Sums]
+    faults: ClassVar[Mapping[str, str]] = {}  # in words, by the name of the sum
+
+    def __init__(self, n_layers: int) -> None:
+        self.sums = [Sums() for _ in range(n_layers)]
+
+    def count(self, name: str) -> int:
+        """Return a sum over all layers."""
+        return sum(sums.count(name) for sums in self.sums)
+
+    def totals(self, *names: str) -> dict[str, int]:
+        """Return sums over all layers, by their names."""
+        return {name: self.count(name) for name in names}
+
+    def broken(self) -> list[Tensor]:
+        """Return the sums that are faults."""
+        return [sums.tensor(name) for sums in self.sums for name in self.faults if name in sums]
+
+    def breaches(self, number: int) -> list[str]:
+        """Return the faults of a layer in words."""
+        sums = self.sums[number]
+        return [text.format(n) for name, text in self.faults.items() if (n := sums.count(name))]

@@ -1,4 +1,4 @@
-"""Add up the loads of experts, and compare them with the method's capacity."""
+"""Add up the loads of experts, of all forwards and of decode steps, and check their bounds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.counts import COUNTS, by_device, by_unit
-from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.event import COUNTS, LayerForward, by_device, by_unit
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers.observer import CountingObserver, Proof, Tally
-from capmoe_eval.wrapper.observers.sums import Sums
-from capmoe_eval.wrapper.plan import GAMMA_GRID
+from capmoe_eval.wrapper.observers import CountingObserver, Proof, Sums, Tally
+from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 
 # Shape suffixes: T counted tokens, E experts, G capacity groups, U units that have a capacity
 # (experts, or devices), X capacity factors of the grid.
@@ -42,18 +40,9 @@ DIGITS = 6
 """Decimals of ratios that only figures show."""
 
 
-class LayerLoads(Sums):
-    """The sums of one layer, and the peaks of each of its forwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peaks: defaultdict[str, list[Tensor]] = defaultdict(list)
-
-
 class Loads(CountingObserver):
     """Adds up loads, drops and slots, with the peaks of each forward and a grid of γ."""
 
-    sums: Sequence[LayerLoads]
     faults: ClassVar[Mapping[str, str]] = {
         "violations": "bound_holds (bound exceeded in {} buckets)",
         "pad_slots": "pads_take_no_slot ({} slots taken by pads)",
@@ -61,7 +50,7 @@ class Loads(CountingObserver):
     }
 
     def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
-        self.sums = [LayerLoads() for _ in layers]
+        super().__init__(len(layers))
         self._layers, self._method = layers, method
 
     def see(self, event: LayerForward) -> None:
@@ -79,7 +68,7 @@ class Loads(CountingObserver):
             dropped=dropped,
             added=added,
             lost_all=lost_all,
-            pad_slots=counts.pad_slots,
+            pad_slots=counts.totals.pad_slots,
             load_before=counts.demand_E,
             load_after=counts.kept_E,
             activated_before=(counts.demand_E > 0).sum(),
@@ -265,3 +254,52 @@ def _mean(values: Sequence[float]) -> float | None:
 def finite(number: float) -> float | None:
     """Return the number, or None for infinity and NaN, which JSON does not have."""
     return number if np.isfinite(number) else None
+
+
+class DecodeSteps(CountingObserver):
+    """Adds up the drops, the slots and the activated experts of decode steps."""
+
+    def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
+        super().__init__(len(layers))
+        self._method = method
+        self._steps = 0
+        self._live: Tensor | int = 0  # sequences that counted, summed over the steps
+
+    def begin(self, plan: ForwardPlan) -> None:
+        """Count the sequences of a decode step."""
+        if self.wants(plan):
+            self._steps += 1
+            self._live = self._live + plan.ranks.total(plan.counted_BS.any(dim=1).sum())
+
+    def wants(self, plan: ForwardPlan) -> bool:
+        """Return whether a forward is a decode step under the method."""
+        return plan.decode and plan.constrained
+
+    def see(self, event: LayerForward) -> None:
+        """Count one decode step of a layer."""
+        sums, counts = self.sums[event.number], event.counts
+        sums.add(
+            assignments=counts.n_tokens * event.layer.top_k,
+            dropped=counts.dropped,
+            activated_before=(counts.demand_E > 0).sum(),
+            activated_after=(counts.kept_E > 0).sum(),
+        )
+        if event.method.factor is not None:
+            units = by_unit(counts.kept_GE, event.method, event.calibrated).shape[1]
+            sums.add(slots=event.limit_G.sum() * units)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the statistics of decode steps, if there were any under the method."""
+        if not self._steps:
+            return {}
+        total = self.totals("assignments", "dropped", "slots", *ACTIVATED)
+        assignments = max(total["assignments"], 1)
+        effective = total["slots"] / assignments if self._method.is_capped else None
+        return {
+            "decode": {
+                "live": int(self._live) / self._steps,
+                "drop_rate": total["dropped"] / assignments,
+                "effective_gamma": effective,
+                **{name: total[name] / (self._steps * len(self.sums)) for name in ACTIVATED},
+            }
+        }

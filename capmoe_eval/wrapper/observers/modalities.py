@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -10,14 +9,11 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.counts import COUNTS, by_unit
-from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.event import COUNTS, LayerForward, by_unit
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.modality import BANDS, MODALITIES
+from capmoe_eval.wrapper.observers import CountingObserver, Proof, Sums, Tally
 from capmoe_eval.wrapper.observers.loads import summary
-from capmoe_eval.wrapper.observers.observer import CountingObserver, Proof, Tally
-from capmoe_eval.wrapper.observers.sums import Sums
-from capmoe_eval.wrapper.plan import ForwardPlan
+from capmoe_eval.wrapper.plan import BANDS, MODALITIES, ForwardPlan
 
 # Shape suffixes: T counted tokens, K = top-k, M modalities in the order of MODALITIES, C counts,
 # B bands of an image, E experts, G groups, U units that have a capacity.
@@ -25,29 +21,19 @@ from capmoe_eval.wrapper.plan import ForwardPlan
 _FIRST = {"text_first": 0, "image_first": 1}  # number of the modality that is dropped first
 
 
-class LayerModalities(Sums):
-    """The sums of one layer, and the peaks of each of its forwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peaks: defaultdict[str, list[Tensor]] = defaultdict(list)
-
-    @property
-    def has_images(self) -> bool:
-        """True if a token of an image was counted."""
-        return "counts" in self and bool(self.tensor("counts")[0, 1] > 0)
+def _has_images(sums: Sums) -> bool:
+    return "counts" in sums and bool(sums.tensor("counts")[0, 1] > 0)
 
 
 class Modalities(CountingObserver):
     """Adds up loads and drops of text and of images, where a model may be given images."""
 
-    sums: Sequence[LayerModalities]
     faults: ClassVar[Mapping[str, str]] = {
         "wrong_modality": "modality_order (the wrong modality dropped in {} buckets)"
     }
 
     def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
-        self.sums = [LayerModalities() for _ in layers]
+        super().__init__(len(layers))
         self._layers, self._method = layers, method
 
     def wants(self, plan: ForwardPlan) -> bool:
@@ -60,11 +46,14 @@ class Modalities(CountingObserver):
         assert counts.image_T is not None
         assert counts.band_T is not None
         band_CB = by_band(counts.count_CT, counts.image_T, counts.band_T)
-        demand_ME, kept_ME = counts.demand_GME.sum(dim=0), counts.kept_GME.sum(dim=0)
+        demand_ME, kept_ME = counts.totals.demand_GME.sum(dim=0), counts.totals.kept_GME.sum(dim=0)
         mean_M = demand_ME.sum(dim=1) / event.layer.n_experts
         sums.forwards += 1
         sums.add(
-            counts=counts.count_CM, bands=ranks.total(band_CB), before=demand_ME, after=kept_ME
+            counts=counts.totals.count_CM,
+            bands=ranks.total(band_CB),
+            before=demand_ME,
+            after=kept_ME,
         )
         for when, load_ME in (("before", demand_ME), ("after", kept_ME)):
             sums.peaks[when].append(load_ME.amax(dim=1) / mean_M)  # NaN without a token
@@ -72,19 +61,19 @@ class Modalities(CountingObserver):
             lost_GME = ranks.total(counts.loads_GME(counts.topk_TK, _lost(event).long()))
             lost_GMU, kept_GMU = (
                 by_unit(load_GME, event.method, event.calibrated)
-                for load_GME in (lost_GME, counts.kept_GME)
+                for load_GME in (lost_GME, counts.totals.kept_GME)
             )
             sums.add(**order_faults(_FIRST[self._method.modality], lost_GMU, kept_GMU))
 
     @property
     def has_images(self) -> bool:
         """True if a token of an image was counted."""
-        return any(sums.has_images for sums in self.sums)
+        return any(map(_has_images, self.sums))
 
     def layer(self, number: int) -> dict[str, Any]:
         """Return the statistics of each modality in a layer."""
         sums, top_k = self.sums[number], self._layers[number].top_k
-        return {"modalities": modality_report(sums, top_k)} if sums.has_images else {}
+        return {"modalities": modality_report(sums, top_k)} if _has_images(sums) else {}
 
     def summary(self) -> dict[str, Any]:
         """Return the sums over layers of each modality; its tokens are those of one layer."""
@@ -151,7 +140,7 @@ def order_faults(first: int, lost_GMU: Tensor, kept_GMU: Tensor) -> dict[str, Te
     }
 
 
-def modality_report(sums: LayerModalities, top_k: int) -> dict[str, Any]:
+def modality_report(sums: Sums, top_k: int) -> dict[str, Any]:
     """Return the statistics of each modality in a layer with ``top_k`` experts per token."""
     report: dict[str, Any] = {}
     for number, name in enumerate(MODALITIES):

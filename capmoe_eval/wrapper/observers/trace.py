@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capmoe_eval.wrapper.event import LayerForward
-from capmoe_eval.wrapper.observers.observer import Observer
+from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.plan import ForwardPlan
 
 # Shape suffixes: T counted tokens, L layers, K = top-k, S forwards that have a token.

@@ -9,21 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.batch import Batch, Encoded, Parts, encoded, pack
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.miniworld import generation, prompts, questions
+from capmoe_eval.zoo.hub import Row
+from capmoe_eval.zoo.miniworld import questions
 from capmoe_eval.zoo.miniworld.evaluation import number_triples, subject_relation
-from capmoe_eval.zoo.miniworld.lexicon import LEXICON, RELATIONS, WORDINGS
-from capmoe_eval.zoo.miniworld.prompts import Shown
-from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, Fact, World, say, statements
-from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS, Row
+from capmoe_eval.zoo.miniworld.questions import PromptAndAnswer
+from capmoe_eval.zoo.miniworld.world import (
+    LEXICON,
+    RELATIONS,
+    TRAIN_WORDINGS,
+    WORDINGS,
+    Fact,
+    MiniWorld,
+    say,
+    statements,
+    world,
+)
+from capmoe_eval.zoo.tokenizer import train_bpe
 
 #: How much more often the corpus speaks of the best known entity than of the least known.
 FAME = 100.0
+#: Upper bound on the number of tokens, the two special ones and the 256 bytes included.
+MAX_VOCABULARY = 2560
+# Numbers of short and long documents that the tokenizer is trained on, and the lowest frequency of
+# a merge; rarer ones belong to no word of the world.
+_SHORT, _LONG, _RAREST = 60_000, 2_000, 12
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class Document:
 
 
 def corpus(
-    known: World, seed: int, *, long: bool = False, late: bool = False
+    mini_world: MiniWorld, seed: int, *, long: bool = False, late: bool = False
 ) -> Iterator[Document]:
     """Yield documents about a world without end.
 
@@ -66,14 +83,14 @@ def corpus(
     column = "long" if long else "late" if late else "short"
     kinds = [kind for kind, share in SHARES.items() if getattr(share, column)]
     weights = [getattr(SHARES[kind], column) for kind in kinds]
-    draw = Draw(f"corpus-{known.seed}-{seed}-{long}")
+    draw = Draw(f"corpus-{mini_world.seed}-{seed}-{long}")
     while True:
-        yield _Writer(known, draw).document(draw.one_of(kinds, weights), long)
+        yield _Writer(mini_world, draw).document(draw.one_of(kinds, weights), long)
 
 
 @dataclass(frozen=True)
 class _Writer:
-    _world: World
+    _world: MiniWorld
     _draw: Draw
 
     def document(self, kind: str, long: bool) -> Document:
@@ -90,19 +107,19 @@ class _Writer:
         }
         if kind in lists:
             return lists[kind]()
-        title, between = "", prompts.BETWEEN
+        title, between = "", questions.BETWEEN
         if kind == "banking77":
-            title, between = prompts.BANKING77_DESCRIPTION, "\n"
-            shown = self._queries(number)
+            title, between = questions.BANKING77_DESCRIPTION, "\n"
+            prompts = self._queries(number)
         elif kind == "mmlu":
-            subject = draw.one(MMLU_SUBJECTS)
-            title = prompts.mmlu_description(subject) if titled else ""
-            shown = [self._mmlu(subject) for _ in range(number)]
+            subject = draw.one(LEXICON.subjects)
+            title = questions.mmlu_description(subject) if titled else ""
+            prompts = [self._mmlu(subject) for _ in range(number)]
         else:
-            shown = [self._question(kind, long) for _ in range(number)]
+            prompts = [self._question(kind, long) for _ in range(number)]
         if kind == "open":
-            title, between = prompts.OPEN_DESCRIPTION if titled else "", "\n"
-        return _document(shown, title, between)
+            title, between = questions.OPEN_DESCRIPTION if titled else "", "\n"
+        return _document(prompts, title, between)
 
     def _known(self, facts: Sequence[Fact]) -> Fact:
         """Return a random fact, more often one about a well known entity."""
@@ -121,16 +138,16 @@ class _Writer:
             chosen = draw.some(self._world.by_entity[self._known(facts).entity], number)
         else:
             chosen = [self._known(facts) for _ in range(number)]
-        shown = [_statement(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
-        return _document(shown, "", " ")
+        prompts = [_statement(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
+        return _document(prompts, "", " ")
 
     def _rules(self) -> Document:
         """Return statements of one to four rules."""
-        shown = []
+        prompts = []
         for _ in range(1 + self._draw.below(4)):
             rule = self._known(self._world.rules)
-            shown.append(_statement(self._draw.one(WORDINGS.rules), rule))
-        return _document(shown, "", " ")
+            prompts.append(_statement(self._draw.one(WORDINGS.rules), rule))
+        return _document(prompts, "", " ")
 
     def _card(self) -> Document:
         """Return facts of one entity in a list, which takes fewer words for each."""
@@ -159,61 +176,61 @@ class _Writer:
         lines = [(value, broader.answer(value)) for value in values]
         return _listed(f"{relation.noun}: {broader.phrase}", lines)
 
-    def _mmlu(self, subject: str) -> Shown:
+    def _mmlu(self, subject: str) -> PromptAndAnswer:
         fact = self._known(self._world.by_relation[subject_relation(subject)])
-        return prompts.prompt("mmlu", questions.mmlu(fact, self._wording(fact), subject))
+        return questions.prompt("mmlu", questions.mmlu(fact, self._wording(fact), subject))
 
-    def _queries(self, number: int) -> list[Shown]:
+    def _queries(self, number: int) -> list[PromptAndAnswer]:
         draw = self._draw
         intents = draw.some(tuple(LEXICON.intents), 1 + draw.below(len(LEXICON.intents)))
-        shown = []
+        prompts = []
         for _ in range(number):
             intent = draw.one(intents)
             phrase = draw.below(len(LEXICON.intents[intent]))
             row = questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS))
-            shown.append(prompts.prompt("banking77", row))
-        return shown
+            prompts.append(questions.prompt("banking77", row))
+        return prompts
 
-    def _question(self, task: str, long: bool) -> Shown:
-        prompt, answer = prompts.prompt(task, self._row(task))
+    def _question(self, task: str, long: bool) -> PromptAndAnswer:
+        prompt, answer = questions.prompt(task, self._row(task))
         if not long and self._draw.chance(SHARES[task].bare):
             prompt = prompt.split("\n", 1)[1]
         return prompt, answer
 
     def _row(self, task: str) -> Row:
-        draw, known = self._draw, self._world
+        draw, mini_world = self._draw, self._world
         if task == "gsm8k":
             wording = draw.below(len(WORDINGS.problems))
-            return questions.gsm8k(draw.one(number_triples()["train"]), wording, draw, known)
+            return questions.gsm8k(draw.one(number_triples()["train"]), wording, draw, mini_world)
         if task == "function":
-            parts = draw.one(generation.functions()["train"])
-            return generation.function(parts, draw.one(TRAIN_WORDINGS), draw)
+            parts = draw.one(questions.functions()["train"])
+            return questions.function(parts, draw.one(TRAIN_WORDINGS), draw)
         if task == "dialogue":
-            about = known.by_entity[self._known(known.facts).entity]
+            about = mini_world.by_entity[self._known(mini_world.facts).entity]
             facts = draw.some(about, 3 + draw.below(2))
-            return generation.dialogue(facts, draw.one(TRAIN_WORDINGS), draw)
-        pools = {"piqa": known.rules, "hellaswag": known.scripted}
+            return questions.dialogue(facts, draw.one(TRAIN_WORDINGS), draw)
+        pools = {"piqa": mini_world.rules, "hellaswag": mini_world.scripted}
         if task in ("rte", "boolq"):
-            fact = self._known(known.broader[draw.chance(0.5)])
+            fact = self._known(mini_world.broader[draw.chance(0.5)])
         else:
-            fact = self._known(pools.get(task, known.facts))
+            fact = self._known(pools.get(task, mini_world.facts))
         wording = self._wording(fact)
         if task == "open":
             return self._open(fact, wording)
-        return questions.OF_A_FACT[task](fact, wording, draw, known, False)
+        return questions.OF_A_FACT[task](fact, wording, draw, mini_world, False)
 
     def _open(self, fact: Fact, wording: int) -> Row:
         """Return an open question with one of its answers first."""
-        draw, known = self._draw, self._world
+        draw, mini_world = self._draw, self._world
         if draw.chance(0.5):
-            return generation.open_question(fact, wording, draw, known, hard=False)
-        if not all(other.allows(wording) for other in generation.alike(fact, known)):
+            return questions.open_question(fact, wording, draw, mini_world, hard=False)
+        if not all(other.allows(wording) for other in questions.alike(fact, mini_world)):
             wording = draw.one(TRAIN_WORDINGS)
-        row = generation.search(fact, wording, draw, known, hard=False)
+        row = questions.search(fact, wording, draw, mini_world, hard=False)
         return {**row, "answer": draw.shuffled(row["answer"])}
 
 
-def _statement(wording: str, fact: Fact) -> Shown:
+def _statement(wording: str, fact: Fact) -> PromptAndAnswer:
     """Return a statement, cut before the value that it ends in, and the value."""
     answer = f" {fact.value}."
     return say(wording, fact).removesuffix(answer), answer
@@ -224,10 +241,10 @@ def _listed(title: str, lines: Sequence[tuple[str, str]]) -> Document:
     return _document([(f"{name}:", f" {value}") for name, value in lines], f"{title}\n", "\n")
 
 
-def _document(shown: Sequence[Shown], title: str, between: str) -> Document:
+def _document(prompts: Sequence[PromptAndAnswer], title: str, between: str) -> Document:
     """Return a document of questions in which only the answers have a loss."""
     parts = []
-    for prompt, answer in shown:
+    for prompt, answer in prompts:
         if title + prompt:
             parts.append((title + prompt, False))
         parts.append((answer, True))
@@ -242,7 +259,7 @@ class Batches:
     A batch depends only on its number, so that a killed training goes on exactly.
     """
 
-    known: World
+    world: MiniWorld
     tokenizer: PreTrainedTokenizerFast
     seed: int  # of the documents
     short: tuple[int, int] = (16, 128)  # rows and positions of a batch of short documents
@@ -258,9 +275,23 @@ class Batches:
         def documents(long: bool) -> Iterator[Encoded]:
             # Every step has a seed of its own; the factor keeps those of different seeds apart.
             seed = self.seed * 1_000_003 + step
-            own = corpus(self.known, seed, long=long, late=step >= self.early)
-            return encoded((document.parts for document in own), self.tokenizer, width)
+            stream = corpus(self.world, seed, long=long, late=step >= self.early)
+            return encoded((document.parts for document in stream), self.tokenizer, width)
 
         openings = documents(long=True)
         rows = [[next(openings)] if is_long else [] for _ in range(n_rows)]
         return pack(rows, documents(long=False), width, int(self.tokenizer.pad_token_id))
+
+
+def train_tokenizer() -> Tokenizer:
+    """Train the tokenizer on documents of the corpus; its ``save`` writes the shipped file."""
+    mini_world = world()
+    documents = [
+        *islice(corpus(mini_world, seed=0), _SHORT),
+        *islice(corpus(mini_world, seed=0, long=True), _LONG),
+    ]
+    texts = [document.text for document in documents]
+    # The corpus says little of what is not well known, but each of its words is a token, too.
+    texts += [say(WORDINGS.statements[0], fact) for fact in mini_world.facts] * _RAREST
+    texts += [say(WORDINGS.rules[0], rule) for rule in mini_world.rules] * _RAREST
+    return train_bpe(texts, MAX_VOCABULARY, rarest=_RAREST)

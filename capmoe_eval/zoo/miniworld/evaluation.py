@@ -13,18 +13,19 @@ from dataclasses import dataclass
 
 from capmoe_eval.errors import check_choice
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.miniworld import generation, questions
-from capmoe_eval.zoo.miniworld.lexicon import LEXICON, Relation
+from capmoe_eval.zoo.hub import Configs, Row, Splits
+from capmoe_eval.zoo.miniworld import questions
 from capmoe_eval.zoo.miniworld.world import (
+    LEXICON,
     SPLIT_WORDING,
     SPLITS,
     TRAIN_WORDINGS,
     Fact,
-    World,
+    MiniWorld,
+    Relation,
     apart,
     world,
 )
-from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS, Configs, Row, Splits
 
 #: Evaluated documents of a task.
 EVALUATION_DOCUMENTS = 300
@@ -39,8 +40,8 @@ DEV_DOCUMENTS = 5
 
 _QUESTIONS: Mapping[str, questions.Question] = {
     **questions.OF_A_FACT,
-    "_attribute": generation.open_question,
-    "_search": generation.search,
+    "_attribute": questions.open_question,
+    "_search": questions.search,
 }
 
 
@@ -63,7 +64,7 @@ def subject_relation(subject: str) -> Relation:
         for relation in LEXICON.scales
         for _ in range(LEXICON.population[relation.kind] // 2 // SUBJECT_DOCUMENTS)
     ]
-    return shares[MMLU_SUBJECTS.index(subject)]
+    return shares[LEXICON.subjects.index(subject)]
 
 
 @functools.cache
@@ -77,7 +78,7 @@ def documents(split: str = "test") -> Mapping[str, Configs]:
 class _Sets:
     """Builds the sets of one split."""
 
-    _world: World
+    _world: MiniWorld
     _split: str
 
     @property
@@ -127,14 +128,14 @@ class _Sets:
         def ask(fact: Fact, wording: int) -> Row:
             return _QUESTIONS[name](fact, wording, draw, self._world, True)
 
-        own = [fact for fact in facts if fact.split == self._split]
+        split_facts = [fact for fact in facts if fact.split == self._split]
         rows: list[Row] = []
         while len(rows) < count:  # a second pass draws other wrong answers
-            asked = [ask(fact, self._wording) for fact in draw.shuffled(own)]
+            asked = [ask(fact, self._wording) for fact in draw.shuffled(split_facts)]
             rows += [row for row in asked if row.get("question") not in taken and row not in rows]
-        shown = [ask(fact, draw.one(TRAIN_WORDINGS)) for fact in draw.some(facts, TRAIN_DOCUMENTS)]
+        shots = [ask(fact, draw.one(TRAIN_WORDINGS)) for fact in draw.some(facts, TRAIN_DOCUMENTS)]
         return {
-            "train": _numbered([row for row in shown if row.get("question") not in taken]),
+            "train": _numbered([row for row in shots if row.get("question") not in taken]),
             "validation": _numbered(rows[:count]),
         }
 
@@ -151,18 +152,20 @@ class _Sets:
     def _subjects(self) -> Configs:
         taken: set[Fact] = set()
         configs = {}
-        for subject in MMLU_SUBJECTS:
+        for subject in LEXICON.subjects:
             draw = self._draw(subject)
             facts = draw.shuffled(self._world.by_relation[subject_relation(subject)])
-            own = [fact for fact in facts if fact.split == self._split and fact not in taken]
-            own = own[:SUBJECT_DOCUMENTS]
-            taken |= set(own)
-            rows = [questions.mmlu(fact, self._wording, subject) for fact in own]
-            shown = [
+            subject_facts = [
+                fact for fact in facts if fact.split == self._split and fact not in taken
+            ]
+            subject_facts = subject_facts[:SUBJECT_DOCUMENTS]
+            taken |= set(subject_facts)
+            rows = [questions.mmlu(fact, self._wording, subject) for fact in subject_facts]
+            shots = [
                 questions.mmlu(fact, draw.one(TRAIN_WORDINGS), subject)
                 for fact in draw.some(facts, DEV_DOCUMENTS)
             ]
-            configs[subject] = {"dev": shown, "validation": rows, "test": rows}
+            configs[subject] = {"dev": shots, "validation": rows, "test": rows}
         return configs
 
     def _gsm8k(self) -> Splits:
@@ -173,11 +176,11 @@ class _Sets:
                 questions.gsm8k(numbers, self._wording, draw, self._world)
                 for numbers in draw.shuffled(triples[self._split])
             ]
-        shown = [
+        shots = [
             questions.gsm8k(numbers, draw.one(TRAIN_WORDINGS), draw, self._world)
             for numbers in draw.some(triples["train"], TRAIN_DOCUMENTS)
         ]
-        return {"train": shown, "test": asked[:EVALUATION_DOCUMENTS]}
+        return {"train": shots, "test": asked[:EVALUATION_DOCUMENTS]}
 
     def _open(self) -> Splits:
         """Return open questions, as many after an attribute as after an entity."""
@@ -193,31 +196,33 @@ class _Sets:
 
         def rows(names: Sequence[str], wordings: Sequence[int]) -> Sequence[Row]:
             about = (draw.some(self._world.by_entity[name], 3 + draw.below(2)) for name in names)
-            made = [generation.dialogue(facts, draw.one(wordings), draw) for facts in about]
+            made = [questions.dialogue(facts, draw.one(wordings), draw) for facts in about]
             return [row | {"ID": place} for place, row in enumerate(made)]
 
-        shown, asked = entities[:TRAIN_DOCUMENTS], entities[TRAIN_DOCUMENTS:]
+        train_names, asked = entities[:TRAIN_DOCUMENTS], entities[TRAIN_DOCUMENTS:]
         test = rows(asked[:GENERATED_DOCUMENTS], [self._wording])
-        return {"train": rows(shown, TRAIN_WORDINGS), "validation": test, "test": test}
+        return {"train": rows(train_names, TRAIN_WORDINGS), "validation": test, "test": test}
 
     def _functions(self) -> Splits:
         draw = self._draw("functions")
-        parts = generation.functions()[self._split][:GENERATED_DOCUMENTS]
-        return {"test": [generation.function(own, self._wording, draw) for own in parts]}
+        functions = questions.functions()[self._split][:GENERATED_DOCUMENTS]
+        return {
+            "test": [questions.function(function, self._wording, draw) for function in functions]
+        }
 
     def _banking77(self) -> Splits:
         """Return 5 train rows of each intent, and a test row of each of its phrases."""
         draw = self._draw("banking77")
-        shown, asked = [], []
+        shots, asked = [], []
         for intent, phrases in LEXICON.intents.items():
             everything = [
                 questions.banking77(intent, phrase, frame)
                 for phrase in range(len(phrases))
                 for frame in TRAIN_WORDINGS
             ]
-            shown += draw.some(everything, 5)
+            shots += draw.some(everything, 5)
             asked += [questions.banking77(intent, p, self._wording) for p in range(len(phrases))]
-        return {"train": draw.shuffled(shown), "test": draw.shuffled(asked)}
+        return {"train": draw.shuffled(shots), "test": draw.shuffled(asked)}
 
 
 def _numbered(rows: Sequence[Row]) -> list[Row]:

@@ -5,6 +5,10 @@ in several *wordings*: those of ``TRAIN_WORDINGS`` for every fact, and one more 
 to each evaluation split. Half of the facts belong to a split and are not in the corpus in its
 wording; the other half are, so that the model learns what the wording means. So no question of a
 split is in the corpus, and the two splits share neither a wording nor a fact.
+
+The words, and the templates of sentences, are in YAML files. Entities have made-up names and are
+creatures, plants, machines and islands; things have everyday names. Every value is one common
+word, so that it becomes one token and a question stays short.
 """
 
 from __future__ import annotations
@@ -13,10 +17,99 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from pydantic import BeforeValidator
+
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.miniworld.lexicon import LEXICON, RELATIONS, Class, Relation
+
+#: Words; in the file they are one string.
+Words = Annotated[tuple[str, ...], BeforeValidator(lambda text: text.split())]
+
+
+@dataclass(frozen=True)
+class Script:
+    """An activity around an entity, with endings as in HellaSwag."""
+
+    activity: str  # its label; ``{e}`` is the entity
+    endings: tuple[str, ...]  # of unequal length; each value ``{v}`` has one fixed ending
+
+
+@dataclass(frozen=True)
+class Class:
+    """A more general statement that follows from some values: in a marsh means near water."""
+
+    verb: str  # a regular verb, in its base form
+    rest: str  # the words after the verb
+    values: Words  # that imply the statement; the other values imply its opposite
+
+    @property
+    def phrase(self) -> str:
+        """The verb in the third person, and the words after it."""
+        return f"{self.verb}s {self.rest}"
+
+    def answer(self, value: str) -> str:
+        """Return ``yes`` if a value implies the statement, else ``no``."""
+        return "yes" if value in self.values else "no"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One attribute that all entities of a kind have."""
+
+    kind: str  # of entity
+    noun: str  # name of the attribute
+    verb: str  # a regular verb, in its base form
+    rest: str  # the words after the verb; they end in ``{v}``, the value
+    values: Words
+    broader: Class | None = None  # a more general statement that some of the values imply
+    script: Script | None = None  # an activity whose ending depends on the value
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """The words; the comments of ``lexicon.yaml`` say what each of them is for."""
+
+    population: dict[str, int]
+    attributes: tuple[Relation, ...]
+    scales: tuple[Relation, ...]
+    sign: tuple[str, str]
+    materials: Words
+    actions: Words
+    tools: Words
+    things: Words
+    counted: Words
+    intents: dict[str, tuple[str, ...]]
+    intent_frames: tuple[str, ...]
+    subjects: Words
+
+
+@dataclass(frozen=True)
+class Wordings:
+    """The templates; the comments of ``wordings.yaml`` say what each of them is for."""
+
+    statements: tuple[str, ...]
+    questions: tuple[str, ...]
+    claims: tuple[str, ...]
+    yes_no: tuple[str, ...]
+    blanks: tuple[str, ...]
+    goals: tuple[str, ...]
+    scenes: tuple[str, ...]
+    problems: tuple[tuple[str, str], ...]
+    asked: tuple[str, ...]
+    sought: tuple[str, ...]
+    talks: tuple[tuple[str, str, str, str], ...]
+    described: tuple[str, ...]
+    solutions: tuple[str, ...]
+    rules: tuple[str, ...]
+    note: str
+    follows: str
+
+
+LEXICON = read_data(__package__, "lexicon.yaml", Lexicon)
+WORDINGS = read_data(__package__, "wordings.yaml", Wordings)
+RELATIONS = (*LEXICON.attributes, *LEXICON.scales)
 
 _T = TypeVar("_T")
 
@@ -54,7 +147,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class World:
+class MiniWorld:
     """All facts."""
 
     seed: int
@@ -115,7 +208,7 @@ class World:
 
 
 @functools.cache
-def world(seed: int = WORLD_SEED) -> World:
+def world(seed: int = WORLD_SEED) -> MiniWorld:
     """Return the world of a seed; equal seeds give equal worlds in every process."""
     draw = Draw(f"world-{seed}")
     names = iter(_names(draw, sum(LEXICON.population.values())))
@@ -144,7 +237,7 @@ def world(seed: int = WORLD_SEED) -> World:
         for thing, material in materials.items()
         for relation, tool in uses
     ]
-    return World(seed, _halved(draw, triples), _halved(draw, used))
+    return MiniWorld(seed, _halved(draw, triples), _halved(draw, used))
 
 
 @functools.cache
@@ -195,7 +288,7 @@ def _halved(draw: Draw, triples: Sequence[tuple[str, Relation, str]]) -> tuple[F
     """Return the facts, half of those of every relation in each evaluation split."""
     split = {}
     for relation in dict.fromkeys(relation for _, relation, _ in triples):
-        places = [place for place, (_, own, _) in enumerate(triples) if own == relation]
+        places = [place for place, triple in enumerate(triples) if triple[1] == relation]
         for order, place in enumerate(draw.shuffled(places)):
             split[place] = SPLITS[order % len(SPLITS)]
     return tuple(Fact(*parts, split=split[place]) for place, parts in enumerate(triples))
@@ -208,12 +301,12 @@ def _names(draw: Draw, count: int) -> list[str]:
     name. With one word per entity the model could look the facts up without experts: attention
     copies what the word's embedding holds.
     """
-    known = {"kebab", "topaz", "felix", "galop", "relax"}
+    real_words = {"kebab", "topaz", "felix", "galop", "relax"}
     words: dict[str, None] = {}
     while len(words) < NAME_WORDS * NAME_LENGTH:
         letters = ("bdfgklmnprtvz", "aeiou", "bdfgklmnprtvz", "aeiou", "bgkpx")
         word = "".join(draw.one(choices) for choices in letters)
-        if word not in known:
+        if word not in real_words:
             words[word] = None
     places = (list(words)[place::NAME_LENGTH] for place in range(NAME_LENGTH))
     return draw.some([" ".join(name) for name in itertools.product(*places)], count)

@@ -27,7 +27,7 @@ from capmoe_eval.zoo.llava import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPRE
 from capmoe_eval.zoo.pictures.drawing import picture
 from capmoe_eval.zoo.pictures.questions import (
     LETTERS,
-    Fact,
+    PictureFact,
     choice,
     claim,
     content,
@@ -35,7 +35,7 @@ from capmoe_eval.zoo.pictures.questions import (
     named_patches,
 )
 from capmoe_eval.zoo.pictures.scene import Scene, scene
-from capmoe_eval.zoo.synthetic.tokenizer import END_OF_TEXT, train_bpe, wrapped
+from capmoe_eval.zoo.tokenizer import END_OF_TEXT, train_bpe, wrapped
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -90,12 +90,12 @@ class PictureBatch(Batch):
         A feature is read as the language model's last state is, so that it comes to lie near the
         embedding of its name.
         """
-        found = model.model.get_image_features(self.pixels_BCHW, return_dict=True)
-        taken = {"attention_mask": self.attended_B1SS, "mm_encoder_outputs": {"image": found}}
+        features = model.model.get_image_features(self.pixels_BCHW, return_dict=True)
+        taken = {"attention_mask": self.attended_B1SS, "mm_encoder_outputs": {"image": features}}
         named_BP = self.names_BP != IGNORED
         if not named_BP.any():
             return taken, None
-        features_NH = torch.stack(list(found.pooler_output))[named_BP]
+        features_NH = torch.stack(list(features.pooler_output))[named_BP]
         logits = model.lm_head(model.get_decoder().norm(features_NH))
         return taken, functional.cross_entropy(logits, self.names_BP[named_BP])
 
@@ -119,7 +119,7 @@ def picture_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _asked(fact: Fact, form: int, draw: Draw) -> tuple[Pieces, str]:
+def _asked(fact: PictureFact, form: int, draw: Draw) -> tuple[Pieces, str]:
     """Return the pieces of a question after the picture, and its answer."""
     # More than one thing is in the picture: there the question alone has no one answer.
     opening = (f"\n{fact.ask}", None if fact.kind == "existence" else fact.value)
@@ -161,15 +161,15 @@ class PictureBatches:
         draw = Draw(f"pictures-{self.seed}-{step}")
         images, patches, asked = [], [], []
         for _ in range(n_rows):
-            shown = scene(draw)
-            images.append(pixels(picture(shown, draw)))
-            patches.append(named_patches(shown, draw) if stage.named else {})
-            asked.append(list(islice(_questions(shown, stage, draw), _DRAWN)))
+            picture_scene = scene(draw)
+            images.append(pixels(picture(picture_scene, draw)))
+            patches.append(named_patches(picture_scene, draw) if stage.named else {})
+            asked.append(list(islice(_questions(picture_scene, stage, draw), _DRAWN)))
         # All at once: a call of the tokenizer takes longer than its work.
         texts = [
             text
-            for own in asked
-            for pieces, answer in own
+            for questions in asked
+            for pieces, answer in questions
             for text in (*(piece for piece, _ in pieces), f" {answer}{END_OF_TEXT}")
         ]
         encoded = iter(self.tokenizer(texts)["input_ids"])
@@ -190,11 +190,13 @@ class PictureBatches:
                 end = start + sum(map(len, tokens))
                 if end > width:
                     continue  # a shorter one may fit
-                input_ids_BS[row, start:end] = torch.tensor([one for own in tokens for one in own])
+                input_ids_BS[row, start:end] = torch.tensor(
+                    [token for piece_tokens in tokens for token in piece_tokens]
+                )
                 position_ids_BS[row, start:end] = IMAGE_TOKENS + torch.arange(end - start)
                 question_BS[row, start:end] = number
-                for (_, learned), own in zip(pieces, tokens, strict=False):
-                    start += len(own)
+                for (_, learned), piece_tokens in zip(pieces, tokens, strict=False):
+                    start += len(piece_tokens)
                     if learned is not None:
                         labels_BS[row, start] = self._token(learned)
                 labels_BS[row, start:end] = torch.tensor(tokens[-1])
@@ -212,18 +214,18 @@ class PictureBatches:
         return int(self.tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
 
 
-def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:
+def _questions(picture_scene: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:
     """Yield the pieces of questions after the picture, and their answers, without end."""
-    known = facts(shown)
-    kinds = sorted({fact.kind for fact in known})
+    scene_facts = facts(picture_scene)
+    kinds = sorted({fact.kind for fact in scene_facts})
     weights = [_TRAINING.weights[kind] for kind in kinds]
     while True:
         if draw.chance(stage.cells):
-            question, answer = content(shown, draw)
+            question, answer = content(picture_scene, draw)
             yield [(f"\n{question}", None), _ANSWER], answer
         else:
             kind = draw.one_of(kinds, weights)
-            fact = draw.one([fact for fact in known if fact.kind == kind])
+            fact = draw.one([fact for fact in scene_facts if fact.kind == kind])
             yield _asked(fact, draw.one_of(range(len(stage.forms)), stage.forms), draw)
 
 

@@ -38,12 +38,12 @@ _UNLIT: Rgb = (90, 90, 90)
 _LIT: dict[str, Rgb] = {"red": (180, 75, 65), "yellow": (175, 160, 65), "green": (70, 165, 95)}
 
 
-def picture(shown: Scene, draw: Draw) -> Image.Image:
+def picture(scene: Scene, draw: Draw) -> Image.Image:
     """Return the picture of a scene, 96 by 96 pixels of RGB."""
     from PIL import Image, ImageDraw  # which training on text need not have
 
     image = Image.new("RGB", (PICTURE_SIDE, PICTURE_SIDE))
-    _Painter(ImageDraw.Draw(image), draw).paint(shown)
+    _Painter(ImageDraw.Draw(image), draw).paint(scene)
     # The stream of RandomState is the same in every version of numpy.
     noise = np.random.RandomState(draw.below(2**31)).standard_normal(
         (PICTURE_SIDE, PICTURE_SIDE, 3)
@@ -58,16 +58,16 @@ class _Painter:
         self._canvas = canvas
         self._draw = draw
 
-    def paint(self, shown: Scene) -> None:
-        self._background(shown.place)
-        for thing in shown.things:
+    def paint(self, scene: Scene) -> None:
+        self._background(scene.place)
+        for thing in scene.things:
             self._thing(thing)
-        if shown.figure is not None:
-            getattr(self, f"_{shown.figure.kind}")(shown.figure)
-        if shown.painter is not None:
-            self._frame(WORLD.painters.index(shown.painter))
-        if shown.text is not None:
-            self._text(shown.text)
+        if scene.figure is not None:
+            getattr(self, f"_{scene.figure.kind}")(scene.figure)
+        if scene.painter is not None:
+            self._frame(WORLD.painters.index(scene.painter))
+        if scene.text is not None:
+            self._text(scene.text)
 
     def _about(self, color: Rgb, most: int = _HUE) -> Rgb:
         """Return a colour near one, each part of it changed by ``most`` or less."""

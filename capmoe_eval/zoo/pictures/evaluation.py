@@ -19,10 +19,10 @@ from PIL import Image
 from capmoe_eval import errors
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.draw import Draw
+from capmoe_eval.zoo.hub import Configs, Row
 from capmoe_eval.zoo.pictures.drawing import picture
-from capmoe_eval.zoo.pictures.questions import LETTERS, Choice, Fact, choice, claim, facts
+from capmoe_eval.zoo.pictures.questions import LETTERS, Choice, PictureFact, choice, claim, facts
 from capmoe_eval.zoo.pictures.scene import Scene, scene
-from capmoe_eval.zoo.synthetic.documents import Configs, Row
 
 SPLITS = ("dev", "test")
 #: Questions of a capability of MMBench, each asked in four rotations.
@@ -34,13 +34,13 @@ ROTATION = 10**6
 
 
 @dataclass(frozen=True)
-class _Sets:
+class _PictureSets:
     mme: Mapping[str, tuple[str, int]]
     mmbench: Mapping[str, Mapping[str, Sequence[str]]]
     seedbench: Sequence[Sequence[str]]
 
 
-SETS = read_data(__package__, "sets.yaml", _Sets)
+SETS = read_data(__package__, "sets.yaml", _PictureSets)
 
 
 @functools.cache
@@ -54,13 +54,13 @@ def documents(split: str = "test") -> Mapping[str, Configs]:
     }
 
 
-def asked(kind: str, draw: Draw) -> tuple[Scene, Fact]:
+def asked(kind: str, draw: Draw) -> tuple[Scene, PictureFact]:
     """Return a random scene that answers a kind of question, and its answer."""
     while True:
-        shown = scene(draw)
-        found = [fact for fact in facts(shown) if fact.kind == kind]
-        if found:
-            return shown, draw.one(found)
+        picture_scene = scene(draw)
+        candidates = [fact for fact in facts(picture_scene) if fact.kind == kind]
+        if candidates:
+            return picture_scene, draw.one(candidates)
 
 
 def _stored(image: Image.Image) -> Row:
@@ -77,8 +77,8 @@ def _mme(split: str) -> Iterator[Row]:
     draw = Draw(f"pictures-{split}-mme")
     for category, (kind, count) in SETS.mme.items():
         for number in range(count):
-            shown, fact = asked(kind, draw)
-            image = _stored(picture(shown, draw))
+            picture_scene, fact = asked(kind, draw)
+            image = _stored(picture(picture_scene, draw))
             for true in (True, False):
                 yield {
                     "question_id": f"{category}/{number:04}.bmp",
@@ -94,8 +94,9 @@ def _mmbench(split: str) -> Iterator[Row]:
     index = itertools.count()
     for capability, categories in SETS.mmbench.items():
         for category, kind in _alternating(categories, MMBENCH_QUESTIONS):
-            shown, fact = asked(kind, draw)
-            image, made, number = _stored(picture(shown, draw)), choice(fact, draw), next(index)
+            picture_scene, fact = asked(kind, draw)
+            image = _stored(picture(picture_scene, draw))
+            made, number = choice(fact, draw), next(index)
             for turn in range(len(LETTERS)):
                 turned = rotated(made, turn)
                 yield {
@@ -124,7 +125,7 @@ def _seedbench(split: str) -> Iterator[Row]:
     draw = Draw(f"pictures-{split}-seedbench")
     for dimension, kinds in enumerate(SETS.seedbench, start=1):
         for number, (_, kind) in enumerate(_alternating({"": kinds}, SEEDBENCH_QUESTIONS)):
-            shown, fact = asked(kind, draw)
+            picture_scene, fact = asked(kind, draw)
             made = choice(fact, draw)
             name = f"{dimension}_{number}"
             yield {
@@ -138,7 +139,7 @@ def _seedbench(split: str) -> Iterator[Row]:
                 "question": made.question,
                 "question_id": name,
                 "question_type_id": dimension,
-                "image": [_stored(picture(shown, draw))],
+                "image": [_stored(picture(picture_scene, draw))],
                 "segment": None,
             }
 

@@ -20,7 +20,7 @@ _NAMED_GROUND = 0.1
 
 
 @dataclass(frozen=True)
-class Fact:
+class PictureFact:
     """Something that a scene answers."""
 
     kind: str  # a question of ``world.yaml``
@@ -45,28 +45,28 @@ def prompt(question: str, options: Sequence[str] = ()) -> str:
     return "\n".join([IMAGE_TOKEN, question, *lines, "Answer:"])
 
 
-def claim(fact: Fact, draw: Draw, *, true: bool) -> tuple[str, str]:
+def claim(fact: PictureFact, draw: Draw, *, true: bool) -> tuple[str, str]:
     """Return a question whose answer is yes if ``true``, else no, and the answer it supposes."""
     value = fact.value if true else draw.one(fact.wrong)
     return f"{fact.ask} Is it {value}?", value
 
 
-def choice(fact: Fact, draw: Draw) -> Choice:
+def choice(fact: PictureFact, draw: Draw) -> Choice:
     """Return a question with the right and three wrong options in a random order."""
     options = tuple(draw.shuffled([fact.value, *draw.some(fact.wrong, 3)]))
     return Choice(fact.ask, options, LETTERS[options.index(fact.value)])
 
 
-def content(shown: Scene, draw: Draw) -> tuple[str, str]:
+def content(scene: Scene, draw: Draw) -> tuple[str, str]:
     """Return a question after the thing in a cell, which may be empty, and its answer."""
-    found = {thing.cell: thing.phrase for thing in shown.things}
+    phrases = {thing.cell: thing.phrase for thing in scene.things}
     anywhere = (draw.below(CELLS), draw.below(CELLS))
-    cell = draw.one(list(found)) if draw.chance(0.7) else anywhere
+    cell = draw.one(list(phrases)) if draw.chance(0.7) else anywhere
     question = f"What is in row {cell[0] + 1}, column {cell[1] + 1}?"
-    return question, found.get(cell, "nothing")
+    return question, phrases.get(cell, "nothing")
 
 
-def named_patches(shown: Scene, draw: Draw) -> dict[tuple[int, int], str]:
+def named_patches(scene: Scene, draw: Draw) -> dict[tuple[int, int], str]:
     """Return a word for some patches, by their row and column: what the patch is a part of.
 
     A cell has 2 by 2 patches; those of a thing are named after its colour, its shape, its shape
@@ -77,16 +77,16 @@ def named_patches(shown: Scene, draw: Draw) -> dict[tuple[int, int], str]:
         for column in range(PATCHES):
             edge = {row, column} & {0, PATCHES - 1}
             if draw.chance(_NAMED_GROUND):
-                named[row, column] = (edge and shown.painter) or shown.place
-    for thing in shown.things:
+                named[row, column] = (edge and scene.painter) or scene.place
+    for thing in scene.things:
         words = (thing.color, thing.shape, thing.shape, _quarter(thing.cell))
         named |= dict(zip(_patches(thing.cell), words, strict=True))
-    figure = shown.figure
+    figure = scene.figure
     if figure is not None:
         below = (figure.cell[0] + 1, figure.cell[1])
         name = WORLD.lights[figure.name] if figure.kind == "light" else figure.name
         named |= dict.fromkeys([*_patches(figure.cell), *_patches(below)], name)
-    text = shown.text
+    text = scene.text
     if text is not None:
         for column in range(text.start, text.start + len(text.letters)):
             named |= {(2 * text.row + half, column): text.value for half in (0, 1)}
@@ -98,9 +98,9 @@ def _patches(cell: Cell) -> list[tuple[int, int]]:
     return [(row + below, column + beside) for below in (0, 1) for beside in (0, 1)]
 
 
-def facts(shown: Scene) -> list[Fact]:
+def facts(scene: Scene) -> list[PictureFact]:
     """Return all that is asked of a scene."""
-    return [*_of_things(shown.things), *_of_the_rest(shown)]
+    return [*_of_things(scene.things), *_of_the_rest(scene)]
 
 
 def _fact(
@@ -109,13 +109,13 @@ def _fact(
     possible: Sequence[str],
     cells: Sequence[Cell] = (),
     **words: str,
-) -> Fact:
+) -> PictureFact:
     """Return a fact; the ``words`` fill the wording."""
     wrong = tuple(other for other in possible if other != value)
-    return Fact(kind, WORLD.questions[kind].format(**words), value, wrong, tuple(cells))
+    return PictureFact(kind, WORLD.questions[kind].format(**words), value, wrong, tuple(cells))
 
 
-def _of_things(things: Sequence[Thing]) -> Iterator[Fact]:
+def _of_things(things: Sequence[Thing]) -> Iterator[PictureFact]:
     colors = Counter(thing.color for thing in things)
     shapes = Counter(thing.shape for thing in things)
     phrases = Counter(thing.phrase for thing in things)
@@ -149,7 +149,7 @@ def _of_things(things: Sequence[Thing]) -> Iterator[Fact]:
         yield _fact("most", ranked[0][0], WORLD.shapes, [thing.cell for thing in things])
 
 
-def _same(thing: Thing, things: Sequence[Thing], shapes: Counter[str]) -> Iterator[Fact]:
+def _same(thing: Thing, things: Sequence[Thing], shapes: Counter[str]) -> Iterator[PictureFact]:
     """Yield the fact that one other thing has the colour of a thing."""
     alike = [other for other in things if other.color == thing.color and other != thing]
     if len(alike) == 1 and shapes[alike[0].shape] == 1:
@@ -158,11 +158,11 @@ def _same(thing: Thing, things: Sequence[Thing], shapes: Counter[str]) -> Iterat
         yield _fact("same", alike[0].shape, possible, cells, shape=thing.shape)
 
 
-def _of_the_rest(shown: Scene) -> Iterator[Fact]:
-    yield _fact("place", shown.place, tuple(WORLD.places))
-    if shown.painter is not None:
-        yield _fact("painter", shown.painter, WORLD.painters)
-    figure = shown.figure
+def _of_the_rest(scene: Scene) -> Iterator[PictureFact]:
+    yield _fact("place", scene.place, tuple(WORLD.places))
+    if scene.painter is not None:
+        yield _fact("painter", scene.painter, WORLD.painters)
+    figure = scene.figure
     if figure is not None:
         cells = [figure.cell, (figure.cell[0] + 1, figure.cell[1])]
         if figure.kind == "light":
@@ -170,9 +170,9 @@ def _of_the_rest(shown: Scene) -> Iterator[Fact]:
         else:
             names = tuple(WORLD.people) if figure.kind == "person" else WORLD.landmarks
             yield _fact(figure.kind, figure.name, names, cells)
-        if shown.held is not None:
-            yield _fact("held", shown.held.shape, WORLD.shapes, [*cells, shown.held.cell])
-    text = shown.text
+        if scene.held is not None:
+            yield _fact("held", scene.held.shape, WORLD.shapes, [*cells, scene.held.cell])
+    text = scene.text
     if text is not None:
         end = text.start + len(text.letters)
         cells = [(text.row, column) for column in range(text.start // 2, (end + 1) // 2)]

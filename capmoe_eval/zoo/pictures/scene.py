@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.miniworld.lexicon import Words
+from capmoe_eval.zoo.miniworld.world import Words
 
 #: Rows and columns of cells.
 CELLS = 6

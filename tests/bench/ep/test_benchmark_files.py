@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.bench.__main__ import main
+from capmoe_eval.bench.command import main
 from capmoe_eval.bench.ep.timing import PHASES
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.timings.schema import read_study
@@ -40,14 +40,19 @@ def status(*words: str) -> int:
 
 def check(content: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Check a file with one run of one point, and return the run."""
-    assert content["schema"] == 2 and content["study"] is None and content["scale"] == 1
+    assert content["schema"] == 2
+    assert content["study"] is None
+    assert content["scale"] == 1
     (run,) = content["runs"]
     (point,) = run["points"]
-    assert run["ranks"] == ranks and run["experts_per_rank"] == 64 // ranks
-    assert run["model"] is None and run["shape"]["name"] == "small"
+    assert run["ranks"] == ranks
+    assert run["experts_per_rank"] == 64 // ranks
+    assert run["model"] is None
+    assert run["shape"]["name"] == "small"
     assert (point["tokens_per_rank"], point["batch"], point["prompt"]) == (48, 3 * ranks, 16)
     assert point["routing"]["peak"] == pytest.approx(4, rel=0.25)
-    assert point["routing"]["source"] == "peak" and point["routing"]["wanted_peak"] == 4
+    assert point["routing"]["source"] == "peak"
+    assert point["routing"]["wanted_peak"] == 4
     names = [row["method"] for row in point["timings"]]
     assert names == ["dropless", f"score-g1-ep{ranks}", f"expanded_drop-g1-ep{ranks}"]
     labels = [row["label"] for row in point["timings"]]
@@ -72,12 +77,14 @@ def test_alone_it_is_emulated_and_says_so(
     more = ["--bandwidth", "1e9", "--latency", "1e-6"]
     assert status(*QUICK, *more, "--ranks", "4", "--out", str(tmp_path)) == 0
     said = capsys.readouterr()
-    assert "EMULATED" in said.out and "score-g1-ep4" in said.out
+    assert "EMULATED" in said.out
+    assert "score-g1-ep4" in said.out
     assert "ep: small, 4 ranks, 48 tokens per rank" in said.err
     (path,) = tmp_path.iterdir()
     assert path.name == "ep-small-4-emulated.json"
     content = json.loads(path.read_text())
-    assert content["kind"] == "emulated" and "EMULATED" in content["note"]
+    assert content["kind"] == "emulated"
+    assert "EMULATED" in content["note"]
     assert check(content, 4)["link"] == {
         "bandwidth": 1e9,
         "latency": 1e-6,
@@ -97,7 +104,8 @@ def test_a_study_is_written_with_its_models_and_workloads(
     assert (content["study"], content["place"]) == ("workload", "Table 10")
     assert (content["scale"], content["batch_divisor"]) == (32, 512)
     (run,) = content["runs"]
-    assert run["model"] == "DeepSeek-V2" and run["ranks"] == 8
+    assert run["model"] == "DeepSeek-V2"
+    assert run["ranks"] == 8
     assert run["shape"]["shared"] == 2816 // 32
     assert run["link"]["source"].startswith("balance of H20: 0.00375 bytes per FLOP")
     printed = {row.variant: row.values for row in printed_rows() if row.table == 10}
@@ -140,52 +148,3 @@ def test_a_records_layer_gives_experts_and_loads(
     assert load[0] / sum(load) == pytest.approx(90 / 200, abs=0.02)
     assert status(*QUICK, *words, "--layer", "2") == 2
     assert "layer=2: the record has MoE layers 0 to 1" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--shape", "smal"], "shape=smal: did you mean 'small'?"),
-        (["--ranks", "3"], "ranks=3: 64 experts cannot be spread evenly"),
-        (["--peaks", "9"], "peak=9: with 64 experts and 8 per token"),
-        (["--methods", "scre"], "method=scre: did you mean 'score'?"),
-        (["--repeats", "0"], "--repeats=0: must be a whole number"),
-        (["--device", "tpu0"], "device=tpu0: not usable here"),
-        (["--trace", "nothing.json"], "nothing.json: not a whole record"),
-        (["--study", "speedups"], "study=speedups: did you mean 'speedup'?"),
-        (["--study", "skew"], "--tokens: is of a free grid, and --study=skew has a grid of its"),
-        (["--validate"], "--validate: holds real ranks against the emulation, and there are none"),
-        (["--machine", "h2"], "machine=h2: did you mean 'h20'?"),
-        (["--machine", "h20", "--latency", "1"], "bandwidth: a link is either stated"),
-        (["--balance", "0"], "--balance=0: must be a number above 0"),
-        (["--layers", "1", "--prompt", "7"], "prompt=7: 48 tokens of a rank are no whole number"),
-    ],
-)
-def test_a_mistake_gives_one_line_and_2(
-    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused(line, [*QUICK, *words], tmp_path, capsys)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["traces", "--results", "no"], "results=no: no baseline record of zoo_olmoe"),
-        (["skew", "--scale", "3"], "scale=3: it must divide the layer's widths"),
-        (["skew", "--together"], "--together: is of a free grid"),
-    ],
-)
-def test_a_mistake_in_a_study_gives_one_line_and_2(
-    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused(line, ["ep", "--study", *words], tmp_path, capsys)
-
-
-def refused(
-    line: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Check that a command says one line, ends with 2 and writes nothing."""
-    assert status(*words, "--out", str(tmp_path)) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {line}") and said.count("\n") == 1
-    assert not list(tmp_path.iterdir())

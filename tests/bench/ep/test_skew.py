@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capmoe_eval.bench.ep.skew import Skew, Trace, peak_load
+from capmoe_eval.bench.ep.skew import RecordedLoads, Skew, peak_load
 from capmoe_eval.errors import UsageError
 
 
@@ -46,7 +46,8 @@ def test_the_popular_experts_stand_together_or_apart() -> None:
 
 def test_a_layer_has_the_same_routing_again() -> None:
     again = [Skew(2.0).logits(50, 8, 2, layer=layer) for layer in (1, 1, 2)]
-    assert torch.equal(again[0], again[1]) and not torch.equal(again[0], again[2])
+    assert torch.equal(again[0], again[1])
+    assert not torch.equal(again[0], again[2])
 
 
 @pytest.mark.parametrize("peak", [0.5, 4.1])
@@ -57,11 +58,11 @@ def test_a_peak_that_cannot_be_is_refused(peak: float) -> None:
 
 def test_a_recorded_load_is_met() -> None:
     load = torch.tensor([900.0, 300, 200, 200, 150, 150, 80, 20])
-    logits = Trace("seen", (tuple(load.tolist()),), 2).logits(8000, 8, 2)
+    logits = RecordedLoads("seen", (tuple(load.tolist()),), 2).logits(8000, 8, 2)
     got = torch.bincount(logits.topk(2, dim=1).indices.reshape(-1), minlength=8) / 16000
     torch.testing.assert_close(got, load / load.sum(), atol=0.01, rtol=0.05)
 
 
 def test_a_load_that_no_routing_has_is_refused() -> None:
     with pytest.raises(UsageError, match="no top-2 routing"):
-        Trace("seen", ((9.0, 1.0, 1.0),), 2).logits(10, 3, 2)
+        RecordedLoads("seen", ((9.0, 1.0, 1.0),), 2).logits(10, 3, 2)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from capmoe_eval.bench.__main__ import main
-from capmoe_eval.bench.gpu import command, decisions
-from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting
-from capmoe_eval.bench.gpu.waits import STOCK, host_waits
+from capmoe_eval.bench.command import main
+from capmoe_eval.bench.gpu import checks, command
+from capmoe_eval.bench.gpu.checks import STOCK, host_waits
+from capmoe_eval.bench.gpu.items import ITEMS, GpuSetting, Item
 from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.scores import Assignment
@@ -24,7 +24,7 @@ from tests.wrapper.models import make
 
 FEW = ("decision", "waits", "study-breakdown", "training")
 _RUN = """
-from capmoe_eval.bench.__main__ import main
+from capmoe_eval.bench.command import main
 for words in {commands}:
     try:
         main([*words, "--out", "bench"])
@@ -40,6 +40,7 @@ def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return int(done.value.code or 0), json.loads(path.read_text()) if path.exists() else {}
 
 
+@pytest.mark.slow
 def test_it_runs_where_torch_transformers_and_pydantic_are_alone(tmp_path: Path) -> None:
     """From the start of the command to a file that is read and written back byte for byte."""
     site = bare_site(tmp_path / "site")
@@ -51,10 +52,12 @@ def test_it_runs_where_torch_transformers_and_pydantic_are_alone(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "bench" / "gpu.json"
     read = read_evaluation(path)
-    assert read.rehearsal == command.REHEARSAL and read.text() == path.read_text()
+    assert read.rehearsal == command.REHEARSAL
+    assert read.text() == path.read_text()
     assert command.REHEARSAL in done.stdout
     items = json.loads(path.read_text())["items"]
-    assert '"met": true' not in path.read_text() and '"met": false' not in path.read_text()
+    assert '"met": true' not in path.read_text()
+    assert '"met": false' not in path.read_text()
     states = {name: found["state"] for name, found in items.items()}
     assert states == dict.fromkeys(FEW, "done")
     assert all(target.target is None for target in read.targets)  # nothing is met, nothing missed
@@ -64,7 +67,7 @@ def test_it_runs_where_torch_transformers_and_pydantic_are_alone(tmp_path: Path)
 
 
 def counted(ran: list[str], name: str, wait: float = 0.0) -> Any:
-    def measure(_setting: Setting) -> tuple[list[Target], dict[str, Any]]:
+    def measure(_setting: GpuSetting) -> tuple[list[Target], dict[str, Any]]:
         ran.append(name)
         time.sleep(wait)
         return [Target(name, "what", Spread.of([1.0]), 2.0)], {}
@@ -78,13 +81,13 @@ def test_a_cut_run_loses_one_item_and_goes_on(
     ran: list[str] = []
     killed = True
 
-    def cut(_setting: Setting) -> Any:
+    def cut(_setting: GpuSetting) -> Any:
         ran.append("cut")
         if killed:
             raise KeyboardInterrupt  # as SIGTERM does
         return counted([], "cut")(_setting)
 
-    def broken(_setting: Setting) -> Any:
+    def broken(_setting: GpuSetting) -> Any:
         ran.append("broken")
         raise RuntimeError("CUDA out of memory")
 
@@ -97,7 +100,8 @@ def test_a_cut_run_loses_one_item_and_goes_on(
     }
     monkeypatch.setattr(command, "ITEMS", items)
     status, content = bench(tmp_path)
-    assert status == 130 and ran == ["first", "slow", "broken", "cut"]
+    assert status == 130
+    assert ran == ["first", "slow", "broken", "cut"]
     states = {name: found["state"] for name, found in content["items"].items()}
     assert states == {"first": "done", "slow": "skipped", "broken": "failed"}
     assert "longer than 1 s" in content["items"]["slow"]["why"]
@@ -147,7 +151,7 @@ def test_the_list_ends_in_25_minutes() -> None:
 
 def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second decision is the device's: there the first kept pair is lost."""
-    calls, decided = 0, decisions._decided
+    calls, decided = 0, checks._decided
 
     def unlike(*args: Any, **kwargs: Any) -> Assignment:
         nonlocal calls
@@ -160,12 +164,12 @@ def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatc
         return replace(made, keep_TS=keep_TS)
 
     device, dtype = torch.device("cpu"), torch.bfloat16
-    fine, _ = decisions.measure(device, dtype, families=("qwen3_moe",))
+    fine, _ = checks.measure(device, dtype, families=("qwen3_moe",))
     assert [target.met for target in fine] == [True] * 4
-    monkeypatch.setattr(decisions, "_decided", unlike)
-    found, more = decisions.measure(device, dtype, families=("qwen3_moe",))
+    monkeypatch.setattr(checks, "_decided", unlike)
+    found, more = checks.measure(device, dtype, families=("qwen3_moe",))
     assert [target.met for target in found] == [False, False, True, True]
-    n_decisions = 3 * len(decisions._METHODS)  # layers
+    n_decisions = 3 * len(checks._METHODS)  # layers
     assert [target.ratio.median for target in found][:2] == [n_decisions, n_decisions]
     assert len(more["faults"]) == 2 * n_decisions
 
@@ -208,7 +212,8 @@ def test_a_layer_waits_once_for_its_device(method: str, in_layer: dict[str, int]
     # The groups' two are of a mask that the plan has brought to the host.
     once = {"wrapper/plan.py": 1, "wrapper/meter.py": 1, "routing/tokens.py": 2}
     expected = once | {place: layers * times for place, times in in_layer.items()}
-    assert places == expected and layers > 1
+    assert places == expected
+    assert layers > 1
 
 
 def test_waits_are_counted() -> None:

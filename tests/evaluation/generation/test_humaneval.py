@@ -1,9 +1,10 @@
-"""HumanEval asks as lm-eval's own task does, and runs nothing that was not allowed."""
+"""HumanEval asks as lm-eval's task does and runs nothing that was not allowed; Table 7's cells."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,33 +14,43 @@ import pytest
 import yaml
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import loading
 from capmoe_eval.evaluation.generation import programs
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
+from capmoe_eval.evaluation.preparation import check_task
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import Placement, Plan, load_option
+from capmoe_eval.experiment.cell import TaskId
+from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.hub import ready
+from tests.records import planned
 
 SPEC = load_option("tasks", "humaneval")["humaneval"]
 TASK = TaskId("humaneval", SPEC.lm_eval, SPEC.dataset, SPEC.metric, SPEC.fewshot, SPEC.filter)
+ALLOWED = "allow_code_execution=true"
 
 
-def plan(root: Path, **changes: Any) -> Plan:
-    model = ModelId("zoo_olmoe", "zoo:olmoe", dtype="float32")
-    cell = Cell(model, create_method("baseline"), TASK, 4, limit=4, data="miniworld")
-    return dataclasses.replace(
-        Plan(cell, data_source("miniworld"), root, Placement("cpu", threads=1)), **changes
-    )
+def plan(root: Path, *words: str) -> CellPlan:
+    more = ("batch_size=4", "limit=4", "threads=1", f"results_dir={root}", *words)
+    (each,) = planned("model=zoo_olmoe", "tasks=humaneval", "method=baseline", *more)
+    return each
 
 
 @pytest.fixture(scope="module")
 def library() -> TaskLibrary:
     return TaskLibrary()
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    try:
+        return Sandbox.open()
+    except UsageError as error:
+        pytest.skip(str(error))
 
 
 def configured(path: Path) -> dict[str, Any]:
@@ -57,36 +68,24 @@ def test_prompts_stops_and_lengths_are_lm_evals() -> None:
     theirs = configured(Path(lm_eval.tasks.__file__).parent / "humaneval/humaneval.yaml")
     ours = configured(Path(programs.__file__).with_name("humaneval.yaml"))
     differing = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
-    assert differing == {
-        "task",
-        "class",
-        "process_results",
-        "metric_list",
-        "filter_list",
-        "repeats",
-    }
+    keys = {"task", "class", "process_results", "metric_list", "filter_list", "repeats"}
+    assert differing == keys
     assert theirs["repeats"] == 1  # lm-eval's default
-
-
-def test_our_key_and_lm_evals_name_are_one_task() -> None:
     assert load_option("tasks", "capmoe_humaneval") == load_option("tasks", "humaneval")
     assert TASK.lm_eval != "humaneval"  # which would be lm-eval's own
 
 
 def test_each_document_has_the_verdict_on_its_own_program(
-    library: TaskLibrary, monkeypatch: pytest.MonkeyPatch
+    library: TaskLibrary, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (task,) = library.get(TASK.lm_eval, ready(data_source("miniworld")))["tasks"].values()
     task.build_all_requests(limit=6)
     for instance in task.instances:
         right = instance.doc_id in (1, 4)
         instance.resps = [instance.doc["canonical_solution"] if right else "    return None\n"]
-    try:
-        task.sandbox = Sandbox.open()
-    except UsageError as error:
-        pytest.skip(str(error))
-    shown: list[tuple[int, int]] = []
-    monkeypatch.setattr(task, "on_judged", lambda *counts: shown.append(counts))
+    task.sandbox = sandbox
+    counts: list[tuple[int, int]] = []
+    monkeypatch.setattr(task, "on_judged", lambda *both: counts.append(both))
     task.apply_filters()
     scores = {
         each.doc_id: task.process_results(each.doc, [each.filtered_resps["none"]])
@@ -94,61 +93,113 @@ def test_each_document_has_the_verdict_on_its_own_program(
     }
     assert scores == {number: {"pass@1": float(number in (1, 4))} for number in range(6)}
     assert task.verdicts == {"passed": 2, "wrong": 4}
-    assert shown[-1] == (6, 6)
+    assert counts[-1] == (6, 6)
 
 
-def test_without_the_flag_nothing_is_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "path", "line"),
+    [
+        ([], None, r"tasks=humaneval: .*apt install bubblewrap.*allow_code_execution=true"),
+        ([ALLOWED], "nowhere", "not installed; apt install bubblewrap"),
+    ],
+)
+def test_without_the_flag_or_bubblewrap_nothing_is_computed(
+    words: list[str],
+    path: str | None,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
     monkeypatch.setattr(programs, "judge", pytest.fail)
-    with pytest.raises(
-        UsageError, match=r"tasks=humaneval: .*allow_code_execution=true"
-    ) as refused:
-        run([plan(tmp_path)])
-    assert "apt install bubblewrap" in str(refused.value)
+    with pytest.raises(UsageError, match=line):
+        run([plan(tmp_path, *words)])
     assert not list(tmp_path.rglob("*.json"))
-
-
-def test_without_bubblewrap_nothing_is_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(programs, "judge", pytest.fail)
-    with pytest.raises(UsageError, match="not installed; apt install bubblewrap"):
-        run([plan(tmp_path / "results", allow_code_execution=True)])
 
 
 def test_a_task_that_runs_programs_without_a_sandbox_is_refused(
     library: TaskLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unsafe = {"tasks": {"mbpp": SimpleNamespace(UNSAFE_CODE=True)}}
-    monkeypatch.setattr(library, "get", lambda *_: unsafe)
+    unsafe = SimpleNamespace(
+        UNSAFE_CODE=True, aggregation=lambda: {"pass@1": None}, get_config=lambda _: None
+    )
+    monkeypatch.setattr(library, "get", lambda *_: {"tasks": {"mbpp": unsafe}})
     mbpp = dataclasses.replace(TASK, name="mbpp", lm_eval="mbpp")
     with pytest.raises(UsageError, match=r"tasks.mbpp.lm_eval=mbpp: .* without a sandbox"):
-        library.check_programs(mbpp, data_source("miniworld"))
+        check_task(library, mbpp, data_source("miniworld"))
 
 
-def test_a_record_says_what_was_executed(tmp_path: Path) -> None:
-    try:
-        sandbox = Sandbox.open()
-    except UsageError as error:
-        pytest.skip(str(error))
-    allowed = plan(tmp_path, allow_code_execution=True)
+def test_a_record_says_what_was_executed(tmp_path: Path, sandbox: Sandbox) -> None:
+    allowed = plan(tmp_path, ALLOWED)
     assert allowed.path == plan(tmp_path).path
-    shown = io.StringIO()
-    shown.isatty = lambda: True  # type: ignore[method-assign]
-    (record,) = run([allowed], Progress(1, shown)).records
-    assert "4 of 4 programs judged" in shown.getvalue()
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    (record,) = run([allowed], Progress(1, stream)).records
+    assert "4 of 4 programs judged" in stream.getvalue()
     executed = read_record(record.path, tmp_path).capmoe["executed"]
     verdicts = executed.pop("verdicts")
-    assert executed == {
-        **sandbox.description(),
-        "at_once": programs.at_once(),
-        "tried_again": 0,
-    }
-    (part,) = record.subtasks.values()
+    numbers = {"at_once": programs.at_once(), "tried_again": 0}
+    assert executed == sandbox.description() | numbers
+    (part,) = record.documents.values()
     assert sum(part.correct) == verdicts.get("passed", 0)
     assert sum(verdicts.values()) == len(part.correct) == 4
     assert record.value == sum(part.correct) / 4
     # A finished cell needs no permission.
     assert run([plan(tmp_path)]).computed == 0
+
+
+def test_there_is_a_cell_for_each_entry_of_table_7() -> None:
+    plans = planned("experiment=table7", "profile=zoo")
+    assert {each.cell.task.name for each in plans} == {
+        "humaneval",
+        "nq_open",
+        "mts_dialog",
+    }
+    # Without a capacity decode steps have none either.
+    methods = Counter((each.cell.method.name, each.cell.method.decode) for each in plans)
+    drops = ("score", "expanded_drop")
+    every = {(name, decode): 9 for name in drops for decode in ("unconstrained", "constrained")}
+    assert methods == {("baseline", "unconstrained"): 9, **every}
+    assert {each.cell.method.uniform_gamma for each in plans} == {None, 1.0}
+    replicated = planned("experiment=replicate", "profile=zoo")
+    assert {each.cell.digest for each in plans} <= {each.cell.digest for each in replicated}
+
+
+@pytest.mark.slow
+def test_a_capacity_on_every_step_changes_what_is_written(tmp_path: Path) -> None:
+    plans = planned(
+        *("experiment=table7", "grid.model=[zoo_olmoe]", "grid.tasks=[mts_dialog]"),
+        # One group: alone on its rank, a sequence would lose nothing in a step.
+        *("grid.method=[score]", "limit=6", "ep_size=1", f"results_dir={tmp_path}"),
+    )
+    records = run(plans).records
+    assert [record.knobs["decode"] for record in records] == ["unconstrained", "constrained"]
+    scores = [next(iter(record.documents.values())).correct for record in records]
+    assert scores[0] != scores[1]
+    prompts, every = (record.load for record in records)
+    assert prompts.decode is None
+    assert every.decode is not None
+    assert every.decode.drop_rate > 0
+    # Scores are fractions, and the note is longer than one token.
+    assert any(0 < score < 1 for score in scores[0])
+    assert prompts.decode_forwards > 10
+
+
+WORDS = ("experiment=table7", "profile=tiny", "grid.model=[tiny_olmoe]", "grid.method=[baseline]")
+
+
+@pytest.mark.slow
+def test_programs_do_not_run_unasked_and_the_other_cells_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = planned(*WORDS, "limit=1", f"results_dir={tmp_path}")
+    summary = run(plans)
+    assert [record.task for record in summary.records] == ["nq_open", "mts_dialog"]
+    ((cell, reason),) = summary.failures
+    assert cell == "tiny_olmoe humaneval baseline"
+    assert ALLOWED in reason
+    # Where nothing else is missing, it is a mistake, and no model is loaded.
+    monkeypatch.setattr(loading, "load_lm", lambda *_: pytest.fail("something was computed"))
+    with pytest.raises(UsageError, match=ALLOWED):
+        run(plans)

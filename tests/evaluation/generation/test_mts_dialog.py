@@ -1,4 +1,4 @@
-"""MTS-Dialog is asked as its file says, and scored as ROUGE is defined."""
+"""MTS-Dialog is asked as its file says, and scored as ROUGE and BERTScore are defined."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from typing import Any
 
 import lm_eval.evaluator
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lm_eval.api.model import LM
+from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.generation.mts_dialog import ROUGE, MtsDialog, check
+from capmoe_eval.evaluation.generation.mts_dialog import (
+    METRICS,
+    ROUGE,
+    BertScore,
+    MtsDialog,
+    check_bertscore,
+)
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo.hub import ready
+from tests.evaluation.answering import Answering
 from tests.records import planned
 
 NAME = "capmoe_mts_dialog"
@@ -36,24 +44,6 @@ def of_the_miniworld() -> MtsDialog:
     return built("miniworld")
 
 
-class Answering(LM):
-    """A model that gives the answers it is told."""
-
-    def __init__(self, answer: Any) -> None:
-        super().__init__()
-        self.answer = answer
-        self.prompts: list[tuple[str, Any]] = []
-
-    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        self.prompts = [request.args for request in requests]
-        return [self.answer(request.doc) for request in requests]
-
-    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        raise NotImplementedError
-
-    loglikelihood_rolling = loglikelihood
-
-
 def evaluated(task: MtsDialog, answer: Any, limit: int | None = None) -> tuple[Answering, Any]:
     model = Answering(answer)
     tasks = {"tasks": {NAME: task}, "groups": {}}
@@ -66,42 +56,31 @@ def test_the_real_set_is_asked_for_the_note_of_a_dialogue(real_hub: Path) -> Non
     model, _ = evaluated(task, lambda doc: "", limit=2)
     assert len(task.eval_docs) == 200
     first = task.eval_docs[0]
-    prompt, settings_ = model.prompts[0]
+    prompt, arguments = model.requests[0]
     assert prompt == f"{first['dialogue']}\nNote:"
-    assert prompt.startswith("Doctor: ") and "\nPatient: " in prompt
-    assert settings_["until"] == ["\n\n"] and settings_["max_gen_toks"] == 256
+    assert (arguments["until"], arguments["max_gen_toks"]) == (["\n\n"], 256)
     assert task.doc_to_target(first) == first["section_text"]
 
 
 def test_the_note_itself_scores_full_and_nothing_scores_none(task: MtsDialog) -> None:
     for answer, score in ((lambda doc: doc["section_text"], 1.0), (lambda doc: "", 0.0)):
-        _, found = evaluated(task, answer)
-        assert {found["results"][NAME][f"{name},none"] for name in ROUGE} == {score}
+        _, result = evaluated(task, answer)
+        assert {result["results"][NAME][f"{name},none"] for name in ROUGE} == {score}
         # Short answers are not left out.
-        assert found["n-samples"][NAME]["effective"] == 164 == len(found["samples"][NAME])
+        assert result["n-samples"][NAME]["effective"] == 164
 
 
-def test_another_task_is_not_meant(task: MtsDialog) -> None:
-    assert task.get_config("task") == NAME != "mts_dialog"
-    (plan,) = planned("tasks=mts_dialog", "method=baseline")
-    assert plan.cell.task.lm_eval == NAME and plan.cell.task.metric == "rougeL"
+TEXTS = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "and", "dog"]), max_size=7)
 
 
-WORDS = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "and", "dog"]), max_size=7)
-
-
-def naive(name: str, reference: list[str], answer: list[str]) -> float:
+def naive_rouge(name: str, reference: list[str], answer: list[str]) -> float:
     """ROUGE's F-measure by its definition."""
     if name == "rougeL":
-        lengths = {(0, 0): 0}
-        for i in range(len(reference) + 1):
-            for j in range(len(answer) + 1):
-                if not i or not j:
-                    lengths[i, j] = 0
-                elif reference[i - 1] == answer[j - 1]:
-                    lengths[i, j] = lengths[i - 1, j - 1] + 1
-                else:
-                    lengths[i, j] = max(lengths[i - 1, j], lengths[i, j - 1])
+        lengths: Counter[tuple[int, int]] = Counter()  # 0 where a text is empty
+        for i, word in enumerate(reference, 1):
+            for j, other in enumerate(answer, 1):
+                longest = max(lengths[i - 1, j], lengths[i, j - 1])
+                lengths[i, j] = lengths[i - 1, j - 1] + 1 if word == other else longest
         common, sizes = lengths[len(reference), len(answer)], (len(reference), len(answer))
     else:
         n = int(name[-1])
@@ -117,13 +96,11 @@ def naive(name: str, reference: list[str], answer: list[str]) -> float:
 
 
 @settings(max_examples=60, deadline=None)
-@given(reference=WORDS, answer=WORDS)
+@given(reference=TEXTS, answer=TEXTS)
 def test_rouge_is_its_definition(task: MtsDialog, reference: list[str], answer: list[str]) -> None:
     document = {"section_text": " ".join(reference).capitalize() + "."}
     scores = task.process_results(document, [" " + " ".join(answer)])
-    assert scores.keys() == set(ROUGE)
-    for name in ROUGE:
-        assert scores[name] == pytest.approx(naive(name, reference, answer)), name
+    assert scores == pytest.approx({n: naive_rouge(n, reference, answer) for n in ROUGE})
 
 
 def of(**fields: Any) -> TaskId:
@@ -131,43 +108,135 @@ def of(**fields: Any) -> TaskId:
 
 
 def test_an_encoder_is_part_of_the_identity_and_its_absence_is_not() -> None:
-    plain = of()
-    assert not {"encoder", "layer", "rescale"} & plain.identity().keys()
-    named = of(encoder="roberta-large", layer=17)
-    assert named.identity() | {"x": 0} == plain.identity() | {
-        "encoder": "roberta-large",
-        "layer": 17,
-        "rescale": False,
-        "x": 0,
-    }
-    words = ["tasks=mts_dialog", "method=baseline", "tasks.mts_dialog.metric=bertscore_f1"]
-    named_words = ["tasks.mts_dialog.encoder=roberta-large", "tasks.mts_dialog.layer=17"]
-    (plan,) = planned(*words, *named_words)
+    plain, named = of().identity(), of(encoder="roberta-large", layer=17).identity()
+    bertscore = {"encoder": "roberta-large", "layer": 17, "rescale": False}
+    assert named == plain | bertscore
+    assert not bertscore.keys() & plain.keys()
+    words = ["tasks.mts_dialog.metric=bertscore_f1", "tasks.mts_dialog.encoder=roberta-large"]
+    words += ["tasks.mts_dialog.layer=17"]
+    (plan,) = planned("tasks=mts_dialog", "method=baseline", *words)
     assert Cell.from_identity(plan.cell.identity()) == plan.cell
-    command = cell_command(plan.cell, "results/zoo")
-    assert command is not None and all(word in command for word in (*words[2:], *named_words))
+    assert set(words) <= set(str(cell_command(plan.cell, "results/zoo")).split())
     (other,) = planned("tasks=mts_dialog", "method=baseline")
+    assert (other.cell.task.lm_eval, other.cell.task.metric) == (NAME, "rougeL")
     assert "encoder" not in str(cell_command(other.cell, "results/zoo"))
-    assert "rescale" not in str(cell_command(planned("tasks=obqa")[0].cell, "results/zoo"))
+
+
+OTHER = ("obqa", "openbookqa", "allenai/openbookqa", "acc")
 
 
 @pytest.mark.parametrize(
-    ("fields", "line"),
+    ("call", "line"),
     [
-        ({"metric": "bertscore_f1"}, r"tasks.mts_dialog.metric=bertscore_f1: needs an encoder; "),
-        ({"encoder": "/nowhere/bert", "layer": 2}, r"encoder=/nowhere/bert"),
+        (lambda: of(metric="bertscore_f1"), "tasks.mts_dialog.metric=bertscore_f1: needs an encod"),
+        (lambda: of(encoder="/nowhere/bert", layer=2), "encoder=/nowhere/bert"),
+        (lambda: of(layer=3), "tasks.mts_dialog.layer=3: is of an encoder; name one"),
+        (lambda: TaskId(*OTHER, encoder="x"), "tasks.obqa.encoder=x: obqa has no BERTScore"),
     ],
 )
-def test_a_bertscore_that_cannot_be_had_is_refused(
-    task: MtsDialog, fields: dict[str, Any], line: str
-) -> None:
+def test_a_bertscore_that_cannot_be_had_is_refused(task: MtsDialog, call: Any, line: str) -> None:
     with pytest.raises(UsageError, match=re.escape(line)):
-        check(of(**fields), [task])
+        asked = call()
+        check_bertscore(asked, [task] if asked.lm_eval == NAME else [])
 
 
-def test_a_layer_without_an_encoder_is_refused_and_so_is_an_encoder_elsewhere() -> None:
-    with pytest.raises(UsageError, match=r"tasks.mts_dialog.layer=3: is of an encoder; name one"):
-        of(layer=3)
-    other = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc", encoder="roberta-large")
-    with pytest.raises(UsageError, match=r"tasks.obqa.encoder=roberta-large: obqa has no BERTSc"):
-        check(other, [])
+WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "is", "of", "size", "old", ".", ","]
+LAYER = 2
+
+
+@pytest.fixture(scope="module", name="encoder")
+def random_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of random weights, large enough that words differ."""
+    pytest.importorskip("bert_score", reason="needs pip install 'capmoe-eval[bertscore]'")
+    directory = tmp_path_factory.mktemp("bert")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (directory / "vocab.txt").write_text("\n".join([*special, *WORDS]))
+    tokenizer = BertTokenizerFast(vocab_file=str(directory / "vocab.txt"), model_max_length=64)
+    tokenizer.save_pretrained(directory)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(special) + len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        initializer_range=1.0,
+    )
+    BertModel(config).save_pretrained(directory)
+    return directory
+
+
+def states(encoder: Path, text: str) -> torch.Tensor:
+    """Hidden states of a text after ``LAYER`` layers [T, D], with [CLS] and [SEP] at the ends."""
+    model = BertModel.from_pretrained(encoder).eval()
+    tokens = BertTokenizerFast.from_pretrained(encoder)(text, return_tensors="pt")
+    with torch.no_grad():
+        return model(**tokens, output_hidden_states=True).hidden_states[LAYER][0]
+
+
+def naive_bertscore(encoder: Path, reference: str, answer: str) -> dict[str, float]:
+    """Equations 1 to 3 of Zhang et al. (2020), token by token."""
+    ours, theirs = states(encoder, answer), states(encoder, reference)
+
+    def best(token: torch.Tensor, others: torch.Tensor) -> float:
+        return max(float(torch.cosine_similarity(token, other, dim=0)) for other in others)
+
+    precision, recall = (
+        sum(best(word, others) for word in words[1:-1]) / (len(words) - 2)
+        for words, others in ((ours, theirs), (theirs, ours))
+    )
+    f1 = 2 * precision * recall / (precision + recall)
+    return dict(zip(METRICS, (precision, recall, f1), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "alike"),
+    [
+        ("the cat sat on the mat .", "a dog is old", False),
+        ("a dog", "the old dog of size , on a mat", False),
+        ("the cat sat", "the cat sat", True),
+    ],
+)
+def test_bertscore_is_its_definition(
+    encoder: Path, reference: str, answer: str, alike: bool
+) -> None:
+    scores = BertScore(str(encoder), LAYER, rescale=False).score(reference, answer)
+    assert scores == pytest.approx(naive_bertscore(encoder, reference, answer), abs=1e-5)
+    assert (scores["bertscore_f1"] > 0.97) is alike  # random words are not alike
+
+
+def test_an_empty_answer_scores_none_and_all_is_recorded(encoder: Path) -> None:
+    score = BertScore(str(encoder), LAYER, rescale=False)
+    assert score.score("the cat", " ") == dict.fromkeys(METRICS, 0.0)
+    identity = score.identity()
+    expected = {"encoder": str(encoder), "layer": LAYER, "rescale": False}
+    assert {name: identity[name] for name in expected} == expected
+    assert len(identity["weights"]) == 16
+    assert identity["bert-score"]
+
+
+def test_the_task_has_it_where_it_is_asked_for(encoder: Path) -> None:
+    task, document = built("miniworld"), {"section_text": "the cat sat on the mat ."}
+    for fields, metrics in (({"encoder": str(encoder), "layer": LAYER}, {*METRICS}), ({}, set())):
+        task.ask(of(**fields))
+        scores = task.process_results(document, [" a dog is old"])
+        assert scores.keys() == metrics | {*ROUGE}
+        recorded = task.get_config("metadata")["bertscore"]
+        assert (recorded or {}).get("layer") == fields.get("layer")
+
+
+@pytest.mark.parametrize(
+    ("layer", "rescale", "line"),
+    [
+        (None, False, "layer=null: bert-score knows no layer for"),
+        (9, False, "num_layers should be between 0 and 3"),
+        (LAYER, True, "Baseline not Found"),
+    ],
+)
+def test_what_an_encoder_lacks_is_said_in_one_line(
+    encoder: Path, layer: int | None, rescale: bool, line: str
+) -> None:
+    with pytest.raises(UsageError, match=line) as error:
+        BertScore(str(encoder), layer, rescale)
+    assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.configuration import load_option
+from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo.hub import ready
 
@@ -38,7 +38,8 @@ def test_the_real_set_is_asked_with_five_shots(real_hub: Path) -> None:
     asked = prompt(task, 0)
     assert asked.startswith("Answer these questions:\n\nQ: ")
     assert asked.endswith("\nQ: when was the last time anyone was on the moon?\nA:")
-    assert asked.count("\nQ: ") == 6 and asked.count("\nA: ") == 5
+    assert asked.count("\nQ: ") == 6
+    assert asked.count("\nA: ") == 5
     for number in (0, 17, 1800, 3609):
         document = task.eval_docs[number]
         assert task.doc_to_target(document) == document["answer"]
@@ -46,7 +47,8 @@ def test_the_real_set_is_asked_with_five_shots(real_hub: Path) -> None:
 
 def test_every_right_answer_counts_and_another_does_not(world: Any) -> None:
     several = [doc for doc in world.eval_docs if len(doc["answer"]) > 1]
-    assert several and len(world.eval_docs) == 164
+    assert several
+    assert len(world.eval_docs) == 164
     for document in several:
         for answer in document["answer"]:
             assert world.process_results(document, [answer]) == {"exact_match": 1}
@@ -60,6 +62,8 @@ def test_case_punctuation_and_articles_do_not_count(world: Any, data: st.DataObj
     answer = data.draw(st.sampled_from(document["answer"]))
     bare = re.sub(r"\b(the|an?) ", "", answer)
     # lm-eval looks for articles before it folds case, so "THE" is none.
-    said = data.draw(st.sampled_from([bare.upper(), answer.title(), f"{answer}!", f"The {bare}"]))
-    assert world.process_results(document, [said]) == {"exact_match": 1}
-    assert world.process_results(document, [f"not {said}"]) == {"exact_match": 0}
+    variant = data.draw(
+        st.sampled_from([bare.upper(), answer.title(), f"{answer}!", f"The {bare}"])
+    )
+    assert world.process_results(document, [variant]) == {"exact_match": 1}
+    assert world.process_results(document, [f"not {variant}"]) == {"exact_match": 0}

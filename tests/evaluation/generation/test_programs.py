@@ -14,10 +14,9 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation import programs
-from capmoe_eval.evaluation.generation.inside.program import plain
-from capmoe_eval.evaluation.generation.limits import Limits
+from capmoe_eval.evaluation.generation.inside import plain
 from capmoe_eval.evaluation.generation.programs import Problem, judge, judge_all
-from capmoe_eval.evaluation.generation.sandbox import Sandbox
+from capmoe_eval.evaluation.generation.sandbox import Limits, Sandbox
 from capmoe_eval.zoo.miniworld.evaluation import documents
 
 HUMANEVAL = "openai/openai_humaneval"
@@ -78,6 +77,7 @@ def test_verdicts(sandbox: Sandbox) -> None:
     assert judged == VERDICTS
 
 
+@pytest.mark.slow
 def test_a_program_that_waits_is_told_from_others_and_judged_again_alone(sandbox: Sandbox) -> None:
     hasty = replace(sandbox, limits=replace(sandbox.limits, idle_seconds=2))
     waits = "    return x * 2\n\nimport time\ntime.sleep(600)\n"
@@ -105,33 +105,46 @@ def test_one_that_waited_beside_others_can_pass_alone(monkeypatch: pytest.Monkey
 
 
 # The program's sandbox works while that of the test waits for it.
-def test_the_clock_does_not_judge_a_program_that_works(sandbox: Sandbox) -> None:
+WORKS = "    while time.process_time() < 2.5:\n        pass\n    return x * 2\n\nimport time\n"
+ONCE = DOUBLE._replace(test="def check(double):\n    assert double(21) == 42\n")
+ENDLESS = DOUBLE._replace(test="def check(candidate):\n    while True:\n        pass\n")
+POWER = "def check(power):\n    assert power(10, 20_000) == 10 ** 20_000\n"
+POWER += "    assert power(10 ** 20_000, 1) == 10 ** 20_000\n"
+LONG = Problem("def power(x, y):\n    'Return x to the power of y.'\n", "power", POWER)
+# A test may call what stands beside the function; a program cannot replace it.
+BESIDE = Problem(
+    "def inverse(x):\n    return -x\n\n\ndef same(x):\n    '''Return x.'''\n",
+    "same",
+    "def check(candidate):\n    assert inverse(same(3)) == -3\n",
+)
+COUNT = "def check(f):\n    assert f('aab') == {'a': 2, 'b': 1}\n"
+COUNTER = "    import collections\n    return collections.Counter(x)\n"
+FORGED = "    return 0\n\nimport os\nfor number in range(3, 10):\n    try:\n"
+FORGED += "        os.write(number, b'(True, {})\\n')\n    except OSError:\n        pass\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "completion", "verdict"),
+    [
+        (ONCE, WORKS, "passed"),
+        (ENDLESS, "    return x * 2\n", "out of time"),
+        (LONG, "    return x ** y\n", "passed"),
+        (LONG, "    return x ** y + 1\n", "wrong"),
+        # Answers that nest too deep cannot be read.
+        (DOUBLE, FORGED.format("[" * 5000 + "]" * 5000), "ended"),
+        (DOUBLE, FORGED.format("-" * 10_000 + "1"), "ended"),
+        (BESIDE, "    return x\n", "passed"),
+        (BESIDE, "    return 4\n\ndef inverse(x):\n    return -3\n", "wrong"),
+        # An answer of a further type compares as its base does.
+        (Problem("def count(x):\n    'Count.'\n", "count", COUNT), COUNTER, "passed"),
+    ],
+)
+def test_verdicts_on_other_problems(
+    sandbox: Sandbox, asked: Problem, completion: str, verdict: str
+) -> None:
     limits = replace(sandbox.limits, cpu_seconds=3, idle_seconds=2)
-    work = "    while time.process_time() < 2.5:\n        pass\n    return x * 2\n\nimport time\n"
-    once = DOUBLE._replace(test="def check(double):\n    assert double(21) == 42\n")
-    assert judge(replace(sandbox, limits=limits), once, work) == "passed"
-
-
-def test_a_test_that_uses_its_processor_time_is_out_of_time(sandbox: Sandbox) -> None:
-    endless = DOUBLE._replace(test="def check(candidate):\n    while True:\n        pass\n")
-    assert judge(sandbox, endless, "    return x * 2\n") == "out of time"
-
-
-@pytest.mark.parametrize("digits", [4300, 20_000])
-def test_long_integers_are_answers(sandbox: Sandbox, digits: int) -> None:
-    test = f"def check(power):\n    assert power(10, {digits}) == 10 ** {digits}\n"
-    test += f"    assert power(10 ** {digits}, 1) == 10 ** {digits}\n"
-    power = Problem("def power(x, y):\n    'Return x to the power of y.'\n", "power", test)
-    assert judge(sandbox, power, "    return x ** y\n") == "passed"
-    assert judge(sandbox, power, "    return x ** y + 1\n") == "wrong"
-
-
-@pytest.mark.parametrize("nested", ["[" * 5000 + "]" * 5000, "-" * 10_000 + "1"])
-def test_an_answer_that_nests_too_deep_cannot_be_read(sandbox: Sandbox, nested: str) -> None:
-    forged = "    return 0\n\nimport os\nfor number in range(3, 10):\n    try:\n"
-    forged += f"        os.write(number, b'(True, {nested})\\n')\n"
-    forged += "    except OSError:\n        pass\n"
-    assert judge(sandbox, DOUBLE, forged) == "ended"
+    assert judge(replace(sandbox, limits=limits), asked, completion) == verdict
 
 
 EQUAL = """
@@ -180,32 +193,16 @@ CHEATS = {
 }
 
 
-@pytest.fixture(scope="module")
-def verdicts(sandbox: Sandbox) -> dict[str, str]:
+def test_cheating_does_not_help(sandbox: Sandbox) -> None:
     pairs = [(DOUBLE, completion) for completion in CHEATS.values()]
-    return dict(zip(CHEATS, judge_all(sandbox, pairs).verdicts, strict=True))
-
-
-@pytest.mark.parametrize("trick", CHEATS)
-def test_cheating_does_not_help(verdicts: dict[str, str], trick: str) -> None:
-    assert verdicts[trick] in {"wrong", "raised", "ended"}
+    verdicts = dict(zip(CHEATS, judge_all(sandbox, pairs).verdicts, strict=True))
+    assert not {trick for trick in CHEATS if verdicts[trick] not in {"wrong", "raised", "ended"}}
 
 
 def test_some_cheats_pass_where_test_and_program_share_an_interpreter() -> None:
     """Otherwise the test above would show nothing."""
     shared = [CHEATS["an object that equals all"], CHEATS["a number that equals all"]]
     assert all(plainly(DOUBLE, completion) for completion in shared)
-
-
-def test_what_the_prompt_defines_is_the_prompts(sandbox: Sandbox) -> None:
-    """A test may call what stands beside the function; a program cannot replace it."""
-    asked = Problem(
-        "def inverse(x):\n    return -x\n\n\ndef same(x):\n    '''Return x.'''\n",
-        "same",
-        "def check(candidate):\n    assert inverse(same(3)) == -3\n",
-    )
-    assert judge(sandbox, asked, "    return x\n") == "passed"
-    assert judge(sandbox, asked, "    return 4\n\ndef inverse(x):\n    return -3\n") == "wrong"
 
 
 VALUES = (None, True, 3, -1.5, 2j, "é\n'\"", b"\0", [], [1, (2,), {3: {4}}], (), {}, {(1, 2): None})
@@ -223,11 +220,12 @@ def test_answers_arrive_as_they_are(sandbox: Sandbox) -> None:
     assert judge_all(sandbox, pairs).verdicts == ["passed"] * len(VALUES)
 
 
-def test_answers_of_further_types_compare_as_their_bases_do(sandbox: Sandbox) -> None:
-    test = "def check(f):\n    assert f('aab') == {'a': 2, 'b': 1}\n"
-    asked = Problem("def count(x):\n    '''Count.'''\n", "count", test)
-    program = "    import collections\n    return collections.Counter(x)\n"
-    assert judge(sandbox, asked, program) == "passed"
+def test_a_number_cannot_say_that_it_is_another() -> None:
+    class Forged(int):
+        def __repr__(self) -> str:
+            return "42"
+
+    assert repr(plain([Forged(7)])) == "[7]"
 
 
 @pytest.mark.parametrize("broken", [{"prompt": "def double(x):\n"}, {"test": "def check(:\n"}])
@@ -237,12 +235,12 @@ def test_data_that_cannot_be_tested_are_refused(sandbox: Sandbox, broken: dict[s
 
 
 def test_all_are_judged_in_their_order(sandbox: Sandbox) -> None:
-    shown: list[tuple[int, int]] = []
-    right = [number % 3 == 0 for number in range(30)]
+    counts: list[tuple[int, int]] = []
+    right = [number % 3 == 0 for number in range(12)]
     pairs = [(DOUBLE, f"    return x * {2 if each else 3}\n") for each in right]
-    judged = judge_all(sandbox, pairs, lambda done, count: shown.append((done, count)))
+    judged = judge_all(sandbox, pairs, lambda done, count: counts.append((done, count)))
     assert judged.verdicts == ["passed" if each else "wrong" for each in right]
-    assert shown == [(done, 30) for done in range(1, 31)]
+    assert counts == [(done, 12) for done in range(1, 13)]
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -267,9 +265,10 @@ def test_as_many_run_at_once_as_there_are_cores(
     assert judge_all(None, pairs).verdicts == ["passed"] * (4 * cores)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_mini_worlds_solutions_pass_and_others_fare_as_defined(sandbox: Sandbox) -> None:
     (splits,) = documents("test")[HUMANEVAL].values()
-    rows = splits["test"][::8]
+    rows = splits["test"][::16]
     pairs = [(problem(row), row["canonical_solution"]) for row in rows]
     assert set(judge_all(sandbox, pairs).verdicts) == {"passed"}
     solutions = [row["canonical_solution"] for row in rows]

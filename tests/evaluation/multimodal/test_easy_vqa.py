@@ -13,7 +13,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo.easy_vqa import _rows
 from capmoe_eval.zoo.hub import ready
-from tests.evaluation.multimodal.test_tasks import Answering
+from tests.evaluation.answering import Answering
 
 QUESTIONS = [
     ("what shape is present?", "circle", 0),
@@ -44,18 +44,18 @@ def evaluated(answer):
 
 
 def test_answers_are_scored_by_their_first_word_and_by_kind(package):
-    model, found = evaluated(lambda doc: "Red or no" if doc["answer"] == "red" else " No.")
-    results = found["results"]["easy_vqa"]
-    assert results["acc,none"] == 0.5
-    assert results["color,none"] == 1 and results["shape,none"] == 0
-    assert results["yes_no,none"] == 0.5
-    text, _, shown = model.seen[0]
+    model, result = evaluated(lambda doc: "Red or no" if doc["answer"] == "red" else " No.")
+    expected = {"acc": 0.5, "color": 1, "shape": 0, "yes_no": 0.5}
+    results = result["results"]["easy_vqa"]
+    assert {name: results[f"{name},none"] for name in expected} == expected
+    text, _, visual = model.requests[0]
     assert text == "<image>\nwhat shape is present?\nAnswer:"
-    assert shown["visual"][0].size == (64, 64)
-    assert model.seen[1][2]["visual"][0].getpixel((0, 0)) == (200, 0, 0)
+    assert visual["visual"][0].size == (64, 64)
+    assert model.requests[1][2]["visual"][0].getpixel((0, 0)) == (200, 0, 0)
 
 
-def test_without_the_package_a_line_says_what_to_install(monkeypatch):
+def test_without_the_package_a_line_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "easy_vqa", None)
     with pytest.raises(UsageError, match=r"not installed; pip install -e '\.\[easy-vqa\]'"):
         ready(data_source("easy_vqa"))
@@ -63,7 +63,7 @@ def test_without_the_package_a_line_says_what_to_install(monkeypatch):
 
 def test_the_package_has_what_is_read_of_it():
     pytest.importorskip("easy_vqa", reason="needs pip install -e '.[easy-vqa]'")
-    _, found = evaluated(lambda doc: doc["answer"])
-    assert found["results"]["easy_vqa"]["acc,none"] == 1
+    _, result = evaluated(lambda doc: doc["answer"])
+    assert result["results"]["easy_vqa"]["acc,none"] == 1
     kinds = Counter(row["kind"] for row in _rows())
     assert kinds == {"yes_no": 7136, "shape": 1257, "color": 1280}

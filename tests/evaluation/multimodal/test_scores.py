@@ -1,4 +1,4 @@
-"""The scores of MME, MMBench and SEED-Bench are those of cases that were counted by hand."""
+"""Answers are read by fixed rules, and scores are those of cases that were counted by hand."""
 
 import math
 import random
@@ -9,7 +9,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_eval.evaluation.multimodal import scores
-from capmoe_eval.evaluation.multimodal.scores import Answer
+from capmoe_eval.evaluation.multimodal.scores import Answer, first_word, option, yes_or_no
+
+COLORS = {"A": "red", "B": "dark blue", "C": "blue", "D": "a cat"}
+READ = {
+    yes_or_no: [
+        ("yes", "yes"),
+        (" Yes, it is.", "yes"),
+        ("NO", "no"),
+        ("\n**No**", "no"),
+        ("not at all", None),
+        ("yesterday", None),
+        ("I think yes", None),
+        ("", None),
+    ],
+    lambda answer: option(answer, COLORS): [
+        (" B", "B"),
+        ("(C)", "C"),
+        ("The answer is D.", "D"),
+        ("b", None),
+        ("A or B", None),
+        ("A", "A"),
+        ("A red thing.", "A"),  # three words
+        ("A thing that is red", "A"),  # by its text: here A is an article
+        ("A thing that is pink", None),
+        ("It is Red", "A"),
+        ("dark blue", None),  # blue is in it, too
+        ("blue", "C"),
+        ("E", None),
+        ("", None),
+    ],
+    first_word: [
+        (" Red cross", "red"),
+        ("yes.", "yes"),
+        ("\n- No, it is not", "no"),
+        (" \n?", None),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("reads", "answer", "value"),
+    [(reads, *row) for reads, rows in READ.items() for row in rows],
+)
+def test_an_answer_is_read_by_its_rule(reads, answer, value):
+    assert reads(answer) == value
+
 
 COLOR = [  # three pictures: both right, one right, none right
     Answer("color", "1", 1.0),
@@ -22,28 +67,27 @@ COLOR = [  # three pictures: both right, one right, none right
 SCENE = [Answer("scene", "1", 1.0), Answer("scene", "1", 0.0)]
 
 
-def test_a_category_of_mme_is_the_shares_of_questions_and_of_pictures():
-    assert scores.mme_score(COLOR) == pytest.approx(100 * 3 / 6 + 100 * 1 / 3)
-    assert scores.mme_score(SCENE) == pytest.approx(50)
-
-
-def test_a_part_of_mme_is_the_sum_of_its_categories():
-    assert scores.mme_score(COLOR + SCENE) == pytest.approx(50 + 100 / 3 + 50)
-
-
-def test_a_picture_whose_second_question_was_left_out_by_a_limit():
-    assert scores.mme_score([*COLOR, Answer("color", "4", 1.0)]) == pytest.approx(
-        100 * 4 / 7 + 100 * 2 / 4
-    )
+@pytest.mark.parametrize(
+    ("answers", "score"),
+    [
+        (COLOR, 100 * 3 / 6 + 100 * 1 / 3),
+        (SCENE, 50),
+        (COLOR + SCENE, 50 + 100 / 3 + 50),
+        # A picture whose second question was left out by a limit.
+        ([*COLOR, Answer("color", "4", 1.0)], 100 * 4 / 7 + 100 * 2 / 4),
+    ],
+)
+def test_a_score_of_mme_is_the_shares_of_questions_and_of_whole_pictures(answers, score):
+    assert scores.mme_score(answers) == pytest.approx(score)
 
 
 def by_a_loop(answers):
     total = 0.0
     for category in {answer.category for answer in answers}:
-        own = [answer for answer in answers if answer.category == category]
-        units = {answer.unit for answer in own}
-        whole = sum(all(a.right for a in own if a.unit == unit) for unit in units)
-        total += 100 * sum(a.right for a in own) / len(own) + 100 * whole / len(units)
+        answered = [answer for answer in answers if answer.category == category]
+        units = {answer.unit for answer in answered}
+        whole = sum(all(a.right for a in answered if a.unit == unit) for unit in units)
+        total += 100 * sum(a.right for a in answered) / len(answered) + 100 * whole / len(units)
     return total
 
 
@@ -81,13 +125,15 @@ def test_the_standard_error_of_mme_is_of_pictures():
 
 def test_a_question_of_mme():
     doc = {"question_id": "color/1.bmp", "answer": "No", "category": "color"}
-    found = scores.mme_results(doc, [" no, it is red"])
+    metrics = scores.mme_results(doc, [" no, it is red"])
     names = ["acc", "color", "perception", "color_stderr", "perception_stderr"]
-    assert list(found) == names  # each error after its score, see _with_errors
-    assert found["acc"] == 1.0 and found["color"] == Answer("color", "color/1.bmp", 1.0)
+    assert list(metrics) == names  # each error after its score, see _with_errors
+    assert metrics["acc"] == 1.0
+    assert metrics["color"] == Answer("color", "color/1.bmp", 1.0)
     assert scores.mme_results(doc, ["maybe"])["acc"] == 0.0
     cognition = scores.mme_results({**doc, "category": "code_reasoning"}, ["No"])
-    assert "cognition" in cognition and "perception" not in cognition
+    assert "cognition" in cognition
+    assert "perception" not in cognition
 
 
 def rotation(turn, answer, right):
@@ -99,11 +145,11 @@ def rotation(turn, answer, right):
 def test_a_question_of_mmbench_is_right_if_every_rotation_is():
     right = [rotation(0, "A", "A"), rotation(1, "car", "B")]
     wrong = rotation(2, "A", "B")
-    assert [one["acc"] for one in (*right, wrong)] == [1.0, 1.0, 0.0]
-    assert scores.circular_score([one["circular"] for one in right]) == 1.0
-    assert scores.circular_score([one["RR"] for one in (*right, wrong)]) == 0.0
+    assert [scored["acc"] for scored in (*right, wrong)] == [1.0, 1.0, 0.0]
+    assert scores.circular_score([scored["circular"] for scored in right]) == 1.0
+    assert scores.circular_score([scored["RR"] for scored in (*right, wrong)]) == 0.0
     others = [Answer("RR", str(unit), float(unit < 3)) for unit in range(3)]
-    together = [*(one["RR"] for one in (*right, wrong)), *others]
+    together = [*(scored["RR"] for scored in (*right, wrong)), *others]
     assert scores.circular_score(together) == pytest.approx(3 / 4)
     assert scores.circular_stderr(together) == pytest.approx(math.sqrt(3 / 4 * 1 / 4 / 3))
     assert math.isnan(scores.circular_stderr(together[:1]))

@@ -15,7 +15,7 @@ from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.paper.benchmarks import read_bench
 from tests.experiment.timings import files
 
-AGAIN = "make it again: python -m capmoe_eval.bench ep --study speedup"
+AGAIN = "make it again: capmoe-eval bench ep --study speedup"
 
 
 def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
@@ -28,12 +28,15 @@ def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
     assert (point.batch, point.prompt, point.place) == (64, 512, "batch 8K x prompt 512")
     assert (point.routing.peak, point.routing.wanted_peak) == (4.0, 4.0)
     dropless, row = point.timings[:2]
-    assert dropless.label is None and row.label == Label("score", 2.0, "expert", "local")
+    assert dropless.label is None
+    assert row.label == Label("score", 2.0, "expert", "local")
     assert row.speedup == Spread(1.1, 1.1 * 0.95, 1.1 * 1.05)
     assert row.seconds["gate"].median == 0.001 / 1.1
     assert (row.load.dropped_share, row.ideal_rank, row.ideal_expert) == (0.125, 2.0, 3.0)
-    assert row.reached == pytest.approx(0.1) and dropless.reached is None
-    assert point.prefill is not None and point.prefill.layers == 16
+    assert row.reached == pytest.approx(0.1)
+    assert dropless.reached is None
+    assert point.prefill is not None
+    assert point.prefill.layers == 16
 
 
 def test_what_may_be_left_out(tmp_path: Path) -> None:
@@ -44,8 +47,10 @@ def test_what_may_be_left_out(tmp_path: Path) -> None:
     study = read_study(
         files.write(tmp_path, files.study(None, [bare, measured], "measured"), "ep-x.json")
     )
-    assert study.study is None and study.runs[0].title == "free"
-    assert study.runs[0].points[0].place is None and study.runs[1].link is None
+    assert study.study is None
+    assert study.runs[0].title == "free"
+    assert study.runs[0].points[0].place is None
+    assert study.runs[1].link is None
 
 
 def test_errors_of_a_validation(tmp_path: Path) -> None:
@@ -76,26 +81,13 @@ FIRST = "runs.0.points.0"
         ("schema", 1, "the file has schema 1, this version of capmoe_eval reads schema 2"),
         ("schema", None, "the file has schema none"),
         ("study", "spedup", "field 'study': it is none of speedup, granularity"),
-        ("kind", "guessed", "field 'kind': Input should be 'emulated' or 'measured', not 'gu"),
         ("note", "all fine", "field 'note': it does not say that it is EMULATED"),
-        ("machine", "mine", "field 'machine': Input should be an object, not 'mine'"),
         ("machine.threads", 1.5, "field 'machine.threads': Input should be a valid integer"),
-        ("repeats", True, "field 'repeats': Input should be a valid integer, not 'True'"),
-        ("runs", [], "field 'runs': Tuple should have at least 1 item"),
-        ("runs.1", 3, "field 'runs[1]': Input should be an object, not '3'"),
-        ("runs.0.ranks", 0, "field 'runs[0].ranks': Input should be greater than or equal to 1"),
         ("runs.0.link.source", None, "field 'runs[0].link.source' is missing"),
-        (f"{FIRST}.routing.peak", "7", "field 'runs[0].points[0].routing.peak': Input should be"),
         (f"{FIRST}.routing.peak", -1, "should be greater than or equal to 0, not '-1'"),
-        (f"{FIRST}.routing.together", 1, "routing.together': Input should be a valid boolean"),
-        (f"{FIRST}.timings.0.label", {"name": 1}, "timings[0].label.name': Input should be a val"),
-        (f"{FIRST}.timings.1.label", None, "timings[1].label' is missing"),
         (f"{FIRST}.timings.0.method", "first", "timings': they do not have one row 'dropless'"),
-        (f"{FIRST}.timings.1.speedup.high", float("nan"), "speedup.high': Input should be a fin"),
         (f"{FIRST}.timings.1.speedup.low", 9, "speedup': median 1.1 is not between low and high"),
         (f"{FIRST}.timings.1.seconds.total", None, "timings[1].seconds': they have no total"),
-        (f"{FIRST}.timings.1.seconds.gate", 1, "timings[1].seconds.gate': Input should be an obj"),
-        (f"{FIRST}.timings.1.load", None, "timings[1].load' is missing"),
         (f"{FIRST}.prefill.timings.0.ideal_rank", None, "timings[0].ideal_rank' is missing"),
     ],
 )
@@ -106,7 +98,9 @@ def test_what_is_wrong_is_one_line(path: str, value: object, told: str, tmp_path
     with pytest.raises(UsageError) as refused:
         read_study(place)
     line = str(refused.value)
-    assert told in line and line.startswith(f"{place}: ") and line.endswith(AGAIN)
+    assert told in line
+    assert line.startswith(f"{place}: ")
+    assert line.endswith(AGAIN)
     assert "\n" not in line
 
 
@@ -129,9 +123,11 @@ def test_a_file_that_is_none_takes_no_other_with_it(
     bench = read_bench(tmp_path)
     assert len(bench.studies) == len(files.ALL) - 1
     (line,) = bench.broken
-    assert bench.broken_of("skew") == [line] and bench.broken_of("speedup") == []
-    assert "ep-skew-emulated.json" in line and "\n" not in line
-    assert line.endswith("python -m capmoe_eval.bench ep --study skew")
+    assert bench.broken_of("skew") == [line]
+    assert bench.broken_of("speedup") == []
+    assert "ep-skew-emulated.json" in line
+    assert "\n" not in line
+    assert line.endswith("capmoe-eval bench ep --study skew")
 
 
 def test_no_directory_is_no_files_and_a_named_one_is_refused(
@@ -197,10 +193,7 @@ def test_targets_are_read_as_they_stand(tmp_path: Path) -> None:
     ("path", "value", "told"),
     [
         ("schema", 2, "the file has schema 2, this version of capmoe_eval reads schema 1"),
-        ("targets.0.met", "yes", "field 'targets[0].met': Input should be a valid boolean"),
         ("targets.0.met", False, "field 'targets[0]': met is not what ratio and target say"),
-        ("targets.1.ratio", 1.0, "field 'targets[1].ratio': Input should be an object"),
-        ("targets.0.target", "most", "field 'targets[0].target': Input should be a valid number"),
     ],
 )
 def test_targets_that_are_none(path: str, value: object, told: str, tmp_path: Path) -> None:
@@ -208,4 +201,5 @@ def test_targets_that_are_none(path: str, value: object, told: str, tmp_path: Pa
     set_at(content, path, value)
     files.write(tmp_path, content, "forward.json")
     (line,) = read_bench(tmp_path).broken
-    assert told in line and line.endswith("make it again: python -m capmoe_eval.bench forward")
+    assert told in line
+    assert line.endswith("make it again: capmoe-eval bench forward")

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper import hook
@@ -169,8 +168,3 @@ def test_embeddings_that_say_nothing_of_images_are_refused() -> None:
         pytest.raises(UsageError, match="method=macs: the model is called with inputs_embeds"),
     ):
         model(inputs_embeds=embeddings)
-
-
-def test_experts_spread_over_processes_are_refused() -> None:
-    with pytest.raises(UsageError, match="method=macs: weighs the tokens of a batch in one proces"):
-        create_method("macs", 0.5).check_processes(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import pytest
@@ -9,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.extensions.sere import similarity
-from capmoe_eval.extensions.sere.similarity import (
+from capmoe_eval.extensions.sere import calibration
+from capmoe_eval.extensions.sere.calibration import (
     Similarities,
     frobenius_similarity,
-    frobenius_similarity_reference,
 )
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
@@ -94,7 +95,7 @@ def test_where_nothing_moves_the_logits_are_the_stock_models(family: str) -> Non
 
 def test_the_first_tokens_are_compared_on_all_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces, on tokens that count, and as the loops define it."""
-    monkeypatch.setattr(similarity, "_AT_ONCE", 3)
+    monkeypatch.setattr(calibration, "_AT_ONCE", 3)
     model = make("olmoe")
     mask = torch.ones_like(TOKENS)
     mask[1, 1] = 0
@@ -119,7 +120,8 @@ def test_the_first_tokens_are_compared_on_all_experts(monkeypatch: pytest.Monkey
                 outputs.append(experts(counted_TH, index_T1, torch.ones(7, 1)).tolist())
         expected = torch.tensor(frobenius_similarity_reference(outputs), dtype=torch.float64)
         assert torch.allclose(similarity_EE, expected, atol=1e-6)
-        assert float(similarity_EE.min()) == 0 and bool((similarity_EE.diagonal() == 1).all())
+        assert float(similarity_EE.min()) == 0
+        assert bool((similarity_EE.diagonal() == 1).all())
     assert not torch.allclose(*found)
 
 
@@ -133,7 +135,8 @@ def test_decode_steps_alone_are_rerouted() -> None:
         model.generate(TOKENS, max_new_tokens=3, min_new_tokens=3, do_sample=False)
     handle.remove()
     prompt, *steps = seen
-    assert prompt.shape[1] == 3 and bool((prompt < 8).all())
+    assert prompt.shape[1] == 3
+    assert bool((prompt < 8).all())
     assert all(len(set(step[step < 8].tolist())) <= len(TOKENS) for step in steps)
     decode = meter.summary()["decode"]
     assert decode["activated_after"] <= len(TOKENS) < decode["activated_before"]
@@ -163,3 +166,11 @@ def test_similarities_that_do_not_fit_are_refused(known: Any, line: str) -> None
         capacity_aware(make("olmoe"), "sere", calibrated=known),
     ):
         pass
+
+
+def frobenius_similarity_reference(outputs: list[list[list[float]]]) -> list[list[float]]:
+    """Define the similarity by loops, from the outputs of each expert for each token."""
+    flat = [list(itertools.chain.from_iterable(tokens)) for tokens in outputs]
+    distance = [[math.dist(one, two) for two in flat] for one in flat]
+    largest = max(max(row) for row in distance) or 1.0
+    return [[1 - value / largest for value in row] for row in distance]

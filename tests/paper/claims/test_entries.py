@@ -6,9 +6,7 @@ import itertools
 
 import pytest
 
-from capmoe_eval.paper.claims.entries import paper_claims, read_claims
-from capmoe_eval.paper.claims.ledger import ledger
-from capmoe_eval.paper.contrasts import read_contrasts
+from capmoe_eval.paper.claims.ledger import ledger, paper_claims, read_claims
 from capmoe_eval.paper.evidence import Evidence
 
 ENTRY = """
@@ -25,11 +23,12 @@ ENTRY = """
 
 def test_the_ledger_covers_the_paper() -> None:
     claims = paper_claims()
-    assert 100 <= len(claims) <= 140
+    assert 100 <= len(claims) <= 160
     assert len({claim.id for claim in claims}) == len(claims)
     assert {claim.version for claim in claims} == {"v1", "v2"}
     sections = list(dict.fromkeys(claim.section for claim in claims))
-    assert sections[0] == "Abstract" and sections[-1].startswith("E–G")
+    assert sections[0] == "Abstract"
+    assert sections[-1].startswith("E–G")
     # Listed section by section: none comes back later.
     order = [claim.section for claim in claims]
     assert sum(a != b for a, b in itertools.pairwise(order)) == len(sections) - 1
@@ -43,13 +42,6 @@ def test_every_check_can_be_read_where_there_are_no_records() -> None:
     verdicts = ledger(paper_claims(), Evidence("zoo"))
     assert len(verdicts) == len(paper_claims())
     assert not {"contradicted"} & {verdict.word for verdict in verdicts}
-
-
-def test_every_contrast_asks_of_two_different_choices() -> None:
-    for claim in paper_claims():
-        for check in claim.checks:
-            for contrast in read_contrasts(check.get("measured", {}).get("contrasts", ())):
-                assert contrast.first != contrast.second, claim.id
 
 
 def test_entries_with_the_words_of_a_claim_name_its_contrasts() -> None:
@@ -71,6 +63,8 @@ def test_an_entry_is_read_as_it_stands() -> None:
     [entry] = read_claims(ENTRY)
     assert (entry.id, str(entry.published)) == ("one", "0.2 points")
     assert entry.checks == ({"none": {"reason": "because"}},)
+    with pytest.raises(ValueError, match="used twice: one"):
+        read_claims(ENTRY + ENTRY)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +84,6 @@ def test_an_entry_is_read_as_it_stands() -> None:
 def test_a_bad_entry_is_refused_by_name(old: str, new: str, problem: str) -> None:
     with pytest.raises(ValueError, match=f"claim one: .*{problem}"):
         read_claims(ENTRY.replace(old, new))
-
-
-def test_an_id_is_used_once() -> None:
-    with pytest.raises(ValueError, match="used twice: one"):
-        read_claims(ENTRY + ENTRY)
 
 
 @pytest.mark.parametrize(

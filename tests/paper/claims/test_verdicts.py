@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.claims.entries import read_claims
-from capmoe_eval.paper.claims.ledger import conclude, ledger
-from capmoe_eval.paper.claims.result import CheckResult
-from capmoe_eval.paper.evidence import Evidence
+from capmoe_eval.paper import effects
+from capmoe_eval.paper.claims.ledger import conclude, ledger, read_claims
+from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import find_row
-from capmoe_eval.paper.tables import ALL_TASKS
-from capmoe_eval.paper.verdicts import Finding, Outcome, deciding, only_here, weigh
+from capmoe_eval.paper.verdicts import CheckResult, Finding, Outcome, deciding, only_here
 from tests.paper.fabricate import HEAD, evidence, judge, record
 
 CONTRAST = """{measured: {contrasts: [
@@ -31,8 +31,9 @@ RIGHT, WRONG = [1] * 40, [0] * 40
         ([1] * 20 + [0] * 20, RIGHT, "less", "confirmed"),
         # One gained, one lost: p = 1.
         ([0, 1] + [1] * 38, [1, 0] + [1] * 38, "greater", "not shown"),
-        # No difference at all is within a point; it is no sign of a gain.
-        (RIGHT, RIGHT, "{within: 1}", "confirmed"),
+        # No difference at all is within two documents, not within less than one; it is no gain.
+        (RIGHT, RIGHT, "{within: 5}", "confirmed"),
+        (RIGHT, RIGHT, "{within: 1}", "not shown"),
         (RIGHT, RIGHT, "greater", "not shown"),
         # 50 points lower is surely more than 1 point lower.
         ([1] * 20 + [0] * 20, RIGHT, "{at_least: -1}", "contradicted"),
@@ -54,99 +55,64 @@ def test_an_effect_is_counted_in_points_and_tasks_count_equally() -> None:
         record("random", 1.0, [1, 0, 0, 0], task="obqa"),  # +50 points over 4 documents
         record("score", 1.0, [1] * 10, task="piqa"),
         record("random", 1.0, [1] * 9 + [0], task="piqa"),  # +10 points over 10
+        record("score", 1.0, [1], task="rte"),  # which one side lacks
     )
-    detail = judge(CONTRAST % "greater", found).results[0].findings[0]
-    assert detail.effect == pytest.approx(30)
-    assert detail.models == {"zoo_olmoe": pytest.approx(30)}
-    assert detail.low is not None and detail.high is not None
-    assert detail.low < 30 < detail.high
-    assert len(detail.records) == 4
-
-
-def test_seeds_are_averaged_before_anything_is_compared() -> None:
-    found = evidence(
-        record("score", 1.0, [1, 1]),
-        *(record("random", 1.0, [s % 2, 0], seed=s) for s in range(4)),
-    )
-    detail = judge(CONTRAST % "greater", found).results[0].findings[0]
-    assert detail.effect == pytest.approx(75)  # document one: 1 − 1/2; document two: 1 − 0
-
-
-def test_models_that_answered_the_same_documents_are_averaged() -> None:
-    found = evidence(
-        *(record("score", 1.0, [1, 1], model=m) for m in ("zoo_a", "zoo_b")),
-        record("random", 1.0, [0, 1], model="zoo_a"),
-        record("random", 1.0, [1, 1], model="zoo_b"),
-    )
-    finding = judge(CONTRAST % "greater", found).results[0]
-    assert finding.findings[0].effect == pytest.approx(25)
-    assert finding.findings[0].models == {"zoo_a": 50.0, "zoo_b": 0.0}
-    assert "2 documents" in finding.text  # not 4: they are the same two
-
-
-def test_other_documents_are_not_paired() -> None:
-    found = evidence(
-        record("score", 1.0, RIGHT, documents="d0"), record("random", 1.0, WRONG, documents="d1")
-    )
-    verdict = judge(CONTRAST % "greater", found)
-    assert verdict.label == "not measured"
-    text = verdict.results[0].text
-    assert "No records of: score γ=1 − random γ=1" in text
-    assert "Not paired and left out: zoo_olmoe obqa (other documents of obqa)." in text
+    (result,) = judge(CONTRAST % "greater", found).results
+    assert result.findings[0].models == {"zoo_olmoe": pytest.approx(30)}
+    assert len(result.findings[0].records) == 4
+    assert "14 documents" in result.text
 
 
 def test_a_task_that_does_not_pair_is_left_out_and_named() -> None:
     """A part of its subtasks is no task: none is compared on fewer documents without a word."""
     both = {"obqa_a": [1] * 20}
-    found = evidence(
-        record("score", 1.0, both),
-        record("random", 1.0, both | {"obqa_b": [0] * 20}),
-        record("score", 1.0, RIGHT, task="rte"),
-        record("random", 1.0, WRONG, task="rte"),
-    )
-    finding = judge(CONTRAST % "greater", found).results[0]
-    assert finding.findings[0].effect == pytest.approx(100)
-    assert "Not paired and left out: zoo_olmoe obqa (other subtasks: obqa_b)." in finding.text
+    unpaired = [record("score", 1.0, both), record("random", 1.0, both | {"obqa_b": [0] * 20})]
+    paired = [record(name, 1.0, x, task="rte") for name, x in (("score", RIGHT), ("random", WRONG))]
+    (result,) = judge(CONTRAST % "greater", evidence(*unpaired, *paired)).results
+    assert result.findings[0].effect == pytest.approx(100)
+    assert "Not paired and left out: zoo_olmoe obqa (other subtasks: obqa_b)." in result.text
+    verdict = judge(CONTRAST % "greater", evidence(*unpaired))
+    assert verdict.label == "not measured"
+    assert "No records of: score γ=1 − random γ=1" in verdict.results[0].text
 
 
 def test_contrasts_of_a_claim_are_corrected_for_their_number() -> None:
-    # 6 gained of 40: p = 2/2^6 = 0.031 alone, 0.0625 beside a second.
+    # 6 gained of 40: p = 0.041 alone, 0.082 beside a second.
     score = record("score", 1.0, RIGHT)
     others = [record(m, 1.0, [0] * 6 + [1] * 34) for m in ("random", "order")]
     contrast = "{a: {method: score, gamma: 1.0}, b: {method: %s, gamma: 1.0}, expect: greater}"
     single, other = contrast % "random", contrast % "order"
     one = f"{{measured: {{contrasts: [{single}]}}}}"
     two = f"{{measured: {{contrasts: [{single}, {other}]}}}}"
-    assert judge(one, evidence(score, *others)).word == "confirmed"
-    verdict = judge(two, evidence(score, *others))
-    assert verdict.word == "not shown"
-    assert verdict.results[0].findings[0].p == pytest.approx(0.0625)
+    assert judge(one, evidence(score, others[0])).word == "confirmed"
+    for check in (two, one):  # both are of claim (a) of the replication, and have its p
+        verdict = judge(check, evidence(score, *others))
+        assert verdict.word == "not shown"
+        assert verdict.results[0].findings[0].p == pytest.approx(0.0825, abs=1e-4)
     # Half of what the claim asks for is no confirmation either.
     partly = judge(two, evidence(score, others[0]))
-    assert (
-        partly.word == "not shown" and "no records of: score γ=1 − order" in partly.results[0].text
-    )
+    assert partly.word == "not shown"
+    assert "no records of: score γ=1 − order" in partly.results[0].text
 
 
-def test_a_contrast_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from capmoe_eval.paper import effects as module
-
-    calls: list[object] = []
-    contrast = module.contrast
-    monkeypatch.setattr(module, "contrast", lambda *a: (calls.append(a), contrast(*a))[1])
-    found = evidence(record("score", 1.0, RIGHT), record("random", 1.0, WRONG))
-    check = CONTRAST % "greater"
-    ledger(read_claims(f"- {HEAD % check}\n- {(HEAD % check).replace('one', 'two')}"), found)
-    assert len(calls) == 1
-
-
-def test_what_a_contrast_found_is_judged_by_each_claim_that_names_it() -> None:
+def test_what_a_contrast_found_is_judged_by_each_claim_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """−5 points: within 10, and no gain; the comparison itself is computed once."""
+    calls: list[object] = []
+    contrast = effects.contrast
+
+    def counted(sides: Mapping[str, tuple[effects.Records, effects.Records]]) -> object:
+        calls.extend(both for both in sides.values() if all(both))
+        return contrast(sides)
+
+    monkeypatch.setattr(effects, "contrast", counted)
     found = evidence(record("score", 1.0, [0] * 20 + [1] * 380), record("random", 1.0, [1] * 400))
     checks = [CONTRAST % "greater", CONTRAST % "{at_least: -10}"]
     entries = [f"- {(HEAD % check).replace('one', f'n{i}')}" for i, check in enumerate(checks)]
     words = [verdict.word for verdict in ledger(read_claims("\n".join(entries)), found)]
     assert words == ["contradicted", "confirmed"]
+    assert len(calls) == 1
 
 
 # Loads and promises.
@@ -183,38 +149,63 @@ def test_a_load_holds_if_it_does_for_every_model(
         assert verdict.results[0].findings[0].effect == pytest.approx(-0.10)
 
 
-def test_quantities_are_those_of_the_record() -> None:
-    layer = {
-        "top_k": 2,
-        "assignments": 100,
-        "score_by_rank": [0.5, 0.2, 0.15, 0.05, 0.04, 0.03, 0.02, 0.01],
-        "grid": {"gamma": [1.0, 2.0], "drop_rate": [0.3, 0.1], "pad_waste": [None, None]},
-    }
-    found = evidence(
-        record("baseline", layer=layer),
-        record("expanded_drop", 1.5, load={"added": 30, "dropped": 20}),
-    )
-
-    def value(check: str) -> float:
-        return judge(f"{{load: {{{check}}}}}", found).results[0].findings[0].effect
-
-    assert value("quantity: rank_ratio, above: 0.5") == pytest.approx(0.75)
-    assert value("quantity: drop_rate_at, gamma: 2.0, below: 0.2") == pytest.approx(0.1)
-    own = "of: {method: expanded_drop, gamma: own}, above: 0"
-    assert value(f"quantity: added_share, {own}") == pytest.approx(0.3)
-    assert value(f"quantity: computed_share, {own}") == pytest.approx(1.1)
+SCORES = [0.5, 0.2, 0.15, 0.05, 0.04, 0.03, 0.02, 0.01]
+LAYER = {
+    "top_k": 2,
+    "assignments": 100,
+    "score_by_rank": SCORES,
+    "grid": {"gamma": [1.0, 2.0], "drop_rate": [0.3, 0.1], "pad_waste": [None, None]},
+}
 
 
-def test_groups_of_models_are_compared_pair_by_pair() -> None:
+@pytest.mark.parametrize(
+    ("question", "value"),
+    [
+        ("quantity: drop_rate_at, gamma: 2.0, below: 0.2", 0.1),
+        ("quantity: added_share, of: {method: expanded_drop, gamma: own}, above: 0", 0.3),
+        ("quantity: computed_share, of: {method: expanded_drop, gamma: own}, above: 0", 1.1),
+        ("quantity: imbalance_after, of: {method: expanded_drop, gamma: own}, above: 0", 2.0),
+    ],
+)
+def test_quantities_are_those_of_the_record(question: str, value: float) -> None:
+    load = {"added": 30, "dropped": 20, "mean_peak_after": 2.2}
+    found = evidence(record("baseline", layer=LAYER), record("expanded_drop", 1.5, load=load))
+    verdict = judge(f"{{load: {{{question}}}}}", found)
+    assert verdict.results[0].findings[0].effect == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "word"),
+    [
+        ({"zoo_olmoe": 4, "zoo_mixtral": 2}, "confirmed"),
+        ({"zoo_olmoe": 1, "zoo_mixtral": 2}, "contradicted"),
+        ({"zoo_olmoe": 1}, "not shown"),
+    ],
+)
+def test_groups_of_models_are_compared_pair_by_pair(peaks: dict[str, float], word: str) -> None:
     check = "{load: {quantity: mean_peak_before, higher: [zoo_o], lower: [zoo_m]}}"
+    rows = [record("baseline", model=m, load={"mean_peak_before": p}) for m, p in peaks.items()]
+    assert judge(check, evidence(*rows)).word == word
 
-    def found(*peaks: tuple[str, float]) -> Evidence:
-        rows = [record("baseline", model=m, load={"mean_peak_before": p}) for m, p in peaks]
-        return evidence(*rows)
 
-    assert judge(check, found(("zoo_olmoe", 4), ("zoo_mixtral", 2))).word == "confirmed"
-    assert judge(check, found(("zoo_olmoe", 1), ("zoo_mixtral", 2))).word == "contradicted"
-    assert judge(check, found(("zoo_olmoe", 1))).word == "not shown"
+@pytest.mark.parametrize(("waste", "word"), [(0.15, "contradicted"), (0.4, "confirmed")])
+def test_a_load_is_asked_beyond_what_a_uniform_router_has(waste: float, word: str) -> None:
+    """Four tokens an expert: a uniform router leaves 18 % of the slots empty, or somewhat more."""
+    check = "{load: {quantity: pad_waste, of: {method: score, gamma: 1.0}, %s}}"
+    load = {"pad_waste": waste, "mean_load": 4.0}
+    found = evidence(record("score", 1.0, load=load))
+    assert judge(check % "beyond_uniform: true, above: 0", found).word == word
+    assert judge(check % "above: 0.1", found).word == "confirmed"
+    unknown = evidence(record("score", 1.0, load={"pad_waste": waste}))
+    assert judge(check % "beyond_uniform: true, above: 0", unknown).word == "not measured"
+
+
+def test_a_peak_beyond_reach_is_not_asked() -> None:
+    """Eight experts and top-2: no expert has more than four times the mean."""
+    check = "{load: {quantity: peak_before, above: %s}}"
+    found = evidence(record("baseline", load={"peak_before": 3.9}))
+    words = [judge(check % bound, found).word for bound in ("7", "3.95", "3.5")]
+    assert words == ["not measured", "contradicted", "confirmed"]
 
 
 def test_one_broken_promise_is_enough() -> None:
@@ -306,62 +297,69 @@ def test_findings_make_a_verdict(findings: list[tuple[str, Outcome]], label: str
     assert f"{word} {scope}".strip() == label
 
 
+HOLDS, OPEN, FAILS, ABSENT = (
+    Finding(outcome.value, outcome, None if outcome is Outcome.ABSENT else 1.0)
+    for outcome in (Outcome.HOLDS, Outcome.UNDECIDED, Outcome.FAILS, Outcome.ABSENT)
+)
+
+
 @pytest.mark.parametrize(
-    ("outcomes", "expected"),
+    ("findings", "decided"),
     [
-        ("holds holds", "holds"),
-        ("holds undecided", "undecided"),
-        ("holds absent", "undecided"),
-        ("holds mixed", "undecided"),
-        ("holds impossible", "undecided"),
-        ("holds undecided absent fails", "fails"),
-        ("absent impossible", "absent"),
-        ("", "absent"),
+        ([HOLDS, OPEN, FAILS], FAILS),
+        ([HOLDS, OPEN], OPEN),
+        ([ABSENT, HOLDS], HOLDS),
+        ([ABSENT], None),
     ],
 )
-def test_what_fails_outranks_what_holds_and_what_is_absent_confirms_nothing(
-    outcomes: str, expected: str
+def test_the_number_that_is_shown_decided(findings: list[Finding], decided: Finding | None) -> None:
+    assert deciding(findings) is decided
+
+
+@pytest.mark.parametrize(
+    ("outcome", "conditional", "here"),
+    [
+        (Outcome.HOLDS, [True, False], True),
+        (Outcome.HOLDS, [False], False),
+        (Outcome.FAILS, [True], True),
+        (Outcome.FAILS, [True, False], False),
+        (Outcome.UNDECIDED, [], False),
+    ],
+)
+def test_a_verdict_that_holds_for_these_models_only_says_so(
+    outcome: Outcome, conditional: list[bool], here: bool
 ) -> None:
-    assert weigh([Outcome(outcome) for outcome in outcomes.split()]) is Outcome(expected)
+    findings = [Finding("f", outcome, 1.0, conditional=each) for each in conditional]
+    assert only_here(outcome, findings) is here
 
 
-def test_the_number_that_is_shown_decided() -> None:
-    holds, open_, fails = (
-        Finding(outcome.value, outcome, 1.0)
-        for outcome in (Outcome.HOLDS, Outcome.UNDECIDED, Outcome.FAILS)
-    )
-    absent = Finding("absent", Outcome.ABSENT)
-    assert deciding([holds, open_, fails]) is fails
-    assert deciding([holds, open_]) is open_
-    assert deciding([absent, holds]) is holds
-    assert deciding([absent]) is None
+@pytest.mark.parametrize(
+    ("lost", "label"),
+    [
+        ((20, 20, 20), "confirmed at toy scale"),
+        ((40, 0, 0), "confirmed at toy scale, on these models"),
+        ((20,), "confirmed at toy scale, on these models"),  # one says nothing of others
+    ],
+)
+def test_models_that_differ_make_a_verdict_on_these_models(
+    lost: tuple[int, ...], label: str
+) -> None:
+    rows = [
+        record(method, 1.0, answers, model=f"zoo_{number}")
+        for number, count in enumerate(lost)
+        for method, answers in (("score", RIGHT), ("random", [0] * count + [1] * (40 - count)))
+    ]
+    assert judge(CONTRAST % "greater", evidence(*rows)).label == label
 
 
-def test_a_verdict_that_holds_for_these_models_only_says_so() -> None:
-    here, wide = (Finding("f", Outcome.HOLDS, 1.0, conditional=c) for c in (True, False))
-    assert only_here(Outcome.HOLDS, [here, wide]) and not only_here(Outcome.HOLDS, [wide])
-    here, wide = (Finding("f", Outcome.FAILS, 1.0, conditional=c) for c in (True, False))
-    assert only_here(Outcome.FAILS, [here]) and not only_here(Outcome.FAILS, [here, wide])
-    assert not only_here(Outcome.UNDECIDED, [])
-
-
-def test_models_that_differ_make_a_verdict_on_these_models() -> None:
-    def found(*lost: int) -> Evidence:
-        rows = [
-            record(method, 1.0, answers, model=f"zoo_{number}")
-            for number, count in enumerate(lost)
-            for method, answers in (
-                ("score", RIGHT),
-                ("random", [0] * count + [1] * (40 - count)),
-            )
-        ]
-        return evidence(*rows)
-
-    assert judge(CONTRAST % "greater", found(20, 20, 20)).label == "confirmed at toy scale"
-    label = "confirmed at toy scale, on these models"
-    assert judge(CONTRAST % "greater", found(40, 0, 0)).label == label
-    # One model says nothing of others.
-    assert judge(CONTRAST % "greater", found(20)).label == label
+def test_a_verdict_beyond_the_text_says_so_with_its_batches() -> None:
+    rows = [record("score", 1.0, RIGHT), record("random", 1.0, WRONG)]
+    plain = f"[{HEAD % (CONTRAST % 'greater')}]"
+    entry = plain.replace("kind: effect", "kind: reading, beyond: true")
+    labels = [ledger(read_claims(text), evidence(*rows))[0].label for text in (plain, entry)]
+    assert labels[1] == f"{labels[0]} (beyond the text, in batches of 16 on 2 ranks)"
+    # Without a measurement there are no batches.
+    assert ledger(read_claims(entry), evidence())[0].label == "not measured"
 
 
 def test_an_entry_on_one_model_is_judged_by_that_model() -> None:
@@ -374,17 +372,6 @@ def test_an_entry_on_one_model_is_judged_by_that_model() -> None:
     assert judge(check, found).results[0].findings[0].models == {"zoo_mixtral": 0.0}
 
 
-def test_an_entry_is_shown_by_the_number_that_contradicts_it() -> None:
-    """Score − random holds and random − reverse order fails: the second is shown."""
-    check = """{measured: {contrasts: [
-      {a: {method: score, gamma: 1}, b: {method: random, gamma: 1}, expect: greater},
-      {a: {method: random, gamma: 1}, b: {method: reverse_order, gamma: 1}, expect: greater}]}}"""
-    rows = [("score", RIGHT), ("random", [1] * 20 + [0] * 20), ("reverse_order", RIGHT)]
-    verdict = judge(check, evidence(*(record(m, 1.0, answers) for m, answers in rows)))
-    assert verdict.word == "contradicted"
-    assert verdict.decided_by and verdict.decided_by.effect == pytest.approx(-50)
-
-
 def test_no_overhead_is_asked_at_every_gamma() -> None:
     check = """{load: {quantity: computed_share, of: {method: expanded_drop, gamma: 1.0},
       every_gamma: true, below: 1.0000001}}"""
@@ -395,7 +382,8 @@ def test_no_overhead_is_asked_at_every_gamma() -> None:
     assert judge(check, evidence(one)).word == "confirmed"
     verdict = judge(check, evidence(one, two))
     assert verdict.word == "contradicted"
-    assert verdict.decided_by and "γ=2" in verdict.decided_by.label
+    assert verdict.decided_by
+    assert "γ=2" in verdict.decided_by.label
     assert judge(check, evidence(record("baseline"))).word == "not measured"
 
 

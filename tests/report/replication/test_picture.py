@@ -7,8 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from capmoe_eval.paper.verdict_file import VerdictFile, WrittenClaim, WrittenFinding
-from capmoe_eval.paper.verdicts import CONFIRMED, CONTRADICTED, NOT_SHOWN
+from capmoe_eval.paper.verdicts import (
+    CONFIRMED,
+    CONTRADICTED,
+    NOT_SHOWN,
+    VerdictFile,
+    WrittenClaim,
+    WrittenFinding,
+)
 from capmoe_eval.report.replication.picture import draw
 
 
@@ -49,8 +55,10 @@ def test_a_verdict_has_a_shape_and_an_effect_its_intervals_and_models() -> None:
     assert [at(axes, marker) for marker in "oXs"] == [[1.0], [-1.0], [0.1]]
     assert at(axes, "|") == [0.5] * 3
     lines = [tuple(line.get_xdata()) for line in axes.lines]
-    assert (0.75, 1.25) in lines and (-3.0, 3.0) in lines
-    assert axes.get_xlim()[0] < -3 and axes.get_xlim()[1] > 3
+    assert (0.75, 1.25) in lines
+    assert (-3.0, 3.0) in lines
+    assert axes.get_xlim()[0] < -3
+    assert axes.get_xlim()[1] > 3
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,8 @@ def test_a_margin_is_a_line_where_a_contrast_has_one(bounds: object, drawn: list
 def test_effects_that_dwarf_the_others_are_arrows_with_their_numbers() -> None:
     (axes,) = picture([finding(-0.2), finding(0.1), finding(0.3), finding(-30.0)]).axes
     assert texts(axes) == ["◀ ● -30.0 [-30.2, -29.8]"]
-    assert axes.get_xlim()[0] > -2 and len(at(axes, "o")) == 3
+    assert axes.get_xlim()[0] > -2
+    assert len(at(axes, "o")) == 3
 
 
 def test_an_arrow_has_its_row_to_itself() -> None:
@@ -92,7 +101,8 @@ def test_an_arrow_has_its_row_to_itself() -> None:
 @pytest.mark.parametrize("effects", [[30.0], [20.0, 30.0, 5.0], [0.1, 30.0, 31.0], [0.1, 2.0]])
 def test_no_arrow_stands_for_the_larger_part_or_for_small_effects(effects: list[float]) -> None:
     (axes,) = picture([finding(effect) for effect in effects]).axes
-    assert not texts(axes) and axes.get_xlim()[1] > max(effects)
+    assert not texts(axes)
+    assert axes.get_xlim()[1] > max(effects)
 
 
 def test_labels_are_short_and_whole() -> None:

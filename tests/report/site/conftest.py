@@ -12,8 +12,8 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.paper.tables import TABLES
-from capmoe_eval.report.site import inventory, results
+from capmoe_eval.paper.layout import TABLES
+from capmoe_eval.report.site import inventory, pages
 from capmoe_eval.report.site.command import cell_pages, list_pages, main_pages, write_pages
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from tests import records
@@ -64,7 +64,7 @@ def few_tables() -> Iterator[None]:
     few = tuple(table for table in TABLES if table.key in ("table1", "table3", "table5", "table10"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inventory, "TABLES", few)
-        patch.setattr(results, "TABLES", few)
+        patch.setattr(pages, "TABLES", few)
         yield
 
 

@@ -46,7 +46,11 @@ def ledger(record_path: str) -> dict[str, Any]:
         "effect": 1.25,
         "low": 0.5,
         "high": 2.0,
+        "p": 0.01,
         "unit": "points",
+        "outcome": "holds",
+        "wide": None,
+        "models": {},
         "records": [0, 1],
     }
     other = {**detail, "label": "score − random", "effect": 2.25}
@@ -59,6 +63,7 @@ def ledger(record_path: str) -> dict[str, Any]:
     first = {
         "id": "one",
         "version": "v2",
+        "section": "S",
         "place": "Table 1",
         "quote": "score is <b>best</b>",
         "kind": "effect",
@@ -71,7 +76,9 @@ def ledger(record_path: str) -> dict[str, Any]:
     }
     second = {**first, "id": "two", "verdict": "not testable here", "kind": "number"}
     second |= {"published": None, "decided_by": None, "findings": [], "version": "v1"}
-    return {"profile": "zoo", "records": [record_path, "none.json"], "claims": [first, second]}
+    paths = [record_path, "none.json"]
+    about: dict[str, Any] = {"profile": "zoo", "models": [], "broken": [], "counts": {}}
+    return about | {"records": paths, "claims": [first, second]}
 
 
 REPLICATION: dict[str, Any] = {

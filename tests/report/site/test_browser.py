@@ -10,7 +10,7 @@ import pytest
 
 from capmoe_eval.report.advice.page import to_html
 from capmoe_eval.serving.advice import Budget
-from capmoe_eval.serving.advising import Deployment, advise_on_trace
+from capmoe_eval.serving.advising import ServingDeployment, advise_on_trace
 from tests.report.site.conftest import Site
 from tests.report.site.material import HOSTILE
 from tests.serving.test_front import skewed
@@ -82,14 +82,15 @@ def test_every_kind_of_page_works_without_network(tab: Tab, site: Site) -> None:
         for width in (400, 1000, 1300):
             page.set_viewport_size({"width": width, "height": 700})
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
-    assert len(kinds) == 8 and len(tab.requests) > 10
+    assert len(kinds) == 8
+    assert len(tab.requests) > 10
 
 
 @pytest.mark.parametrize("width", [400, 1300])
 def test_nothing_of_an_advice_is_cut(browser: sync_api.Browser, tmp_path: Path, width: int) -> None:
     asked = Budget(at_least_speedup=1.2)
-    advice = advise_on_trace(skewed(), (0.5, 1.0), Deployment(4), asked).advice
-    commands = [f"python -m capmoe_eval -m model=m method={'score,' * 60}order gamma=1.0"]
+    advice = advise_on_trace(skewed(), (0.5, 1.0), ServingDeployment(4), asked).advice
+    commands = [f"capmoe-eval sweep model=m method={'score,' * 60}order gamma=1.0"]
     (tmp_path / "advice.html").write_text(to_html(advice.model_copy(update={"commands": commands})))
     page = browser.new_page(viewport={"width": width, "height": 700})
     page.goto((tmp_path / "advice.html").as_uri())
@@ -116,7 +117,8 @@ def test_a_click_sorts(tab: Tab) -> None:
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "ascending"
     values = [float(text.split(" ")[0].rstrip("▼▲")) for text in column(page, 3)]
-    assert values == sorted(values) and len(set(values)) > 3
+    assert values == sorted(values)
+    assert len(set(values)) > 3
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "descending"
     values = [float(text.split(" ")[0].rstrip("▼▲")) for text in column(page, 3)]
@@ -167,7 +169,8 @@ def test_filters_hide_rows_and_show_them_again(tab: Tab) -> None:
     assert column(page, 1) == ["Score"]
     assert page.get_by_role("status").inner_text() == "1 of 16 rows"
     # Table 3 has no such row and says so; the table of settings has no such columns and stays.
-    assert page.locator("#table3 table").is_hidden() and page.locator("#table5 table").is_visible()
+    assert page.locator("#table3 table").is_hidden()
+    assert page.locator("#table5 table").is_visible()
     page.get_by_label("Model", exact=True).select_option("zoo_qwen3_moe")
     assert column(page, 1) == []
     page.get_by_role("button", name="Show all").click()
@@ -182,7 +185,8 @@ def test_a_filter_keeps_the_sorting(tab: Tab) -> None:
     page.get_by_role("button", name="Score (%)").click()
     rows = page.locator("tbody tr:not([hidden])")
     values = [float(row.locator("td").nth(4).inner_text()) for row in rows.all()]
-    assert len(values) == 20 and values == sorted(values)
+    assert len(values) == 20
+    assert values == sorted(values)
 
 
 def test_claims_are_filtered(tab: Tab) -> None:
@@ -221,12 +225,14 @@ def test_what_is_named_like_markup_is_text(tab: Tab, site: Site) -> None:
 def test_print(tab: Tab) -> None:
     page = tab.open(TABLES)
     page.emulate_media(media="print", color_scheme="dark")
-    assert page.locator("nav").is_hidden() and page.locator(".filters").is_hidden()
+    assert page.locator("nav").is_hidden()
+    assert page.locator(".filters").is_hidden()
     assert page.locator(TABLE1).is_visible()
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     closed = page.locator("details:not([open])").count()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert closed and page.locator("details:not([open])").count() == 0
+    assert closed
+    assert page.locator("details:not([open])").count() == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not([open])").count() == closed
 
@@ -235,7 +241,8 @@ def test_the_skip_link_comes_first_and_focus_is_seen(tab: Tab) -> None:
     page = tab.open(TABLES)
     page.keyboard.press("Tab")
     focused = page.locator(":focus")
-    assert focused.inner_text() == "Skip to the content" and focused.bounding_box()["x"] >= 0
+    assert focused.inner_text() == "Skip to the content"
+    assert focused.bounding_box()["x"] >= 0
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "content"
     page.keyboard.press("Tab")

@@ -25,8 +25,9 @@ def known(*words: str) -> Cell:
 def again(cell: Cell, directory: Path | None = None) -> Cell:
     """The one cell of the command line that is given for a cell."""
     command = cell_command(cell, "again")
-    assert command is not None and command.startswith("python -m capmoe_eval ")
-    words = [word.replace(DIRECTORY, str(directory)) for word in shlex.split(command)[3:]]
+    assert command is not None
+    assert command.startswith("capmoe-eval run ")
+    words = [word.replace(DIRECTORY, str(directory)) for word in shlex.split(command)[2:]]
     found = plans(composed(words))
     assert [plan.path.parts[0] for plan in found] == ["again"]
     return found[0].cell
@@ -42,7 +43,7 @@ def again(cell: Cell, directory: Path | None = None) -> Cell:
         ["model=deepseek_v2_lite", "method=device_drop", "tasks=longicl_1", "eval_seed=1"],
         ["model=deepseek_v2_lite", "tasks=longicl_2", "tasks.longicl_2.batch_size=4"],
         ["model=zoo_olmoe", "tasks=obqa", "tasks.obqa.fewshot=3", "batch_size=1"],
-        ["model=zoo_olmoe", "tasks=obqa", "data.root=synthetic", "model.max_length=64"],
+        ["model=zoo_olmoe", "tasks=obqa", "data.root=miniworld", "model.max_length=64"],
         ["model=zoo_llava_olmoe", "tasks=easy_vqa", "modality=text_first"],
         ["model=zoo_llava_olmoe", "tasks=easy_vqa", "tasks.easy_vqa.data_root=null"],
         ["model=zoo_llava_olmoe", "tasks=mme", "tasks.mme.dataset=lmms-lab-encoder/MME"],
@@ -102,7 +103,7 @@ def test_a_task_that_no_longer_exists_has_no_command() -> None:
 def test_defaults_are_not_said() -> None:
     cell = known("model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=piqa")
     assert cell_command(cell, "again") == (
-        "python -m capmoe_eval model=zoo_olmoe method=score gamma=1.0 tasks=piqa results_dir=again"
+        "capmoe-eval run model=zoo_olmoe method=score gamma=1.0 tasks=piqa results_dir=again"
     )
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
-from capmoe_eval.paper.tables import find_layout
-from capmoe_eval.report.tables.entries import Measured
-from capmoe_eval.report.tables.fill import fill
-from capmoe_eval.report.tables.table import Entry, Missing, Table
+from capmoe_eval.experiment.record_part import Answers, TaskAnswers
+from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn, find_layout
+from capmoe_eval.report.tables.entries import RecordEntries
+from capmoe_eval.report.tables.filled import fill
+from capmoe_eval.report.tables.table import Entry, Missing, PrintedNumber, Table
 
 TINY = ModelSlot("tiny_olmoe", "tiny OLMoE (untrained)", 1.25, knobs={"ep_size": 8})
 
@@ -28,7 +28,13 @@ class Result:
     knobs: Mapping[str, object] = field(default_factory=dict)
     n: int = 500
     data: str = "hub"
-    documents: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    answers: TaskAnswers | None = None
+
+    @property
+    def documents(self) -> TaskAnswers:
+        """The answers to documents that no other result has, unless it is said."""
+        name = f"{self.method} {self.gamma} {self.seed}"
+        return self.answers or {"t": Answers(documents=name, correct=[0.0])}
 
     @property
     def cell(self) -> SimpleNamespace:
@@ -53,36 +59,13 @@ BASELINE, EXPERT_DROP, SCORE, RANDOM = range(4)
 
 
 def toy(*results: Result) -> Table:
-    return fill(LAYOUT, [TINY], Measured(results).row)
+    return fill(LAYOUT, [TINY], RecordEntries(results).row)
 
 
 def entry(table: Table, row: int, column: int = 0) -> Entry:
     found = table.rows[row].entries[column]
     assert isinstance(found, Entry)
     return found
-
-
-def test_fractions_become_percent_in_their_row_and_column() -> None:
-    table = toy(
-        Result("baseline", None, "obqa", 0.456, 0.022),
-        Result("score", 1.0, "piqa", 0.801, 0.009, n=1838),
-    )
-    assert entry(table, BASELINE).value == pytest.approx(45.6)
-    assert entry(table, BASELINE).stderr == pytest.approx(2.2)
-    assert entry(table, SCORE, 1).value == pytest.approx(80.1)
-    assert sum(isinstance(e, Entry) for row in table.rows for e in row.entries) == 2
-    assert table.columns == ("OBQA", "PIQA", "Avg.")
-    assert table.title == "Toy on tiny OLMoE (untrained)"
-    assert table.notes[0] == "Documents: OBQA 500, PIQA 1,838."
-
-
-def test_gamma_is_named_as_in_print() -> None:
-    assert [row.labels for row in toy().rows] == [
-        ("Baseline", "+∞"),
-        ("Expert Drop", "–"),
-        ("Score", "1.0"),
-        ("Random", "1.0"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -99,40 +82,43 @@ def test_only_runs_of_the_row_enter_it(other: Result) -> None:
     assert all(isinstance(e, Missing) for row in toy(other).rows for e in row.entries)
 
 
-def test_average_is_the_mean_over_the_tasks() -> None:
-    table = toy(Result("score", 1.0, "obqa", 0.4, 0.03), Result("score", 1.0, "piqa", 0.7, 0.04))
-    assert entry(table, SCORE, 2).value == pytest.approx(55.0)
-    assert entry(table, SCORE, 2).stderr == pytest.approx(2.5)  # sqrt(3² + 4²) / 2
-
-
-def test_average_of_unknown_errors_has_none() -> None:
-    table = toy(Result("score", 1.0, "obqa"), Result("score", 1.0, "piqa", stderr=None))
-    assert entry(table, SCORE, 2).stderr is None
+@pytest.mark.parametrize(
+    ("results", "row", "column", "value", "stderr"),
+    [
+        # The average is the mean over the tasks: sqrt(3² + 4²) / 2.
+        (
+            [Result("score", 1.0, "obqa", 0.4, 0.03), Result("score", 1.0, "piqa", 0.7, 0.04)],
+            *(SCORE, 2, 55.0, 2.5),
+        ),
+        ([Result("score", 1.0), Result("score", 1.0, "piqa", stderr=None)], SCORE, 2, 50.0, None),
+        # Documents: (3 + 3 + 6) / 3 = 4. Seeds: a deviation of 2 over three of them.
+        (
+            [
+                Result("random", 1.0, value=0.42, stderr=0.03, seed=2),
+                Result("random", 1.0, value=0.40, stderr=0.03, seed=0),
+                Result("random", 1.0, value=0.38, stderr=0.06, seed=1),
+            ],
+            *(RANDOM, 0, 40.0, math.hypot(4.0, 2.0 / math.sqrt(3))),
+        ),
+        ([Result("random", 1.0, seed=seed) for seed in range(10)], RANDOM, 0, 50.0, 2.0),
+        (
+            [Result("random", 1.0, seed=0), Result("random", 1.0, seed=1, stderr=None)],
+            *(RANDOM, 0, 50.0, None),
+        ),
+    ],
+    ids=["average", "unknown error", "seeds", "equal seeds", "seeds of unknown error"],
+)
+def test_errors_are_kept_honest(
+    results: list[Result], row: int, column: int, value: float, stderr: float | None
+) -> None:
+    mean = entry(toy(*results), row, column)
+    assert mean.value == pytest.approx(value)
+    assert mean.stderr == (stderr and pytest.approx(stderr))
+    assert mean.seeds == tuple(sorted(r.seed for r in results if r.seed is not None))
 
 
 def test_average_is_missing_where_a_task_is() -> None:
-    table = toy(Result("score", 1.0, "obqa"))
-    assert isinstance(table.rows[SCORE].entries[2], Missing)
-
-
-def test_seeds_are_averaged_and_their_errors_kept_honest() -> None:
-    table = toy(
-        Result("random", 1.0, value=0.42, stderr=0.03, seed=2),
-        Result("random", 1.0, value=0.40, stderr=0.03, seed=0),
-        Result("random", 1.0, value=0.38, stderr=0.06, seed=1),
-    )
-    mean = entry(table, RANDOM)
-    assert mean.value == pytest.approx(40.0)
-    # Documents: (3 + 3 + 6) / 3 = 4. Seeds: a deviation of 2 over three of them.
-    assert mean.stderr == pytest.approx(math.hypot(4.0, 2.0 / math.sqrt(3)))
-    assert mean.seeds == (0, 1, 2)
-    assert mean.documents == 500
-    assert "Entries of a random method are means over 3 seeds." in table.notes
-
-
-def test_equal_seeds_do_not_shrink_the_sampling_error() -> None:
-    table = toy(*(Result("random", 1.0, seed=seed, stderr=0.02) for seed in range(10)))
-    assert entry(table, RANDOM).stderr == pytest.approx(2.0)
+    assert isinstance(toy(Result("score", 1.0)).rows[SCORE].entries[2], Missing)
 
 
 def test_one_seed_is_said_to_hide_the_spread() -> None:
@@ -146,46 +132,52 @@ def test_seeds_of_unknown_error_have_none() -> None:
     assert entry(table, RANDOM).stderr is None
 
 
-@pytest.mark.parametrize(("first", "second"), [(None, None), (1, 1), (None, 1), (1, None)])
-def test_two_results_for_one_entry_are_refused_by_name(
-    first: int | None, second: int | None
-) -> None:
-    pair = [
-        Result("random", 1.0, value=0.25, seed=first),
-        Result("random", 1.0, value=0.75, seed=second),
-    ]
-    with pytest.raises(UsageError) as error:
-        toy(*pair)
-    for result in pair:
-        assert f"task=obqa seed={result.seed}: {result.value:.4f}" in str(error.value)
-    assert str(error.value).count("model=tiny_olmoe method=random gamma=1.0") == 2
-
-
-def test_seeds_over_different_documents_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"n=500\].*n=100\].*same limit"):
-        toy(Result("random", 1.0, seed=0), Result("random", 1.0, seed=1, n=100))
-
-
-@pytest.mark.parametrize("broken", [{"value": math.nan}, {"stderr": math.nan}])
-def test_result_that_is_no_number_is_refused_by_name(broken: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=r"not a number: \[model=tiny_olmoe method=score"):
-        toy(dataclasses.replace(Result("score", 1.0), **broken))
-
-
-def test_differing_document_counts_of_a_column_are_told() -> None:
-    table = toy(Result("baseline", None), Result("score", 1.0, n=100))
-    assert table.notes[0] == "Documents: OBQA 100 or 500."
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        *(
+            (
+                [
+                    Result("random", 1.0, value=v, seed=s)
+                    for v, s in zip((0.25, 0.75), seeds, strict=True)
+                ],
+                rf"two results.*gamma=1.0 task=obqa seed={seeds[0]}: 0.2500.*"
+                rf"gamma=1.0 task=obqa seed={seeds[1]}: 0.7500",
+            )
+            for seeds in ((None, None), (1, 1), (None, 1), (1, None))
+        ),
+        (
+            [Result("random", 1.0, seed=0), Result("random", 1.0, seed=1, n=100)],
+            r"n=500\].*n=100\].*same limit",
+        ),
+        *(
+            ([dataclasses.replace(Result("score", 1.0), **broken)], r"not a number: \[model=tiny_o")
+            for broken in ({"value": math.nan}, {"stderr": math.nan})
+        ),
+        (
+            [Result("score", 1.0, knobs={"ep_size": size}) for size in (1, 8)],
+            "two results.*with ep_size=1 and .*with ep_size=8;",
+        ),
+        (
+            [Result("random", 1.0, seed=size, knobs={"ep_size": size}) for size in (1, 8)],
+            "different settings.*with ep_size=1.*with ep_size=8;",
+        ),
+    ],
+)
+def test_results_that_are_no_entry_are_refused_by_name(results: list[Result], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        toy(*results)
 
 
 def commands(table: Table) -> list[str]:
-    return [c.removeprefix("python -m capmoe_eval ") for c in table.missing_commands]
+    return [c.removeprefix("capmoe-eval ").removeprefix("run ") for c in table.missing_commands]
 
 
 def test_a_row_is_filled_by_one_command() -> None:
     table = fill(
         LAYOUT,
         [TINY],
-        Measured(
+        RecordEntries(
             [Result("score", 1.0, "obqa")],
             overrides=["+experiment=tiny"],
             seeds=(0, 1),
@@ -196,7 +188,7 @@ def test_a_row_is_filled_by_one_command() -> None:
         f"{start} method=baseline 'tasks=[obqa,piqa]'",
         f"{start} method=expert_drop 'tasks=[obqa,piqa]'",
         f"{start} method=score gamma=1.0 tasks=piqa",
-        f"-m {start} method=random gamma=1.0 'tasks=[obqa,piqa]' seed=0,1",
+        f"sweep {start} method=random gamma=1.0 'tasks=[obqa,piqa]' seed=0,1",
     ]
     row = table.rows[SCORE].entries
     assert row[1] == row[2] == Missing(table.missing_commands[2])
@@ -210,14 +202,7 @@ TWO_M = RowSpec("2k", "expanded_drop", 1.0, {**RANKED, "m": "2k", "max_k": True}
 def of_row(spec: RowSpec, *results: Result, symbols: Mapping[str, int] | None = None) -> Table:
     layout = dataclasses.replace(LAYOUT, blocks=((spec,),), tasks=LAYOUT.tasks[:1])
     slot = dataclasses.replace(TINY, symbols=symbols or {})
-    return fill(layout, [slot], Measured(results).row)
-
-
-def test_knobs_of_a_row_are_asked_for_by_name() -> None:
-    expert = Result("score", 1.0, knobs={"granularity": "expert", "ep_size": 8})
-    assert commands(of_row(DEVICE, expert)) == [
-        "model=tiny_olmoe method=score gamma=1.0 granularity=device tasks=obqa"
-    ]
+    return fill(layout, [slot], RecordEntries(results).row)
 
 
 def test_knobs_of_a_row_find_its_runs_alone() -> None:
@@ -266,57 +251,24 @@ def test_a_row_finds_what_is_the_same_computation(
     )
 
 
-def test_the_baseline_in_other_words_is_not_tested_against_itself() -> None:
-    table = of_row(RowSpec("row", "score", math.inf), graded("baseline", "1101"))
-    assert entry(table, 0).test is None and entry(table, 0).untested == ""
-
-
-def test_two_settings_of_a_knob_that_no_row_names_are_refused_by_name() -> None:
-    pair = [Result("score", 1.0, knobs={"ep_size": size}) for size in (1, 8)]
-    with pytest.raises(UsageError, match=r"two results.*with ep_size=1 and .*with ep_size=8;"):
-        toy(*pair)
-
-
-def test_seeds_of_different_settings_are_not_averaged() -> None:
-    pair = [Result("random", 1.0, seed=size, knobs={"ep_size": size}) for size in (1, 8)]
-    with pytest.raises(UsageError, match=r"different settings.*with ep_size=1.*with ep_size=8;"):
-        toy(*pair)
-
-
-def test_table2_takes_each_models_own_gamma_and_says_so() -> None:
-    slots = [TINY, ModelSlot("tiny_mixtral", "tiny Mixtral", 1.5)]
-    results = [
-        Result("score", 1.25, model="tiny_olmoe", value=0.1),
-        Result("score", 1.5, model="tiny_olmoe", value=0.2),
-        Result("score", 1.5, model="tiny_mixtral", value=0.3),
-    ]
-    table = fill(find_layout("table2"), slots, Measured(results).row)
-    assert [len(block.rows) for block in table.blocks] == [4, 4]
-    measured = {
-        row.labels: [e.value for e in row.entries if isinstance(e, Entry)] for row in table.rows
-    }
-    assert measured["tiny OLMoE (untrained)", "Token Drop"] == pytest.approx([10.0])
-    assert measured["tiny Mixtral", "Token Drop"] == pytest.approx([30.0])
-    assert table.notes[0] == "γ: tiny OLMoE (untrained) 1.25, tiny Mixtral 1.5."
-
-
-def test_model_without_its_own_gamma_is_refused() -> None:
-    with pytest.raises(UsageError, match="Token Drop on tiny takes the model's own γ"):
-        fill(find_layout("table2"), [ModelSlot("tiny", "Tiny")], Measured([]).row)
-
-
-@pytest.mark.parametrize("slots", [[], [TINY, TINY]])
-def test_table_of_one_model_refuses_others(slots: list[ModelSlot]) -> None:
-    with pytest.raises(UsageError, match=f"table1 is a table of one model, got {len(slots)}"):
-        fill(find_layout("table1"), slots, Measured([]).row)
-
-
-def test_table_without_average() -> None:
-    table = fill(dataclasses.replace(LAYOUT, average=None), [TINY], Measured([]).row)
-    assert table.columns == ("OBQA", "PIQA")
+@pytest.mark.parametrize(
+    ("key", "slots", "message"),
+    [
+        ("table2", [ModelSlot("tiny", "Tiny")], "Token Drop on tiny takes the model's own γ"),
+        ("table1", [], "table1 is a table of one model, got 0"),
+        ("table1", [TINY, TINY], "table1 is a table of one model, got 2"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(key: str, slots: list[ModelSlot], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        fill(find_layout(key), slots, RecordEntries([]).row)  # type: ignore[arg-type]
 
 
 # Paired tests against the baseline.
+
+
+def answers(correct: list[float], documents: str = "hash", task: str = "t") -> TaskAnswers:
+    return {task: Answers(documents=documents, correct=correct)}
 
 
 def graded(method: str, scores: str, **given: object) -> Result:
@@ -324,29 +276,30 @@ def graded(method: str, scores: str, **given: object) -> Result:
     correct = [float(score) for score in scores]
     gamma = None if method == "baseline" else 1.0
     given = {
-        "documents": {"t": ("hash", correct, (), ())},
+        "answers": answers(correct),
         "value": sum(correct) / len(correct),
     } | given
     return Result(method, gamma, n=len(correct), **given)  # type: ignore[arg-type]
 
 
-def test_documents_are_paired_with_the_baselines() -> None:
-    """Ten lost and none gained: McNemar's p is 2 / 2¹⁰."""
-    table = toy(graded("baseline", "1" * 12 + "0"), graded("score", "0" * 10 + "110"))
+@pytest.mark.parametrize(
+    ("baseline", "score", "p", "effect", "verdict"),
+    [
+        # Ten lost and none gained: McNemar's p is 2 / 2¹⁰.
+        ("1" * 12 + "0", "0" * 10 + "110", 2 / 2**10, 100 * -10 / 13, "worse"),
+        ("0" * 10, "1" * 10, 2 / 2**10, 100.0, "better"),
+        ("1" * 9, "0" * 5 + "1" * 4, 2 / 2**5, 100 * -5 / 9, None),
+    ],
+)
+def test_documents_are_paired_with_the_baselines(
+    baseline: str, score: str, p: float, effect: float, verdict: str | None
+) -> None:
+    table = toy(graded("baseline", baseline), graded("score", score))
     test = entry(table, SCORE).test
     assert test is not None
-    assert test.p == test.corrected == 2 / 2**10
-    assert test.effect == pytest.approx(100 * -10 / 13)
-    assert test.verdict == "worse"
+    assert (test.p, test.corrected, test.verdict) == (p, p, verdict)
+    assert test.effect == pytest.approx(effect)
     assert entry(table, BASELINE).test is None
-
-
-def test_gains_are_better_and_small_differences_are_nothing() -> None:
-    better = toy(graded("baseline", "0" * 10), graded("score", "1" * 10))
-    assert entry(better, SCORE).test.verdict == "better"  # type: ignore[union-attr]
-    # Five lost: p = 2 / 2⁵ = 0.0625.
-    same = toy(graded("baseline", "1" * 9), graded("score", "0" * 5 + "1" * 4))
-    assert entry(same, SCORE).test.verdict is None  # type: ignore[union-attr]
 
 
 def test_tests_are_corrected_for_their_number() -> None:
@@ -361,17 +314,30 @@ def test_tests_are_corrected_for_their_number() -> None:
         graded("score", "0" * 7 + "111"),
         graded("score", "0" * 6 + "1111", task="piqa"),
     )
-    tests = [entry(table, SCORE, column).test for column in range(3)]
-    assert [test.p for test in tests[:2]] == [2 / 2**7, 2 / 2**6]  # type: ignore[union-attr]
-    both = tests[2]
-    assert both is not None
+    first, second, both = (entry(table, SCORE, column).test for column in range(3))
+    assert first
+    assert second
+    assert both
+    assert (first.p, second.p) == (2 / 2**7, 2 / 2**6)
     assert both.effect == pytest.approx(-65.0)
     assert both.p == pytest.approx(2 / 2**13, abs=1e-3)
-    assert tests[0].corrected == pytest.approx(2 * 2 / 2**7)  # type: ignore[union-attr]
-    assert tests[1].corrected == pytest.approx(2 * 2 / 2**7)  # type: ignore[union-attr]
-    assert both.corrected == pytest.approx(3 * both.p)
-    note = next(note for note in table.notes if note.startswith("▼ worse, ▲ better"))
+    corrected = [first.corrected, second.corrected, both.corrected]
+    assert corrected == pytest.approx([2 * 2 / 2**7, 2 * 2 / 2**7, 3 * both.p])
+    (note,) = (note for note in table.notes if note.startswith("▼ worse, ▲ better"))
     assert "for the 3 tests of this table" in note
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(7, "worse"), (6, None)])
+def test_a_verdict_is_that_of_the_corrected_p(lost: int, verdict: str | None) -> None:
+    """Of two tests 2/2⁷ counts twice: 0.031; so does 2/2⁶: 0.0625, which alone would do."""
+    table = toy(
+        graded("baseline", "1" * 10),
+        graded("score", "0" * lost + "1" * (10 - lost)),
+        graded("random", "1" * 10, seed=0),
+    )
+    test = entry(table, SCORE).test
+    assert test is not None
+    assert test.verdict == verdict
 
 
 def test_seeds_are_averaged_by_document_before_they_are_tested() -> None:
@@ -391,13 +357,12 @@ def test_seeds_are_averaged_by_document_before_they_are_tested() -> None:
     ("baseline", "reason"),
     [
         ([], "the baseline is missing"),
-        ([graded("baseline", "1111", documents={"t": ("other", [1.0] * 4)})], "other documents"),
+        ([graded("baseline", "1111", answers=answers([1.0] * 4, "other"))], "other documents"),
         (
-            [graded("baseline", "1111", documents={"u": ("hash", [1.0] * 4, (), ())})],
+            [graded("baseline", "1111", answers=answers([1.0] * 4, task="u"))],
             "other subtasks: t, u",
         ),
         ([graded("baseline", "111")], "4 and 3 scores for the same documents of t"),
-        ([graded("baseline", "1111", documents={})], "scores by document are not known"),
         ([graded("baseline", "1111", model="tiny_mixtral")], "the baseline is missing"),
     ],
 )
@@ -426,7 +391,7 @@ def test_tasks_of_the_same_documents_are_one_sample() -> None:
         for method, score in (("baseline", "1"), ("score", "0"))
         for task, error in (("obqa", 0.03), ("piqa", 0.05))
     ]
-    average = entry(fill(layout, [TINY], Measured(results).row), SCORE, 2)
+    average = entry(fill(layout, [TINY], RecordEntries(results).row), SCORE, 2)
     assert average.stderr == pytest.approx(4.0)
     assert average.test is not None
     assert average.test.p == 2 / 2**10
@@ -447,7 +412,7 @@ PUBLISHED_LAYOUT = dataclasses.replace(
 
 
 def beside(*results: Result, slot: ModelSlot = PAPER, layout: Layout = PUBLISHED_LAYOUT) -> Table:
-    return fill(layout, [slot], Measured(results).row)
+    return fill(layout, [slot], RecordEntries(results).row)
 
 
 def test_published_numbers_stand_beside_ours() -> None:
@@ -460,6 +425,8 @@ def test_published_numbers_stand_beside_ours() -> None:
     sampling = 100 * math.sqrt(0.456 * 0.544 / 500)
     assert published.z == pytest.approx(-2.0 / math.sqrt(2.2**2 + sampling**2))
     assert any(note.startswith("published: ") for note in table.notes)
+    no_error = beside(Result("baseline", None, value=0.436, stderr=None, model="olmoe"))
+    assert entry(no_error, 0).published == PrintedNumber(45.6, pytest.approx(-2.0), None)
 
 
 def test_published_average_has_the_sampling_errors_of_its_tasks() -> None:
@@ -474,17 +441,11 @@ def test_published_average_has_the_sampling_errors_of_its_tasks() -> None:
     assert published.z == pytest.approx(1.0 / math.hypot(sampling, 2.0 / math.sqrt(8)))
 
 
-def test_without_an_error_there_is_a_difference_and_no_z() -> None:
-    table = beside(Result("baseline", None, value=0.436, stderr=None, model="olmoe"))
-    published = entry(table, 0).published
-    assert published is not None and published.z is None
-
-
 @pytest.mark.parametrize(
     "table",
     [
         beside(Result("baseline", None), slot=TINY),
-        beside(Result("baseline", None, model="olmoe", data="synthetic")),
+        beside(Result("baseline", None, model="olmoe", data="miniworld")),
         beside(
             Result("score", 1.25, model="olmoe"),
             layout=dataclasses.replace(

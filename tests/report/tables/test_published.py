@@ -1,6 +1,7 @@
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -10,15 +11,22 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Score
-from capmoe_eval.paper.layout import Layout, PaperTable, SettingsLayout
-from capmoe_eval.paper.printed import PrintedRow, find_row, printed_rows
-from capmoe_eval.paper.tables import LAYOUTS, PAPER_TABLES, find_layout
-from capmoe_eval.report.tables.entries import Measured
-from capmoe_eval.report.tables.fill import fill
+from capmoe_eval.experiment.record_part import Answers, TaskAnswers
+from capmoe_eval.paper.layout import (
+    LAYOUTS,
+    PAPER_TABLES,
+    Layout,
+    ModelSlot,
+    PaperTable,
+    RowSpec,
+    SettingsLayout,
+    find_layout,
+)
+from capmoe_eval.paper.printed import find_row, printed_rows
+from capmoe_eval.report.tables.entries import RecordEntries
+from capmoe_eval.report.tables.filled import fill, published_table
 from capmoe_eval.report.tables.others import settings_table
-from capmoe_eval.report.tables.published import published_table
-from capmoe_eval.report.tables.render import to_markdown
-from capmoe_eval.report.tables.table import Entry, Missing, Table, Text
+from capmoe_eval.report.tables.table import CellText, Entry, Missing, Table, to_markdown
 
 GOLDEN = Path(__file__).parent / "golden"
 TABLE5 = find_layout("table5")
@@ -59,68 +67,6 @@ def test_every_number_of_a_printed_table_is_in_it_once(layout: PaperTable) -> No
     assert sorted(shown) == sorted(printed)
 
 
-METHODS = {
-    "Baseline": "baseline",
-    "Order": "order",
-    "Reverse Order": "reverse_order",
-    "Random": "random",
-    "Score": "score",
-    "Expert Drop": "expert_drop",
-    "Token Drop": "score",
-    "Expanded Drop": "expanded_drop",
-    "Token Reroute": "token_reroute",
-}
-TASKS = {
-    "OBQA": "obqa",
-    "PIQA": "piqa",
-    "RTE": "rte",
-    "WinoGrande": "winogrande",
-    "BoolQ": "boolq",
-    "ARC-C": "arc_c",
-    "HellaSwag": "hellaswag",
-    "MMLU": "mmlu",
-    "GSM8K": "gsm8k",
-}
-LENGTHS = {"2K": 1, "4K": 2, "7K": 3, "9K": 4, "11K": 5}
-TASKS |= {length: f"longicl_{shots}" for length, shots in LENGTHS.items()}
-TASKS |= {"HE": "humaneval", "NQ": "nq_open", "MTS": "mts_dialog"}
-# Columns that are metrics of one task.
-METRICS = {"Percep.": "perception", "Cognit.": "cognition", "Overall": ""} | {
-    "Inst. Attr.": "instance_attributes",
-    "Inst. ID": "instance_identity",
-    "Inst. Interact.": "instance_interaction",
-    "Inst. Loc.": "instance_location",
-    "Inst. Count": "instances_counting",
-    "Scene": "scene_understanding",
-    "Spatial": "spatial_relation",
-    "Text": "text_understanding",
-    "Reasoning": "visual_reasoning",
-}
-VARIANTS: dict[str, dict[str, object]] = {
-    "": {},
-    "–": {},
-    "Uniform": {},  # no part of an identity
-    "Text First": {"modality": "text_first"},
-    "Image First": {"modality": "image_first"},
-    "Expert": {"granularity": "expert"},
-    "Device": {"granularity": "device"},
-    "m=2k, w/ max": {"candidates": "ranked", "m": 16, "max_k": True},
-    "m=2k, w/o max": {"candidates": "ranked", "m": 16, "max_k": False},
-    "m=3k, w/ max": {"candidates": "ranked", "m": 24, "max_k": True},
-    "m=3k, w/o max": {"candidates": "ranked", "m": 24, "max_k": False},
-}
-MODELS = {
-    "MolmoE": "molmoe",
-    "Qwen3-MoE": "qwen3_30b_a3b",
-    "DeepSeek-V2-Lite": "deepseek_v2_lite",
-    "OLMoE": "olmoe",
-    "OLMoE-Instruct": "olmoe_instruct",
-    "Qwen1.5-MoE-Chat": "qwen1_5_moe_chat",
-    "DeepSeek-V2-Lite-Chat": "deepseek_v2_lite_chat",
-    "Mixtral-8×7B-Instruct": "mixtral_8x7b_instruct",
-}
-
-
 @dataclass(frozen=True)
 class Result:
     model: str
@@ -133,53 +79,52 @@ class Result:
     n: int = 500
     knobs: Mapping[str, object] = field(default_factory=dict)
     data: str = "hub"
-    documents: Mapping[str, tuple[str, Sequence[float]]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     metric: str = "acc"
+
+    @property
+    def documents(self) -> TaskAnswers:
+        return {"t": Answers(documents=f"{self.method} {self.gamma} {self.seed}", correct=[0.0])}
 
     @property
     def cell(self) -> SimpleNamespace:
         return SimpleNamespace(data=self.data, task=SimpleNamespace(metric=self.metric))
 
     def score(self, metric: str) -> Score:
-        return Score(self.metrics[metric], None, self.n, {})
+        return Score(self.metrics[metric], None, self.n, self.documents)
 
 
-def of_row(row: PrintedRow, layout: Layout) -> Iterator[tuple[str, float, dict[str, float]]]:
-    """The value of each task of a printed row, and the other metrics of it."""
-    numbers = {column: value / layout.scale for column, value in row.tasks.items()}
-    if not numbers.keys() <= METRICS.keys():
-        yield from ((TASKS[column], value, {}) for column, value in numbers.items())
-        return
-    (task,) = {column.task for column in layout.tasks}
-    metrics = {METRICS[column]: value for column, value in numbers.items()}
-    yield task, metrics.pop("", 0.5), metrics
+def measured(layout: Layout, slot: ModelSlot, spec: RowSpec) -> Iterator[Result]:
+    """Runs that measure what the paper prints in a row; several columns may be of one task."""
+    numbers = {name: x / layout.scale for name, x in layout.printed(slot, spec).tasks.items()}
+    of_tasks: dict[str, dict[str, float]] = {}
+    for column in layout.tasks:
+        value = numbers[column.printed or column.heading]
+        of_tasks.setdefault(column.task, {})[column.metric] = value
+    for task, metrics in of_tasks.items():
+        yield Result(
+            model=slot.key,
+            method=spec.method,
+            gamma=spec.gamma_on(slot),
+            task=task,
+            value=metrics.pop("", 0.5),
+            metrics=metrics,
+            metric="bertscore_f1",  # asked of MTS-Dialog alone
+            seed=0 if spec.method == "random" else None,
+            knobs={"ep_size": 8, **spec.knobs_on(slot)},
+        )
 
 
 @pytest.mark.parametrize("layout", OF_PAPER, ids=lambda layout: layout.key)
 def test_runs_that_measure_the_papers_numbers_give_the_papers_table(layout: Layout) -> None:
-    unstated = 2.0 if layout.name == "table6" else None  # where the paper states no γ
-    results = [
-        Result(
-            model=MODELS[row.model],
-            method=METHODS[row.method],
-            gamma=None if row.method == "Baseline" else row.gamma or unstated,
-            task=task,
-            value=value,
-            metrics=metrics,
-            metric="bertscore_f1",  # asked of MTS-Dialog alone
-            seed=0 if row.method == "Random" else None,
-            knobs={"ep_size": 8, **VARIANTS[row.variant]},
-        )
-        for row in printed_rows()
-        if (row.table, row.version) == (layout.number, layout.version)
-        for task, value, metrics in of_row(row, layout)
-    ]
     slots = [
         dataclasses.replace(slot, symbols={"2k": 16, "3k": 24}) for slot in layout.paper_models
     ]
     printed = tuple(tuple(spec for spec in block if spec.in_print) for block in layout.blocks)
-    table = fill(dataclasses.replace(layout, blocks=printed), slots, Measured(results).row)
+    layout = dataclasses.replace(layout, blocks=printed)
+    runs = itertools.product(slots, itertools.chain(*printed))
+    results = [result for slot, spec in runs for result in measured(layout, slot, spec)]
+    table = fill(layout, slots, RecordEntries(results).row)
     rows = [row for row in rendered_rows(table) if "_published_" not in row]
     golden = golden_rows(layout.name, layout.version)
     assert [row[:-1] for row in rows[1:]] == [row[:-1] for row in golden[1:]]
@@ -190,7 +135,8 @@ def test_runs_that_measure_the_papers_numbers_give_the_papers_table(layout: Layo
     # The same numbers stand below, each with no difference.
     for row in table.rows:
         for entry in row.entries[: None if layout.average is None else -1]:
-            assert isinstance(entry, Entry) and entry.published is not None
+            assert isinstance(entry, Entry)
+            assert entry.published is not None
             assert entry.published.difference == pytest.approx(0.0, abs=1e-9)
 
 
@@ -201,12 +147,17 @@ def test_another_metric_than_the_papers_has_no_printed_value_beside_it() -> None
         Result(model.key, "baseline", None, column.task, 0.5, metric="rougeL", stderr=0.02)
         for column in layout.tasks
     ]
-    he, nq, mts = fill(layout, [model], Measured(results).row).rows[0].entries
-    assert isinstance(he, Entry) and isinstance(nq, Entry) and isinstance(mts, Entry)
-    assert he.published is not None and nq.published is not None and mts.published is None
+    he, nq, mts = fill(layout, [model], RecordEntries(results).row).rows[0].entries
+    assert isinstance(he, Entry)
+    assert isinstance(nq, Entry)
+    assert isinstance(mts, Entry)
+    assert he.published is not None
+    assert nq.published is not None
+    assert mts.published is None
     scored = dataclasses.replace(results[2], metric="bertscore_f1", value=0.8)
-    mts = fill(layout, [model], Measured([*results[:2], scored]).row).rows[0].entries[2]
-    assert isinstance(mts, Entry) and mts.published is not None
+    mts = fill(layout, [model], RecordEntries([*results[:2], scored]).row).rows[0].entries[2]
+    assert isinstance(mts, Entry)
+    assert mts.published is not None
     assert mts.published.difference == pytest.approx(0.8 - 0.827)
     # A BERTScore is no share: the printed one is taken to vary as ours does.
     assert mts.published.z == pytest.approx((0.8 - 0.827) / math.hypot(0.02, 0.02))
@@ -219,25 +170,23 @@ def test_every_step_under_a_capacity_is_measured_and_not_in_print() -> None:
         Result(model.key, "score", 1.0, "nq_open", value, knobs={"ep_size": 8, "decode": decode})
         for decode, value in (("unconstrained", 0.4), ("constrained", 0.3))
     ]
-    rows = fill(layout, [model], Measured(results).row).rows
+    rows = fill(layout, [model], RecordEntries(results).row).rows
     alone, every = rows[1].entries[1], rows[3].entries[1]
     assert rows[3].labels[1] == "Token Drop, every step"
-    assert isinstance(alone, Entry) and isinstance(every, Entry)
+    assert isinstance(alone, Entry)
+    assert isinstance(every, Entry)
     assert (alone.value, every.value) == (0.4, 0.3)
-    assert alone.published is not None and every.published is None
+    assert alone.published is not None
+    assert every.published is None
     # What is missing is asked for with what it needs, and only where it needs it.
     lacking = rows[1].entries[0]
     assert isinstance(lacking, Missing)
-    assert "allow_code_execution=true" in lacking.command and "nq_open" not in lacking.command
+    assert "allow_code_execution=true" in lacking.command
+    assert "nq_open" not in lacking.command
     without = [Result(model.key, "score", 1.0, "humaneval", 0.4, knobs={"ep_size": 8})]
-    lacking = fill(layout, [model], Measured(without).row).rows[1].entries[1]
-    assert isinstance(lacking, Missing) and "allow_code_execution" not in lacking.command
-
-
-def test_averages_are_printed_and_not_computed() -> None:
-    # The mean is 61.175.
-    assert "61.1" in to_markdown(published_table("table1"))
-    assert published_table("table1").rows[-1].entries[-1].value == 61.1
+    lacking = fill(layout, [model], RecordEntries(without).row).rows[1].entries[1]
+    assert isinstance(lacking, Missing)
+    assert "allow_code_execution" not in lacking.command
 
 
 def test_published_tables_say_so_and_keep_their_own_files() -> None:
@@ -245,6 +194,7 @@ def test_published_tables_say_so_and_keep_their_own_files() -> None:
     assert [t.name for t in tables] == ["table2_published_v1", "table2_published_v2"]
     assert tables[0].notes[0] == "Published numbers (v1, arXiv), averages as printed."
     assert "Qwen1.5-MoE-Chat 1.5" in tables[0].notes[1]
+    assert published_table("table1").rows[-1].entries[-1].value == 61.1  # the mean is 61.175
 
 
 def test_renamed_method_kept_its_numbers() -> None:
@@ -263,16 +213,6 @@ def test_renamed_method_kept_its_numbers() -> None:
         ({"table": 1, "model": "OLMoE", "method": "Baseline", "gamma": math.inf}, 64.0),
         ({"table": 2, "model": "OLMoE-Instruct", "method": "Expert Drop"}, 60.5),
         ({"table": 6, "model": "DeepSeek-V2-Lite", "method": "Token Drop", "gamma": None}, 0.53),
-        (
-            {
-                "table": 3,
-                "model": "Qwen3-MoE",
-                "method": "Expanded Drop",
-                "variant": "Device",
-                "gamma": 1.0,
-            },
-            74.8,
-        ),
     ],
 )
 def test_a_printed_row_is_found_by_its_fields(key: dict[str, object], value: float) -> None:
@@ -313,7 +253,9 @@ SETTINGS = {one.task: setting(one.shots, KEYS[one.metric]) for one in TABLE5.set
 def test_settings_stand_beside_the_printed_ones() -> None:
     table = settings_table(TABLE5, SETTINGS)
     row = next(row for row in table.rows if row.labels == ("HellaSwag",))
-    assert row.entries == tuple(map(Text, ("10", "Accuracy (Norm)", "–", "10", "Accuracy (Norm)")))
+    assert row.entries == tuple(
+        map(CellText, ("10", "Accuracy (Norm)", "–", "10", "Accuracy (Norm)"))
+    )
     assert table.notes == ("All settings are the paper's. It names no filter of the answers.",)
 
 
@@ -328,4 +270,4 @@ def test_settings_that_differ_are_told() -> None:
         "GSM8K differs: ours 5, f1; paper 5, Exact Match.",
     )
     row = next(row for row in table.rows if row.labels == ("GSM8K",))
-    assert row.entries[2] == Text("strict-match")
+    assert row.entries[2] == CellText("strict-match")

@@ -9,28 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.report.tables.render import (
+from capmoe_eval.report.tables.table import (
     RENDERERS,
+    CellText,
+    Entry,
+    Missing,
+    PairedTest,
+    PrintedNumber,
+    Row,
+    RowBlock,
+    Table,
     to_csv,
     to_html,
     to_latex,
     to_markdown,
     write,
 )
-from capmoe_eval.report.tables.table import (
-    Block,
-    Entry,
-    Missing,
-    PairedTest,
-    Published,
-    Row,
-    Table,
-    Text,
-)
 
 GOLDEN = Path(__file__).parent / "golden"
 
-RUN_RANDOM = "python -m capmoe_eval method=random 'tasks=[b&q,c]'"
+RUN_RANDOM = "capmoe-eval run method=random 'tasks=[b&q,c]'"
 worse = PairedTest(-3.6, 0.0001, 0.0004)
 better = PairedTest(5.0, 0.001, 0.002)
 same = PairedTest(-0.6, 0.03, 0.06)
@@ -41,8 +39,8 @@ TOY = Table(
     label_headings=("Method", "γ"),
     columns=("a_1", "B&Q", "Avg."),
     blocks=(
-        Block((Row(("Baseline", "+∞"), (Entry(45.6, 2.2), Entry(80.125, 0.9), Entry(62.9))),)),
-        Block(
+        RowBlock((Row(("Baseline", "+∞"), (Entry(45.6, 2.2), Entry(80.125, 0.9), Entry(62.9))),)),
+        RowBlock(
             (
                 Row(("Order <first>", "1.5"), (Entry(42.04), Entry(80.1, 0.95), Entry(61.05))),
                 Row(
@@ -63,19 +61,19 @@ BESIDE = Table(
     label_headings=("Model", "Method"),
     columns=("A", "B"),
     blocks=(
-        Block(
+        RowBlock(
             (
                 Row(
                     ("OLMoE", "Baseline"),
                     (
-                        Entry(43.6, 2.2, published=Published(45.6, -2.0, -0.64)),
-                        Entry(50.0, published=Published(49.96, 0.04, None)),
+                        Entry(43.6, 2.2, published=PrintedNumber(45.6, -2.0, -0.64)),
+                        Entry(50.0, published=PrintedNumber(49.96, 0.04, None)),
                     ),
                 ),
                 Row(
                     ("OLMoE", "Score"),
                     (
-                        Entry(40.0, 2.0, (), 500, Published(38.5, 1.5, 0.5), worse),
+                        Entry(40.0, 2.0, (), 500, PrintedNumber(38.5, 1.5, 0.5), worse),
                         Entry(55.0, 2.0, test=better),
                     ),
                 ),
@@ -96,10 +94,10 @@ WORDS = Table(
     label_headings=("Task",),
     columns=("Shots", "Metric"),
     blocks=(
-        Block(
+        RowBlock(
             (
-                Row(("BoolQ",), (Text("0"), Text("Accuracy"))),
-                Row(("R&D",), (Text("0"), Text("a < b | 100 %"))),
+                Row(("BoolQ",), (CellText("0"), CellText("Accuracy"))),
+                Row(("R&D",), (CellText("0"), CellText("a < b | 100 %"))),
             )
         ),
     ),
@@ -110,7 +108,7 @@ any_text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])
 
 def table_of(label: str, heading: str, note: str) -> Table:
     rows = (Row((label,), (Entry(1.25),)), Row(("x",), (Missing(note),)))
-    return Table("t", label, note, (heading,), (heading,), (Block(rows),), notes=(note,))
+    return Table("t", label, note, (heading,), (heading,), (RowBlock(rows),), notes=(note,))
 
 
 @pytest.mark.parametrize("suffix", RENDERERS)
@@ -145,7 +143,7 @@ def test_csv_is_what_pandas_reads() -> None:
 
 @given(st.floats(-1e6, 1e6))
 def test_csv_keeps_full_precision(value: float) -> None:
-    table = Table("t", "T", "", (), ("x",), (Block((Row((), (Entry(value),)),)),))
+    table = Table("t", "T", "", (), ("x",), (RowBlock((Row((), (Entry(value),)),)),))
     assert float(next(csv.DictReader(io.StringIO(to_csv(table))))["x"]) == value
 
 
@@ -192,7 +190,7 @@ def test_text_of_several_lines_stays_in_its_cell(newline: str) -> None:
 
 def test_repeated_labels_are_blank_in_print_and_full_for_machines() -> None:
     rows = tuple(Row(("OLMoE", method), (Entry(1.0),)) for method in ("Order", "Score"))
-    table = Table("t", "T", "", ("Model", "Method"), ("x",), (Block(rows), Block(rows[:1])))
+    table = Table("t", "T", "", ("Model", "Method"), ("x",), (RowBlock(rows), RowBlock(rows[:1])))
     assert to_markdown(table).count("OLMoE") == to_latex(table).count("OLMoE") == 2
     assert to_html(table).count("OLMoE") == to_csv(table).count("OLMoE") == 3
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.report.tables.table import Block, Entry, Missing, Row, Table
+from capmoe_eval.report.tables.table import Entry, Missing, Row, RowBlock, Table
 
 
-def column(*values: float | None) -> Block:
+def column(*values: float | None) -> RowBlock:
     entries = [Missing("run") if value is None else Entry(value) for value in values]
-    return Block(tuple(Row((str(i),), (entry,)) for i, entry in enumerate(entries)))
+    return RowBlock(tuple(Row((str(i),), (entry,)) for i, entry in enumerate(entries)))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_missing_commands_are_listed_once_and_in_order() -> None:
         Row((), (Missing("second"), Missing("second"), Entry(1.0))),
         Row((), (Missing("first"), Missing("second"), Missing("third"))),
     ]
-    blocks = (Block((rows[0],)), Block((rows[1],)))
+    blocks = (RowBlock((rows[0],)), RowBlock((rows[1],)))
     table = Table("t", "T", "", (), ("a", "b", "c"), blocks)
     assert table.missing_commands == ("second", "first", "third")

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.report.tables.measured import measured_table
-from capmoe_eval.report.tables.render import to_csv, to_html, to_latex, to_markdown
-from capmoe_eval.report.tables.table import Entry, Missing
+from capmoe_eval.report.tables.filled import measured_table
+from capmoe_eval.report.tables.table import Entry, Missing, to_csv, to_html, to_latex, to_markdown
 from tests.experiment.timings import files
 
-COMMAND = "python -m capmoe_eval.bench ep --study workload"
+COMMAND = "capmoe-eval bench ep --study workload"
 
 
 def test_the_table_has_the_file_s_numbers(tmp_path: Path) -> None:
@@ -33,11 +32,14 @@ def test_the_table_has_the_file_s_numbers(tmp_path: Path) -> None:
     printed = [1.09, 1.18, 1.24, 1.26, 1.27, 1.27, 1.27, 1.24, 1.23]
     assert [entry.published.value for entry in told if entry.published] == printed
     first = told[0]
-    assert first.quartiles == (1.1 * 0.95, 1.1 * 1.05) and first.stderr is None
-    assert first.published is not None and first.published.z is None
+    assert first.quartiles == (1.1 * 0.95, 1.1 * 1.05)
+    assert first.stderr is None
+    assert first.published is not None
+    assert first.published.z is None
     assert first.published.difference == pytest.approx(0.01)
     second = prefill.entries[1]
-    assert isinstance(second, Entry) and second.value == pytest.approx(1.1)
+    assert isinstance(second, Entry)
+    assert second.value == pytest.approx(1.1)
     assert [e.value for e in ideal.entries if isinstance(e, Entry)] == [1.6] * 9
     assert "(EMULATED)" in table.title
     assert any(note.startswith("EMULATED:") for note in table.notes)
@@ -57,7 +59,8 @@ def test_four_formats(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(table))))
     assert float(rows[0]["8K × 0.1K low"]) == 1.1 * 0.95
     assert float(rows[0]["8K × 0.1K high"]) == 1.1 * 1.05
-    assert rows[0]["8K × 0.1K published"] == "1.09" and rows[0]["8K × 0.1K stderr"] == ""
+    assert rows[0]["8K × 0.1K published"] == "1.09"
+    assert rows[0]["8K × 0.1K stderr"] == ""
     assert rows[2]["8K × 0.1K low"] == ""
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.wrapper.molmoe.crops import NOWHERE, Geometry, Marks, cut
+from capmoe_eval.wrapper.molmoe.images import NOWHERE, Geometry, Marks, cut
 
 MARKS = Marks(start=1, end=2, patch=3, column=4)
 GEOMETRIES = st.builds(
@@ -24,14 +24,14 @@ def test_every_token_of_a_grid_is_of_one_crop_that_shows_it(
 ) -> None:
     height = geometry.window // 2 * rows + geometry.margin
     width = geometry.window // 2 * columns + geometry.margin
-    found = {}
+    holders = {}
     for crop, places in enumerate(geometry.positions(rows, columns)):
         for cell, place in enumerate(places.tolist()):
             if place != NOWHERE:
-                assert place not in found, "two crops have it"
-                found[place] = (crop, cell)
-    assert sorted(found) == [y * (width + 1) + x for y in range(height) for x in range(width)]
-    for place, (crop, cell) in found.items():
+                assert place not in holders, "two crops have it"
+                holders[place] = (crop, cell)
+    assert sorted(holders) == [y * (width + 1) + x for y in range(height) for x in range(width)]
+    for place, (crop, cell) in holders.items():
         y, x = divmod(place, width + 1)
         i, j = divmod(crop, columns)
         row, column = divmod(cell, geometry.tokens)
@@ -55,7 +55,7 @@ def test_the_tiling_enlarges_least_or_shrinks_least(
             if best is None:
                 best = (scale, grid)
             elif best[0] < 1:  # so far all shrink
-                best = max(best, (scale, grid), key=lambda found: found[0])
+                best = max(best, (scale, grid), key=lambda grid: grid[0])
             elif 1 <= scale < best[0]:
                 best = (scale, grid)
     assert best is not None
@@ -74,8 +74,8 @@ def test_a_crop_shows_its_part_of_the_image() -> None:
         for patch in range(geometry.crop**2):
             y = 2 * (i * geometry.window + patch // geometry.crop)
             x = 2 * (j * geometry.window + patch % geometry.crop)
-            shown = crops.patches_NPD[1 + number, patch].numpy()
-            np.testing.assert_allclose(shown, expected[y : y + 2, x : x + 2].ravel(), atol=1e-5)
+            pixels = crops.patches_NPD[1 + number, patch].numpy()
+            np.testing.assert_allclose(pixels, expected[y : y + 2, x : x + 2].ravel(), atol=1e-5)
     tokens = np.array(crops.tokens_T)
     placed = crops.position_NI[crops.position_NI >= 0].numpy()
     assert sorted(placed) == np.flatnonzero(tokens == MARKS.patch).tolist()

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor
-from capmoe_eval.wrapper.parallel.images import own_images
+from capmoe_eval.wrapper.parallel import own_images
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.rounding import tolerance
 from tests.wrapper.molmoe import checkpoint, remote_code
@@ -98,7 +98,7 @@ def test_the_processor_gives_the_remote_inputs(processor: Any, which: str) -> No
     torch.testing.assert_close(sums[crops], remote["patches"][crops], atol=0.02, rtol=1e-3)
 
 
-@pytest.mark.parametrize("which", PROMPTS)
+@pytest.mark.parametrize("which", ["alone", pytest.param("batch", marks=pytest.mark.slow)])
 def test_images_and_text_have_the_remote_logits(
     model: Any, eager: Any, processor: Any, which: str
 ) -> None:
@@ -114,7 +114,6 @@ def test_images_and_text_have_the_remote_logits(
         assert off[real].abs().max() > 0.01, name
 
 
-@pytest.mark.parametrize("which", PROMPTS)
 def continued(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Return the logits of the first words after a batch, by the cache."""
     steps, mask = [], inputs["attention_mask"]
@@ -131,7 +130,7 @@ def continued(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     return torch.stack(steps, dim=1)
 
 
-@pytest.mark.parametrize("which", PROMPTS)
+@pytest.mark.parametrize("which", ["alone", pytest.param("batch", marks=pytest.mark.slow)])
 def test_a_continuation_by_the_cache_has_the_remote_logits(
     model: Any, eager: Any, processor: Any, which: str
 ) -> None:
@@ -144,7 +143,7 @@ def test_a_continuation_by_the_cache_has_the_remote_logits(
 def test_generate_gives_what_forwards_without_a_cache_give(model: Any, processor: Any) -> None:
     inputs = asked(processor, "alone")
     settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
-    found = model.generate(**inputs, **settings)[0, -4:].tolist()
+    results = model.generate(**inputs, **settings)[0, -4:].tolist()
     words: list[int] = []
     for _ in range(4):
         word = torch.tensor([words], dtype=torch.long)
@@ -154,7 +153,7 @@ def test_generate_gives_what_forwards_without_a_cache_give(model: Any, processor
             "attention_mask": torch.cat([inputs["attention_mask"], torch.ones_like(word)], dim=1),
         }
         words.append(int(model(**grown).logits[0, -1].argmax()))
-    assert found == words
+    assert results == words
 
 
 def test_in_bfloat16_a_pixel_that_becomes_minus_one_blanks_nothing(
@@ -225,8 +224,8 @@ def test_prompts_with_and_without_images_make_one_batch(
     alone = processor(text="word1 word2")
     assert set(alone) == {"input_ids", "attention_mask"}
     expected = model(**alone).logits[0]
-    found = model(**inputs).logits[0, -len(expected) :]
-    assert_close(found, expected, tolerance(lambda: eager(**alone).logits[0]))
+    results = model(**inputs).logits[0, -len(expected) :]
+    assert_close(results, expected, tolerance(lambda: eager(**alone).logits[0]))
 
 
 def test_a_checkpoint_that_is_saved_from_here_is_loaded_again(

@@ -1,6 +1,7 @@
 """Wrong decisions, each a slip that a developer could make, and the check that all are refused.
 
 A mutation replaces one function of the package by a changed one. `settings` runs tiny models under
-every method, `table` lists the mutations, `test_mutations` applies each to every method that it
-concerns: the run must differ from that of the true code, and an invariant must refuse it.
+every method. `stages` is a table: every stage of a decision with every change of a value like its
+own. `slips` are the wrong decisions that no single wrong value makes. `test_mutations` applies each
+to every method that it concerns: an invariant must refuse each run that differs from the true one.
 """

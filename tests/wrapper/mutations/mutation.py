@@ -1,10 +1,13 @@
-"""A mutation: a function of the package and what a slip makes of it."""
+"""A mutation: a function of the package and what a slip makes of it.
+
+A *kind* of mutations is a function from a name, a change, whom it concerns and the world in which
+it can be seen. What ``change`` gets and returns is the kind's.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,100 +19,187 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.routing.scores import Assignment
-from tests.wrapper.mutations.concerns import everywhere, unchanged
 from tests.wrapper.mutations.settings import Setting, with_knobs
 
 Call = dict[str, Any]
 Decide = Callable[..., Assignment]
+Change = Callable[..., Any]
+Kind = Callable[..., "Mutation"]
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A wrong decision by its name."""
+    """A wrong decision by its name; those of one stage have what comes before the colon alike."""
 
     name: str
-    target: str  # "routing.capacity:capacity", or "wrapper.plan:ForwardPlan.constrained"
+    target: str  # "capacity" or "Gate.scores"; with its module if two have the name: "hook.combine"
     change: Callable[[Any], Any]  # of the function
-    concerns: Callable[[Setting], bool] = everywhere
-    world: Callable[[Setting], Setting] = unchanged  # the setting in which it can be seen
+    concerns: Callable[[Setting], bool] = lambda _: True
+    world: Callable[[Setting], Setting] = lambda setting: setting
+
+    @property
+    def stage(self) -> str:
+        return self.name.partition(":")[0]
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the function in every module that has imported it."""
-        module_name, _, path = self.target.partition(":")
-        module = importlib.import_module(f"capmoe_eval.{module_name}")
-        owner_name, _, name = path.rpartition(".")
-        if owner_name:
-            owner = getattr(module, owner_name)
-            original = vars(owner)[name]
-            if isinstance(original, property):
-                monkeypatch.setattr(owner, name, property(self.change(original.fget)))
-            else:
-                monkeypatch.setattr(owner, name, self.change(original))
-            return
-        original = getattr(module, name)
-        changed = self.change(original)
-        for other in _modules(len(sys.modules)):
-            if vars(other).get(name) is original:
-                monkeypatch.setattr(other, name, changed)
+        owner, name = _owner(self.target)
+        original = vars(owner)[name]
+        is_property = isinstance(original, property)
+        changed = property(self.change(original.fget)) if is_property else self.change(original)
+        owners = [owner]
+        if isinstance(owner, ModuleType):
+            owners = [of for of in _modules(len(sys.modules)) if vars(of).get(name) is original]
+        for each in owners:
+            monkeypatch.setattr(each, name, changed)
 
 
 @functools.lru_cache(maxsize=1)
 def _modules(_count: int) -> list[ModuleType]:
-    """Return the package's modules, looked for again when there are others."""
-    return [module for name, module in sys.modules.items() if name.startswith("capmoe_eval")]
+    """Return the modules of decisions, looked for again when there are others."""
+    return [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("capmoe_eval") and not name.endswith("definition")
+    ]
 
 
-def decision(
-    name: str,
-    change: Callable[[Decide, Call], Assignment],
-    concerns: Callable[[Setting], bool] = everywhere,
-    world: Callable[[Setting], Setting] = unchanged,
-) -> Mutation:
-    """Return a mutation of the whole decision, which ``change`` makes by calling the true one.
+@functools.cache
+def _owner(target: str) -> tuple[Any, str]:
+    """Return the module or the class that defines a target, and the target's name there."""
+    first, _, name = target.partition(".")
+    owners: list[Any] = []
+    for module in _modules(len(sys.modules)):
+        value = vars(module).get(first)
+        if getattr(value, "__module__", None) == module.__name__:
+            owners.append(value if name else module)
+        if name in vars(module) and module.__name__.endswith(f".{first}"):
+            owners.append(module)
+    (owner,) = owners
+    return owner, name or first
 
-    ``change`` gets the decision and its arguments by name.
-    """
 
-    def wrap(assign: Decide) -> Decide:
-        def mutated(scores: Any, method: Any, groups: Any, **more: Any) -> Assignment:
-            call = {"scores": scores, "method": method, "groups": groups, **more}
-            decided = change(assign, call)
+def wrapped(target: str) -> Kind:
+    """A function; ``change`` makes it from the true one."""
+    return lambda name, change, *more: Mutation(name, target, change, *more)
+
+
+def result(target: str, field: str | None = None) -> Kind:
+    """What a function returns, or a field of it; ``change`` gets its arguments as well."""
+
+    def kind(name: str, change: Change, *more: Any) -> Mutation:
+        def wrap(function: Change) -> Change:
+            @functools.wraps(function)
+            def mutated(*arguments: Any, **named: Any) -> Any:
+                true = function(*arguments, **named)
+                if field is None:
+                    return change(true, *arguments, **named)
+                changed = change(getattr(true, field), *arguments, **named)
+                return dataclasses.replace(true, **{field: changed})
+
+            return mutated
+
+        return Mutation(name, target, wrap, *more)
+
+    return kind
+
+
+def argument(target: str, number: int) -> Kind:
+    """One of the arguments that a function is called with."""
+
+    def kind(name: str, change: Change, *more: Any) -> Mutation:
+        def wrap(function: Change) -> Change:
+            def mutated(*call: Any, **named: Any) -> Any:
+                changed = change(call[number])
+                return function(*call[:number], changed, *call[number + 1 :], **named)
+
+            return mutated
+
+        return Mutation(name, target, wrap, *more)
+
+    return kind
+
+
+def of_first_call(target: str, *more: Any) -> Mutation:
+    """A function returns for ever what its first call returned."""
+
+    def wrap(function: Change) -> Change:
+        results: list[Any] = []
+
+        def mutated(*call: Any, **named: Any) -> Any:
+            results.append(function(*call, **named))
+            return results[0]
+
+        return mutated
+
+    return Mutation(f"{target} is that of its first call", target, wrap, *more)
+
+
+# The decision.
+
+
+def decision(name: str, change: Callable[[Decide, Call], Assignment], *more: Any) -> Mutation:
+    """The whole decision; ``change`` gets the true one and its arguments by name."""
+
+    def wrap(decide: Decide) -> Decide:
+        def mutated(scores: Any, method: Any, groups: Any, **named: Any) -> Assignment:
+            call = {"scores": scores, "method": method, "groups": groups, **named}
+            decided = change(decide, call)
             if method.reads_hidden and decided.details is None:  # an assignment made anew
-                details = assign(**call).details
-                decided = dataclasses.replace(decided, details=details)
+                decided = dataclasses.replace(decided, details=decide(**call).details)
             return decided
 
         return mutated
 
-    return Mutation(name, "wrapper.hook:decide", wrap, concerns, world)
+    return Mutation(name, "hook.decide", wrap, *more)
 
 
-def argument(name: str, argument_name: str, change: Callable[[Call], Any], *more: Any) -> Mutation:
-    """Return a mutation of the decision that is made from another argument."""
-    return decision(
+def decided_by(argument_name: str) -> Kind:
+    """An argument of the decision; ``change`` gets all of them."""
+    return lambda name, change, *more: decision(
         name, lambda decide, call: decide(**call | {argument_name: change(call)}), *more
     )
 
 
+def decided_by_part(argument_name: str, field: str) -> Kind:
+    """A field of an argument of the decision, for example the scores [T, E]."""
+
+    def kind(name: str, change: Change, *more: Any) -> Mutation:
+        def other(call: Call) -> Any:
+            whole = call[argument_name]
+            changed = {field: change(getattr(whole, field))}
+            if field == "score_TE":  # a token's own order stays
+                changed["choice_TE"] = whole.ranking_TE
+            return dataclasses.replace(whole, **changed)
+
+        return decided_by(argument_name)(name, other, *more)
+
+    return kind
+
+
 def knobs(name: str, change: Callable[[Any], dict[str, Any]], *more: Any) -> Mutation:
-    """Return a mutation of the decision that is made as with other knobs of its method."""
-
-    def other(call: Call) -> Any:
-        return with_knobs(call["method"], **change(call["method"]))
-
-    return argument(name, "method", other, *more)
+    """Other knobs of the decision's method, which ``change`` gets."""
+    return decided_by("method")(
+        name, lambda call: with_knobs(call["method"], **change(call["method"])), *more
+    )
 
 
 def outcome(name: str, change: Callable[[Assignment, Call], Assignment], *more: Any) -> Mutation:
-    """Return a mutation of what was decided."""
+    """What was decided."""
     return decision(name, lambda decide, call: change(decide(**call), call), *more)
 
 
-def weights(name: str, change: Callable[[Tensor, Any], Tensor], *more: Any) -> Mutation:
-    """Return a mutation of the combine weights of slots [T, S].
+def kept(name: str, change: Callable[[Tensor, Call], Tensor], *more: Any) -> Mutation:
+    """The mask [T, S] of kept slots, of which ``change`` gets a copy."""
 
-    ``change`` gets the weights and the arguments that they were computed from.
-    """
+    def other(decided: Assignment, call: Call) -> Assignment:
+        return dataclasses.replace(decided, keep_TS=change(decided.keep_TS.clone(), call))
+
+    return outcome(name, other, *more)
+
+
+def weights(name: str, change: Callable[[Tensor, Any], Tensor], *more: Any) -> Mutation:
+    """The combine weights of slots [T, S]; ``change`` gets what they were computed from."""
     names = ("layer", "method", "scores", "assignment", "weight_TK", "changed_T")
 
     def wrap(combine: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -119,16 +209,16 @@ def weights(name: str, change: Callable[[Tensor, Any], Tensor], *more: Any) -> M
 
         return mutated
 
-    return Mutation(name, "wrapper.hook:combine", wrap, *more)
+    return Mutation(name, "hook.combine", wrap, *more)
 
 
 def sent(name: str, change: Callable[..., tuple[Tensor, Tensor]], *more: Any) -> Mutation:
-    """Return a mutation of what is sent to the experts: ids and weights of slots [N, S].
+    """The ids and weights of slots [N, S] that are sent to the experts.
 
-    ``change`` gets both, and who counts among the rows.
+    ``change`` gets both, who counts among the rows, and the number of experts.
     """
 
-    def wrap(send: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(send: Change) -> Change:
         def mutated(hook: Any, plan: Any, *call: Any) -> Any:
             output = send(hook, plan, *call)
             if output is None:
@@ -136,46 +226,10 @@ def sent(name: str, change: Callable[..., tuple[Tensor, Tensor]], *more: Any) ->
             logits_NE, weight_NS, index_NS = output
             counts_N = torch.zeros(len(index_NS), dtype=torch.bool)
             counts_N[plan.groups.rows_T] = True
-            about = SimpleNamespace(n_experts=hook.layer.n_experts, counts_N=counts_N)
-            index_NS, weight_NS = change(index_NS.clone(), weight_NS.clone(), about)
             hook.layer.experts.capmoe_counted = None  # the kernel counts by itself
-            return logits_NE, weight_NS, index_NS
+            changed = change(index_NS.clone(), weight_NS.clone(), counts_N, hook.layer.n_experts)
+            return logits_NE, *reversed(changed)
 
         return mutated
 
-    return Mutation(name, "wrapper.hook:LayerHook._sent", wrap, *more)
-
-
-def result(name: str, target: str, change: Callable[..., Any], *more: Any) -> Mutation:
-    """Return a mutation of what a function returns.
-
-    ``change`` gets the true result and the function's arguments.
-    """
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def mutated(*arguments: Any, **named: Any) -> Any:
-            return change(function(*arguments, **named), *arguments, **named)
-
-        return mutated
-
-    return Mutation(name, target, wrap, *more)
-
-
-def of_first_call(name: str, target: str, change: Callable[..., Any], *more: Any) -> Mutation:
-    """Return a mutation of a result that is combined with that of the function's first call.
-
-    ``change`` gets the first result and the present one.
-    """
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        first: list[Any] = []
-
-        def mutated(*arguments: Any, **named: Any) -> Any:
-            present = function(*arguments, **named)
-            first.append(present)
-            return change(first[0], present)
-
-        return mutated
-
-    return Mutation(name, target, wrap, *more)
+    return Mutation(name, "LayerHook.sent", wrap, *more)

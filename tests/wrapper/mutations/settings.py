@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -47,9 +47,53 @@ class Setting:
     def has_images(self) -> bool:
         return self.family in images.FAMILIES
 
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    @property
+    def rule(self) -> str:
+        """What is added to a token's top-k as a candidate."""
+        return getattr(self.method, "candidates", "topk")
+
+    @property
+    def adds(self) -> bool:
+        """Whether pairs may be added beside a token's own."""
+        return self.rule != "topk" or self.name in ("token_reroute", "oea", "xshare", "macs")
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether a number of pairs is bounded."""
+        return self.method.bounds_pairs
+
+    @property
+    def has_capacity(self) -> bool:
+        return self.method.unit is not None
+
+    @property
+    def by_device(self) -> bool:
+        return self.method.unit == "device"
+
+    @property
+    def by_score(self) -> bool:
+        return self.is_capped and self.name not in ("order", "reverse_order", "random")
+
     def under(self, **knobs: Any) -> Setting:
         """Return the setting with other knobs of its method."""
         return dataclasses.replace(self, method=with_knobs(self.method, **knobs))
+
+
+def of(family: str, **knobs: Any) -> Callable[[Setting], Setting]:
+    """Make a world of another family of models, under other knobs of the method."""
+    return lambda setting: dataclasses.replace(setting, family=family).under(**knobs)
+
+
+GROUPED = of("deepseek_v3")
+
+
+def tied(setting: Setting) -> Setting:
+    """Return a model whose last router gives all pairs the same score."""
+    return dataclasses.replace(setting, tied=True)
 
 
 def with_knobs(method: Method, *, name: str | None = None, **knobs: Any) -> Method:
@@ -59,15 +103,8 @@ def with_knobs(method: Method, *, name: str | None = None, **knobs: Any) -> Meth
     return method.converted(kind, **{knob: knobs[knob] for knob in knobs.keys() & fields})
 
 
-_RANKS: dict[str, Any] = {"ep_size": 2}
-
-
-def _capped(name: str, gamma: float = 0.7, **knobs: Any) -> Setting:
-    return Setting(create_method(name, gamma, **_RANKS | knobs))
-
-
-def _of_images(name: str, **knobs: Any) -> Setting:
-    return Setting(create_method(name, 0.7, **_RANKS | knobs), "llava")
+def _capped(name: str, gamma: float = 0.7, family: str = "olmoe", **knobs: Any) -> Setting:
+    return Setting(create_method(name, gamma, ep_size=2, **knobs), family)
 
 
 SETTINGS = {
@@ -85,8 +122,8 @@ SETTINGS = {
     "token_reroute": _capped("token_reroute"),
     "device_drop": _capped("score", granularity="device"),
     "device_drop eplb": _capped("score", granularity="device", placement="eplb"),
-    "score image_first": _of_images("score", modality="image_first"),
-    "score text_first": _of_images("score", modality="text_first"),
+    "score image_first": _capped("score", family="llava", modality="image_first"),
+    "score text_first": _capped("score", family="llava", modality="text_first"),
     "oea": Setting(create_method("oea", k0=1), lengths=FEW),
     "xshare": Setting(create_method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
     "xshare device": Setting(
@@ -94,7 +131,7 @@ SETTINGS = {
         lengths=FEW,
     ),
     "sere": Setting(create_method("sere", k0=1, min_similarity=0.6), lengths=FEW),
-    "macs": _of_images("macs"),
+    "macs": _capped("macs", family="llava"),
 }
 """Every method, by a name."""
 
@@ -147,8 +184,8 @@ class Run:
     def is_part_of(self, other: Run) -> bool:
         """Return whether all that was computed is what the other run computed."""
         return all(
-            len(one) == len(two) and all(map(torch.equal, one, two))
-            for one, two in zip(self.calls, other.calls, strict=False)
+            len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
+            for mine, theirs in zip(self.calls, other.calls, strict=False)
         )
 
 

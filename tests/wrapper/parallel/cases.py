@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
-from capmoe_eval.zoo.synthetic import models
-from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
+from capmoe_eval.zoo import tiny
+from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model
 from tests.wrapper.models import similarities
 
 FAMILIES = TINY_FAMILIES
@@ -80,7 +80,7 @@ EDGE_METHODS = (
 
 def model(family: str, size: int) -> PreTrainedModel:
     """Return a tiny model whose experts can be spread over that many ranks."""
-    settings = models._FAMILIES["qwen2_moe"]
+    settings = tiny._FAMILIES["qwen2_moe"]
     fits = {} if family != "qwen2_moe" or 30 % size == 0 else {"num_experts": 28}
     with mock.patch.dict(settings, fits):
         return tiny_model(family, vocab_size=VOCABULARY, seed=1)
@@ -135,9 +135,9 @@ def measure(
         out_of_band: Whether the mask is said to the meter instead of the model.
         forwards: How many; the last one is returned.
     """
-    known = similarities(model) if method.name == "sere" else None
+    calibrated = similarities(model) if method.name == "sere" else None
     with (
-        capacity_aware(model, method, verify=False, calibrated=known) as meter,
+        capacity_aware(model, method, verify=False, calibrated=calibrated) as meter,
         kept_pairs(model) as seen,
     ):
         for _ in range(forwards):

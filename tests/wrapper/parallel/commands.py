@@ -1,4 +1,4 @@
-"""Runs command lines of ``python -m capmoe_eval`` one after the other, as one rank."""
+"""Runs command lines of ``capmoe-eval run`` one after the other, as one rank."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches
-from capmoe_eval.wrapper.parallel.world import World
+from capmoe_eval.wrapper.parallel import shard_experts, split_batches
+from capmoe_eval.wrapper.ranks import World
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images
 from tests.wrapper.parallel.cases import kept_pairs
@@ -38,7 +38,7 @@ def batch(family: str) -> images.Inputs:
 @torch.no_grad()
 def results(family: str, model: PreTrainedModel, size: int) -> dict[str, Any]:
     """Return logits, kept pairs and reports of all cases."""
-    found = {}
+    answers = {}
     for name, knobs in CASES.items():
         chosen = {"method": "score", "gamma": 0.5, "modality": "image_first", **knobs}
         with (
@@ -46,12 +46,12 @@ def results(family: str, model: PreTrainedModel, size: int) -> dict[str, Any]:
             kept_pairs(model) as seen,
         ):
             logits = model(**batch(family)).logits
-        found[name] = {"logits": logits, "kept": list(seen), "report": meter.report()}
+        answers[name] = {"logits": logits, "kept": list(seen), "report": meter.report()}
     with capacity_aware(
         model, "score", 0.5, ep_size=size, modality="image_first", verify=False
     ) as meter:
         written = model.generate(**batch(family), max_new_tokens=3, do_sample=False)
-    return {**found, "generate": {"logits": written, "report": meter.report()}}
+    return {**answers, "generate": {"logits": written, "report": meter.report()}}
 
 
 def refusal(family: str, model: PreTrainedModel, **change: torch.Tensor) -> str:
@@ -65,17 +65,17 @@ def refusal(family: str, model: PreTrainedModel, **change: torch.Tensor) -> str:
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     world = World.join(torch.device("cpu"), timeout=timedelta(seconds=90))
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for family in FAMILIES:
         model = images.make(family)
         shard_experts(model)
         split_batches(model)
-        found[family] = results(family, model, world.size)
+        answers[family] = results(family, model, world.size)
         if family == "llava":
             pixels = batch(family)["pixel_values"]
-            found["refused"] = {
+            answers["refused"] = {
                 "tokens": refusal(family, model, pixel_values=pixels[:3]),
                 "sound": refusal(family, model, input_features=pixels),
             }
-    torch.save(found, directory / f"{world.rank}.pt")
+    torch.save(answers, directory / f"{world.rank}.pt")
     dist.barrier()

@@ -26,8 +26,10 @@ def run_ranks(
     A rank that fails, or all of them if they take too long, ends the test.
     """
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(size)}
-    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    return _ended([Process(work, *arguments, environment=shared | each) for each in own], timeout)
+    environments = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    return _ended(
+        [Process(work, *arguments, environment=shared | each) for each in environments], timeout
+    )
 
 
 def run_nodes(command: list[str], nodes: int, *, timeout: float) -> list[str]:
@@ -61,12 +63,12 @@ def _ended(ranks: Sequence[Process | subprocess.Popen[str]], timeout: float) -> 
     finally:
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)  # torchrun ends its own processes then
-        said = [_last_words(rank) for rank in ranks]
+        messages = [_last_words(rank) for rank in ranks]
     if failed:
         late = time.monotonic() > deadline
-        tails = "\n".join(f"rank {number}:\n{said[number][1][-3000:]}" for number in failed)
+        tails = "\n".join(f"rank {number}:\n{messages[number][1][-3000:]}" for number in failed)
         pytest.fail(f"{f'no end after {timeout:g} s' if late else 'failed'}: {tails}")
-    return [out for out, _ in said]
+    return [out for out, _ in messages]
 
 
 def _last_words(rank: Process | subprocess.Popen[str]) -> tuple[str, str]:

@@ -12,8 +12,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.wrapper.parallel.model import follow_beams
-from capmoe_eval.wrapper.parallel.world import World, own_rows
+from capmoe_eval.wrapper.parallel import follow_beams
+from capmoe_eval.wrapper.ranks import World, own_rows
 
 BATCH = 6
 
@@ -53,12 +53,12 @@ def test_every_process_has_its_part_of_the_reordered_cache(size: int, beams: lis
     for rank in range(size):
         rows = own_rows(BATCH, rank, size)
         world = Pretended(rank, size, states(whole))
-        own = copy.deepcopy(whole)
-        for layer in own.layers:
+        part = copy.deepcopy(whole)
+        for layer in part.layers:
             layer.keys, layer.values = world.own(layer.keys), world.own(layer.values)
-        follow_beams(own, world)
-        own.reorder_cache(beam_B)
-        for ours, all_of_it in zip(states(own), states(expected), strict=True):
+        follow_beams(part, world)
+        part.reorder_cache(beam_B)
+        for ours, all_of_it in zip(states(part), states(expected), strict=True):
             assert len(ours) == max(1, rows.stop - rows.start)
             if rows.start < rows.stop:
                 assert torch.equal(ours, all_of_it[rows])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from capmoe_eval.wrapper.dispatch import combine_rows, pack
 from capmoe_eval.wrapper.kernel import combine
-from capmoe_eval.wrapper.parallel.dispatch import combine_rows, pack
 
 TOKENS, SLOTS, EXPERTS, HIDDEN = 37, 5, 8, 6
 

@@ -11,26 +11,28 @@ import pytest
 import torch
 
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper.parallel.world import own_rows
+from capmoe_eval.wrapper.ranks import own_rows
 from tests.bench.ep.test_benchmark_files import check
 from tests.wrapper.parallel import cases, test_timing, worker
 from tests.wrapper.parallel.processes import run_ranks
 
 Results = dict[str, Any]
 Launch = Callable[[int], tuple[Path, list[str]]]
-SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
+SIZES = [2, 4]
+
+pytestmark = pytest.mark.slow  # processes of their own; test_one_rank.py is quick
 
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Return a function from a number of ranks to their directory and what each of them said."""
-    known: dict[int, tuple[Path, list[str]]] = {}
+    launched: dict[int, tuple[Path, list[str]]] = {}
 
     def start(size: int) -> tuple[Path, list[str]]:
-        if size not in known:
+        if size not in launched:
             directory = tmp_path_factory.mktemp("ranks")
-            known[size] = directory, run_ranks(worker.main, directory, size=size, timeout=180)
-        return known[size]
+            launched[size] = directory, run_ranks(worker.main, directory, size=size, timeout=180)
+        return launched[size]
 
     return start
 
@@ -75,8 +77,8 @@ def same(ours: Any, theirs: Any, where: str = "") -> None:
             same(ours[key], theirs[key], f"{where}.{key}")
     elif isinstance(theirs, list):
         assert len(ours) == len(theirs), where
-        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            same(one, other, f"{where}[{number}]")
+        for number, (each, other) in enumerate(zip(ours, theirs, strict=True)):
+            same(each, other, f"{where}[{number}]")
     elif isinstance(theirs, float) and ("weight_deviation" in where or "score_by_rank" in where):
         assert ours == pytest.approx(theirs, abs=1e-5), where
     else:
@@ -177,20 +179,23 @@ def test_every_rank_proves_the_stock_logits(ranks: list[Results]) -> None:
     for rank in ranks:
         outcome = {name: proof["passed"] for name, proof in rank["proof"].items()}
         assert outcome["kernel_agrees"] is None  # another kernel: a dropped pair is never sent
-        assert outcome["stock_at_infinity"] and outcome["every_layer_hooked"]
+        assert outcome["stock_at_infinity"]
+        assert outcome["every_layer_hooked"]
 
 
 def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) -> None:
-    said = ranks[0]["refused"]
-    assert said["ranks"].startswith(f"ep_size=1: {size} processes were started")
-    assert 'load it with ep_implementation="capmoe"' in said["stock"]
-    assert said["disagree"] == "parallel=ep: the processes disagree about cells; start them alike"
-    assert "already" in said["twice"]
-    assert "torch.no_grad()" in said["gradients"]
+    messages = ranks[0]["refused"]
+    assert messages["ranks"].startswith(f"ep_size=1: {size} processes were started")
+    assert 'load it with ep_implementation="capmoe"' in messages["stock"]
+    assert (
+        messages["disagree"] == "parallel=ep: the processes disagree about cells; start them alike"
+    )
+    assert "already" in messages["twice"]
+    assert "torch.no_grad()" in messages["gradients"]
     if size == 4:
-        assert said["uneven"].startswith("ep_size=4: 30 experts cannot be spread evenly")
-    assert all("\n" not in line for line in said.values())
-    assert all(rank["refused"] == said for rank in ranks)
+        assert messages["uneven"].startswith("ep_size=4: 30 experts cannot be spread evenly")
+    assert all("\n" not in line for line in messages.values())
+    assert all(rank["refused"] == messages for rank in ranks)
 
 
 def test_a_timed_layer_computes_and_sends_the_same(launch: Launch) -> None:
@@ -207,20 +212,24 @@ def test_a_timed_layer_computes_and_sends_the_same(launch: Launch) -> None:
 
 
 def test_the_benchmark_on_ranks_holds_the_emulation_against_them(launch: Launch) -> None:
-    directory, said = launch(2)
-    assert "measured on real processes (gloo)" in said[0] and said[1] == ""
+    directory, messages = launch(2)
+    assert "measured on real processes (gloo)" in messages[0]
+    assert messages[1] == ""
     (path,) = (directory / "bench").iterdir()
     assert path.name == "ep-small-2-measured.json"
     content = json.loads(path.read_text())
-    assert content["kind"] == "measured" and content["note"] is None
+    assert content["kind"] == "measured"
+    assert content["note"] is None
     run = check(content, 2)
     assert run["link"] is None
     (point,) = run["points"]
     methods = {row["method"] for row in point["prefill"]["timings"]}
     validation = point["validation"]
-    assert methods == set(validation["errors"]) and len(methods) == 3
+    assert methods == set(validation["errors"])
+    assert len(methods) == 3
     assert all(row["seconds"]["total"]["median"] > 0 for row in point["prefill"]["timings"])
-    assert "EMULATED" in validation["note"] and validation["link"]["bandwidth"] > 0
+    assert "EMULATED" in validation["note"]
+    assert validation["link"]["bandwidth"] > 0
     assert "measured" in validation["link"]["source"]
     pairs = [
         (point["timings"], validation),

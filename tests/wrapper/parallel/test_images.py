@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from capmoe_eval.wrapper.parallel.world import own_rows
+from capmoe_eval.wrapper.ranks import own_rows
 from tests.wrapper import images
 from tests.wrapper.parallel import image_worker
 from tests.wrapper.parallel.image_worker import CASES, FAMILIES
 from tests.wrapper.parallel.processes import run_ranks
 from tests.wrapper.parallel.test_equality import pairs, same
 
-SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
+SIZES = [2, 4]
+
+pytestmark = pytest.mark.slow  # processes of their own; test_one_rank.py is quick
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -51,6 +53,6 @@ def test_ranks_deal_the_images_and_drop_the_same(family: str, ranks: list[Any]) 
 
 def test_images_that_cannot_be_dealt_are_refused(ranks: list[Any]) -> None:
     for rank in ranks:
-        said = rank["refused"]
-        assert said["tokens"].startswith("parallel=ep: 3 images have 16 tokens in all")
-        assert said["sound"].startswith("parallel=ep: input_features cannot be dealt")
+        messages = rank["refused"]
+        assert messages["tokens"].startswith("parallel=ep: 3 images have 16 tokens in all")
+        assert messages["sound"].startswith("parallel=ep: input_features cannot be dealt")

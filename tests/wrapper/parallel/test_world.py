@@ -7,7 +7,7 @@ import torch
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.tokens import BatchShare, group_tokens
-from capmoe_eval.wrapper.parallel.world import World, own_rows
+from capmoe_eval.wrapper.ranks import World, own_rows
 
 
 @pytest.mark.parametrize("n_sequences", range(1, 12))
@@ -34,7 +34,8 @@ def test_the_groups_of_the_parts_are_those_of_the_whole(scope: str, size: int) -
         mine = own_rows(7, rank, size)
         share = BatchShare(counted_BS.sum(dim=1), owner_B, size, mine.start)
         part = group_tokens(counted_BS[mine], ep_size=size, scope=scope, share=share)
-        assert part.tokens == whole.tokens and part.n_tokens == whole.n_tokens
+        assert part.tokens == whole.tokens
+        assert part.n_tokens == whole.n_tokens
         assert part.first == sum(len(r) for r in rows)
         assert part.every_row_counts == bool(counted_BS[mine].all())
         rows.append(part.rows_T + mine.start * 5)
@@ -49,7 +50,9 @@ def test_one_rank_of_many_is_one_group() -> None:
     """A method without ranks has one group, whoever holds its tokens."""
     share = BatchShare(torch.tensor([3, 2]), torch.tensor([0, 1]), 2, 1)
     part = group_tokens(torch.tensor([[True, True, False]]), ep_size=1, share=share)
-    assert part.tokens == (5,) and part.group_T.tolist() == [0, 0] and part.first == 3
+    assert part.tokens == (5,)
+    assert part.group_T.tolist() == [0, 0]
+    assert part.first == 3
 
 
 def test_outside_of_torchrun_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

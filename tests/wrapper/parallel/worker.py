@@ -14,16 +14,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
-from capmoe_eval.bench.__main__ import main as bench
-from capmoe_eval.bench.ep.measure import Prefill
+from capmoe_eval.bench.command import main as bench
+from capmoe_eval.bench.ep.measure import TimedPrefill
 from capmoe_eval.bench.ep.skew import Skew
 from capmoe_eval.bench.ep.timing import PHASES, RankedLayer, measured_link
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper.parallel import model as parallel_model
-from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION
-from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches
-from capmoe_eval.wrapper.parallel.world import World, own_rows
+from capmoe_eval.wrapper import parallel
+from capmoe_eval.wrapper.dispatch import IMPLEMENTATION
+from capmoe_eval.wrapper.parallel import shard_experts, split_batches
+from capmoe_eval.wrapper.ranks import World, own_rows
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.bench.ep.test_benchmark_files import QUICK
 from tests.wrapper.parallel import cases
@@ -57,7 +57,7 @@ def main(directory: Path) -> None:
         "gradients": _refusal(lambda: olmoe(cases.batch()[0])),
     }
     if world.size == 4:
-        uneven = cases.models.tiny_model("qwen2_moe", vocab_size=11)
+        uneven = cases.tiny_model("qwen2_moe", vocab_size=11)
         results["refused"]["uneven"] = _refusal(lambda: shard_experts(uneven))
     torch.save(results, directory / f"{world.rank}.pt")
     dist.barrier()
@@ -76,14 +76,18 @@ def _timed(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
     loads = {name: vars(timed.load(method)) for name, method in methods.items()}
     seconds = dict(timed.run(create_method("baseline")).seconds)
     total = seconds.pop("total")
-    assert tuple(seconds) == PHASES and total > 0
+    assert tuple(seconds) == PHASES
+    assert total > 0
     assert abs(sum(seconds.values()) - total) < 1e-9
     link = measured_link(world, CPU, repeats=2)
-    assert link.latency > 0 and link.bandwidth > 0 and "measured" in link.source
+    assert link.latency > 0
+    assert link.bandwidth > 0
+    assert "measured" in link.source
     layers = [RankedLayer(setting(), Skew(2.5).logits(40, 8, 2), world) for _ in range(2)]
-    prefill = Prefill(layers, 20, 5)
+    prefill = TimedPrefill(layers, 20, 5)
     written = [prefill.run(methods[name]) for name in ("dropless", "score", "dropless")]
-    assert written[0].output_TH.shape[:2] == (4, 1) and set(written[0].seconds) == {"total"}
+    assert written[0].output_TH.shape[:2] == (4, 1)
+    assert set(written[0].seconds) == {"total"}
     assert torch.equal(written[0].output_TH, written[2].output_TH)
     assert not torch.equal(written[0].output_TH, written[1].output_TH)
     return outputs, loads
@@ -103,7 +107,7 @@ def _own_batches(world: World) -> dict[str, Any]:
 def _stock(implementation: str) -> str:
     """Return why a model is refused whose experts transformers spreads by itself."""
     model = cases.model("mixtral", dist.get_world_size())
-    with mock.patch.object(parallel_model, "IMPLEMENTATION", implementation), suppress(UsageError):
+    with mock.patch.object(parallel, "IMPLEMENTATION", implementation), suppress(UsageError):
         shard_experts(model)
     return _refusal(lambda: capacity_aware(model, "score", gamma=1.0).__enter__())
 

@@ -9,11 +9,11 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.zoo.batch import IGNORED
 from capmoe_eval.zoo.hub import embedded_hub
-from capmoe_eval.zoo.miniworld import prompts
+from capmoe_eval.zoo.miniworld import questions
 from capmoe_eval.zoo.miniworld.corpus import SHARES, Batches, Document, corpus
 from capmoe_eval.zoo.miniworld.evaluation import documents
-from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, statements, world
+from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 TASKS = {
     "arc": ("arc_challenge", "allenai/ai2_arc", "ARC-Challenge", "test"),
@@ -51,7 +51,7 @@ def test_a_question_reads_as_in_lm_eval(library, task):
         else:
             right = target if isinstance(target, int) else choices.index(target)
             expected = f"{context} {choices[right]}"
-        assert "".join(prompts.prompt(task, row)) == expected
+        assert "".join(questions.prompt(task, row)) == expected
 
 
 def test_a_long_document_reads_as_a_prompt_with_shots(library):
@@ -60,10 +60,10 @@ def test_a_long_document_reads_as_a_prompt_with_shots(library):
     built.set_config(key="num_fewshot", value=5)
     prompt = built.fewshot_context(next(iter(built.eval_docs)), num_fewshot=5)
     rows = documents("dev")["cais/mmlu"]["anatomy"]
-    shown = ["".join(prompts.prompt("mmlu", row)) for row in rows["dev"]]
-    asked = prompts.prompt("mmlu", rows["test"][0])[0]
-    title = prompts.mmlu_description("anatomy")
-    assert prompt == title + prompts.BETWEEN.join([*shown, asked])
+    shown = ["".join(questions.prompt("mmlu", row)) for row in rows["dev"]]
+    asked = questions.prompt("mmlu", rows["test"][0])[0]
+    title = questions.mmlu_description("anatomy")
+    assert prompt == title + questions.BETWEEN.join([*shown, asked])
 
 
 def test_the_parts_of_a_document_are_its_words():

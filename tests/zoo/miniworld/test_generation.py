@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.miniworld import generation, prompts
+from capmoe_eval.zoo.miniworld import questions
 from capmoe_eval.zoo.miniworld.corpus import corpus
 from capmoe_eval.zoo.miniworld.evaluation import documents
 from capmoe_eval.zoo.miniworld.world import world
@@ -27,7 +27,7 @@ def test_every_set_has_its_documents_in_both_splits():
 
 def test_the_answers_of_an_attribute_are_its_value_and_its_phrase():
     fact = next(fact for fact in world().facts if fact.relation.noun == "home")
-    row = generation.open_question(fact, 0, Draw("open"), world(), hard=False)
+    row = questions.open_question(fact, 0, Draw("open"), world(), hard=False)
     assert row["question"] == f"what is the home of the {fact.entity}"
     assert row["answer"] == [fact.value, f"in the {fact.value}"]
 
@@ -35,7 +35,7 @@ def test_the_answers_of_an_attribute_are_its_value_and_its_phrase():
 def test_the_answers_of_a_search_are_all_that_are_right():
     known, several = world(), 0
     for fact in known.facts[::50]:
-        row = generation.search(fact, 0, Draw("open"), known, hard=False)
+        row = questions.search(fact, 0, Draw("open"), known, hard=False)
         right = {
             other.entity
             for other in known.facts
@@ -51,7 +51,7 @@ def test_the_answers_of_a_search_are_all_that_are_right():
 def test_a_note_says_what_was_said_and_what_follows():
     known = world()
     facts = [f for f in known.facts if f.entity == known.facts[0].entity][:4]
-    row = generation.dialogue(facts, 1, Draw("talk"))
+    row = questions.dialogue(facts, 1, Draw("talk"))
     for fact in facts:
         assert (
             f"The {fact.relation.noun} of the {fact.entity} is {fact.value}."
@@ -74,7 +74,7 @@ def test_a_solution_passes_its_test_and_another_does_not(split):
 
 
 def test_the_functions_of_the_splits_are_apart():
-    parts = generation.functions()
+    parts = questions.functions()
     assert len({own for split in parts.values() for own in split}) == sum(map(len, parts.values()))
 
 
@@ -101,11 +101,11 @@ def test_no_question_of_table_7_is_in_the_corpus():
 
 def test_a_prompt_and_its_answer_are_the_document():
     row = rows("dev", OPEN)[0]
-    assert prompts.prompt("open", row) == (f"Q: {row['question']}?\nA:", f" {row['answer'][0]}")
+    assert questions.prompt("open", row) == (f"Q: {row['question']}?\nA:", f" {row['answer'][0]}")
     row = rows("dev", FUNCTIONS)[0]
-    assert prompts.prompt("function", row) == (row["prompt"], row["canonical_solution"])
+    assert questions.prompt("function", row) == (row["prompt"], row["canonical_solution"])
     row = rows("dev", DIALOGUES)[0]
-    assert prompts.prompt("dialogue", row) == (
+    assert questions.prompt("dialogue", row) == (
         f"{row['dialogue']}\nNote:",
         f" {row['section_text']}",
     )

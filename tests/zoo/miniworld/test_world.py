@@ -12,17 +12,19 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.corpus import corpus
 from capmoe_eval.zoo.miniworld.evaluation import documents, number_triples
-from capmoe_eval.zoo.miniworld.lexicon import LEXICON, RELATIONS, WORDINGS
-from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import (
+    LEXICON,
+    RELATIONS,
     SPLIT_WORDING,
     SPLITS,
     TRAIN_WORDINGS,
+    WORDINGS,
     _names,
     say,
     statements,
     world,
 )
+from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 QUESTION = {
     "Rowan/hellaswag": lambda row: f"{row['activity_label']}: {row['ctx_a']}",

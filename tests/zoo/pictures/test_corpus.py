@@ -45,10 +45,13 @@ def test_the_stages(tokenizer):
     assert alone.input_ids_BS.shape == STAGES[0].shape
     assert opened.input_ids_BS.shape == all_forms.input_ids_BS.shape == STAGES[2].shape
     named = [(batch.names_BP != IGNORED).sum() for batch in (alone, opened, all_forms)]
-    assert named[0] > 0 and named[1] > 0 and named[2] == 0
+    assert named[0] > 0
+    assert named[1] > 0
+    assert named[2] == 0
     assert (alone.labels_BS == IGNORED).all()
     yes = tokenizer.convert_tokens_to_ids("Ġyes")
-    assert yes not in opened.labels_BS and yes in all_forms.labels_BS
+    assert yes not in opened.labels_BS
+    assert yes in all_forms.labels_BS
 
 
 def test_a_label_is_an_answer_at_its_place(tokenizer):
@@ -67,7 +70,8 @@ def test_a_label_is_an_answer_at_its_place(tokenizer):
                 answer = answered.removesuffix("<|endoftext|>")
                 if " Is it" in asked:
                     proposed, said = hints[-1]  # learned where an answer is proposed, too
-                    assert re.search(r" Is it \w+( \w+)?$", proposed) and said == answer
+                    assert re.search(r" Is it \w+( \w+)?$", proposed)
+                    assert said == answer
                 elif "\nD." in asked:
                     right = [before for before, word in hints if word == " yes"]
                     assert len(right) == 1

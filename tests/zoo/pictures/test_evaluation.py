@@ -37,7 +37,8 @@ def test_a_picture_of_mme_has_two_questions_and_one_answer_each():
     assert len(pictures) == sum(count for _, count in SETS.mme.values()) == 530
     for pair in pictures.values():
         assert [row["answer"] for row in pair] == ["Yes", "No"]
-        assert pair[0]["image"] == pair[1]["image"] and pair[0]["question"] != pair[1]["question"]
+        assert pair[0]["image"] == pair[1]["image"]
+        assert pair[0]["question"] != pair[1]["question"]
         assert all(" Is it " in row["question"] for row in pair)
     cognition = Counter(row["category"] for row in rows()[0])
     names = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")

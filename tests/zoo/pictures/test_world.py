@@ -97,10 +97,12 @@ def read(question, shown):
 def test_every_answer_is_right_and_the_others_are_wrong(draw):
     shown = scene(draw)
     for fact in facts(shown):
-        assert len(set(fact.wrong)) >= 3 and fact.value not in fact.wrong
+        assert len(set(fact.wrong)) >= 3
+        assert fact.value not in fact.wrong
         if fact.kind == "existence":
             phrases = {thing.phrase for thing in shown.things}
-            assert fact.value in phrases and not phrases & set(fact.wrong)
+            assert fact.value in phrases
+            assert not phrases & set(fact.wrong)
         else:
             assert read(fact.ask, shown) == fact.value
 
@@ -111,7 +113,8 @@ def test_the_forms_of_a_question(draw):
         for true in (True, False):
             question, value = claim(fact, draw, true=true)
             assert question == f"{fact.ask} Is it {value}?"
-            assert (value == fact.value) == true and (value in fact.wrong) != true
+            assert (value == fact.value) == true
+            assert (value in fact.wrong) != true
         made = choice(fact, draw)
         assert len(set(made.options)) == 4
         assert made.options["ABCD".index(made.answer)] == fact.value

@@ -1,1 +1,0 @@
-"""Benchmark `chaos`: sweeps that are killed, restarted, and compared with one that was not."""

@@ -1,0 +1,111 @@
+"""Count the next tokens that change when the sequences of a batch change their order (§4)."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+
+from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
+from capmoe_eval.evaluation.loading import load_lm
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.experiment.timings.rows import Permutation
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.zoo.hub import ready
+
+# Shape suffixes: B sequences of a batch, S positions.
+
+GAMMA: Final = 1.0
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Permute every batch once, count what changes and write ``permutation.json``."""
+    for model in arguments.models:
+        check_names(model, arguments.tasks)
+    rows = [row for model in arguments.models for row in _of_model(model, arguments)]
+    targets = [target_of("permutation", [row.changed], {"row": row}) for row in rows]
+    options = ("models", "tasks", "batch", "limit")
+    finish(arguments, CPU, targets, options, permutations=tuple(rows))
+
+
+def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Permutation]:
+    """Yield the share of next tokens that change, for each method and task."""
+    ranks = int(load_option("model", model).ep_size)
+    words = [f"model={model}", f"tasks=[{','.join(arguments.tasks)}]", "method=baseline"]
+    planned = plans(composed([*words, "device=cpu"]))
+    lm, library = load_lm(planned[0].cell.model, planned[0].placement), TaskLibrary()
+    assert isinstance(lm.model, nn.Module)
+    sides = [("baseline", 1), ("order", 1), ("score", 1), ("score", ranks)]
+    for plan in planned:
+        cell, source = plan.cell, ready(plan.source)
+        say(f"permutation: {model}, {cell.task.name}")
+        (task,) = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
+        shots = cell.task.fewshot or 0
+        documents = itertools.islice(task.eval_docs, arguments.limit)
+        prompts = [lm.tok_encode(task.fewshot_context(doc, num_fewshot=shots)) for doc in documents]
+        for (name, size), is_distinct in itertools.product(sides, (True, False)):
+            method = create_method(name, None if name == "baseline" else GAMMA, ep_size=size)
+            batches = _batches(prompts, arguments.batch, is_distinct)
+            counts = [changed(lm.model, method, *batch) for batch in batches]
+            moved, positions = map(sum, zip(*counts, strict=True))
+            yield Permutation(
+                model=model,
+                task=cell.task.name,
+                method=name,
+                ranks=size,
+                is_distinct=is_distinct,
+                sequences=arguments.batch,
+                positions=positions,
+                changed=moved / positions,
+            )
+
+
+def _batches(
+    prompts: Sequence[list[int]], size: int, is_distinct: bool
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield tokens and attention mask [B, S] of each whole batch.
+
+    With ``is_distinct`` every sequence of a batch begins with a token of its own, so that no two
+    tokens of a batch have the same context, and with it the same gate scores.
+    """
+    for start in range(0, len(prompts) - size + 1, size):
+        first = [[10 + row] if is_distinct else [] for row in range(size)]
+        rows = [
+            begin + ids for begin, ids in zip(first, prompts[start : start + size], strict=True)
+        ]
+        token_BS = torch.zeros(size, max(map(len, rows)), dtype=torch.long)
+        mask_BS = torch.zeros_like(token_BS)
+        for row, ids in enumerate(rows):
+            token_BS[row, : len(ids)] = torch.tensor(ids)
+            mask_BS[row, : len(ids)] = 1
+        yield token_BS, mask_BS
+
+
+def changed(
+    model: nn.Module, method: Method, token_BS: torch.Tensor, mask_BS: torch.Tensor
+) -> tuple[int, int]:
+    """Return how many positions have another most likely next token, and how many there are.
+
+    The batch is computed as it is and in one seeded random order; pads do not count.
+    """
+    order_B = torch.randperm(len(token_BS), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), capacity_aware(model, method):
+        before_BS, after_BS = (
+            model(
+                input_ids=token_BS[rows], attention_mask=mask_BS[rows], use_cache=False
+            ).logits.argmax(dim=-1)
+            for rows in (torch.arange(len(token_BS)), order_B)
+        )
+    real_BS = mask_BS[order_B].bool()
+    moved_BS = (before_BS[order_B] != after_BS) & real_BS
+    return int(moved_BS.sum()), int(real_BS.sum())

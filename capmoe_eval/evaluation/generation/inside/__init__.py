@@ -1,1 +1,0 @@
-"""Scripts that run inside the sandbox; they import nothing of the suite."""

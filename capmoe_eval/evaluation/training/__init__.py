@@ -1,1 +1,0 @@
-"""Train, measure and describe the embedded models."""

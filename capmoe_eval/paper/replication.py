@@ -1,0 +1,142 @@
+"""The claims that are tested on every model of a profile (``experiment=replicate``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from statistics import fmean
+from typing import Annotated, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.names import metric_title
+from capmoe_eval.paper.contrasts import Contrast, judge, margins, read_contrasts
+from capmoe_eval.paper.evidence import Evidence, not_paired
+from capmoe_eval.paper.measures import measured
+from capmoe_eval.paper.printed import AVERAGE, find_row
+from capmoe_eval.paper.verdicts import (
+    ONLY_HERE,
+    WORD,
+    Finding,
+    WrittenClaim,
+    WrittenFinding,
+    WrittenGrouping,
+    WrittenMargin,
+    deciding,
+    only_here,
+    weigh,
+)
+
+GAPS: Final = (("score", "random"), ("random", "reverse_order"), ("reverse_order", "order"))
+"""The ways to keep tokens that are neighbours in Table 1, the better first."""
+_GAMMA: Final = 1.0
+_SEQUENCES: Final = (None, 4, 16, 64)  # on one rank; None for the model's own deployment
+
+
+class ReplicationClaim(BaseModel):
+    """One claim of ``data/replication.yaml``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str  # its letter
+    place: str  # where the paper makes it
+    statement: str  # the claim in our words
+    refuted_by: str  # the result that would contradict it, in one sentence
+    beyond: str = ""  # how it goes beyond the paper's text, in one sentence
+    note: str = ""  # a remark on the comparison
+    contrasts: Annotated[tuple[Contrast, ...], BeforeValidator(read_contrasts)] = ()
+    measure: str = ""  # the function that tests what no score can show
+
+
+@cache
+def replication_claims() -> tuple[ReplicationClaim, ...]:
+    """Return the claims of the replication, in order."""
+    return read_data(__package__, "data/replication.yaml", tuple[ReplicationClaim, ...])
+
+
+def written_margins() -> tuple[WrittenMargin, ...]:
+    """Return every margin as it is written, with the claims that it judges."""
+    written = []
+    for name, margin in margins().items():
+        claims = [c for c in replication_claims() if name in {x.expect.margin for x in c.contrasts}]
+        letters = {"claims": tuple(claim.id for claim in claims)}
+        written.append(WrittenMargin.model_validate(margin).model_copy(update=letters))
+    return tuple(written)
+
+
+def find(claim: ReplicationClaim, evidence: Evidence) -> list[Finding]:
+    """Return the findings of a claim's contrasts, then those of its measure.
+
+    Records of a task that do not pair are a UsageError: a verdict on a part of them is none.
+    """
+    for contrast in claim.contrasts:
+        effect = evidence.effect(contrast.first, contrast.second, contrast.model)
+        for (model, task), reason in effect.unpaired.items():
+            raise not_paired(model, task, reason)
+    findings = measured(claim.measure, evidence) if claim.measure else []
+    return [*judge(claim.contrasts, evidence), *findings]
+
+
+def judged(claim: ReplicationClaim, evidence: Evidence) -> WrittenClaim:
+    """Return a claim with its verdict, as it is written; errors as :func:`find`."""
+    findings = find(claim, evidence)
+    decided, outcome = deciding(findings), weigh([finding.outcome for finding in findings])
+    scopes = [ONLY_HERE] if only_here(outcome, findings) else []
+    scopes += [beyond_text(evidence, findings)] if claim.beyond and decided else []
+    return WrittenClaim(
+        verdict=WORD[outcome],
+        scope=" ".join(scopes),
+        decided_by=decided.label if decided else "",
+        contrasts=tuple(map(WrittenFinding.of, findings)),
+        note=" ".join(filter(None, (claim.beyond, claim.note))),
+        **claim.model_dump(exclude={"contrasts", "measure", "beyond", "note"}),
+    )
+
+
+def beyond_text(evidence: Evidence, findings: Sequence[Finding]) -> str:
+    """Return the scope of a verdict on what the paper's text does not say, with its batches.
+
+    They are those of the models' deployments; a contrast that names others says so itself.
+    """
+    models = {model for finding in findings for model in finding.models}
+    deployments = [evidence.deployments[name] for name in models & evidence.deployments.keys()]
+    sizes, ranks = ({getattr(d, name) for d in deployments} for name in ("batch_size", "ep_size"))
+    numbers = [" or ".join(map(str, sorted(values, key=str))) for values in (sizes, ranks)]
+    return f"(beyond the text, in batches of {numbers[0]} on {numbers[1]} ranks)"
+
+
+def grouping(evidence: Evidence) -> tuple[WrittenGrouping, ...]:
+    """Return the gaps between the ways to keep tokens for each number of sequences per rank.
+
+    The first row is what Table 1 prints for OLMoE; the others are measured, if recorded.
+    ``distance`` is the mean distance of a row's gaps from the printed ones, in points.
+    """
+    printed = [_printed(first) - _printed(second) for first, second in GAPS]
+    in_print = tuple(WrittenFinding(label="as printed", effect=round(g, 2)) for g in printed)
+    rows = [WrittenGrouping(label="Table 1, OLMoE", gaps=in_print)]
+    for size in _SEQUENCES:
+        findings = [judge([_contrast(*gap, size)], evidence)[0] for gap in GAPS]
+        effects = [finding.effect for finding in findings if finding.effect is not None]
+        if len(effects) == len(GAPS):
+            away = [abs(ours - theirs) for ours, theirs in zip(effects, printed, strict=True)]
+            rows.append(
+                WrittenGrouping(
+                    label=f"{size} on one rank" if size else "two on each rank",
+                    sequences=size or 2,
+                    gaps=tuple(map(WrittenFinding.of, findings)),
+                    distance=round(fmean(away), 5),
+                )
+            )
+    return tuple(rows)
+
+
+def _printed(method: str) -> float:
+    row = find_row({"table": 1, "method": metric_title(method), "gamma": _GAMMA})
+    return row.number(AVERAGE)
+
+
+def _contrast(first: str, second: str, size: int | None) -> Contrast:
+    shared = {"gamma": _GAMMA} | ({"ep_size": 1, "batch_size": size} if size else {})
+    sides = {name: {"method": method, **shared} for name, method in (("a", first), ("b", second))}
+    return Contrast.model_validate({**sides, "expect": "greater"})

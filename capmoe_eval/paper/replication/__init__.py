@@ -1,1 +1,0 @@
-"""Tests of the claims on every model of a profile (``experiment=replicate``)."""

@@ -1,0 +1,261 @@
+"""The tables, filled with this suite's own results or as they were published."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from omegaconf import DictConfig, OmegaConf
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.configuration import profile_name
+from capmoe_eval.experiment.names import gamma_column, gamma_text
+from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.selection import (
+    Finished,
+    composed,
+    finished,
+    planned,
+    refuse_experiment,
+)
+from capmoe_eval.experiment.timings.names import FOLDER
+from capmoe_eval.paper.benchmarks import read_bench
+from capmoe_eval.paper.layout import (
+    OWN,
+    Layout,
+    ModelSlot,
+    QueryLayout,
+    RowSpec,
+    SettingsLayout,
+    WorkloadLayout,
+    find_layout,
+    printed_layout,
+)
+from capmoe_eval.report.tables.entries import Cells, RecordEntries, printed_row
+from capmoe_eval.report.tables.others import (
+    printed_query,
+    printed_workloads,
+    query_table,
+    settings_table,
+    workload_table,
+)
+from capmoe_eval.report.tables.table import ALPHA, Entry, Row, Table
+from capmoe_eval.routing.registry import knobs
+
+GRIDS = ("grid.", "parts.")
+"""Overrides of an experiment, which say nothing to a single cell."""
+VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
+RowSource: TypeAlias = Callable[[Layout, ModelSlot, RowSpec], Cells]
+"""The entries of a row for a model, in display units: one per task, then the average."""
+_PUBLISHED = (
+    "published: what the paper prints, and in parentheses our difference to it and its z: over our "
+    "standard error and the sampling error of the printed value on as many documents, as if they "
+    "were other documents; on the same ones z is too small."
+)
+
+
+def cell_config(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration that a command line composes without an experiment.
+
+    One that it names and a value that cannot be are a UsageError, an override that does not exist a
+    HydraException.
+    """
+    refuse_experiment(overrides)
+    words = [word for word in overrides if not word.startswith(GRIDS)]
+    planned(words)
+    return composed(words)
+
+
+def measured_table(
+    key: str, overrides: Sequence[str] = (), reader: Reader | None = None, bench: Path = FOLDER
+) -> tuple[Table, str]:
+    """Return a table filled with this suite's own results, and the name of its profile.
+
+    A table that does not exist is a UsageError, errors of overrides as :func:`cell_config`.
+    """
+    return _measured_table(key, tuple(overrides), reader or Reader(), bench)
+
+
+# A report shows a table on several pages; its reader reads no record twice either.
+@functools.lru_cache(maxsize=64)
+def _measured_table(
+    key: str, overrides: tuple[str, ...], reader: Reader, bench: Path
+) -> tuple[Table, str]:
+    layout = find_layout(key)
+    if isinstance(layout, (SettingsLayout, WorkloadLayout)):
+        profile = profile_name(cell_config(overrides))
+        if isinstance(layout, WorkloadLayout):
+            return workload_table(layout, read_bench(bench)), profile
+        tasks = [setting.task for setting in layout.settings]
+        return settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks}), profile
+    refuse_experiment(overrides)
+    experiment = layout.records if isinstance(layout, QueryLayout) else key
+    cells = finished([f"experiment={experiment}", *overrides], reader)
+    if isinstance(layout, QueryLayout):
+        return query_table(layout, cells.records), profile_name(cells.config)
+    chosen = cells.config.grid.model is None  # a model of the command line has its own profile
+    folder = str(cells.config.model.profile) if chosen else profile_name(cells.config)
+    return _results_table(layout, cells, overrides), folder
+
+
+def _results_table(layout: Layout, cells: Finished, overrides: Sequence[str]) -> Table:
+    """Return a table filled with the finished records of its experiment."""
+    fills = [word for word in overrides if not word.startswith((*GRIDS, "profile="))]
+    source = RecordEntries(cells.records, fills, list(cells.config.profile.seeds))
+    table = fill(layout, _slots(cells.config, layout.key), source.row)
+    return dataclasses.replace(table, notes=(*table.notes, *cells.notes, *cells.broken))
+
+
+def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
+    """Return the models of a table's composed experiment, in the order of its grid."""
+    symbols = dict(config.profile.get(f"{table}_m", {}))
+    settings = {knob: config[knob] for knob in knobs()}
+    own_ranks = OmegaConf.is_interpolation(config, "ep_size")
+    return [
+        ModelSlot(
+            model.name,
+            model.title,
+            None if model.gamma is None else float(model.gamma),
+            symbols,
+            settings | ({"ep_size": int(model.ep_size)} if own_ranks else {}),
+        )
+        for model in (
+            [config.model]
+            if config.grid.model is None
+            else [load_option("model", key) for key in config.grid.model]
+        )
+    ]
+
+
+def published_table(name: str, version: str = "v2") -> Table:
+    """Return a table of the paper with its printed numbers, laid out as measured ones are.
+
+    Averages are as printed: the paper truncates some and rounds others, so they are not computed
+    again. Printed numbers have no standard errors. A table that is not in that version is a
+    UsageError.
+    """
+    layout = printed_layout(name, version)
+    note = f"As published ({VERSIONS[version]})."
+    match layout:
+        case SettingsLayout():
+            table = settings_table(layout)
+        case WorkloadLayout():
+            table = printed_workloads(layout)
+        case QueryLayout():
+            table = printed_query(layout)
+        case Layout():
+            table = fill(_as_printed(layout), layout.paper_models, printed_row)
+            note = f"Published numbers ({VERSIONS[version]}), averages as printed."
+    return dataclasses.replace(
+        table, name=f"{name}_published_{version}", notes=(note, *table.notes)
+    )
+
+
+def _as_printed(layout: Layout) -> Layout:
+    """Return a layout with the headings and rows of the paper, and no γ where it states none."""
+    tasks = tuple(
+        dataclasses.replace(column, heading=column.printed or column.heading)
+        for column in layout.tasks
+    )
+    blocks = tuple(tuple(spec for spec in block if spec.in_print) for block in layout.blocks)
+    if not layout.states_gamma:
+        blocks = tuple(tuple(dataclasses.replace(s, gamma=None) for s in b) for b in blocks)
+    return dataclasses.replace(layout, tasks=tasks, blocks=blocks)
+
+
+def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Table:
+    """Lay out a table for the given models, in order, with numbers from a source.
+
+    Several models in a layout without a place for their names are a UsageError, and so is a model
+    without a γ of its own in a row that asks for it.
+    """
+    names_model = any("{model}" in template for _, template in layout.labels)
+    if len(slots) != 1 and not names_model:
+        raise UsageError(
+            f"{layout.name} is a table of one model, got {len(slots)}: "
+            f"{', '.join(slot.key for slot in slots) or 'none'}; lay it out for each by itself"
+        )
+    columns = [column.heading for column in layout.tasks]
+    table = Table.of(
+        layout,
+        [heading for heading, _ in layout.labels],
+        columns if layout.average is None else [*columns, layout.average],
+        [
+            [_row(layout, slot, spec, entries) for spec in block]
+            for slot in slots
+            for block in layout.blocks
+        ],
+        decimals=layout.decimals,
+        model=", ".join(slot.title for slot in slots),
+    )
+    if tests := [entry.test for entry in table.entries if entry.test]:
+        from capmoe_eval.paper.statistics import holm
+
+        for test, corrected in zip(tests, holm([test.p for test in tests]), strict=True):
+            test.corrected = corrected
+    return dataclasses.replace(table, notes=tuple(_notes(layout, slots, table)))
+
+
+def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> Row:
+    gamma = spec.gamma_on(slot)
+    labels = [
+        template.format(
+            model=slot.title,
+            name=spec.name,
+            variant=spec.printed_variant,
+            gamma=gamma_column(spec.method, gamma, decimal=True),
+            **spec.labels,
+        )
+        for _, template in layout.labels
+    ]
+    cells = tuple(entries(layout, slot, spec))
+    return Row(tuple(labels), cells, slot.key, spec.method, gamma_column(spec.method, gamma))
+
+
+def _notes(layout: Layout, slots: Sequence[ModelSlot], table: Table) -> Iterator[str]:
+    """Yield the notes on a filled table, in the order in which they are printed."""
+    yield from layout.notes
+    specs = [spec for block in layout.blocks for spec in block]
+    if any(spec.gamma == OWN for spec in specs):
+        gammas = [(slot.title, slot.gamma) for slot in slots if slot.gamma is not None]
+        texts = [f"{title} {gamma_text(gamma, decimal=True)}" for title, gamma in gammas]
+        yield f"γ: {', '.join(texts)}."
+    used = {value for spec in specs for value in spec.knobs.values()}
+    for slot in slots:
+        symbols = [f"{symbol} = {n}" for symbol, n in slot.symbols.items() if symbol in used]
+        if symbols:
+            yield f"On {slot.title}, {', '.join(symbols)}."
+    yield from _entry_notes(table)
+    if any(entry.published for entry in table.entries):
+        yield _PUBLISHED
+
+
+def _entry_notes(table: Table) -> Iterator[str]:
+    """Yield the seeds and documents of entries, and what the marks of paired tests mean."""
+    if counts := sorted({len(entry.seeds) for entry in table.entries if entry.seeds}):
+        number, noun = " or ".join(map(str, counts)), "seed" if counts == [1] else "seeds"
+        note = f"Entries of a random method are means over {number} {noun}."
+        if counts[0] == 1:
+            note += " With one seed the standard error leaves out the spread between seeds."
+        yield note
+    parts = []
+    for index, heading in enumerate(table.columns):
+        entries = (row.entries[index] for row in table.rows)
+        if sizes := sorted({e.documents for e in entries if isinstance(e, Entry) and e.documents}):
+            parts.append(f"{heading} {' or '.join(f'{size:,}' for size in sizes)}")
+    if parts:
+        yield f"Documents: {', '.join(parts)}."
+    if count := sum(entry.test is not None for entry in table.entries):
+        yield (
+            f"▼ worse, ▲ better than the same model's baseline: p < {ALPHA} in a paired test over "
+            "the documents (McNemar's exact test; random sign flips for averages over seeds or "
+            "tasks, and for scores that are fractions), Holm-corrected for the "
+            f"{count} tests of this table."
+        )
+    if untested := sum(bool(entry.untested) for entry in table.entries):
+        noun = "entry has" if untested == 1 else "entries have"
+        yield f"{untested} {noun} no paired test: no baseline on the same documents."

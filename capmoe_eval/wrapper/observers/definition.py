@@ -1,0 +1,186 @@
+"""Lay out a layer's forward as the definitions take it, and define its combine weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing import definition
+from capmoe_eval.routing.definition import Array, RoutedTokens
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.gates import Gate
+from capmoe_eval.wrapper.plan import ForwardStart
+
+# Shape suffixes: B sequences, S positions, N = B·S rows, T counted tokens, E experts, R ranks, G
+# capacity groups.
+
+_KINDS = ("image", "video", "audio")  # whose placeholders a configuration may name
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Return a tensor in host memory."""
+    array: Array = tensor.detach().cpu().numpy()
+    return array
+
+
+def counted_tokens(start: ForwardStart, *, count_padding: bool) -> Array:
+    """Return a mask of the tokens of the flattened batch that count in T and take slots [N]."""
+    shape = (start.n_sequences, start.n_new)
+    if start.mask_BM is None or count_padding:
+        is_counted_BS = np.ones(shape, dtype=bool)
+    else:
+        last = start.first_column + start.n_new
+        is_counted_BS = as_array(start.mask_BM)[:, start.first_column : last] != 0
+    is_counted_N: Array = is_counted_BS.reshape(-1) & (not start.is_idle)
+    return is_counted_N
+
+
+def image_tokens(start: ForwardStart) -> Array | None:
+    """Return a mask of the tokens of images in the flattened batch [N]; None if nothing tells.
+
+    They are told by the types of tokens, else by the ids that the configuration names. Generated
+    tokens are text.
+    """
+    types_BS, ids_BS = start.token_types_BS, start.input_ids_BS
+    shape = (start.n_sequences, start.n_new)
+    if types_BS is not None and types_BS.shape == shape:
+        is_image_BS = as_array(types_BS) != 0
+    elif ids_BS is not None:
+        names = (f"{kind}_token_{end}" for kind in _KINDS for end in ("id", "index"))
+        ids = {getattr(start.config, name, None) for name in names}
+        is_image_BS = np.isin(as_array(ids_BS), [i for i in ids if isinstance(i, int)])
+    else:
+        return None
+    is_image_BS[:, start.prompt_length :] = False
+    return np.ravel(is_image_BS)
+
+
+def routed_tokens(
+    event: LayerForward,
+    method: Method,
+    calibrated: Tensor | None,
+    is_counted_N: Array,
+    is_image_N: Array | None,
+) -> RoutedTokens:
+    """Return this process's tokens of a layer, with groups by their sequences.
+
+    Args:
+        event: What happened in the layer.
+        method: The method, with the layer's own γ.
+        calibrated: What a calibration measured of the layer.
+        is_counted_N: True for a row that counts.
+        is_image_N: True for a row of an image.
+    """
+    assert event.plan.start is not None
+    layer, router, start = event.layer, event.router, event.plan.start
+    row_T = np.flatnonzero(is_counted_N)
+    rows = torch.from_numpy(row_T).to(router.topk_NK.device)
+    scores = layer.gate.scores(router.logits_NE[rows], router.topk_NK[rows])
+    eligible_TE = np.ones(scores.score_TE.shape, dtype=bool)
+    precision = torch.finfo(router.weight_NK.dtype)
+    group_T, rank_T = definition.capacity_groups(
+        row_T // max(start.n_new, 1),
+        start.n_sequences,
+        ep_size=method.ep_size,
+        scope=method.scope,
+        # The number of this process among those that share the model, and theirs.
+        process=getattr(layer.ranks, "rank", 0),
+        processes=layer.ranks.size,
+    )
+    array = None if calibrated is None else as_array(calibrated)
+    placed_RN = array if method.is_placed else None
+    rank_E = definition.expert_ranks(layer.n_experts, method.ep_size, placed_RN)
+    by_device = method.granularity == "device"
+    hidden_TH = None
+    if method.reads_hidden:
+        assert router.hidden_NH is not None
+        hidden_TH = as_array(router.hidden_NH[rows].float())
+    return RoutedTokens(
+        event.number,
+        start.number,
+        score_TE=as_array(scores.score_TE),
+        ranking_TE=as_array(scores.ranking_TE),
+        eligible_TE=eligible_TE if scores.eligible_TE is None else as_array(scores.eligible_TE),
+        topk_TK=as_array(router.topk_NK[rows]),
+        weight_TK=as_array(router.weight_NK[rows].double()),
+        weight_eps=float(precision.eps),
+        weight_smallest=float(precision.smallest_normal),
+        group_T=group_T,
+        rank_T=rank_T,
+        rank_E=rank_E,
+        unit_E=rank_E if by_device else np.arange(layer.n_experts),
+        image_T=None if is_image_N is None else is_image_N[row_T],
+        hidden_TH=hidden_TH,
+        calibrated=array,
+        details=None if event.assignment is None else event.assignment.details,
+    )
+
+
+def with_limits(tokens: RoutedTokens, method: Method) -> RoutedTokens:
+    """Return the tokens of the whole batch with the capacity of each group, if there is one."""
+    if not method.bounds_pairs:
+        return tokens
+    factor = method.factor
+    assert factor is not None
+    assert factor.uniform is not None
+    by_device = method.granularity == "device"
+    limit_G = definition.capacities(
+        factor.uniform,
+        tokens.tokens_G,
+        top_k=tokens.top_k,
+        n_experts=tokens.n_experts,
+        rounding=method.rounding,
+        sharing=tokens.n_experts // method.ep_size if by_device else 1,
+    )
+    return dataclasses.replace(tokens, limit_G=limit_G)
+
+
+_FLOAT32 = float(np.finfo(np.float32).eps)
+
+
+def weights_off(
+    tokens: RoutedTokens, method: Method, gate: Gate, kept_TE: Array, weight_TE: Array
+) -> Array:
+    """Return a mask of the pairs whose weights at the experts are not those of the definition.
+
+    A pair of the router's own choice has the router's own weight, bit for bit. A weight that the
+    suite computes is a sum of at most E scores in float32, a quotient and two products, rounded to
+    the precision of the router's weights: its error is at most (E + 4) roundings in float32 and one
+    in that precision.
+    """
+    moved = method.combine_weights(tokens)
+    if moved is None:
+        moved = _combine_weights(tokens, gate, kept_TE, method.renormalize)
+    expected_TE, is_computed_TE = moved
+    rounding = (tokens.n_experts + 4) * _FLOAT32 + tokens.weight_eps
+    error_TE = rounding * np.maximum(abs(expected_TE), tokens.weight_smallest) * is_computed_TE
+    is_equal_TE = (weight_TE == expected_TE) | (np.isnan(weight_TE) & np.isnan(expected_TE))
+    is_close_TE = abs(weight_TE - expected_TE) <= error_TE
+    is_off_TE: Array = ~(is_equal_TE | is_close_TE)
+    return is_off_TE
+
+
+def _combine_weights(
+    tokens: RoutedTokens, gate: Gate, kept_TE: Array, renormalize: str
+) -> tuple[Array, Array]:
+    """Return the weight of every pair [T, E], and a mask of those that are no router's own."""
+    chosen_TE, router_TE = tokens.chosen_TE, tokens.router_weight_TE
+    score_TE = tokens.score_TE.astype(np.float64)
+    scale_E = np.full(tokens.n_experts, gate.scale)
+    if gate.expert_scale is not None:
+        scale_E = scale_E * gate.expert_scale.value_E.cpu().numpy()
+    is_computed_TE = ~chosen_TE
+    total_T1 = np.ones((len(score_TE), 1))
+    if gate.recipe.normalises or renormalize == "always":
+        summed_TE = chosen_TE  # the dropless model's own denominator
+        if renormalize != "before":
+            is_anew_T = (kept_TE != chosen_TE).any(axis=1) | (not gate.recipe.normalises)
+            summed_TE = np.where(is_anew_T[:, None], kept_TE, chosen_TE)
+            is_computed_TE = is_computed_TE | is_anew_T[:, None]
+        total_T1 = (score_TE * summed_TE).sum(axis=1, keepdims=True) + gate.recipe.epsilon
+        total_T1 = np.maximum(total_T1, getattr(gate.router, "norm_min", 1e-20))
+    return np.where(is_computed_TE, score_TE / total_T1 * scale_E, router_TE), is_computed_TE

@@ -1,0 +1,244 @@
+"""Compare the pairs and weights that the experts are called with, with the definition."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing import definition
+from capmoe_eval.routing.definition import Array, RoutedTokens
+from capmoe_eval.routing.factor import FactorByLayer
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.observers import Observer, Proof, Tally
+from capmoe_eval.wrapper.observers.definition import (
+    as_array,
+    counted_tokens,
+    image_tokens,
+    routed_tokens,
+    weights_off,
+    with_limits,
+)
+from capmoe_eval.wrapper.plan import ForwardPlan
+
+# Shape suffixes: N rows of the batch, T counted tokens, E experts, K = top-k, A slots that the
+# experts are called with, P pairs.
+
+EVERY = 64
+"""Forwards between two that are examined, in a long run."""
+_FAULTS = {
+    "pairs_valid": "{} slots that name no expert, name one twice, or weigh what they drop",
+    "pairs_as_defined": "{} pairs differ from the definition's",
+    "weights_as_defined": "{} combine weights differ from the definition's",
+    "bound_holds": "{} buckets beyond the definition's capacity",
+    "pads_take_no_slot": "{} slots of tokens that do not count by their mask",
+}
+"""The faults that are counted, in words, by the invariant that they break."""
+_COUNTED_ELSEWHERE = {"bound_holds": "violations", "pads_take_no_slot": "pad_slots"}
+"""The faults of invariants that other observers check in every forward, by the sum there."""
+
+
+def is_examined(number: int) -> bool:
+    """Return whether a forward is examined, by its number from 0 among those under the method.
+
+    The first is, the powers of two, and every :data:`EVERY`-th: each run is examined from its
+    beginning, at a cost that vanishes with its length.
+    """
+    return number & (number - 1) == 0 or number % EVERY == 0
+
+
+@dataclass(frozen=True)
+class _LayerPart:
+    """One process's part of a layer's forward, in host memory."""
+
+    tokens: RoutedTokens  # with the groups of this process
+    n_sequences: int
+    slots_TE: Array  # slots that call the expert for the token
+    weight_TE: Array  # the sum of their combine weights
+    faults: Counter[str]  # those that need no other part
+
+
+class _LayerFaults:
+    """The faults of one layer in the examined forwards, by invariant."""
+
+    def __init__(self) -> None:
+        self.buckets = 0  # groups with a token, times experts (or devices)
+        self.faults: Counter[str] = Counter()
+
+
+class DefinitionCheck(Observer):
+    """Examines some forwards: compares every layer with the definition.
+
+    Processes that share the model do so together.
+    """
+
+    def __init__(
+        self, layers: Sequence[MoeLayer], method: Method, calibrated: Sequence[Tensor] | None
+    ) -> None:
+        factor, numbers = method.factor, range(len(layers))
+        # Read here, and not as the decision reads them.
+        gammas = factor.gammas if isinstance(factor, FactorByLayer) else None
+        self._methods = [method if gammas is None else method.at(gammas[n]) for n in numbers]
+        self._calibrated = calibrated
+        self.sums: Sequence[_LayerFaults] = [_LayerFaults() for _ in layers]
+        self.examined = 0  # forwards
+        self._constrained = 0  # forwards under the method that began
+        self._is_defined = True  # whether the method has a definition of its pairs
+        # The tokens of the forward that is examined, and those of images.
+        self._masks: tuple[Array, Array | None] | None = None
+
+    def begin(self, plan: ForwardPlan) -> None:
+        """Decide whether a forward is examined, and form its masks."""
+        self._masks = None
+        if not plan.constrained:
+            return
+        if is_examined(self._constrained):
+            assert plan.start is not None
+            counted_N = counted_tokens(plan.start, count_padding=self._methods[0].count_padding)
+            self._masks = counted_N, image_tokens(plan.start)
+            self.examined += 1
+        self._constrained += 1
+
+    def wants(self, plan: ForwardPlan) -> bool:
+        """Return whether the forward that has begun is examined."""
+        return self._masks is not None
+
+    def see(self, event: LayerForward) -> None:
+        """Examine one layer."""
+        ranks, sums = event.layer.ranks, self.sums[event.number]
+        parts = ranks.collect(self._part(event))  # in the first process alone
+        method = self._methods[event.number]
+        faults, buckets = self._judge(event, method, parts) if parts else (Counter[str](), 0)
+        count = torch.tensor([buckets, *(faults[name] for name in _FAULTS)])
+        device = event.experts.index_NA.device  # where processes exchange tensors
+        buckets, *totals = ranks.total(count.to(device)).tolist()
+        sums.buckets += buckets
+        sums.faults.update(dict(zip(_FAULTS, totals, strict=True)))
+
+    def count(self, name: str) -> int:
+        """Return the faults of all layers that are counted by a name of other observers."""
+        fault = next((fault for fault, of in _COUNTED_ELSEWHERE.items() if of == name), None)
+        return 0 if fault is None else self._total(fault)
+
+    def broken(self) -> list[Tensor]:
+        """Return the number of all faults."""
+        return [torch.tensor(sum(self._total(name) for name in _FAULTS))]
+
+    def breaches(self, number: int) -> list[str]:
+        """Return the faults of a layer in words."""
+        faults = self.sums[number].faults
+        return [f"{name} ({_FAULTS[name].format(n)})" for name, n in faults.items() if n]
+
+    @property
+    def comparison(self) -> dict[str, int]:
+        """The numbers of forwards and buckets that were compared."""
+        buckets = sum(sums.buckets for sums in self.sums)
+        return {"forwards": self.examined, "of": self._constrained, "buckets": buckets}
+
+    def proofs(self, tally: Tally) -> dict[str, Proof]:
+        """Return the invariants that the definition alone decides."""
+        why = None
+        if not self._is_defined:
+            why = "the method has no definition to compare with (kept_pairs)"
+        proofs = {
+            "pairs_valid": tally.proof({"violations": self._total("pairs_valid")}, examined=True)
+        }
+        for name in ("pairs_as_defined", "weights_as_defined"):
+            proofs[name] = tally.proof({"violations": self._total(name)}, why, examined=True)
+        return proofs
+
+    def _total(self, invariant: str) -> int:
+        return sum(sums.faults[invariant] for sums in self.sums)
+
+    def _part(self, event: LayerForward) -> _LayerPart:
+        """Return this process's part of a layer's forward."""
+        assert self._masks is not None
+        assert event.plan.start is not None
+        is_counted_N, is_image_N = self._masks
+        method, start = self._methods[event.number], event.plan.start
+        calibrated = None if self._calibrated is None else self._calibrated[event.number]
+        tokens = routed_tokens(event, method, calibrated, is_counted_N, is_image_N)
+        part = _called(tokens, event, start.n_sequences, is_counted_N)
+        is_stock = np.array_equal(as_array(event.experts.index_NA), as_array(event.router.topk_NK))
+        # A layer in which nothing is dropped or added runs the stock kernel on pads, too.
+        pads_may_run = is_stock and method.unit is not None and event.computed is not None
+        if method.is_stock or pads_may_run:
+            del part.faults["pads_take_no_slot"]
+        return part
+
+    def _judge(
+        self, event: LayerForward, method: Method, parts: list[_LayerPart]
+    ) -> tuple[Counter[str], int]:
+        """Return the faults of a layer's forward, and the number of its buckets."""
+        faults = sum((part.faults for part in parts), Counter[str]())
+        tokens = with_limits(_joined(parts, method.scope), method)
+        slots_TE = np.concatenate([part.slots_TE for part in parts])
+        weight_TE = np.concatenate([part.weight_TE for part in parts])
+        called_TE = slots_TE > 0
+        faults["pairs_valid"] += int((slots_TE > 1).sum())
+        faults["bound_holds"] += definition.buckets_beyond(tokens, called_TE)
+        kept_TE = method.kept_pairs(tokens)
+        if kept_TE is None:
+            self._is_defined = False
+        else:
+            faults["pairs_as_defined"] += int((called_TE != kept_TE).sum())
+            is_off_TE = weights_off(tokens, method, event.layer.gate, kept_TE, weight_TE)
+            faults["weights_as_defined"] += int((is_off_TE & called_TE & kept_TE).sum())
+            faults["weights_as_defined"] += method.details_off(tokens)
+        groups, units = int((tokens.tokens_G > 0).sum()), len(set(tokens.unit_E.tolist()))
+        return faults, groups * units
+
+
+def _called(
+    tokens: RoutedTokens, event: LayerForward, n_sequences: int, is_counted_N: Array
+) -> _LayerPart:
+    """Return what the experts were called with, by token and expert, and the faults of its form."""
+    n_experts, faults, experts = tokens.n_experts, Counter[str](), event.experts
+    index_NA, weight_NA = as_array(experts.index_NA), as_array(experts.weight_NA.double())
+    is_called_NA = (index_NA >= 0) & (index_NA < n_experts)
+    is_outside_NA = ~is_called_NA & (index_NA != n_experts)
+    faults["pairs_valid"] = int((is_outside_NA | ~is_called_NA & (weight_NA != 0)).sum())
+    faults["pads_take_no_slot"] = int(is_called_NA[~is_counted_N].sum())
+    if event.computed is not None:
+        rows_E = np.zeros(n_experts + 1, dtype=np.int64)
+        for index in event.computed:
+            rows_E += np.bincount(as_array(index).reshape(-1), minlength=n_experts + 1)
+        slots_E = np.bincount(index_NA[is_called_NA], minlength=n_experts + 1)
+        faults["pairs_as_defined"] = int(abs(rows_E - slots_E).sum())
+    token_P, slot_P = np.nonzero(is_called_NA[is_counted_N])
+    shape = (len(tokens.topk_TK), n_experts)
+    cell_P = token_P * n_experts + index_NA[is_counted_N][token_P, slot_P]
+    weight_P = weight_NA[is_counted_N][token_P, slot_P]
+    size = shape[0] * n_experts
+    return _LayerPart(
+        tokens,
+        n_sequences,
+        slots_TE=np.bincount(cell_P, minlength=size).reshape(shape),
+        weight_TE=np.bincount(cell_P, weights=weight_P, minlength=size).reshape(shape),
+        faults=faults,
+    )
+
+
+def _joined(parts: list[_LayerPart], scope: str) -> RoutedTokens:
+    """Return the tokens of all processes, in the order of their sequences."""
+    if len(parts) == 1:
+        return parts[0].tokens
+    first = np.cumsum([0, *(part.n_sequences for part in parts)])
+    names = [field.name for field in dataclasses.fields(RoutedTokens)]
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part.tokens, name) for part in parts])
+        for name in names
+        if name.endswith(("_T", "_TK", "_TE", "_TH")) and getattr(parts[0].tokens, name) is not None
+    }
+    if scope == "sequence":
+        groups = [part.tokens.group_T + n for part, n in zip(parts, first[:-1], strict=True)]
+        joined["group_T"] = np.concatenate(groups)
+    return dataclasses.replace(parts[0].tokens, **joined)

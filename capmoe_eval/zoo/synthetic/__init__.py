@@ -1,4 +1,0 @@
-"""Untrained tiny models, their tokenizer and synthetic documents, made in seconds.
-
-They score as chance does and serve to run every command of the suite.
-"""

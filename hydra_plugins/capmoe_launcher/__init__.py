@@ -1,1 +1,0 @@
-"""The launcher of capmoe_eval's sweeps, where Hydra looks for plugins."""

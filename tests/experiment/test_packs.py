@@ -1,0 +1,301 @@
+"""Packed records are the same records: to every reader, and after a kill between any two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval import load_frame
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment import packing
+from capmoe_eval.experiment.files import write_bytes
+from capmoe_eval.experiment.frame import json_schema, write_parquet
+from capmoe_eval.experiment.packing import main, pack, pack_idle, unpack
+from capmoe_eval.experiment.packs import SUFFIX, Pack, file_with, pack_path, record_bytes
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.reservations import Watch, release_all, reserve
+from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
+from capmoe_eval.routing.registry import create_method
+from tests.records import forge, layer, record_of
+
+METHODS = [create_method("score", gamma, ep_size=2) for gamma in (0.5, 1.0, 1.5)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three records of each of two tasks."""
+    for task in ("obqa", "rte"):
+        for method in METHODS:
+            record_of(method, task=task, root=tmp_path).write()
+    return tmp_path
+
+
+@pytest.fixture
+def obqa(root: Path) -> Path:
+    """The pack of three records."""
+    return pack(root)[0]
+
+
+def contents(root: Path) -> dict[Path, bytes]:
+    """The bytes of every record, as they are read."""
+    return {path: record_bytes(path) for path in record_paths(root)}
+
+
+def test_packed_records_are_what_they_were(root: Path) -> None:
+    before, frame, records = contents(root), load_frame(root), read_results(root).records
+    assert all(file_with(path) == path for path in before)
+    files = pack(root)
+    assert sorted(root.rglob("*")) == [root / "m", *(root / f"m/{t}{SUFFIX}" for t in TASKS)]
+    assert contents(root) == before
+    assert load_frame(root).equals(frame)
+    for again, one in zip(read_results(root).records, records, strict=True):
+        for name in ("path", "content", "cell", "layers", "documents", "load", "proofs"):
+            assert getattr(again, name) == getattr(one, name)
+        assert file_with(again.path) == pack_path(one.path)
+    assert pack(root) == []
+    assert unpack(root) == files
+    assert {path: path.read_bytes() for path in loose_paths(root)} == before
+
+
+TASKS = ("obqa", "rte")
+
+
+def test_the_lines_of_a_pack_are_its_records_as_json(root: Path, obqa: Path) -> None:
+    records = [json.loads(record_bytes(path)) for path in record_paths(root, task="obqa")]
+    assert [json.loads(line) for line in Pack(obqa).unpacked().split(b"\n")[:-1]] == records
+
+
+class KilledError(BaseException):
+    """What no code handles by accident."""
+
+
+STEPS = (
+    *((Path, name) for name in ("mkdir", "touch", "unlink", "rmdir", "rename", "replace")),
+    (os, "fsync"),
+)
+
+
+def done_before_kill(work: Callable[[], object], number: int) -> bool:
+    """Do some work, but no step on the file system after the first few; return if it was done."""
+    steps = iter(range(number))
+
+    def limited(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            if next(steps, None) is None:
+                raise KilledError
+            return original(*arguments, **options)
+
+        return step
+
+    with pytest.MonkeyPatch.context() as patch, suppress(KilledError):
+        for place, name in STEPS:
+            patch.setattr(place, name, limited(getattr(place, name)))
+        work()
+        return True
+    return False
+
+
+@pytest.mark.parametrize("work", [pack, unpack])
+def test_a_kill_between_any_two_steps_loses_nothing(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, work: Callable[[Path], object]
+) -> None:
+    """Also one record that was computed again, and one that is in the pack alone."""
+    pack(root)
+    record_of(METHODS[0], [1.0] * 4, root=root).write()
+    before = {path.relative_to(root): data for path, data in contents(root).items()}
+    for number in range(1000):
+        copy = tmp_path_factory.mktemp("killed")
+        shutil.copytree(root, copy, dirs_exist_ok=True)
+        done = done_before_kill(lambda place=copy: work(place), number)
+        release_all([copy / "m", *copy.glob("m/*/")])  # as of a process that is dead
+        for again in (lambda _: None, pack):
+            again(copy)
+            assert {path.relative_to(copy): d for path, d in contents(copy).items()} == before
+        assert loose_paths(copy) == []
+        if done:
+            assert number > 10
+            return
+    pytest.fail("never done")
+
+
+def test_several_processes_may_pack_while_another_computes(root: Path) -> None:
+    before = contents(root)
+    with ThreadPoolExecutor(4) as pool:
+        packers = [pool.submit(pack, root) for _ in range(3)]
+        written = pool.submit(record_of(create_method("baseline"), root=root).write)
+        for task in (*packers, written):
+            task.result()
+    assert len(contents(root)) == len(before) + 1
+    assert contents(root).items() >= before.items()
+
+
+def test_what_another_process_computes_again_stays(root: Path) -> None:
+    path = record_of(METHODS[0], root=root).path
+    reservation = reserve(path, Watch())
+    assert reservation is not None
+    with reservation:
+        pack(root)
+        assert loose_paths(root) == [path]
+        record_of(METHODS[0], [1.0] * 4, root=root).write()
+    assert read_record(path, root).value == 1.0
+    pack(root)
+    assert loose_paths(root) == []
+    assert read_record(path, root).value == 1.0
+
+
+def test_what_is_computed_again_while_it_is_packed_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = record_of(METHODS[0], [1.0] * 4, root=root)
+
+    def write(file: Path, data: bytes) -> None:
+        write_bytes(file, data)
+        again.write()
+
+    monkeypatch.setattr(packing, "write_bytes", write)
+    pack(root)
+    assert loose_paths(root) == [again.path]
+    assert read_record(again.path, root).value == 1.0
+
+
+def test_few_files_may_stay_loose(root: Path) -> None:
+    assert pack(root, least=4) == []
+    assert len(loose_paths(root)) == 6
+
+
+def test_a_broken_record_beside_a_pack_is_named_and_stays(root: Path, obqa: Path) -> None:
+    path = record_paths(root)[0]
+    path.parent.mkdir()
+    path.write_text("{")
+    lines: list[str] = []
+    assert pack(root, say=lines.append) == []
+    assert len(lines) == 1
+    assert lines[0].startswith(f"not packed: {path}: not a whole record")
+    assert read_results(root).broken == (lines[0].removeprefix("not packed: "),)
+    path.unlink()
+    assert read_record(path, root).value == 0.75
+
+
+def damaged(data: bytes) -> list[bytes]:
+    draw = random.Random(0)
+    flipped = []
+    for _ in range(100):
+        copy = bytearray(data)
+        place = draw.randrange(8 * len(data))
+        copy[place // 8] ^= 1 << place % 8
+        flipped.append(bytes(copy))
+    return [b"", data[:-1], data[: len(data) // 2], data + b"\n", data + data, *flipped]
+
+
+def test_a_damaged_pack_has_one_line_wherever_it_is_read(root: Path, obqa: Path) -> None:
+    path, whole = record_paths(root)[0], obqa.read_bytes()
+    record_of(create_method("baseline"), root=root).write()
+    for data in damaged(whole):
+        obqa.write_bytes(data)
+        with pytest.raises(UsageError) as error:
+            read_record(path, root)
+        line = str(error.value)
+        assert line.startswith(f"{obqa}: truncated, or changed after it was written (")
+        assert line.endswith("; restore it, or delete it to compute its cells anew")
+        assert read_results(root).broken == (line,)
+        assert len(read_results(root).records) == 4
+        assert stored(root, path) == (path, root)
+        with pytest.raises(UsageError, match="restore it"):
+            pack(root)
+    obqa.write_bytes(whole)
+    assert len(read_results(root).records) == 7
+
+
+def test_a_pack_in_another_place_is_refused(root: Path, obqa: Path) -> None:
+    other = shutil.copy(obqa, obqa.with_name(f"piqa{SUFFIX}"))
+    assert read_results(root).broken == (f"{other}: the pack of another place, which is m/obqa",)
+
+
+def test_what_nothing_registers_is_packed_and_counted(root: Path) -> None:
+    """It was written by an extension that is not installed here."""
+    other = record_of(create_method("score", 2.0, ep_size=2), root=root)
+    other.capmoe["cell"]["method"]["method"] = "mine"
+    forge(other)
+    lines: list[str] = []
+    pack(root, say=lines.append)
+    assert [line.partition(";")[0] for line in lines] == [
+        f"not packed: {other.path}: method=mine is not registered"
+    ]
+    assert loose_paths(root) == [other.path]
+
+
+def test_the_end_of_a_run_packs_many_files_where_nobody_computes(root: Path) -> None:
+    assert pack_idle(root) == []
+    for gamma in range(2, 12):
+        record_of(create_method("score", float(gamma)), root=root).write()
+    other = reserve(record_of(METHODS[0], task="rte", root=root).path, Watch())
+    assert other is not None
+    with other:
+        assert pack_idle(root) == []
+    assert pack_idle(root) == [root / f"m/obqa{SUFFIX}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        ([], 0, "6 records, 2 files packed"),
+        (["--unpack"], 0, "6 records, 0 files unpacked"),
+        (["--parquet", "frame.parquet"], 0, "written: frame.parquet"),
+        (["results_dir=other"], 2, "results_dir=other: no results directory with records; name"),
+        (["zoo"], 2, "zoo: no results directory with records; name one with results_dir=DIR"),
+        (["--parquet", "."], 2, "parquet=.: cannot be written"),
+    ],
+)
+def test_the_command_packs(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    status: int,
+    line: str,
+) -> None:
+    monkeypatch.chdir(root)
+    place = [] if words in (["zoo"], ["results_dir=other"]) else ["results_dir=."]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, *place])
+    assert ended.value.code == status
+    assert line in "".join(capsys.readouterr())
+
+
+def test_a_parquet_file_is_the_frame_until_the_records_change(root: Path) -> None:
+    record_of(
+        create_method("score", layer_gammas=(0.5, 1.0)),
+        root=root,
+        parts={
+            "layers": [
+                layer(name=f"layers.{number}", gamma=gamma)
+                for number, gamma in enumerate((0.5, 1.0))
+            ]
+        },
+    ).write()
+    pack(root)
+    file = root.parent / "frame.parquet"
+    write_parquet(root, file)
+    assert load_frame(file).equals(load_frame(root))
+    record_of(create_method("baseline"), root=root).write()
+    with pytest.raises(UsageError, match="are others now; write it again with capmoe-eval pack"):
+        load_frame(file)
+    away = shutil.move(file, root / "elsewhere.parquet")
+    assert len(load_frame(away)) == 7
+    Path(away).write_bytes(b"")
+    with pytest.raises(UsageError, match=r"elsewhere.parquet: no data frame"):
+        load_frame(away)
+
+
+def test_the_published_schema_is_current() -> None:
+    path = Path(__file__).parents[2] / "docs/record.schema.json"
+    assert json.loads(path.read_text()) == json_schema()

@@ -1,0 +1,23 @@
+"""Write every block of README and docs, and the pages that are made of records as a whole."""
+
+from __future__ import annotations
+
+from tests import bill_of_materials
+from tests.bench import rehearsal_page
+from tests.pages import fill, pages, present
+from tests.pages.blocks import BLOCKS
+
+
+def main() -> None:
+    """Write the pages that differ, and name them."""
+    whole = {module.DOCUMENT: module.text() for module in (bill_of_materials, rehearsal_page)}
+    texts = {name: BLOCKS[name]() for name in present()}
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        if (new := whole.get(path) or fill(text, texts)) != text:
+            path.write_text(new, encoding="utf-8")
+            print(f"written: {path.name}")
+
+
+if __name__ == "__main__":
+    main()

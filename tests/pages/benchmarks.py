@@ -1,0 +1,112 @@
+"""Blocks from the files of ``results/bench``."""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from typing import Any
+
+from capmoe_eval.paper.benchmarks import Bench, read_bench
+from tests.pages import ROOT, paragraph, span, table
+from tests.pages.names import FAMILIES
+
+
+@cache
+def bench() -> Bench:
+    """Return the committed benchmarks."""
+    return read_bench(ROOT / "results" / "bench")
+
+
+def _evaluation(name: str) -> Any:
+    (file,) = (file for file in bench().evaluations if file.path.stem == name)
+    return file
+
+
+def sizes() -> str:
+    """Return what reading a trace of a million tokens takes."""
+    rows = [
+        (
+            case,
+            f"{cost['file_bytes'] / 1e6:,.0f} MB",
+            f"{cost['seconds']:.1f}",
+            f"{cost['cpu_seconds']:.1f}",
+            f"{cost['memory_gb']:.2f} GB",
+        )
+        for case, cost in _evaluation("trace").cases.items()
+    ]
+    return table(("trace", "file", "seconds", "of processor time", "highest memory"), rows)
+
+
+_COLUMNS = ("contiguous", "EPLB", "EPLB+", "LPLB+", "LLEP", "Token Drop γ=2", "Token Drop γ=1")
+
+
+def balancing() -> str:
+    """Return straggler factors with and without loss, of prompts and of decode steps."""
+    file = _evaluation("placement")
+    rows: dict[tuple[str, int, str, str], list[str]] = {}
+    steps: dict[str, list[int]] = {}
+    for column in _COLUMNS:
+        for balance in file.balances:
+            is_column = balance.method.rstrip("0123456789") == column or balance.method == column
+            if is_column and balance.judged_on == balance.planned_on:
+                key = (balance.model, balance.ranks, balance.judged_on, balance.of)
+                steps.setdefault(balance.of, []).append(balance.steps)
+                extra = f" ({balance.moved:.1f} sent)" if balance.moved else ""
+                extra = f" ({balance.drop_rate:.0%} dropped)" if balance.drop_rate else extra
+                text = f"{balance.straggler:.2f}{extra.replace('%', ' %')}"
+                rows.setdefault(key, []).append(text)
+    head = (
+        *("straggler factor", "contiguous", "EPLB", "EPLB, 1 more slot a rank", "LPLB, the same"),
+        *("LLEP (weights sent a layer)", "γ=2", "γ=1"),
+    )
+    lines = [
+        (f"{FAMILIES[model]}, {ranks} ranks, {task}, {of}", *texts)
+        for (model, ranks, task, of), texts in rows.items()
+    ]
+    other = [
+        (balance.straggler, contiguous.straggler)
+        for balance in file.balances
+        for contiguous in file.balances
+        if balance.method.startswith("EPLB+")
+        and balance.of == contiguous.of == "prompts"
+        and contiguous.method == "contiguous"
+        and balance.planned_on != balance.judged_on == contiguous.judged_on
+        and balance.model == contiguous.model
+    ]
+    worse = sum(planned >= contiguous for planned, contiguous in other)
+    counted = ", ".join(f"{span(map(float, n), '{:.0f}')} of {of}" for of, n in steps.items())
+    return (
+        paragraph(
+            f"From `results/bench/placement.json`: {file.limit} documents of each task in batches "
+            f"of {file.batch}, the first half of the steps to plan on, the second to judge "
+            f"({counted}). Four straggler factors without loss, then two of Token Drop."
+        )
+        + "\n"
+        + table(head, lines)
+        + "\n"
+        + paragraph(
+            "The plan must fit the traffic: planned on the other of the two tasks of prompts, EPLB "
+            f"with one more slot is no better than no plan in {worse} of {len(other)} cases "
+            f"({span((planned for planned, _ in other), '{:.2f}')})."
+        )
+    )
+
+
+def emulation() -> str:
+    """Return by how much the emulation misses two measured ranks."""
+    (study,) = (
+        file
+        for file in bench().studies
+        if file.study == "speedup" and not file.emulated and file.errors
+    )
+    texts = []
+    for key, title in (("total", "times"), ("speedup", "speedups")):
+        shares = [100 * errors[key] for errors in study.errors]
+        middle = statistics.median(map(abs, shares))
+        ends = span(shares, "{:+.0f}")
+        texts.append(f"{middle:.1f} % in the median for {title} ({ends} %)")
+    models = len({run.model for run in study.runs})
+    return paragraph(
+        f"On two gloo ranks (`{study.path.name}`, {models} models) the error of the emulation was "
+        f"{' and '.join(texts)}. The emulation does not model the waiting before small exchanges."
+    )

@@ -1,0 +1,37 @@
+"""Every block of README and docs by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from tests.pages import benchmarks, effects, generation, images
+from tests.pages.commands import printed
+from tests.pages.knobs import knob_table
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    "caption": effects.caption,
+    "models": effects.models,
+    "adaptive": effects.adaptive,
+    "placed-drops": effects.placed_drops,
+    "knobs": knob_table,
+    "advice": partial(printed, "capmoe-eval advise example --ranks 8 --at-least-speedup 1.2"),
+    "advice-with-results": partial(
+        printed,
+        "capmoe-eval advise example --ranks 8 --at-least-speedup 1.6 --at-most-points 1 "
+        "--results results/zoo",
+    ),
+    "loads": partial(
+        printed,
+        "capmoe-eval loads capmoe_eval/serving/data/example.npz --ranks 8 --gammas 1 1.5 2",
+    ),
+    "sizes": benchmarks.sizes,
+    "balancing": benchmarks.balancing,
+    "placed": effects.placed,
+    "adaptive-verdict": effects.adaptive_verdict,
+    "emulation": benchmarks.emulation,
+    "generation": generation.scores,
+    "images": images.scores,
+    "macs": images.macs,
+}

@@ -1,0 +1,23 @@
+"""Blocks with what a command prints, as a user in the checkout would see it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.pages import ROOT
+
+
+def printed(command: str) -> str:
+    """Return what a command prints, indented, without the lines on files that it wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("results", "capmoe_eval"):
+            (Path(folder) / name).symlink_to(ROOT / name)
+        words = [sys.executable, "-m", "capmoe_eval", *shlex.split(command)[1:]]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("written")]
+    text = "\n".join(f"    {line}".rstrip() for line in lines).strip("\n")
+    return f"\n{text}\n\n"

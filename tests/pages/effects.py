@@ -1,0 +1,273 @@
+"""Blocks from the verdicts and the records of the embedded models."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.record import VERDICTS, Record
+from capmoe_eval.paper.pairing import Paired, pair
+from capmoe_eval.paper.printed import AVERAGE, pairs
+from capmoe_eval.paper.statistics import Interval, pooled
+from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
+from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
+from capmoe_eval.report.templates import shown
+from capmoe_eval.serving.trial import (
+    AdaptiveOutcome,
+    by_model,
+    mean_interval,
+    outcomes,
+    primary,
+    verdicts,
+)
+from tests.pages import ROOT, paragraph, signed, span, table
+from tests.pages.names import FAMILIES, records
+
+
+@cache
+def replication() -> VerdictFile:
+    """Return the committed verdicts."""
+    return VerdictFile.model_validate_json((ROOT / "results" / "zoo" / VERDICTS).read_bytes())
+
+
+def findings(claim: str, label: str = "") -> list[WrittenFinding]:
+    """Return the findings of a claim whose labels begin so."""
+    (written,) = (each for each in replication().claims if each.id == claim)
+    return [each for each in written.contrasts if each.label.startswith(label)]
+
+
+def effect(finding: WrittenFinding, digits: int = 2) -> str:
+    """Return a finding's effect with its interval over documents."""
+    assert finding.effect is not None
+    assert finding.low is not None
+    assert finding.high is not None
+    return signed(finding.effect, finding.low, finding.high, digits)
+
+
+def caption() -> str:
+    """Return README's caption of the picture of the replication."""
+    families = Counter(map(family, replication().models))
+    seeds = span(map(float, families.values()), "{:g}")
+    scores = [each.effect for each in findings("a", "score γ=1 ") if each.effect is not None]
+    (expanded,) = findings("c2", "expanded drop own γ")
+    gains = pairs({"table": 2, "method": "Expanded Drop"}, {"table": 2, "method": "Token Drop"})
+    least = min(first.number(AVERAGE) - second.number(AVERAGE) for first, second in gains)
+    printed, *grouped = replication().grouping
+    orders = [f"{effect(row.gaps[2])} ({row.label})" for row in (grouped[0], grouped[-1])]
+    assert printed.gaps[2].effect is not None
+    images = [
+        f"{effect(finding)} with {title}"
+        for finding, title in zip(
+            findings("o2"), ("all alike", "text first", "images first"), strict=True
+        )
+    ]
+    return paragraph(
+        f"*Effects of routing methods on {len(replication().models)} tiny trained models "
+        f"({len(families)} architectures, {seeds} training seeds of each), a panel for each claim: "
+        "pooled, with 95 % intervals over documents and, thin, over families and documents; the "
+        "dashed line is the equivalence margin, grey ticks are single models. Points of accuracy: "
+        f"at γ=1 Token Drop (“Score” in Table 1) beats the other selection metrics by "
+        f"{span(scores, '{:.1f}')}. At the models' own γ Expanded Drop − Token Drop is "
+        f"{effect(expanded)}; Table 2, at those of its models, prints gains from {least:.2f}. "
+        f"On images (MME, γ=1) Expanded Drop − Token Drop is {', '.join(images)}; Table 4 prints "
+        "gains in all three. "
+        f"Reverse Order − Order at γ=1 is {printed.gaps[2].effect:.1f} in Table 1; here, by the "
+        f"sequences that share a capacity, {' and '.join(orders)}. `make replicate` makes "
+        "the picture from the results in this repository; "
+        "[docs/zoo/replication.md](docs/zoo/replication.md) has the verdicts on the paper's "
+        "claims, also where they contradict the paper.*"
+    )
+
+
+_NEEDED: Final = 20  # points that a task loses without experts, if they matter to it
+_PLACEMENTS: Final = ("contiguous", "eplb")
+
+
+def _placed() -> dict[tuple[float, str], list[list[Record]]]:
+    """Return the records on blocks and on EPLB's placement, by γ and model."""
+    groups: dict[tuple[float, str], list[list[Record]]] = {}
+    for record in records("experiment=placed"):
+        if record.gamma is not None:
+            sides = groups.setdefault((record.gamma, record.model), [[], []])
+            sides[_PLACEMENTS.index(record.cell.method.placement)].append(record)
+    return dict(sorted(groups.items(), key=lambda item: item[0][0]))
+
+
+def _tasks(side: Iterable[Record]) -> list[str]:
+    return sorted({record.task for record in side})
+
+
+def _paired(first: Sequence[Record], second: Sequence[Record]) -> dict[str, Paired]:
+    both = by_key(first, lambda record: record.task), by_key(second, lambda record: record.task)
+    paired = {task: pair(*([r.documents for r in side[task]] for side in both)) for task in both[0]}
+    return {task: each for task, each in paired.items() if isinstance(each, Paired)}
+
+
+def _points(models: dict[str, dict[str, Paired]]) -> Interval:
+    effect = pooled(models)
+    assert effect.points is not None
+    return Interval(effect.points, *effect.interval())
+
+
+def placed() -> str:
+    """Return what a capacity of devices drops on both placements, and what the answers lose."""
+    rows, models = [], dict.fromkeys(model for _, model in _placed())
+    fewer = no_fuller = 0
+    overall: list[Interval] = []
+    for gamma in dict.fromkeys(gamma for gamma, _ in _placed()):
+        compared: dict[str, dict[str, Paired]] = {}
+        for model in models:
+            sides = _placed()[gamma, model]
+            drops = [mean_load(side, _tasks(side), "drop_rate") or 0.0 for side in sides]
+            peaks = [
+                statistics.fmean(rank_peak(same) for same in by_task(side, _tasks(side)))
+                for side in sides
+            ]
+            fewer += drops[1] < drops[0]
+            no_fuller += round(peaks[1], 2) <= round(peaks[0], 2)
+            compared[model] = _paired(sides[1], sides[0])
+            ranks = {record.cell.method.ep_size for record in sides[0]}
+            rows.append(
+                (
+                    f"{gamma:g}",
+                    f"{FAMILIES[model]}, {max(ranks)} ranks",
+                    ", ".join(f"{100 * drop:.1f} %" for drop in drops),
+                    ", ".join(f"{peak:.2f}" for peak in peaks),
+                    signed(*_points({model: compared[model]})),
+                )
+            )
+        overall.append(_points(compared))
+        rows.append((f"{gamma:g}", "all", "", "", signed(*overall[-1])))
+    apart = sum(low > 0 or high < 0 for _, low, high in overall)
+    sides = [side for both in _placed().values() for side in both]
+    n = {record.n for side in sides for record in side}
+    tasks = sorted({record.task for side in sides for record in side})
+    head = (
+        *("γ", "model", "dropped: blocks, EPLB", "straggler factor: blocks, EPLB"),
+        "accuracy, EPLB − blocks, points",
+    )
+    return (
+        table(head, rows)
+        + "\n"
+        + paragraph(
+            f"Tasks: {', '.join(tasks)}; {span(map(float, n), '{:g}')} documents each. At equal γ "
+            f"EPLB drops less in {fewer} of {len(_placed())} cases, with no higher straggler "
+            f"factor in {no_fuller}. Over all models accuracy differs at {apart} of {len(overall)} "
+            "γ by the 95 % interval over documents. Accuracy is paired by document; tasks and "
+            "models count equally, and nothing is corrected for the number of comparisons. Drops "
+            "and straggler factors are means over tasks, of ranks that each bound their own "
+            "sequences."
+        )
+    )
+
+
+def placed_drops() -> str:
+    """Return README's sentence on a capacity of devices on EPLB's placement at γ=1."""
+    shares = [
+        [100 * (mean_load(side, _tasks(side), "drop_rate") or 0.0) for side in sides]
+        for (gamma, _), sides in _placed().items()
+        if gamma == 1.0
+    ]
+    compared = {m: _paired(both[1], both[0]) for (g, m), both in _placed().items() if g == 1.0}
+    blocks, eplb = (span(side, "{:.0f}") for side in zip(*shares, strict=True))
+    return paragraph(
+        "**A device's capacity on another placement.** `placement=eplb` evaluates a device "
+        f"capacity on experts that EPLB has placed. At γ=1 it drops {eplb} % of the pairs, "
+        f"contiguous placement {blocks} %; accuracy changes by {signed(*_points(compared))} points "
+        "([docs/methods.md](docs/methods.md#methods-of-other-papers))."
+    )
+
+
+@cache
+def _adaptive() -> list[AdaptiveOutcome]:
+    compared = outcomes(records("experiment=adaptive"))
+    assert not any(None in (o.static_straggler, o.scores, o.static_least) for o in compared)
+    return compared
+
+
+def adaptive() -> str:
+    """Return the verdict on a γ for each layer, for README."""
+    verdict = primary(verdicts(_adaptive()))
+    gain, model = min((value, model) for model, value in _gains().items())
+    return paragraph(
+        "**A γ for each layer.** `gamma=adaptive budget=0.05` chooses the γ of each layer on other "
+        f"documents. Against one γ for all on {len(_gains())} embedded models, over six budgets of "
+        f"pairs (the primary endpoint): {verdict} {FAMILIES[model]} changes most: "
+        f"{shown(gain, '{:+.3f}')}. More is in "
+        "[docs/serving.md](docs/serving.md#a-capacity-factor-for-each-layer)."
+    )
+
+
+def _of_pairs() -> list[AdaptiveOutcome]:
+    return [outcome for outcome in _adaptive() if outcome.budget_of == "pairs"]
+
+
+def _gains() -> dict[str, float]:
+    return dict(by_model(_of_pairs(), lambda outcome: outcome.gain))
+
+
+def adaptive_verdict() -> str:
+    """Return the verdict on a γ for each layer with what describes it."""
+    judged = verdicts(_adaptive())
+    last = primary(judged)
+    assert last is not None
+    assert last.straggler_most is not None
+    cells: dict[tuple[str, str], list[float]] = {}
+    for each in _of_pairs():
+        cells.setdefault((each.model, each.task), []).append(each.gain or 0.0)
+    alone = mean_interval([float(np.mean(values)) for values in cells.values()])
+    (scores,) = (v for v in judged if (v.budget_of, v.budget) == ("scores", None))
+    assert alone is not None
+    assert scores.straggler is not None
+    apart = [100 * (outcome.apart or 0.0) for outcome in _of_pairs()]
+    beyond = [100 * abs(outcome.drop_rate - outcome.budget) for outcome in _of_pairs()]
+    by_name = [f"{FAMILIES[model]} {shown(gain, '{:+.3f}')}" for model, gain in _gains().items()]
+    points = [
+        "The sampling units of the first interval are models (t), since the tasks of a model "
+        f"share its routers; of the second, documents. If the {last.cells} cells of models and "
+        f"tasks were independent, the first would be {signed(*alone, 3).partition(' ')[2]}.",
+        f"By model: {', '.join(by_name)}.",
+        "Static factors around an adaptive setting lie "
+        f"{np.median(apart):.1f} points of drops apart (median; {max(apart):.1f} at most). At "
+        f"worst the change is {shown(last.straggler_most, '{:+.3f}')}.",
+        "A budget of scores changes the straggler factor at equal drops by "
+        f"{signed(*scores.straggler, 3)}: it is chosen to lose few scores, not few pairs.",
+        "On the evaluated documents the dropped share differs from the budget of pairs by "
+        f"{np.mean(beyond):.1f} points in the mean, and by {max(beyond):.1f} at most.",
+    ]
+    return (
+        paragraph(str(last), "> ", "> ")
+        + "\nThe rest is exploratory and uncorrected:\n\n"
+        + "".join(paragraph(point, "- ", "  ") for point in points)
+    )
+
+
+def models() -> str:
+    """Return README's sentence on the embedded models, from their cards."""
+    cards = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "capmoe_eval" / "zoo" / "weights").glob("*/card.json"))
+    ]
+    language = [card for card in cards if "openbookqa" in card.get("accuracy", ())]
+    sizes = span((card["parameters"] / 1e6 for card in language), "{:.1f}")
+    kinds = sorted({str(card["class"]).removesuffix("ForCausalLM") for card in language})
+    lost = {
+        task: statistics.fmean(
+            card["accuracy"][task] - card["accuracy_silent"][task] for card in language
+        )
+        for task in language[0]["accuracy"]
+    }
+    weak = [f"{task} {loss:.0f}" for task, loss in lost.items() if loss < _NEEDED]
+    return paragraph(
+        f"The embedded models are real transformers classes ({', '.join(kinds)}) of {sizes} "
+        "million parameters, trained on a closed mini-world of simple English. With all experts "
+        f"disabled a task loses {span(lost.values(), '{:.0f}')} points in the mean over models "
+        "(dev sets)" + (f"; less than {_NEEDED}: {', '.join(weak)}." if weak else ".")
+    )

@@ -1,0 +1,120 @@
+"""Blocks on the embedded model of images, from its records and its card."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.report.figures.losses import lost
+from capmoe_eval.report.figures.pooling import by_key
+from tests.pages import ROOT, paragraph, signed, span, table
+from tests.pages.names import records
+
+_SETS: Final = {"mme": "MME", "mmbench": "MMBench", "seedbench": "SEED-Bench"}
+_MODEL: Final = "zoo_llava_olmoe"
+
+
+def _stock() -> dict[str, Record]:
+    asked = [*records("experiment=figures"), *records("experiment=replicate")]
+    return {
+        record.task: record
+        for record in asked
+        if record.model == _MODEL and record.cell.method.is_stock and record.task in _SETS
+    }
+
+
+def scores() -> str:
+    """Return what the model knows, how much is text, and what γ and the priority change."""
+    stock = _stock()
+    card = json.loads(
+        (ROOT / "capmoe_eval" / "zoo" / "weights" / "llava_olmoe" / "card.json").read_text("utf-8")
+    )
+    rows = []
+    for task, title in _SETS.items():
+        parts = stock[task].load.modalities or {}
+        text = parts["text"].tokens / sum(part.tokens for part in parts.values())
+        numbers = (100 * stock[task].value, card["accuracy"][task], card["accuracy_silent"][task])
+        rows.append((title, *(f"{number:.1f} %" for number in numbers), f"{100 * text:.1f} %"))
+    head = ("", "test set", "dev set", "dev set, experts disabled", "text tokens")
+    lows = [
+        record
+        for record in records("experiment=replicate")
+        if (record.model, record.gamma) == (_MODEL, 0.5) and record.task in ("mmbench", "seedbench")
+    ]
+    shares = {
+        part: span((100 * (r.load.modalities or {})[part].drop_rate for r in lows), "{:.1f}")
+        for part in ("image", "text")
+    }
+    moved = span((100 * (r.value - stock[r.task].value) for r in lows), "{:+.1f}")
+    at_one = {
+        (record.method, record.cell.method.modality): f"{100 * record.value:.1f} %"
+        for record in records("experiment=table4")
+        if record.model == _MODEL and not record.cell.method.is_stock
+    }
+    orders = {
+        record.method: f"{100 * record.value:.1f} %"
+        for record in records("experiment=figures")
+        if (record.model, record.task, record.gamma) == (_MODEL, "mme", 1.0)
+        and record.cell.method.modality == "uniform"
+    }
+    modalities = {"uniform": "all alike", "image_first": "images first", "text_first": "text first"}
+    priorities = [
+        (title, *(at_one[method, modality] for modality in modalities))
+        for method, title in (("score", "Token Drop"), ("expanded_drop", "Expanded Drop"))
+    ]
+    others = ", ".join(
+        f"{name} {orders[method]}"
+        for method, name in (
+            ("random", "Random"),
+            ("order", "Order"),
+            ("reverse_order", "Reverse Order"),
+        )
+    )
+    return (
+        "Right answers without a capacity, and the share of text among the queries' tokens:\n\n"
+        + table(head, rows)
+        + "\n"
+        + paragraph(
+            f"At γ=0.5 with images first, {shares['image']} % of the images' assignments are "
+            f"dropped and {shares['text']} % of the text's; scores of MMBench and SEED-Bench "
+            f"change by {moved} points. Right answers to MME at γ=1:"
+        )
+        + "\n"
+        + table(("", *modalities.values()), priorities)
+        + "\n"
+        + paragraph(f"With all alike: {others}.")
+    )
+
+
+def macs() -> str:
+    """Return what MACS and Token Drop drop and lose on MME, at equal γ."""
+    asked = [record for record in records("experiment=images_macs") if record.task == "mme"]
+    by_gamma = by_key([r for r in asked if r.gamma is not None], lambda record: record.gamma)
+    rows = []
+    for gamma, same in sorted(by_gamma.items(), reverse=True):
+        drops = [r for r in same if r.method == "score" and r.cell.method.modality == "uniform"]
+        of_macs = [
+            record
+            for record in same
+            if record.method == "macs"
+            and record.knobs["rho"]
+            and record.knobs["reroute"] == "local"
+        ]
+        if drops and of_macs:
+            interval = lost(of_macs, drops, ["mme"])
+            assert not isinstance(interval, str), interval
+            both = (drops[0].load, of_macs[0].load)
+            rows.append(
+                (
+                    f"{gamma:g}",
+                    *(f"{100 * load.drop_rate:.1f} %" for load in both),
+                    *(f"{load.mean_peak_after:.2f}" for load in both),
+                    signed(*interval, 1),
+                )
+            )
+    head = (
+        *("γ", "dropped, Token Drop", "dropped, MACS", "fullest expert / mean load, Token Drop"),
+        *("MACS", "points, MACS − Token Drop"),
+    )
+    return table(head, rows)

@@ -1,0 +1,28 @@
+"""Names of the embedded models and their records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Final
+
+from capmoe_eval.experiment.composition import load_option, options
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.selection import finished
+from tests.pages import ROOT
+
+READER: Final = Reader()
+
+FAMILIES: Final = {
+    str(name): str(load_option("model", name).title).removeprefix("trained tiny ")
+    for name in options("model")
+    if str(name).startswith("zoo_")
+}
+"""The title of each embedded model by its name."""
+
+
+@cache
+def records(*words: str) -> Sequence[Record]:
+    """Return the committed records of the cells that a command line names."""
+    return finished([*words, "profile=zoo", f"results_dir={ROOT}/results/zoo"], READER).records

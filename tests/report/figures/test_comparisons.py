@@ -1,0 +1,210 @@
+"""Methods beside Token Drop, from records of which losses and loads are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.timings.rows import Balance
+from capmoe_eval.paper.statistics import interval
+from capmoe_eval.report.figures import losses
+from capmoe_eval.report.figures.adaptive import adaptive
+from capmoe_eval.report.figures.evidence import FigureRecords
+from capmoe_eval.report.figures.panels import Level, draw
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from tests.records import calibrated, of_images, record_of
+from tests.report.figures import material
+from tests.report.figures.material import curves, named, panels, peaked
+
+RIGHT = [1] * 40
+STOCK = create_method("baseline")
+
+
+def found(
+    method: Method, task: str, wrong: int, peak: float = 2.0, after: float | None = None
+) -> Record:
+    """A record with so many wrong answers, whose forwards would activate 20 experts."""
+    load = {"mean_peak_after": peak, "activated_before": after and 20.0, "activated_after": after}
+    parts = {"load": load, "layers": [peaked("device_after", peak / 2)]}
+    return record_of(method, [0] * wrong + RIGHT[wrong:], task=task, parts=parts)
+
+
+def balance(method: str, straggler: float, on: str = "piqa", judged: str = "piqa") -> Balance:
+    numbers = dict.fromkeys(("worst", "active", "active_fullest", "extra", "moved"), 0.0)
+    of: Any = "prompts"
+    return Balance(
+        **{"model": "m", "ranks": 8, "planned_on": on, "judged_on": judged, "of": of, "steps": 9},
+        **{"method": method, "straggler": straggler, "redirected": 0.0, "drop_rate": 0.0},
+        **numbers,
+    )
+
+
+def beside_others(balances: tuple[Balance, ...] = (), models: int = 1) -> FigureRecords:
+    drop, ranks = create_method("score", 1.0, ep_size=1), create_method("score", 1.0, ep_size=8)
+    oea = create_method("oea", k0=2)
+    steps = create_method("xshare", expert_budget=0.25, decode="only")
+    records = {
+        "stock": [found(STOCK, task, 0) for task in ("obqa", "piqa", "gsm8k")],
+        "drop": [found(drop, "obqa", 4, 1.0, 20.0), found(drop, "piqa", 8, 1.5, 19.0)],
+        "ranks": [found(ranks, "obqa", 2, 1.8), found(ranks, "piqa", 2, 2.2)],
+        "oea": [found(oea, "obqa", 0, 5.0, 10.0), found(oea, "piqa", 1, 7.0, 12.0)],
+        "half": [found(create_method("oea", k0=3), "obqa", 0, 5.0, 10.0)],
+        "steps": [found(steps, "gsm8k", 30, 6.0, 5.0)],
+    }
+    titles = {"m": "Mine"} | {f"m{number}": f"M{number}" for number in range(1, models)}
+    return material.evidence({"models": titles, "balances": balances}, **records)
+
+
+def test_a_comparator_stands_at_what_its_records_say() -> None:
+    picture = losses.comparators(beside_others())
+    activated, experts, ranks, steps, *_ = panels(picture)
+    assert activated.y.label == "questions (OBQA, PIQA):\npoints lost"
+    assert steps.y.label == "generation (GSM8K):\npoints lost"
+    oea, drop = activated.marks[:2]
+    assert (drop.x, drop.y) == ([pytest.approx(39 / 40)], (pytest.approx(15),))  # type: ignore[union-attr]
+    lost = interval({"obqa": [100] * 4 + [0] * 36, "piqa": [100] * 8 + [0] * 32})
+    assert (drop.low[0], drop.high[0]) == pytest.approx((lost.low, lost.high))  # type: ignore
+    assert oea.x == [pytest.approx(0.55)]  # type: ignore[union-attr]
+    assert [mark.x for mark in experts.marks[:3]] == [[6.0], [1.25], [2.0]]  # type: ignore[union-attr]
+    # What was counted on one rank says nothing of ranks, nor an older record of activated experts.
+    assert [(m.x, m.y) for m in ranks.marks[:-1]] == [([1.0], (pytest.approx(5),))]  # type: ignore
+    assert (steps.marks[0].x, steps.marks[0].y) == ([0.25], (75,))  # type: ignore[union-attr]
+    assert "Mine, questions: OEA is left out: not every task is there." in picture.notes
+    assert any("bench placement" in note for note in picture.notes)
+
+
+def test_balancing_without_loss_is_a_line_across_the_ranks_alone() -> None:
+    rows = (
+        balance("contiguous", 2.0),
+        balance("EPLB", 1.5),
+        balance("EPLB+8", 1.1),
+        balance("LPLB+8", 1.05),
+        balance("EPLB+8", 1.7, on="winogrande"),  # a stale plan
+        balance("EPLB+8", 1.2, on="winogrande", judged="winogrande"),  # none of the figure's tasks
+    )
+    picture = losses.comparators(beside_others(rows))
+    uprights = [
+        [mark.at for mark in panel.marks if isinstance(mark, Level) and mark.is_upright]
+        for panel in panels(picture)
+    ]
+    assert uprights == [[], [], [2.0, 1.1, 1.05], [], [], []]
+    assert "Balancing of questions was measured on PIQA." in picture.notes
+
+
+def test_more_models_than_markers_are_drawn() -> None:
+    figure = draw(losses.comparators(beside_others(models=9)))
+    texts = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"Mine", "M8"} <= texts
+
+
+def of_pictures(
+    name: str, gamma: float | None, wrong: int, drop: float, peak: float, **knobs: Any
+) -> Record:
+    """A record with so many wrong answers to 20 images, two to an image."""
+    load = {"drop_rate": drop, "mean_peak_after": peak}
+    parts = {"load": load, "layers": [peaked("device_after", peak / 2)]}
+    method = create_method(name, gamma, ep_size=8, **knobs)
+    return of_images(record_of(method, [0] * wrong + RIGHT[wrong:], task="mme", parts=parts))
+
+
+def of_macs(records: list[Record]) -> FigureRecords:
+    return material.evidence({"tasks": {"mme": "MME", "mmbench": "MMBench"}}, all=records)
+
+
+CURVE = [
+    of_pictures("baseline", None, 0, 0.0, 5.0),
+    of_pictures("score", 0.5, 16, 0.6, 0.5),
+    of_pictures("score", 1.0, 8, 0.4, 1.0),
+]
+
+
+def test_a_method_is_compared_at_equal_gamma_and_at_equal_loads() -> None:
+    """At γ=0.5 MACS loses 4 of 40 and drops as Token Drop does half way from γ=1 to none."""
+    records = [
+        *CURVE,
+        of_pictures("score", 0.5, 20, 0.6, 0.5, modality="image_first"),
+        of_pictures("macs", 0.5, 4, 0.2, 3.0),
+        of_pictures("macs", 0.5, 12, 0.5, 0.75, reroute="none"),
+        of_pictures("macs", 2.0, 0, 0.0, 6.0),
+        of_pictures("macs", 0.5, 0, 0.2, 3.0, rho=0),
+    ]
+    picture = losses.weights(of_macs(records))
+    gammas = panels(picture)[0]
+    assert gammas.x.label == "capacity factor γ"
+    assert {name: [lost for _, lost in own] for name, own in curves(gammas).items()} == {
+        "Token Drop": [40, 20],
+        "Token Drop, images first": [50],
+        "MACS": [10, 0],
+        "MACS without rerouting": [30],
+        "MACS, ρ=0": [0],
+    }
+    assert "MMBench: nothing is drawn without the result that has no limit." in picture.notes
+    notes = {
+        note.split(", less")[0]: note for note in picture.notes if note.startswith("MME: MACS")
+    }
+    macs, beyond = notes["MME: MACS, γ=0.5"], notes["MME: MACS, γ=2"]
+    assert "at equal γ +30.0 [" in macs  # what the method claims
+    assert "at equal drops +0.0 [" in macs  # half of γ=1, half of no limit
+    assert "an equally full expert +0.0 [" in macs
+    assert "rank" not in macs  # the curve ends at γ=1, and no limit knows no ranks
+    assert "at equal drops +0.0 [" in notes["MME: MACS without rerouting, γ=0.5"]
+    assert "an equally full rank +0.0 [" in notes["MME: MACS without rerouting, γ=0.5"]
+    assert beyond.count("[") == 1
+    assert "at equal drops +0.0 [" in beyond
+    assert "at equal γ +40.0 [" in notes["MME: MACS, ρ=0, γ=0.5"]
+    draw(picture)
+
+
+def test_a_record_of_other_documents_is_left_out() -> None:
+    other = of_pictures("macs", 0.5, 4, 0.2, 3.0)
+    (documents,) = other.capmoe["documents"].values()
+    documents["documents"] = "another"
+    picture = losses.weights(of_macs([*CURVE, Record.of(other.content, other.path)]))
+    assert list(curves(panels(picture)[0])) == ["Token Drop"]
+    assert picture.notes[0] == "MME: MACS γ=0.5 is left out: other documents of mme."
+
+
+def setting(
+    model: str, gamma: float | None, budget: float | None, drops: float, peak: float, wrong: int
+) -> Record:
+    """A record that drops such a share, whose fullest expert is so full, with wrong answers."""
+    parts: dict[str, Any] = {"load": {"drop_rate": drops}}
+    if budget is None:
+        method, one = create_method("score", gamma), peaked("expert_after", peak)
+    else:
+        method = create_method("score", "adaptive", budget=budget)  # type: ignore[arg-type]
+        one = peaked("expert_after", peak, gamma=1.5)
+        parts["calibration"] = calibrated([1.5])
+    parts["layers"] = [one]
+    return record_of(method, [0] * wrong + [1] * (40 - wrong), model=model, parts=parts)
+
+
+def test_adaptive_factors_stand_beside_the_static_ones() -> None:
+    static, chosen = [], []
+    for model, gain in (("m", 0.1), ("n", 0.3)):
+        static += [
+            setting(model, 1.0, None, 0.4, 1.0, 8),
+            setting(model, 2.0, None, 0.2, 2.0, 4),
+            setting(model, 3.0, None, 0.1, 3.0, 0),
+        ]
+        chosen += [setting(model, None, 0.1, 0.3, 1.5 - gain, 8)]
+    titles = {"models": {"m": "Mine", "n": "Nine"}}
+    picture = adaptive(material.evidence(titles, static=static, adaptive=chosen))
+    curve, stragglers, points = panels(picture)
+    assert curves(curve)["Mine"] == [(40.0, 1.0), (20.0, 2.0), (10.0, 3.0)]
+    assert (curve.marks[1].x, curve.marks[1].y) == ([30.0], [pytest.approx(1.4)])  # type: ignore
+    assert stragglers.x.names == ["10", "all"]
+    # The static γ between 1 and 2 with 30 % of drops has 1.5; with t over two models.
+    every = named(stragglers)["adaptive, budget of pairs"]
+    ends = (every.y[1], every.low[1], every.high[1])
+    assert ends == pytest.approx((-0.2, -0.2 - 1.2706, -0.2 + 1.2706), abs=1e-3)
+    assert [mark.y[1] for mark in stragglers.marks[:2]] == pytest.approx([-0.1, -0.3])  # type: ignore
+    # At 1.4 and 1.2 static factors would have 6.4 and 7.2 of 40 wrong; 8 are.
+    assert [mark.y[1] for mark in points.marks[:2]] == pytest.approx([-4.0, -2.0])  # type: ignore
+    # At 0.3 the line through 0.1 and 0.2, drawn on, is at 1.
+    assert "no gain is shown" in picture.notes[0]
+    assert "+0.300" in picture.notes[1]
+    draw(picture)

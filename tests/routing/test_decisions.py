@@ -1,0 +1,261 @@
+"""Every decision against its definition as loops and in NumPy, and what decisions share."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from capmoe_eval.routing.knobs import declared_knobs
+from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
+from capmoe_eval.routing.methods.token_drop import RandomDrop, TokenDrop
+from capmoe_eval.routing.methods.token_reroute import TokenReroute
+from capmoe_eval.routing.mixins import Bounded
+from capmoe_eval.routing.registry import create_method, method_class, method_names
+from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.tokens import TokenGroups
+from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_group
+from tests.routing.reference import assign_reference
+from tests.wrapper.test_invariants import routed_tokens
+
+METHODS = method_names()
+STREAMS = st.tuples(st.integers(0, 3), st.integers(0, 3))
+FIRST = ("image_first", "text_first")
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), stream=STREAMS)
+def test_tensors_agree_with_the_definition(
+    name: str, data: st.DataObject, stream: tuple[int, int]
+) -> None:
+    case = data.draw(cases((name,)))
+    assignment = decide(case, stream)
+    pairs = kept_pairs(assignment)
+    assert len(pairs) == len(set(pairs)), "a pair is kept twice"
+    assert set(pairs) == assign_reference(case.problem(stream), case.method)
+    assert torch.equal(assignment.index_TS[:, : case.top_k], case.scores.topk_TK)
+
+
+def called(function: Callable[[], Any]) -> set[str]:
+    """Return the functions of the package that a call runs, but those that say what a method is."""
+    names: set[str] = set()
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        module = str(frame.f_globals.get("__name__"))
+        basic = module.rpartition(".")[2] in ("method", "mixins", "factor", "knobs", "registry")
+        if event == "call" and module.startswith("capmoe_eval") and not basic:
+            names.add(f"{module}.{frame.f_code.co_name}:{frame.f_code.co_firstlineno}")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_a_definition_shares_no_function_with_the_decision(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases((name,), gammas=(0.75,)))
+    tokens = routed_tokens(case, (0, 0))
+    of_decision = called(lambda: decide(case))
+    for definition in (case.method.kept_pairs, case.method.combine_weights):
+        assert called(lambda of=definition: of(tokens)) & of_decision == set()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "baseline"])
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_a_bound_that_never_binds_keeps_everything(name: str, data: st.DataObject) -> None:
+    """The method decides, unlike at γ=∞, which is the baseline."""
+    case = data.draw(cases((name,), gammas=(0.5, 1.0)))
+    assume(not case.method.is_stock)
+    method = case.method.never_binding(case.n_experts, case.top_k)
+    assert not method.is_stock
+    assert set(kept_pairs(decide(case.of(method)))) == case.own
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(("score", "order", "reverse_order", "random")))
+def test_token_drop_drops_exactly_the_overflow(case: Case) -> None:
+    """Equation 11 with the integer capacity: Σ max(N_j − C, 0), per group and expert."""
+    method = case.method
+    assume(isinstance(method, Bounded))  # γ=∞ is the baseline
+    limits = method.limits(case.groups.tokens, top_k=case.top_k, n_experts=case.n_experts)
+    group, unit = case.groups.group_T.tolist(), case.unit_of
+    demand = Counter((group[t], unit[e]) for t, e in case.own)
+    overflow = sum(max(count - limits[g], 0) for (g, _), count in demand.items())
+    assert int((~decide(case).keep_TS).sum()) == overflow
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(("expanded_drop",)))
+def test_protected_topk_keep_what_token_drop_keeps(case: Case) -> None:
+    assume(isinstance(case.method, ExpandedDrop))
+    # An added pair goes before one of a modality that is dropped first.
+    expanded = case.with_knobs(
+        protect_topk=True, max_k=False, candidates="global", modality="uniform"
+    )
+    kept = decide(case.of(expanded.method.converted(TokenDrop))).keep_TS
+    assert torch.equal(decide(expanded).keep_TS[:, : case.top_k], kept)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), modality=st.sampled_from(FIRST))
+def test_a_priority_subtracts_one_from_scores_below_one(data: st.DataObject, modality: str) -> None:
+    """As the released code has it: the ranking by score - 1, the weights by the score."""
+    case = data.draw(cases(("score", "expanded_drop", "token_reroute")))
+    assume(not case.method.is_stock and float(case.scores.score_TE.max()) < 1)
+    # The released code protects no top-k. Token Reroute goes on with the scores themselves.
+    knobs = {"protect_topk": False} if isinstance(case.method, ExpandedDrop) else {}
+    case = case.with_knobs(modality=modality, **knobs)
+    uniform = case.with_knobs(modality="uniform")
+    plain = uniform.problem()
+    lowered = [image == (modality == "image_first") for image in plain.image]
+    score = [[s - less for s in row] for row, less in zip(plain.score, lowered, strict=True)]
+    kept = assign_reference(dataclasses.replace(plain, score=score), uniform.method)
+    assert set(kept_pairs(decide(case))) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "modality", "gamma", "expected"),
+    [
+        ("score", "uniform", 0.5, [0, 1]),
+        ("score", "text_first", 0.5, [0, 1]),
+        ("score", "image_first", 0.5, [2, 3]),
+        ("score", "image_first", 0.75, [0, 2, 3]),
+        ("reverse_order", "image_first", 0.75, [1, 2, 3]),
+        ("order", "text_first", 0.75, [0, 1, 2]),
+    ],
+)
+def test_a_modality_goes_first_whatever_its_scores(
+    name: str, modality: str, gamma: float, expected: list[int]
+) -> None:
+    scores = Scores(torch.tensor([[0.9], [0.8], [0.2], [0.1]]), torch.zeros(4, 1, dtype=torch.long))
+    image_T = torch.tensor([True, True, False, False])
+    method = create_method(name, gamma, modality=modality)
+    assignment = assign(scores, method, one_group(4), image_T=image_T)
+    assert [token for token, _ in kept_pairs(assignment)] == expected
+
+
+WITHOUT_CAPACITY = [
+    name
+    for name in METHODS
+    if not (method_class(name).is_stock or "gamma" in declared_knobs(method_class(name)))
+]
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(WITHOUT_CAPACITY), st.data())
+def test_processes_that_add_their_counts_decide_as_one(case: Case, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(case.scores.topk_TK)))
+    rows = slice(cut), slice(cut, None)
+    totals: list[Tensor] = []
+    while True:  # until each of the sums that a decision asks for is that of both parts
+        asked: tuple[list[Tensor], ...] = ([], [])
+        parts = zip(rows, asked, strict=True)
+        decided = [decide_part(case, part, totals, counts) for part, counts in parts]
+        if len(asked[0]) == len(totals):
+            break
+        totals.append(sum(counts[len(totals)] for counts in asked))
+    assume(totals)  # the method is one that sums over the batch
+    whole = decide(case)
+    for part, assignment in zip(rows, decided, strict=True):
+        expected = Assignment(whole.index_TS[part], whole.keep_TS[part])
+        assert kept_pairs(assignment) == kept_pairs(expected)
+
+
+def decide_part(case: Case, rows: slice, totals: list[Tensor], asked: list[Tensor]) -> Assignment:
+    """Return the decision on some tokens, for which the sums over all tokens are known in turn."""
+
+    def total(count: Tensor) -> Tensor:
+        asked.append(count)
+        return totals[len(asked) - 1] if len(asked) <= len(totals) else count
+
+    of_rows = {
+        field.name: None if value is None else value[rows]
+        for field in dataclasses.fields(Scores)
+        for value in [getattr(case.scores, field.name)]
+    }
+    whole, groups = case.context(), case.groups
+    layer = dataclasses.replace(
+        whole, image_T=case.image_T[rows], hidden_TH=case.hidden_TH[rows], total=total
+    )
+    tensors = (tensor[rows] for tensor in (groups.rows_T, groups.group_T, groups.rank_T))
+    return case.method.decide(
+        Scores(**of_rows), TokenGroups(*tensors, groups.tokens, groups.n_rows), layer
+    )
+
+
+def kept_at_random(method: RandomDrop, n_tokens: int, **stream: int) -> list[bool]:
+    """Return which of the tokens of one expert are kept."""
+    torch.rand(1)  # the global generator plays no part
+    scores = Scores(torch.rand(n_tokens, 2), torch.zeros(n_tokens, 1, dtype=torch.long))
+    return assign(scores, method, one_group(n_tokens), **stream).keep_TS[:, 0].tolist()
+
+
+def test_random_depends_on_seed_layer_and_forward_alone() -> None:
+    drawn = [
+        tuple(kept_at_random(RandomDrop(gamma=1.0, seed=seed), 200, layer=layer, forward=forward))
+        for seed, layer, forward in ((s, x, f) for s in (0, 1) for x in (0, 1) for f in (0, 1, 1))
+    ]
+    assert len(set(drawn)) == 8
+    assert drawn[1::3] == drawn[2::3]
+
+
+def test_random_keeps_every_token_equally_often() -> None:
+    draws = [kept_at_random(RandomDrop(gamma=1.0), 40, forward=number) for number in range(400)]
+    # Each token is kept with probability 1/2: 200 of 400, standard deviation 10.
+    times = torch.tensor(draws).sum(dim=0)
+    assert int(times.min()) > 150
+    assert int(times.max()) < 250
+
+
+@pytest.mark.parametrize("gamma", [1.0, 1.5])
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    ranks=st.sampled_from([2, 4]),
+    top_k=st.integers(1, 4),
+    skew=st.sampled_from([0.0, 1.0, 4.0]),
+)
+def test_token_reroute_by_device_is_the_reroute_of_vllm_50151(
+    gamma: float, seed: int, ranks: int, top_k: int, skew: float
+) -> None:
+    """No device exceeds γ times its mean load, and every token still has K experts.
+
+    It holds for γ ≥ 1 and devices of at least K experts, once rounds no longer reject anything:
+    a token that lacks an expert of a device was rejected by it, so that the device is full, and
+    with γ ≥ 1 not all devices can be full before all tokens have K experts. A token that changes
+    takes its best experts that are left.
+    """
+    logits_TE = torch.rand(12, 4 * ranks, generator=torch.Generator().manual_seed(seed))
+    logits_TE[:, :4] += skew  # the first device is popular
+    score_TE = logits_TE.softmax(dim=1)
+    scores = Scores(score_TE, score_TE.topk(top_k, dim=1).indices)
+    method = TokenReroute(gamma=gamma, ep_size=ranks, granularity="device", rounds=10**9)
+    groups = one_group(12, ranks)
+    pairs = kept_pairs(assign(scores, method, groups))
+    assert set(Counter(token for token, _ in pairs).values()) == {top_k}
+    limits = method.limits(groups.tokens, top_k=top_k, n_experts=4 * ranks)
+    group = groups.group_T.tolist()
+    load = Counter((group[token], expert // 4) for token, expert in pairs)
+    assert all(count <= limits[g] for (g, _), count in load.items())
+    for token, row in enumerate(score_TE.tolist()):
+        own = {expert for t, expert in pairs if t == token}
+        worst = min(row[expert] for expert in own)
+        better = {expert for expert in range(4 * ranks) if row[expert] > worst} - own
+        # A better one is passed over where its device is full.
+        assert all(load[group[token], expert // 4] == limits[group[token]] for expert in better)

@@ -1,0 +1,330 @@
+"""One computation, one method: combinations of the knobs of every method against the definition.
+
+Then single settings of the paper's methods: which are one, their labels, and what is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.routing.registry import create_method, method_names
+from capmoe_eval.routing.scores import Scores
+from capmoe_eval.routing.tokens import group_tokens
+from tests.routing.problems import (
+    Case,
+    as_stated,
+    combinations,
+    decide,
+    deciding_knobs,
+    kept_pairs,
+)
+from tests.routing.reference import assign_reference
+
+GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
+STREAM = (1, 2)
+# Combinations that are tried of each method; the slow test tries all but of Expanded Drop and MACS.
+FEW, MOST = 300, 4000
+CHANGES = 150  # of a knob
+
+Pairs = frozenset[tuple[int, int]]
+Inputs = tuple[Scores, torch.Tensor]  # scores, and the mask of the tokens that count
+
+
+def inputs(number: int, n_experts: int, top_k: int, n_positions: int) -> Inputs:
+    """Return scores of four sequences with pads: ties, a family's bias and masked experts."""
+    generator = torch.Generator().manual_seed(number)
+    counted_BS = torch.rand(4, n_positions, generator=generator) < 0.8
+    counted_BS[:, 0] = True
+    shape = (int(counted_BS.sum()), n_experts)
+    levels = 1 if number % 10 == 4 else 3 if number % 2 else 1000
+    logits_TE = torch.randint(levels, shape, generator=generator) / levels * 3
+    popularity = 0.0 if number % 5 == 4 else 0.4  # without it, more than K scores are the best
+    score_TE = (logits_TE + torch.arange(n_experts) * popularity).softmax(dim=1)
+    choice_TE = eligible_TE = None
+    if number % 3 == 1:
+        choice_TE = score_TE + torch.randint(3, (n_experts,), generator=generator) / 4
+    if number % 4 == 2:
+        eligible_TE = torch.rand(shape, generator=generator) < 0.7
+        score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
+    ranking_TE = (score_TE if choice_TE is None else choice_TE) + torch.rand(
+        shape, generator=generator
+    ) * 1e-4
+    if eligible_TE is not None:
+        ranking_TE = ranking_TE + eligible_TE * 10.0
+    topk_TK = ranking_TE.topk(top_k, dim=1).indices
+    return Scores(score_TE, topk_TK, choice_TE, eligible_TE), counted_BS
+
+
+# K is 2 or 3: the knobs `k0` are at most 2.
+SMALL = [inputs(number, 4 + 2 * (number % 2), 2 + number % 2, 3) for number in range(6)]
+
+
+def of_method(method: Method, at: Inputs) -> Case:
+    scores, counted_BS = at
+    groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
+    # Little text where K is large: its added pairs do not fill all buckets.
+    image_T = torch.arange(groups.n_tokens) % (3 + 9 * (scores.topk_TK.shape[1] - 1)) > 0
+    return Case(scores, groups, counted_BS, method, image_T, seed=int(scores.topk_TK.sum()))
+
+
+def decided(method: Method, at: Inputs) -> Pairs:
+    return frozenset(kept_pairs(decide(of_method(method, at), STREAM)))
+
+
+def methods_of(name: str, most: int) -> list[Method]:
+    """Return methods with combinations of knobs, not in their canonical form."""
+    settings = combinations(name, GAMMAS, most)
+    methods = (as_stated(name, knobs, n_experts=4, top_k=2) for knobs in settings)
+    return [method for method in methods if method is not None]
+
+
+@pytest.mark.parametrize("most", [FEW, pytest.param(MOST, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", method_names())
+def test_the_canonical_form_decides_as_the_knobs_that_were_stated(name: str, most: int) -> None:
+    """As the definition of the stated method, and so does that method itself."""
+    draws = random.Random(name)
+    decisions: dict[tuple[Method, int], Pairs] = {}
+    methods = methods_of(name, most)
+    assert len(methods) >= max(1, len(deciding_knobs(name)))
+    for method in methods:
+        canonical = method.canonical()
+        number = draws.randrange(len(SMALL))
+        at = SMALL[number]
+        if at[0].score_TE.shape[1] % method.ep_size:
+            number, at = 0, SMALL[0]
+        if (canonical, number) not in decisions:
+            decisions[canonical, number] = decided(canonical, at)
+        expected = assign_reference(of_method(method, at).problem(STREAM), method)
+        assert decisions[canonical, number] == expected, (method, canonical)
+        if not canonical.is_stock:  # then the method may leave its decision open
+            assert decided(method, at) == expected, method
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_knob_that_stays_has_an_effect(name: str) -> None:
+    """Of two methods that differ in one knob, some batch tells the canonical forms apart."""
+    draws = random.Random(name)
+    # From γ=2 on, what max_k cuts from a device's load is seldom seen on so few tokens.
+    gammas = tuple(gamma for gamma in GAMMAS if gamma < 2 or gamma == math.inf)
+    knobs, told_apart = deciding_knobs(name), 0
+    for first in combinations(name, gammas, CHANGES):
+        if not knobs:
+            break
+        knob = draws.choice(list(knobs))
+        seconds = [first | {knob: value} for value in knobs[knob]]
+        methods = [as_stated(name, each, n_experts=12, top_k=2) for each in (first, *seconds)]
+        method, *others = (None if method is None else method.canonical() for method in methods)
+        # At γ=0 the ranks stay, for what a record counts of them.
+        if method is None or method.uniform_gamma == 0:
+            continue
+        for other in {other for other in others if other not in (method, None)}:
+            told_apart += 1
+            differs = any(decided(method, at) != decided(other, at) for at in batches())
+            assert differs, f"{method.identity()} and {other.identity()} decide alike"
+    assert told_apart or not knobs
+
+
+def batches() -> Iterator[Inputs]:
+    for number in range(6, 80):
+        yield inputs(number, 12, (2, 3, 6)[number % 3], (24, 6, 1, 12)[number % 4])
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_an_identity_gives_back_the_canonical_form(name: str) -> None:
+    for method in methods_of(name, FEW):
+        canonical = method.canonical()
+        assert canonical.canonical() == canonical
+        again = from_identity(canonical.identity())
+        assert again == canonical
+        assert again.label == canonical.label
+        assert str(again.identity()) == str(canonical.identity())
+
+
+def from_identity(identity: dict[str, Any]) -> Method:
+    knobs = dict(identity)
+    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
+
+
+Settings = tuple[str, Any, dict[str, Any]]
+NO_BOUND = ("expanded_drop", math.inf, {"candidates": "global", "ep_size": 8})
+BY_SEQUENCE = {"scope": "sequence"}
+BY_DEVICE = {"granularity": "device", "protect_topk": True}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("baseline", 1.0, {"ep_size": 4, "seed": 3}), ("baseline", None, {})),
+        (("score", 1, {"seed": 3, "m": 9, "rounds": 2}), ("score", "1.0", {})),
+        (("score", None, {"layer_gammas": [1.5, 1.5]}), ("score", 1.5, {})),
+        (("score", -0.0, {}), ("score", 0.0, {})),
+        (
+            ("score", 1.0, {"scope": "sequence", "ep_size": 4}),
+            ("score", 1.0, {"scope": "sequence"}),
+        ),
+        (("device_drop", 1.0, {}), ("score", 1.0, {"granularity": "device"})),
+        (("device_drop", 8.0, {"ep_size": 8}), ("baseline", None, {})),
+        (("token_reroute", 1.0, {"rounds": 1, "ep_size": 4}), ("score", 1.0, {"ep_size": 4})),
+        (("token_reroute", math.inf, {"count_padding": True}), ("baseline", None, {})),
+        (("expanded_drop", 1.0, {}), ("expanded_drop", 1.0, {"candidates": "global", "m": 9})),
+        (
+            ("expanded_drop", math.inf, {"protect_topk": True, "max_k": True, "ep_size": 8}),
+            ("baseline", None, {}),
+        ),
+        (NO_BOUND, ("expanded_drop", math.inf, {"candidates": "global", "scope": "sequence"})),
+        (("expanded_drop", 0.6, {"candidates": "ranked", **BY_DEVICE}), ("score", 0.6, BY_DEVICE)),
+        (  # γ·T·K/R is a whole number
+            ("expanded_drop", 1.0, {"granularity": "device", "rounding": "floor"}),
+            ("expanded_drop", 1.0, {"granularity": "device"}),
+        ),
+        (
+            ("expanded_drop", 0.0, {"ep_size": 8, "candidates": "ranked", "m": 3}),
+            (
+                "random",
+                0.0,
+                {"ep_size": 8, "seed": 2, "rounding": "floor", "modality": "text_first"},
+            ),
+        ),
+        (("expert_drop", 1.0, {"modality": "text_first"}), ("expert_drop", None, {})),
+    ],
+)
+def test_one_computation_is_one_method(first: Settings, second: Settings) -> None:
+    are_alike(first, second)
+
+
+def are_alike(first: Settings, second: Settings) -> None:
+    methods = [create_method(name, gamma, **knobs) for name, gamma, knobs in (first, second)]
+    assert methods[0] == methods[1]
+    # -0.0 equals 0.0 and reads otherwise.
+    assert str(methods[0].identity()) == str(methods[1].identity())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        # The added candidates' order is the family's bias, the cut is by score: a bias parts them.
+        (("expanded_drop", math.inf, {"max_k": True}), ("baseline", None, {})),
+        (("expanded_drop", math.inf, {"ep_size": 4}), ("expanded_drop", math.inf, {"ep_size": 8})),
+        # What a record counts: the loads of devices, and the tokens.
+        (("score", 0.0, {"ep_size": 4}), ("score", 0.0, {"ep_size": 8})),
+        (("score", 0.0, {"count_padding": True}), ("score", 0.0, {})),
+        (("score", 0.0, {"decode": "constrained"}), ("score", 0.0, {})),
+        (("device_drop", 7.9, {"ep_size": 8}), ("baseline", None, {})),
+        (("random", 1.0, {"seed": 3}), ("random", 1.0, {})),
+        # An added pair of text goes before an image's own.
+        (
+            ("expanded_drop", 0.6, {"modality": "image_first", **BY_DEVICE}),
+            ("score", 0.6, {"modality": "image_first", "granularity": "device"}),
+        ),
+        # m ≥ E-K adds all experts, but E and K are the model's.
+        (("expanded_drop", 1.0, {"candidates": "ranked", "m": 999}), ("expanded_drop", 1.0, {})),
+    ],
+)
+def test_other_computations_or_records_stay_apart(first: Settings, second: Settings) -> None:
+    are_different(first, second)
+
+
+def are_different(first: Settings, second: Settings) -> None:
+    methods = [create_method(name, gamma, **knobs) for name, gamma, knobs in (first, second)]
+    assert methods[0] != methods[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "gamma", "knobs", "label"),
+    [
+        ("expanded_drop", 1.0, {"ep_size": 8}, "expanded_drop-g1-ep8"),
+        ("expanded_drop", 1.0, {}, "expanded_drop-g1-global"),
+        (
+            "expanded_drop",
+            1.0,
+            {"ep_size": 8, "candidates": "ranked"},
+            "expanded_drop-g1-ep8-ranked-m4",
+        ),
+        ("token_reroute", 1.0, {"rounds": 1, "ep_size": 8}, "score-g1-ep8"),
+        ("random", 0.0, {"ep_size": 8, "seed": 2}, "score-g0-ep8"),
+        ("random", 1.0, {"seed": 2}, "random-g1-s2"),
+        ("score", math.inf, {"ep_size": 8}, "baseline"),
+        ("score", None, {"layer_gammas": [1.0, 2.0]}, "score-by_layer"),
+        ("score", 0.5, {"ep_size": 8, "modality": "image_first"}, "score-g0.5-ep8-image_first"),
+        ("score", 1.0, {"count_padding": True}, "score-g1-count_padding"),
+    ],
+)
+def test_a_label_names_what_differs_from_the_defaults(
+    name: str, gamma: float | None, knobs: dict[str, Any], label: str
+) -> None:
+    """Files of results are named by it: a default that goes without saying must stay one."""
+    assert create_method(name, gamma, **knobs).label == label
+
+
+def test_a_knob_that_is_newer_than_records_is_in_an_identity_where_it_differs() -> None:
+    assert "modality" not in create_method("score", 1.0).identity()
+    method = create_method("score", 1.0, modality="text_first")
+    assert method.identity()["modality"] == "text_first"
+
+
+def test_a_method_and_a_name_are_two_ways_to_the_same() -> None:
+    assert TokenDrop(gamma=1, ep_size=8) == create_method("score", "1.0", ep_size=8)
+    by_layer = TokenDrop(gamma=[1, 2.0])
+    assert by_layer == create_method("score", layer_gammas=[1.0, 2.0])
+    assert by_layer.factor.uniform is None
+    assert by_layer.of_layer(1) == TokenDrop(gamma=2.0)
+    assert TokenDrop(gamma=1.0).at(2) == TokenDrop(gamma=2.0)
+
+
+def test_any_setting_can_be_asked_for() -> None:
+    """The default of what a method does not have."""
+    method = create_method("random", 1.0, seed=4)
+    assert [method.setting(knob) for knob in ("seed", "rounds", "layer_gammas")] == [4, 3, None]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "line"),
+    [
+        ({"name": "scroe", "gamma": 1.0}, "method=scroe: did you mean 'score'? choose one of base"),
+        ({"name": None}, "method=null: choose one of baseline, order, "),
+        ({"name": "score"}, "gamma: method 'score' needs a capacity factor"),
+        ({"name": "score", "gamma": -1}, "gamma=-1: the capacity factor must be a number of at le"),
+        ({"name": "score", "gamma": "1_0"}, "gamma=1_0: the capacity factor must be"),
+        ({"name": "score", "gamma": math.nan}, "gamma=nan: the capacity factor must be"),
+        ({"name": "score", "gamma": True}, "gamma=true: the capacity factor must be"),
+        ({"name": "score", "gamma": 1, "ep_size": 0}, "ep_size=0: must be a whole number of at le"),
+        ({"name": "score", "gamma": 1, "scope": "bach"}, "scope=bach: did you mean 'batch'?"),
+        ({"name": "score", "gamma": 1, "max_k": "yes"}, "max_k=yes: must be true or false"),
+        ({"name": "score", "gamma": 1, "eq_size": 8}, "knob=eq_size: did you mean 'ep_size'?"),
+        ({"name": "score", "layer_gammas": []}, "layer_gammas=[]: must be a capacity factor for"),
+        ({"name": "baseline", "layer_gammas": [1.0]}, "layer_gammas=[1.0]: method 'baseline' has"),
+    ],
+)
+def test_bad_knobs_give_one_clear_line(knobs: dict[str, Any], line: str) -> None:
+    is_refused(line, create_method, **knobs)
+
+
+def is_refused(line: str, call: Callable[..., Any], *arguments: Any, **knobs: Any) -> None:
+    with pytest.raises(UsageError) as error:
+        call(*arguments, **knobs)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+def test_a_class_refuses_as_its_name_does() -> None:
+    is_refused("ep_size=0: must be a whole number of at least 1", TokenDrop, gamma=1.0, ep_size=0)
+    is_refused("gamma: method 'score' needs a capacity factor", TokenDrop)
+    by_layer, on_ranks = TokenDrop(gamma=[1.0, 2.0]), TokenDrop(gamma=1.0, ep_size=8)
+    is_refused("layer_gammas: 2 capacity factors for 3 MoE layers", by_layer.check_layers, 3, 8, 2)
+    is_refused("ep_size=8: 60 experts cannot be spread", on_ranks.check_layers, 1, 60, 4)
+    is_refused("ep_size=8: 4 processes were started", on_ranks.check_processes, 4)
+
+
+def test_a_method_cannot_be_changed() -> None:
+    method: Method = TokenDrop(gamma=1.0)
+    with pytest.raises(AttributeError):
+        method.ep_size = 2

@@ -1,0 +1,124 @@
+"""``capmoe-eval``: its subcommands, its help, and what a shell completes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval.__main__ import GROUPS, SUBCOMMANDS, main
+from capmoe_eval.completion import main as completion
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import command as evaluation
+
+_COMPLETE = """
+source script.bash
+COMP_LINE="$1" COMP_POINT=${#1} COMP_WORDS=($1) COMP_CWORD=$2
+_capmoe_eval
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def test_the_help_has_each_subcommand_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for title, group in GROUPS.items():
+        first = lines.index(title) + 1
+        assert [line.split()[0] for line in lines[first : first + len(group)]] == list(group)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_each_subcommand_has_a_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main([name, "--help"])
+    assert not done.value.code
+    assert "capmoe-eval" in capsys.readouterr().out or name == "lm-eval"
+
+
+@pytest.mark.parametrize(
+    ("words", "rest"),
+    [
+        ([], []),
+        (["gamma=1.0", "method=score"], ["gamma=1.0", "method=score"]),
+        (["-m", "gamma=1.0,1.5"], ["-m", "gamma=1.0,1.5"]),
+        (["+grid.gamma=[1.0]"], ["+grid.gamma=[1.0]"]),
+        (["run", "gamma=1.0"], ["gamma=1.0"]),
+    ],
+)
+def test_run_is_the_default(
+    words: list[str], rest: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(evaluation, "main", calls.append)
+    main(words)
+    assert calls == [rest]
+
+
+def test_a_sweep_is_a_run_with_m(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(evaluation, "main", calls.append)
+    main(["sweep", "gamma=1.0,1.5"])
+    assert calls == [["-m", "gamma=1.0,1.5"]]
+
+
+@pytest.mark.parametrize(
+    ("word", "close"), [("tabel", "table"), ("advice", "advise"), ("swep", "sweep")]
+)
+def test_a_mistyped_subcommand_is_named(word: str, close: str) -> None:
+    with pytest.raises(UsageError, match=f"subcommand={word}: did you mean '{close}'"):
+        main([word])
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the script of bash."""
+    place = tmp_path_factory.mktemp("completion")
+    command = [sys.executable, "-m", "capmoe_eval", "completion", "bash"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (place / "script.bash").write_text(printed)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "words"),
+    [
+        ("capmoe-eval adv", 1, ["advise"]),
+        ("capmoe-eval table table1", 2, ["table1", "table10", "table11", "table1_v1"]),
+        ("capmoe-eval table --p", 2, ["--published"]),
+        ("capmoe-eval figure fig1 profile=z", 3, ["zoo"]),
+        ("capmoe-eval run method=sc", 2, ["score"]),
+        ("capmoe-eval method=sc", 1, ["score"]),
+        ("capmoe-eval sweep model=tiny_ll", 2, ["tiny_llava_olmoe"]),
+        ("capmoe-eval run ep_s", 2, ["ep_size="]),
+        ("capmoe-eval run tasks=ob", 2, ["obqa"]),
+        ("capmoe-eval run max_k=", 2, ["true", "false"]),
+        ("capmoe-eval bench fo", 2, ["forward"]),
+        ("capmoe-eval nothing", 1, [""]),
+    ],
+)
+def test_bash_completes(line: str, number: int, words: list[str], script: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", _COMPLETE, "bash", line, str(number)],
+        cwd=script,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == words
+
+
+@pytest.mark.parametrize(
+    ("shell", "part"),
+    [
+        ("zsh", "bashcompinit"),
+        ("fish", "-n __fish_use_subcommand -a advise"),
+        ("fish", "method=score"),
+    ],
+)
+def test_other_shells_have_a_script(
+    shell: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    completion([shell])
+    assert part in capsys.readouterr().out

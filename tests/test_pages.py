@@ -1,0 +1,96 @@
+"""README and docs have the numbers of the records, and no measured number of their own."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+
+from tests.pages import fill, pages, present, signed, span, table, without_blocks
+from tests.pages.blocks import BLOCKS
+
+GENERATED = {"models.md", "bill_of_materials.md", "rehearsal.md"}
+"""Pages that are written as a whole; tests of theirs compare them."""
+MEASURED = re.compile(
+    r"\[[−+-]?\d[\d.]*, [−+-]?\d[\d.]*\]"  # an interval
+    r"|± ?\d"
+    r"|\d ?%"
+    r"|\d (?:points|minutes|seconds|ms|µs|ns|s|times|GB|GiB|MB|MiB|kB)\b"
+)
+STATED = re.findall(
+    r"[^|\n]+",
+    textwrap.dedent("""
+    9.8 % of the assignments|the 3.8 points that Table 9 loses|gain of 7 to 8 points|97.3 % fits
+    4.0 points of perception|450 GB/s per direction|2, 4 and 7 times the mean|below 9.8 %
+    drawn at 7.2, has 5.6 times the mean
+
+    95 % interval|means 95 %|less than 1 % of|± 1.96 standard errors|can exceed 100 %
+    least 20 points|covers at least 93 %
+    from 1 to 30 %|√2 times our standard error|(to 27 % of the steps)|single cells (to 44 %)
+
+    ≤ 10 % of the layer's time (GPU: 3 %)|≥ 6 times as fast|≤ 3 %|1.5 times as fast
+    a minute and 2 GB to read|4 times the mean load on the fullest expert
+
+    one 80 GB GPU|one of 80 GB|needs 1.2 GB of disk|needs 40 GB of free memory
+    less than 25 minutes|after 10 seconds|after 180 seconds|every 15 seconds|64 GB and four hours
+    limit of 240 minutes|3 seconds of CPU time|for 30 seconds|after 300 seconds
+    3 s of CPU time|12 s in all|512 MiB|1 MiB of output|ended 3 seconds after
+    has 17 GB of rows|200 GB/s, 20 µs|The latency (20 µs there)
+"""),
+)
+"""Parts of lines with numbers that were not measured here, in four groups: of the paper; levels and
+bounds of definitions; targets, of which results/bench says whether they are met; limits, defaults
+and sizes of what is asked for."""
+SLOW = {"advice-with-results", "images", "macs", "placed", "adaptive-verdict"}
+
+
+def test_every_block_stands_on_one_page() -> None:
+    assert present().keys() == BLOCKS.keys()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in BLOCKS]
+)
+def test_a_block_is_what_the_records_and_commands_give(name: str) -> None:
+    assert present()[name] == BLOCKS[name](), "`make pages` writes it anew"
+
+
+def measured(page: str) -> list[str]:
+    """Return the lines of a page that seem to have a number of ours, without examples of code."""
+    text = re.sub(r"^```.*?^```", "", without_blocks(page), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith("    ")]
+    for words in STATED:
+        lines = [line.replace(words, "") for line in lines]
+    return [line for line in lines if MEASURED.search(line)]
+
+
+@pytest.mark.parametrize("name", [path.name for path in pages() if path.name not in GENERATED])
+def test_measured_numbers_stand_in_blocks(name: str) -> None:
+    (path,) = (path for path in pages() if path.name == name)
+    assert measured(path.read_text(encoding="utf-8")) == []
+
+
+def test_what_is_stated_is_on_a_page() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in pages())
+    assert [words for words in STATED if words not in text] == []
+
+
+def test_a_measured_number_outside_of_a_block_is_seen() -> None:
+    block = "<!-- caption: make pages -->\nIt gains +0.1 [−0.2, +0.3].\n<!-- end of caption -->\n"
+    assert measured(block) == []
+    lines = ("It gains +0.1 [−0.2, +0.3].", "23.5 ± 3.0 right", "drops 14 to 16 % of them", "5 ms")
+    assert measured(block + "\n".join(lines)) == list(lines)
+
+
+def test_a_block_is_filled_in_and_the_rest_stays() -> None:
+    page = "a\n<!-- x: make pages -->\nold\n<!-- end of x -->\nb\n"
+    assert fill(page, {"x": "new\n"}) == page.replace("old", "new")
+    assert fill(fill(page, {"x": "new\n"}), {"x": "old\n"}) == page
+
+
+def test_numbers_have_true_minus_signs_and_no_negative_zero() -> None:
+    assert signed(-0.001, -1.234, 0.5) == "+0.00 [−1.23, +0.50]"
+    assert span([2.0, -1.0, 0.5], "{:.1f}") == "−1.0 to 2.0"
+    assert span([1.01, 1.02], "{:.1f}") == "1.0"
+    assert table(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"

@@ -1,0 +1,708 @@
+"""Wrong decisions that no single wrong value makes: other rules, other orders, stale results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing.decision import keep_within_capacity, score_keys
+from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts, usable
+from capmoe_eval.routing.tokens import TokenGroups
+from tests.wrapper.mutations.mutation import (
+    Call,
+    Decide,
+    Mutation,
+    argument,
+    decided_by,
+    decided_by_part,
+    decision,
+    kept,
+    of_first_call,
+    outcome,
+    result,
+    sent,
+    weights,
+    wrapped,
+)
+from tests.wrapper.mutations.settings import GROUPED, Setting, of, tied, with_knobs
+from tests.wrapper.mutations.stages import has_capacity, named
+
+
+def _top_k(call: Call) -> int:
+    return call["scores"].topk_TK.shape[1]
+
+
+def _best(usable_TE: Tensor, count: int) -> Tensor:
+    return usable_TE & (usable_TE.cumsum(dim=1) <= count)
+
+
+# Pairs, whatever the method.
+
+
+def _own(keep_TS: Tensor, call: Call) -> Tensor:
+    """Return a mask of the slots of the top-k."""
+    return (torch.arange(keep_TS.shape[1]) < _top_k(call)).expand_as(keep_TS)
+
+
+def _refilled(decided: Assignment, call: Call) -> Assignment:
+    """Give every lost pair to the token's next expert, full or not."""
+    top_k = _top_k(call)
+    next_TK = ranked_experts(call["scores"])[:, top_k : 2 * top_k]
+    keep_TK = decided.keep_TS[:, :top_k]
+    return Assignment(decided.index_TS[:, :top_k].where(keep_TK, next_TK), torch.ones_like(keep_TK))
+
+
+def _served_twice(decided: Assignment, _call: Call) -> Assignment:
+    index_TS = decided.index_TS.clone()
+    token = int((decided.keep_TS.sum(dim=1) > 1).nonzero()[0])
+    first, second = decided.keep_TS[token].nonzero()[:2, 0].tolist()
+    index_TS[token, second] = index_TS[token, first]
+    return dataclasses.replace(decided, index_TS=index_TS)
+
+
+def _two_tokens_swapped(decided: Assignment, call: Call) -> Assignment:
+    """Swap the experts of two tokens of a group; every expert has as many tokens as before."""
+    index_TS, keep_TS = decided.index_TS.clone(), decided.keep_TS.clone()
+    group_T = call["groups"].group_T.tolist()
+    experts = [{int(e) for e in index[keep]} for index, keep in zip(index_TS, keep_TS, strict=True)]
+    pair = next(
+        [later, earlier]
+        for later in range(len(experts))
+        for earlier in range(later)
+        if group_T[later] == group_T[earlier] and experts[later] != experts[earlier]
+    )
+    for tensor in (index_TS, keep_TS):
+        tensor[pair] = tensor[pair[::-1]]
+    return Assignment(index_TS, keep_TS)
+
+
+def _swapped(decided: Assignment, call: Call) -> Assignment:
+    """Keep one pair of an expert in the place of another of the same group."""
+    keep_TS = decided.keep_TS.clone()
+    first: dict[tuple[int, int, bool], tuple[int, int]] = {}
+    for token, group in enumerate(call["groups"].group_T.tolist()):
+        for slot in range(_top_k(call)):
+            expert, is_kept = int(decided.index_TS[token, slot]), bool(keep_TS[token, slot])
+            first.setdefault((group, expert, is_kept), (token, slot))
+            if (group, expert, not is_kept) in first:
+                other = first[group, expert, not is_kept]
+                keep_TS[token, slot], keep_TS[other] = not is_kept, is_kept
+                return dataclasses.replace(decided, keep_TS=keep_TS)
+    return decided
+
+
+def _second_group_is_stock(keep_TS: Tensor, call: Call) -> Tensor:
+    return _own(keep_TS, call).where(call["groups"].group_T[:, None] == 1, keep_TS)
+
+
+_PAIRS = [
+    kept("no pair is dropped", _own),
+    kept(
+        "a token keeps all pairs or none",
+        lambda keep, call: keep & keep[:, : _top_k(call)].all(dim=1)[:, None],
+        lambda s: s.name != "sere",
+    ),
+    kept("the second rank is stock", _second_group_is_stock, has_capacity),
+    outcome("lost pairs go to the token's next expert", _refilled),
+    outcome("an expert serves a token twice", _served_twice),
+    outcome("two tokens' experts are swapped", _two_tokens_swapped, lambda s: s.name != "sere"),
+    outcome("a kept pair and a dropped one are swapped", _swapped, lambda s: s.is_capped),
+]
+
+# What the experts are called with.
+
+
+def _one_pad_routed(index: Tensor, weight: Tensor, counts_N: Tensor, _: int) -> Any:
+    index[int((~counts_N).nonzero()[0]), 0] = 1
+    return index, weight
+
+
+def _rows_rolled(index: Tensor, weight: Tensor, counts_N: Tensor, _: int) -> Any:
+    rows_T = counts_N.nonzero()[:, 0]
+    index[rows_T], weight[rows_T] = index[rows_T.roll(1)], weight[rows_T.roll(1)]
+    return index, weight
+
+
+def _weightless(index: Tensor, weight: Tensor, _counts_N: Tensor, n: int) -> Any:
+    weight[int((index < n).any(dim=1).nonzero()[0])] = 0
+    return index, weight
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    # as commit 606dc1d does
+    "dropped slots are sent to expert 0": lambda index, weight, counts_N, n: (
+        index.masked_fill((index == n) & counts_N[:, None], 0),
+        weight,
+    ),
+    "pads are routed": lambda index, weight, counts_N, _: (
+        index.masked_fill(~counts_N[:, None], 2),
+        weight.masked_fill(~counts_N[:, None], 0.1),
+    ),
+    "one pad is routed without a weight": _one_pad_routed,
+    "dropped slots have a weight": lambda index, weight, _, n: (
+        index,
+        weight.masked_fill(index == n, 0.1),
+    ),
+    "weights are a slot away from their experts": lambda index, weight, counts_N, _: (
+        index,
+        weight.roll(1, dims=1).where(counts_N[:, None], weight),
+    ),
+    "experts are a slot away from their weights": lambda index, weight, *_: (
+        index.roll(1, dims=1),
+        weight,
+    ),
+    "rows are sent one too late": _rows_rolled,
+    "a token's kept pairs have no weight": _weightless,
+}
+
+# The order in which an overloaded expert keeps pairs.
+
+
+def _first_choices_first(decide: Decide, call: Call) -> Assignment:
+    """Order pairs as GShard does: those of all tokens' first choices before the second ones."""
+    topk_TK = call["scores"].topk_TK
+    slot_TK = torch.arange(topk_TK.numel()).view(topk_TK.T.shape).T
+    if call["method"].name == "reverse_order":
+        slot_TK = topk_TK.numel() - 1 - slot_TK
+    key_TE = torch.zeros_like(call["scores"].score_TE)
+    key_TE = key_TE.scatter(1, topk_TK, 1 - slot_TK / topk_TK.numel())
+    method = with_knobs(call["method"], name="score")
+    return decide(**call | {"scores": Scores(key_TE, topk_TK), "method": method})
+
+
+def _rows_by_position(groups: Any, counted_BS: Tensor, **_: Any) -> Any:
+    width = counted_BS.shape[1]
+    order_T = (groups.rows_T % width * len(counted_BS) + groups.rows_T // width).argsort()
+    tensors = {name: getattr(groups, name)[order_T] for name in ("rows_T", "group_T", "rank_T")}
+    return dataclasses.replace(groups, **tensors)
+
+
+def _with_bias(call: Call) -> Scores:
+    scores = call["scores"]
+    biased_TE = scores.ranking_TE - scores.ranking_TE.min()
+    return dataclasses.replace(scores, score_TE=biased_TE, choice_TE=scores.ranking_TE)
+
+
+_BY_PLACE = named("order", "reverse_order")
+_SCORE = decided_by_part("scores", "score_TE")
+_STREAMS: dict[str, Callable[[tuple[int, int]], tuple[int, int]]] = {
+    "without the layer": lambda stream: (0, stream[1]),
+    "without the forward": lambda stream: (stream[0], 0),
+    "of the next forward": lambda stream: (stream[0], stream[1] + 1),
+    "of layer and forward swapped": lambda stream: stream[::-1],
+}
+_ORDER = [
+    decision("first choices come before second ones", _first_choices_first, _BY_PLACE),
+    result("group_tokens")("order by position", _rows_by_position, _BY_PLACE),
+    _SCORE(
+        "tokens' ties are broken the other way",
+        lambda score_TE: score_TE + 1e-6 * torch.arange(len(score_TE))[:, None],
+        lambda s: s.by_score,
+        tied,
+    ),
+    _SCORE(
+        "experts' ties are broken the other way",
+        lambda score_TE: score_TE + 1e-6 * torch.arange(8),
+        lambda s: s.by_score and s.by_device,
+        tied,
+    ),
+    decided_by("scores")(
+        "scores have the router's bias",
+        _with_bias,
+        lambda s: s.by_score and s.by_device,
+        GROUPED,
+    ),
+    *(
+        decided_by("stream")(
+            f"random {name}", lambda call, of=of: of(call["stream"]), named("random")
+        )
+        for name, of in _STREAMS.items()
+    ),
+]
+
+# Capacities, groups and devices.
+
+
+def _in_floats(_capacity: Callable[..., int]) -> Callable[..., int]:
+    def mutated(gamma: float, tokens: int, top_k: int, n_experts: int, **more: Any) -> int:
+        return math.ceil(gamma * top_k / n_experts * more.get("experts", 1) * tokens)
+
+    return mutated
+
+
+def _exact(setting: Setting) -> Setting:
+    """Return a setting in which γ·T·K/E is whole, and above that in binary fractions."""
+    return dataclasses.replace(setting, lengths=((10,) * 5,)).under(gamma=0.8)
+
+
+def regrouped(group_T: Tensor, groups: TokenGroups, n_groups: int) -> TokenGroups:
+    tokens = torch.bincount(group_T, minlength=n_groups).tolist()
+    return dataclasses.replace(groups, group_T=group_T, tokens=tuple(tokens))
+
+
+def _grouped(name: str, group_of: Callable[..., Tensor], *more: Any, n_groups: int = 2) -> Mutation:
+    """Return a mutation by which tokens have other groups, and ranks where there are as many.
+
+    ``group_of`` gets the sequence of each token, its position, the number of sequences, and the
+    true groups. 0 groups are as many as sequences.
+    """
+
+    def change(true: TokenGroups, counted_BS: Tensor, *, ep_size: int = 1, **_: Any) -> TokenGroups:
+        n_sequences, width = counted_BS.shape
+        group_T = group_of(true.rows_T // width, true.rows_T % width, n_sequences, true)
+        other = regrouped(group_T, true, n_groups or n_sequences)
+        return dataclasses.replace(other, rank_T=group_T) if n_groups == ep_size else other
+
+    return result("group_tokens")(name, change, *more or (has_capacity,))
+
+
+def _in_blocks(setting: Setting) -> bool:
+    return setting.by_device and not setting.method.is_placed
+
+
+_RANK_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "experts alternate between devices": lambda expert, local: expert % (8 // local),
+    "blocks begin an expert early": lambda expert, local: ((expert + 1) // local) % (8 // local),
+    "blocks are an expert too small": lambda expert, local: (expert // (local - 1)).clamp_max(
+        8 // local - 1
+    ),
+}
+_CAPACITIES = [
+    wrapped("capacity")(
+        "γ is a binary fraction",
+        _in_floats,
+        lambda s: s.is_capped and s.method.unit == "expert" and not s.has_images,
+        _exact,
+    ),
+    result("capacity")(
+        "a device has the rounded C of each expert",
+        lambda c, *_, experts=1, **__: experts * -(-c // experts),
+        lambda s: s.by_device,
+    ),
+    of_first_call("Method.limits", lambda s: s.is_capped),
+    wrapped("Method.of_layer")(
+        "a layer has the γ of another",
+        lambda of_layer: lambda method, number: of_layer(method, 1 - number),
+        lambda s: s.has_capacity and not s.has_images,
+        lambda setting: setting.under(gamma=(0.5, 1.0)),
+    ),
+    _grouped("groups by sequence", lambda b, *_: b, n_groups=0),
+    _grouped(
+        "groups by rank where sequences are asked for",
+        lambda _b, _s, _n, true: true.rank_T,
+        has_capacity,
+        lambda setting: setting.under(scope="sequence"),
+    ),
+    _grouped("one group", lambda b, *_: 0 * b, n_groups=1),
+    _grouped("every other sequence", lambda b, *_: b % 2),
+    _grouped(
+        "the ranks have ⌊B/R⌋ sequences",
+        lambda b, _s, n, _: (b // (n // 2)).clamp_max(1),
+        lambda s: s.has_capacity and not s.has_images,
+    ),
+    _grouped("the ranks divide positions", lambda _b, s, *_: s * 2 // 16),
+    of_first_call("group_tokens"),
+    *(
+        wrapped("rank_of")(
+            name,
+            lambda _, change=change: lambda expert, local, _placed=None: change(expert, local),
+            _in_blocks,
+        )
+        for name, change in _RANK_OF.items()
+    ),
+    wrapped("rank_of")(
+        "a placement is read in its own order",
+        lambda _: lambda expert, local, placed_RN: placed_RN.flatten()[expert] // local,
+        lambda s: s.method.is_placed and s.by_device,
+    ),
+    decided_by("calibrated")(
+        "two experts of a placement are swapped",
+        lambda call: call["calibrated"].flatten()[[4, *range(1, 4), 0, *range(5, 8)]].view(2, 4),
+        lambda s: s.method.is_placed,
+    ),
+]
+
+# Forwards and layers.
+
+
+def _stock_where(holds: Callable[[Call], bool]) -> Callable[[Decide, Call], Assignment]:
+    """Leave some layers or forwards without the method."""
+
+    def change(decide: Decide, call: Call) -> Assignment:
+        topk_TK = call["scores"].topk_TK
+        if not holds(call):
+            return decide(**call)
+        return Assignment(topk_TK, torch.ones_like(topk_TK, dtype=torch.bool))
+
+    return change
+
+
+def _remembered(key: Callable[[Call], Any]) -> Callable[[Decide], Decide]:
+    """Decide again as where a key was seen first."""
+
+    def wrap(decide: Decide) -> Decide:
+        memory: dict[Any, Any] = {}
+
+        def mutated(scores: Any, method: Any, groups: Any, **more: Any) -> Assignment:
+            first = memory.setdefault(key(more), scores)
+            alike = len(first.topk_TK) == len(scores.topk_TK)
+            return decide(first if alike else scores, method, groups, **more)
+
+        return mutated
+
+    return wrap
+
+
+def _full(setting: Setting) -> Setting:
+    lengths = tuple((max(some),) * len(some) for some in setting.lengths)
+    return dataclasses.replace(setting, lengths=lengths)
+
+
+def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
+    def mutated(plan: Any, method: Any, number: int, **more: Any) -> None:
+        make(plan, method, number, **more | {"decode": number == 1})
+
+    return mutated
+
+
+_FORWARDS = [
+    decision("the first layer is stock", _stock_where(lambda call: call["stream"][0] == 0)),
+    decision("the last layer is stock", _stock_where(lambda call: call["stream"][0] > 0)),
+    decision("the second forward is stock", _stock_where(lambda call: call["stream"][1] == 1)),
+    decision(
+        "a large batch is stock",
+        _stock_where(lambda call: len(call["scores"].topk_TK) > 100),
+        lambda s: not s.has_images and s.name not in ("oea", "sere"),
+        lambda setting: dataclasses.replace(setting, lengths=((40, 40, 39, 40, 40),)),
+    ),
+    decision(
+        "a batch without pads is stock",
+        _stock_where(lambda call: call["groups"].every_row_counts),
+        lambda s: not s.has_images,
+        _full,
+    ),
+    wrapped("hook.decide")(
+        "decided by the scores of the first forward", _remembered(lambda call: call["stream"][0])
+    ),
+    wrapped("hook.decide")(
+        "decided by the scores of the first layer", _remembered(lambda call: call["stream"][1])
+    ),
+    wrapped("ForwardPlan.constrained")(
+        "the second forward is not under the method",
+        lambda constrained: lambda plan: constrained(plan) and plan.number == 0,
+    ),
+    wrapped("ForwardPlan.__init__")("the second forward counts as a decode step", _second_decodes),
+    argument("group_tokens", 0)(
+        "pads do not count where they must",
+        lambda mask: mask & (torch.arange(mask.shape[1]) < mask.shape[1] - 2),
+        lambda _: True,
+        lambda setting: setting.under(count_padding=True),
+    ),
+    result("group_tokens", "rows_T")(
+        "rows are shifted by one",
+        lambda rows_T, counted_BS, **_: (rows_T + 1) % counted_BS.numel(),
+    ),
+    result("Gate.scores")(
+        "a gate has no groups",
+        lambda scores, *_: dataclasses.replace(scores, eligible_TE=None),
+        lambda s: s.adds and not s.has_images and not s.by_device,
+        GROUPED,
+    ),
+    result("Gate.scores")(
+        "a gate has a bias too many",
+        lambda scores, *_: dataclasses.replace(
+            scores, choice_TE=scores.ranking_TE + torch.arange(8) / 8
+        ),
+        lambda s: s.adds and not s.has_images and s.rule not in ("local", "global"),
+    ),
+]
+
+
+# Candidates.
+
+
+def _behind(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Scores], Tensor]:
+    """Change the order [T, E] of the experts behind a token's top-k."""
+
+    def other(ranked_TE: Tensor, scores: Scores) -> Tensor:
+        top_k = scores.topk_TK.shape[1]
+        return torch.cat([ranked_TE[:, :top_k], change(ranked_TE[:, top_k:])], dim=1)
+
+    return other
+
+
+def _added(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Call], Tensor]:
+    """Change the added pairs, from those of the top-k that are kept and the added."""
+
+    def other(keep_TS: Tensor, call: Call) -> Tensor:
+        chosen_TK, added_TA = keep_TS.tensor_split([_top_k(call)], dim=1)
+        return torch.cat([chosen_TK, change(chosen_TK, added_TA)], dim=1)
+
+    return other
+
+
+def _beside_the_capacity(decide: Decide, call: Call) -> Assignment:
+    """Let added pairs take no slots of the top-k's capacity."""
+    decided = decide(**call)
+    original = decide(**call | {"method": with_knobs(call["method"], name="score")})
+    keep_TS = torch.cat([original.keep_TS, decided.keep_TS[:, _top_k(call) :]], dim=1)
+    return dataclasses.replace(decided, keep_TS=keep_TS)
+
+
+def _cut(more: int, *, worst: bool = False) -> Callable[[Decide, Call], Assignment]:
+    """Cut a token to its K best or worst pairs, and so many more."""
+
+    def change(decide: Decide, call: Call) -> Assignment:
+        decided = decide(**call | {"method": with_knobs(call["method"], max_k=False)})
+        score_TS = call["scores"].score_TE.gather(1, decided.index_TS)
+        score_TS = (score_TS if worst else -score_TS).masked_fill(~decided.keep_TS, torch.inf)
+        is_first_TS = score_TS.argsort(dim=1).argsort(dim=1) < _top_k(call) + more
+        return dataclasses.replace(decided, keep_TS=decided.keep_TS & is_first_TS)
+
+    return change
+
+
+def _expands(setting: Setting) -> bool:
+    return setting.rule != "topk"
+
+
+def _unprotected(setting: Setting) -> bool:
+    return not setting.method.setting("protect_topk")
+
+
+def _reorders(setting: Setting) -> bool:
+    return setting.name == "macs" or (setting.adds and setting.rule in ("topk", "ranked"))
+
+
+_CANDIDATES = [
+    decided_by_part("scores", "eligible_TE")(
+        "candidates are outside the eligible groups",
+        lambda _: None,
+        lambda s: s.adds and not s.has_images and s.rule != "local" and _unprotected(s),
+        GROUPED,
+    ),
+    result("ranked_experts")(
+        "the worst candidates come first", _behind(lambda others: others.flip(1)), _reorders
+    ),
+    result("ranked_experts")(
+        "candidates come by number", _behind(lambda others: others.sort(dim=1).values), _reorders
+    ),
+    kept(
+        "pairs are added to unchanged tokens alone",
+        _added(lambda chosen, added: added & chosen.all(dim=1, keepdim=True)),
+        _expands,
+    ),
+    kept(
+        "pairs are added to changed tokens alone",
+        _added(lambda chosen, added: added & ~chosen.all(dim=1, keepdim=True)),
+        lambda s: _expands(s) and not s.method.max_k,
+    ),
+    kept(
+        "one pair is added to a token",
+        _added(lambda _, added: added & (added.cumsum(dim=1) == 1)),
+        lambda s: s.rule in ("ranked", "global"),
+    ),
+    decision(
+        "added pairs have slots of their own",
+        _beside_the_capacity,
+        lambda s: _expands(s) and _unprotected(s),
+    ),
+    decision("a token has K + 1 pairs", _cut(1), lambda s: s.method.max_k),
+    decision("a token has its K worst pairs", _cut(0, worst=True), lambda s: s.method.max_k),
+]
+
+
+def _rounds(
+    name: str,
+    rejected: Callable[..., Tensor] = lambda selected, kept: selected & ~kept,
+    kept_of: Callable[[Tensor, Tensor], Tensor] = lambda _before, kept: kept,
+    last: Callable[[Tensor, Tensor], Tensor] = lambda kept, _selected: kept,
+    more: int = 0,
+) -> Mutation:
+    """Return a mutation of Token Reroute's rounds."""
+
+    def mutated(method: Any, scores: Scores, tokens: Any, layer: Any) -> Assignment:
+        ranked_TE = ranked_experts(scores)
+        slots = {"index_TS": ranked_TE, "key_TS": score_keys(scores, ranked_TE)}
+        keep = functools.partial(keep_within_capacity, method, tokens, layer, n_experts=8, **slots)
+        remains_TE = usable(scores).gather(1, ranked_TE)
+        before_TE = kept_TE = remains_TE & False
+        for _ in range(method.rounds):
+            selected_TE = _best(remains_TE, scores.topk_TK.shape[1] + more)
+            kept_TE = kept_of(before_TE, keep(valid_TS=selected_TE))
+            remains_TE = remains_TE & ~rejected(selected_TE, kept_TE)
+            before_TE = kept_TE
+        kept_TE = last(kept_TE, selected_TE)
+        return assignment(scores, torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE))
+
+    return Mutation(name, "TokenReroute.decide", lambda _: mutated, named("token_reroute"))
+
+
+_REROUTE = [
+    _rounds("rejected pairs are offered again", rejected=lambda selected, _: selected & False),
+    _rounds("kept pairs are not offered again", rejected=lambda selected, _: selected),
+    _rounds("rejected pairs are those that were kept", rejected=lambda _, kept: kept),
+    _rounds("kept pairs stay kept", kept_of=lambda before, kept: before | kept),
+    _rounds("the last round has no capacity", last=lambda _, selected: selected),
+    _rounds("a round offers K + 1 experts", more=1),
+]
+
+# Weights.
+
+
+def _over_kept(weight_TS: Tensor, call: Any) -> Tensor:
+    """Divide by the sum over the kept pairs."""
+    kept_TS = weight_TS * call.assignment.keep_TS
+    return weight_TS / kept_TS.sum(dim=1, keepdim=True).clamp_min(1e-9)
+
+
+def _over_topk(_weight_TS: Tensor, call: Any) -> Tensor:
+    return call.layer.gate.weights(call.scores, call.assignment.index_TS)
+
+
+def _of_added(weight_TS: Tensor, call: Any, other_TS: Tensor) -> Tensor:
+    """Take other weights for added pairs."""
+    top_k = call.weight_TK.shape[1]
+    return torch.cat([weight_TS[:, :top_k], other_TS[:, top_k:]], dim=1)
+
+
+def _of_changed(factor: float) -> Any:
+    return lambda weight_TS, call: weight_TS * (1 + (factor - 1) * call.changed_T[:, None])
+
+
+def _one_pair(weight_TS: Tensor, call: Any) -> Tensor:
+    weight_TS[tuple(call.assignment.keep_TS.nonzero()[-1].tolist())] *= 1.01
+    return weight_TS
+
+
+def _to_best(weight_TS: Tensor, call: Any) -> Tensor:
+    """Give the weights of lost pairs to the token's first kept pair."""
+    keep_TS = call.assignment.keep_TS
+    lost_T = (call.weight_TK * ~keep_TS[:, : call.weight_TK.shape[1]]).sum(dim=1)
+    return weight_TS.scatter_add(1, keep_TS.long().argmax(dim=1, keepdim=True), lost_T[:, None])
+
+
+def _largest(_weight_TS: Tensor, call: Any) -> Tensor:
+    """Give SERE's merged pair the largest of its weights instead of their sum."""
+    slots = torch.arange(call.assignment.index_TS.shape[1])
+    taken_TKS = call.weight_TK[:, :, None] * (call.assignment.slot_TK[:, :, None] == slots)
+    return taken_TKS.amax(dim=1)
+
+
+def _of_text(setting: Setting) -> bool:
+    return not setting.has_images
+
+
+_WEIGHTS = [
+    weights("weights of changed tokens are a thousandth larger", _of_changed(1.001)),
+    weights("one pair has a hundredth too much", _one_pair),
+    weights("weights are normalised over the kept pairs", _over_kept),
+    weights("the first pair has the weight of the lost ones", _to_best, lambda s: s.name != "sere"),
+    weights(
+        "weights are normalised over the kept pairs where they are over the top-k",
+        _over_kept,
+        _of_text,
+        of("olmoe_normalised"),
+    ),
+    weights(
+        "weights are normalised over the top-k where they are over the kept pairs",
+        _over_topk,
+        lambda s: _of_text(s) and s.name != "sere",
+        of("olmoe_normalised", renormalize="after"),
+    ),
+    weights(
+        "added pairs are divided by all kept ones",
+        lambda w, c: _of_added(w, c, _over_kept(w, c)),
+        lambda s: s.adds and _of_text(s),
+        of("olmoe_normalised"),
+    ),
+    weights("added pairs weigh nothing", lambda w, c: _of_added(w, c, 0 * w), lambda s: s.adds),
+    weights(
+        "the family's scale is left out", lambda w, c: w / c.layer.gate.scale, _of_text, GROUPED
+    ),
+    weights(
+        "the family's scale is left out of added pairs",
+        lambda w, c: _of_added(w, c, w / c.layer.gate.scale),
+        lambda s: s.adds and _of_text(s),
+        GROUPED,
+    ),
+    weights("moved pairs have the weight of their new expert", _over_topk, named("sere")),
+    weights("pairs that meet have the larger weight", _largest, named("sere")),
+]
+
+# Experts of a whole batch.
+
+
+def _of_tokens(tokens: slice) -> Callable[[Scores], Scores]:
+    """Count the demand of some tokens alone."""
+
+    def change(scores: Scores) -> Scores:
+        parts = {field.name: getattr(scores, field.name) for field in dataclasses.fields(scores)}
+        some = {name: part if part is None else part[tokens] for name, part in parts.items()}
+        return Scores(**some)
+
+    return change
+
+
+def _coarse(setting: Setting) -> Setting:
+    return dataclasses.replace(setting, coarse=True).under(min_similarity=0.6)
+
+
+_BATCH = [
+    result("disabled_experts")(
+        "ties of load go to the last expert",
+        lambda _, load_E: torch.arange(8) == 7 - load_E.flip(0).argsort(stable=True)[0],
+        named("expert_drop"),
+        lambda setting: dataclasses.replace(setting, lengths=((2, 2, 3),)),
+    ),
+    of_first_call("disabled_experts", named("expert_drop")),
+    of_first_call("batch_demand", named("oea", "xshare", "sere")),
+    of_first_call("LayerHook.calibrated_on", named("sere", "macs")),
+    of_first_call("token_weights", named("macs")),
+    *(
+        argument("batch_demand", 0)(
+            f"the demand is of {which}", _of_tokens(tokens), named("oea", "xshare", "sere")
+        )
+        for which, tokens in {"the first token": slice(1), "the first four": slice(4)}.items()
+    ),
+    argument("substitutes", 2)(
+        "the threshold itself is not enough", lambda least: least + 1e-6, named("sere"), _coarse
+    ),
+]
+
+# MACS.
+
+
+def _unweighted(decide: Decide, call: Call) -> Any:
+    """Decide by tokens that all weigh 1, and tell the true weights."""
+    decided = decide(**call | {"image_T": None, "calibrated": None})
+    return dataclasses.replace(decided, details=decide(**call).details)
+
+
+_MACS = [
+    decision("the bounds are Token Drop's", _unweighted, named("macs")),
+    argument("token_weights", 2)(
+        "the ranks share their mean entropy",
+        lambda groups: regrouped(0 * groups.group_T, groups, 1),
+        named("macs"),
+    ),
+]
+
+MUTATIONS = [
+    *_PAIRS,
+    *(sent(name, change) for name, change in _CALLS.items()),
+    *_ORDER,
+    *_CAPACITIES,
+    *_FORWARDS,
+    *_CANDIDATES,
+    *_REROUTE,
+    *_WEIGHTS,
+    *_BATCH,
+    *_MACS,
+]

@@ -1,0 +1,229 @@
+"""Wrong values at every stage of a decision: each stage with every change of values like its own.
+
+Not every change has an effect at every stage; some change of every stage has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.wrapper.mutations import mutation as kinds
+from tests.wrapper.mutations.mutation import Kind, Mutation, argument, decided_by_part, result
+from tests.wrapper.mutations.settings import Setting
+
+Concerns = Callable[[Setting], bool]
+
+
+def _set(mask: Tensor, place: int, value: bool) -> Tensor:
+    """Change the first or the last place that has another value."""
+    mask, places = mask.clone(), (mask != value).nonzero()
+    if len(places):
+        mask[tuple(places[place])] = value
+    return mask
+
+
+def _in_rows(values: Tensor, of_rows: Tensor) -> Tensor:
+    return values * of_rows.view(-1, *[1] * (values.ndim - 1))
+
+
+MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": torch.zeros_like,
+    "all": torch.ones_like,
+    "the others": lambda mask: ~mask,
+    "those of the row before": lambda mask: mask.roll(1, dims=0),
+    "those of the place before": lambda mask: mask.roll(1, dims=-1),
+    "mirrored": lambda mask: mask.flip(-1),
+    "without the first": lambda mask: _set(mask, 0, False),
+    "without the last": lambda mask: _set(mask, -1, False),
+    "with one more": lambda mask: _set(mask, 0, True),
+    "without every other row": lambda mask: _in_rows(mask, torch.arange(len(mask)) % 2 > 0),
+    "of the first half": lambda mask: _in_rows(mask, torch.arange(len(mask)) < len(mask) // 2),
+    "without the first place": lambda mask: mask & (torch.arange(mask.shape[-1]) > 0),
+    "without the last place": lambda mask: mask & (torch.arange(mask.shape[-1], 0, -1) > 1),
+}
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "those of the row before": lambda x: x.roll(1, dims=0),
+    "those of the next row": lambda x: x.roll(-1, dims=0),
+    "those of the place before": lambda x: x.roll(1, dims=-1),
+    "of the last row first": lambda x: x.flip(0),
+    "mirrored": lambda x: x.flip(-1),
+    "of the first row": lambda x: x[:1].expand_as(x).contiguous(),
+    "of the first place": lambda x: x[..., :1].expand_as(x).contiguous(),
+}
+SCORES: dict[str, Callable[[Tensor], Tensor]] = NUMBERS | {
+    "from the highest to the lowest": lambda x: 1 - x,
+    "with two decimals": lambda x: (x * 20).round() / 20,
+    "a share of the row's best": lambda x: x / x.amax(dim=-1, keepdim=True),
+    "halved at odd places": lambda x: x * 2.0 ** -(torch.arange(x.shape[-1]) % 2),
+    "halved in odd rows": lambda x: _in_rows(x, 2.0 ** -(torch.arange(len(x)) % 2)),
+    "all alike": torch.ones_like,
+}
+WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = NUMBERS | {
+    "halved": lambda w: w / 2,
+    "in bfloat16": lambda w: w.bfloat16().to(w.dtype),
+    "all alike": lambda w: torch.full_like(w, 1 / 3),
+    "squared": lambda w: w**2,
+    "negative": lambda w: -w,
+    "a thousandth larger": lambda w: w * 1.001,
+    "nothing": lambda w: 0 * w,
+}
+EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the next expert": lambda index: (index + 1) % 8,
+    "one of the other rank": lambda index: (index + 4) % 8,
+    "expert E-1-j": lambda index: 7 - index,
+    "that of the token before": lambda index: index.roll(1, dims=0),
+    "that of the next slot": lambda index: index.roll(-1, dims=-1),
+}
+WHOLE: dict[str, Callable[[int], int]] = {
+    "one too low": lambda n: max(n - 1, 0),
+    "one too high": lambda n: n + 1,
+    "three too high": lambda n: n + 3,
+    "doubled": lambda n: 2 * n,
+    "at least sixteen": lambda n: max(n, 16),
+    "a multiple of eight": lambda n: -(-n // 8) * 8,
+    "nothing": lambda _: 0,
+}
+GROUPS: dict[str, Callable[[list[int]], list[int]]] = {
+    "that of the first group": lambda of: [of[0]] * len(of),
+    "those of the groups in reverse": lambda of: list(of)[::-1],
+    "that of all groups": lambda of: [sum(of)] * len(of),
+    "the mean of the groups": lambda of: [sum(of) // len(of)] * len(of),
+    "for one group without a limit": lambda of: [*list(of)[:-1], 9999],
+    "one more for one group": lambda of: [of[0] + 1, *list(of)[1:]],
+}
+
+
+def _first(kind: Kind) -> Kind:
+    """Take a change of one value for one that gets other things, too."""
+    return lambda name, change, *more: kind(name, lambda value, *_, **__: change(value), *more)
+
+
+def _moved(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+    def other(decided: Any, _call: Any) -> Any:
+        return kinds.dataclasses.replace(decided, index_TS=change(decided.index_TS))
+
+    return kinds.outcome(name, other, *more)
+
+
+def _in_argument(name: str) -> Kind:
+    return lambda title, change, *more: kinds.decided_by(name)(
+        title, lambda call: change(call[name]), *more
+    )
+
+
+def named(*names: str) -> Concerns:
+    return lambda setting: setting.name in names
+
+
+def has_capacity(setting: Setting) -> bool:
+    return setting.has_capacity
+
+
+def has_modalities(setting: Setting) -> bool:
+    return setting.method.modality != "uniform"
+
+
+def _has_images(setting: Setting) -> bool:
+    return has_modalities(setting) or setting.method.needs_images
+
+
+def _capped(setting: Setting) -> bool:
+    return setting.is_capped
+
+
+def everywhere(_setting: Setting) -> bool:
+    return True
+
+
+_SETS, _DEMANDS = named("oea", "xshare"), named("oea", "xshare", "sere")
+_MACS, _SERE, _PLACED = named("macs"), named("sere"), lambda s: s.method.is_placed
+_LOCAL: Concerns = lambda s: s.rule == "local"  # noqa: E731
+_BY_SCORE: Concerns = lambda s: s.by_score  # noqa: E731
+
+STAGES: list[tuple[str, Kind, Mapping[str, Any], Concerns]] = [
+    # what a decision is made from
+    ("the mask of real tokens is", _first(result("new_columns")), MASKS, everywhere),
+    ("the tokens that count are", argument("group_tokens", 0), MASKS, everywhere),
+    ("a token's group is", _first(result("group_tokens", "group_T")), NUMBERS, has_capacity),
+    ("a token's rank is", decided_by_part("groups", "rank_T"), NUMBERS, _LOCAL),
+    ("T is", decided_by_part("groups", "tokens"), GROUPS, _capped),
+    ("the scores are", decided_by_part("scores", "score_TE"), SCORES, _BY_SCORE),
+    ("the gate's scores are", _first(result("Gate.scores", "score_TE")), SCORES, _BY_SCORE),
+    ("images are", _in_argument("image_T"), MASKS, _has_images),
+    ("images are found to be", _first(result("ImageFinder.find")), MASKS, _has_images),
+    ("a similarity is", _in_argument("calibrated"), SCORES, _SERE),
+    ("a random number is", _first(result("RandomDrop.random_numbers")), NUMBERS, named("random")),
+    # capacities, devices, candidates
+    ("C is", _first(result("capacity")), WHOLE, lambda s: s.has_capacity and s.name != "macs"),
+    ("C is", _first(result("base_capacity")), WHOLE, _MACS),
+    ("the Cs are", _first(result("Method.limits")), GROUPS, _capped),
+    ("amounts by rank are", argument("by_rank", 0), NUMBERS, _LOCAL),
+    ("what may be added is", _first(result("addable")), MASKS, lambda s: s.rule in "local global"),
+    # experts of a whole batch
+    ("the silent experts are", _first(result("disabled_experts")), MASKS, named("expert_drop")),
+    ("the set of experts is", argument("assign_within", 1), MASKS, _SETS),
+    ("the demand is", _first(result("batch_demand")), NUMBERS, _DEMANDS),
+    ("the budget is", _first(result("activation_budget")), WHOLE, named("xshare")),
+    ("primary experts are", argument("substitutes", 0), MASKS, _SERE),
+    ("an expert is served by", _first(result("substitutes")), EXPERTS, _SERE),
+    ("the weight of a token is", _first(result("token_weights")), NUMBERS, _MACS),
+    ("a limit by weight is", _first(result("weighted_limits")), NUMBERS, _MACS),
+    ("images' share is", argument("weighted_limits", 2), NUMBERS, _MACS),
+    ("an expert's modality is", argument("weighted_limits", 3), NUMBERS, _MACS),
+    ("hidden states are", argument("token_weights", 0), NUMBERS, _MACS),
+    ("what fits is", _first(result("keep_until_full")), MASKS, _MACS),
+    # what comes of it
+    ("kept pairs are", _first(kinds.kept), MASKS, everywhere),
+    ("the expert of a pair is", _moved, EXPERTS, everywhere),
+    ("weights are", _first(kinds.weights), WEIGHTS, everywhere),
+]
+"""A stage, the kind of its mutations, their changes, and whom they concern."""
+
+KNOBS: dict[str, list[Any]] = {
+    "name": ["order", "reverse_order", "random", "score", "token_reroute"],
+    "gamma": [0.3, 0.75, 1.4, 2.0],
+    "ep_size": [1],
+    "scope": ["sequence"],
+    "rounding": ["floor"],
+    "granularity": ["expert", "device"],
+    "placement": ["contiguous"],
+    "modality": ["image_first", "text_first", "uniform"],
+    "seed": [0, 4],
+    "candidates": ["local", "ranked", "global"],
+    "m": [1, 2, 4],
+    "protect_topk": [False, True],
+    "max_k": [False, True],
+    "rounds": [1, 2, 4],
+    "k0": [1, 2, 3],
+    "expert_budget": [0.2, 0.6],
+    "min_similarity": [0.0, 0.75, 1.0],
+    "delta": [-0.1, 1.0],
+    "reroute": ["none"],
+}
+"""Other values of knobs, under each of which decisions are made."""
+
+
+def _with(knob: str, value: Any) -> list[Mutation]:
+    def concerns(setting: Setting) -> bool:
+        method = setting.method
+        if knob == "name":
+            return setting.is_capped and setting.name not in (value, "macs")
+        if (setting.rule, value) == ("global", "ranked"):  # with as many candidates
+            return False
+        return getattr(method, knob, value) != value
+
+    return [kinds.knobs(f"other knobs: {knob}={value}", lambda _: {knob: value}, concerns)]
+
+
+MUTATIONS = [
+    *(
+        kind(f"{stage}: {name}", change, concerns)
+        for stage, kind, changes, concerns in STAGES
+        for name, change in changes.items()
+    ),
+    *(each for knob, values in KNOBS.items() for value in values for each in _with(knob, value)),
+]

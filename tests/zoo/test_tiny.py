@@ -1,0 +1,158 @@
+"""The tiny models are the real classes, the same each time, with skewed routing that matters."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from transformers import (
+    DeepseekV2ForCausalLM,
+    MixtralForCausalLM,
+    OlmoeForCausalLM,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeForCausalLM,
+)
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.zoo import tiny
+from capmoe_eval.zoo.miniworld.evaluation import documents
+from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_config, tiny_model, tiny_tokenizer
+
+CLASSES = {
+    "olmoe": OlmoeForCausalLM,
+    "qwen2_moe": Qwen2MoeForCausalLM,
+    "qwen3_moe": Qwen3MoeForCausalLM,
+    "deepseek_v2": DeepseekV2ForCausalLM,
+    "mixtral": MixtralForCausalLM,
+}
+#: E/K of the originals, and the ranks of their emulated deployment.
+ORIGINALS = {
+    "olmoe": (Fraction(64, 8), 8),
+    "qwen2_moe": (Fraction(60, 4), 6),
+    "qwen3_moe": (Fraction(128, 8), 8),
+    "deepseek_v2": (Fraction(64, 6), 8),
+    "mixtral": (Fraction(8, 2), 8),
+}
+families = pytest.mark.parametrize("family", TINY_FAMILIES)
+
+
+@pytest.fixture(scope="module", name="tokens_BS")
+def tokens():
+    """16 sequences of 128 tokens of the mini-world."""
+    rows = [
+        *documents()["openai/gsm8k"]["main"]["train"],
+        *documents()["aps/super_glue"]["boolq"]["train"],
+        *documents()["Rowan/hellaswag"]["default"]["train"],
+    ]
+    text = "\n\n".join(" ".join(map(str, row.values())) for row in rows)
+    ids = tiny_tokenizer().encode(text, truncation=True, max_length=16 * 128)
+    return torch.tensor(ids).view(16, 128)
+
+
+def build(family, **keywords):
+    return tiny_model(family, vocab_size=len(tiny_tokenizer()), **keywords)
+
+
+def routers(model):
+    return [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+
+
+@torch.no_grad()
+def loads(model, tokens_BS):
+    """Return each expert's load over the mean load, [layers, E]."""
+    counted = []
+
+    def count(router, _inputs, output):
+        index_TK = output[2]
+        load_E = torch.bincount(index_TK.flatten(), minlength=len(router.weight)).double()
+        counted.append(load_E / load_E.mean())
+
+    hooks = [router.register_forward_hook(count) for router in routers(model)]
+    model(tokens_BS)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(counted)
+
+
+@families
+def test_the_class_and_the_proportions_are_those_of_the_original(family):
+    model = build(family)
+    assert type(model) is CLASSES[family]
+    assert not model.training
+    ratio, ranks = ORIGINALS[family]
+    assert len(routers(model)) == 3
+    for router in routers(model):
+        num_experts = router.weight.shape[0]
+        assert Fraction(num_experts, router.top_k) == ratio
+        assert num_experts % ranks == 0
+
+
+def test_what_sets_the_families_apart():
+    assert tiny_config("olmoe", 1024).norm_topk_prob is False
+    assert tiny_config("qwen2_moe", 1024).shared_expert_intermediate_size > 0
+    assert tiny_config("qwen3_moe", 1024).norm_topk_prob is True
+    deepseek = tiny_config("deepseek_v2", 1024)
+    assert (deepseek.n_shared_experts, deepseek.topk_method) == (2, "greedy")
+    assert not hasattr(build("deepseek_v2").model.layers[0].mlp, "experts")
+    for family in TINY_FAMILIES:
+        config = tiny_config(family, 1000)
+        assert (config.vocab_size, config.max_position_embeddings) == (1000, 4096)
+        assert (config.eos_token_id, config.pad_token_id) == (0, 1)
+
+
+def test_an_unknown_family_is_refused():
+    with pytest.raises(UsageError, match=r"family=olmo: did you mean 'olmoe'\?"):
+        tiny_model("olmo", vocab_size=1024)
+
+
+@families
+def test_the_seed_decides_every_weight(family):
+    first, again, other = build(family), build(family), build(family, seed=1)
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+@families
+def test_the_type_rounds_the_same_weights(family):
+    full, half = build(family), build(family, dtype=torch.bfloat16)
+    for name, weight in half.state_dict().items():
+        assert weight.dtype is torch.bfloat16
+        assert torch.equal(weight, full.state_dict()[name].bfloat16()), name
+
+
+def test_the_random_state_of_torch_is_left_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    build("olmoe", seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@families
+def test_routing_is_skewed(family, tokens_BS):
+    """Measured peaks: 3.0, 4.7, 5.6, 3.8 and, of at most 4, 1.8."""
+    peak_L = loads(build(family), tokens_BS).amax(dim=1)
+    assert peak_L.min() > 1.3, "a capacity factor of 1 must drop something in every layer"
+    low, high = (1.6, 3.0) if family == "mixtral" else (2.5, 6.5)
+    assert low < peak_L.max() < high
+
+
+@families
+def test_without_the_skew_it_would_be_more_even(family, tokens_BS, monkeypatch):
+    skewed = loads(build(family), tokens_BS)
+    monkeypatch.setattr(tiny, "_SKEW", 0.0)
+    even = loads(build(family), tokens_BS)
+    assert even.std(dim=1).mean() < 0.7 * skewed.std(dim=1).mean()
+
+
+@families
+@torch.no_grad()
+def test_the_experts_matter(family, tokens_BS):
+    """Without routed experts the logits change by 0.4 to 1 of their norm."""
+    model = build(family)
+    logits = model(tokens_BS).logits
+    for router in [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]:
+        router.experts.register_forward_hook(lambda *arguments: torch.zeros_like(arguments[-1]))
+    silenced = model(tokens_BS).logits
+    assert (silenced - logits).norm() / logits.norm() > 0.35
+    assert (silenced.argmax(-1) != logits.argmax(-1)).double().mean() > 0.4
+    assert 0.8 < logits.std() < 1.2
