@@ -347,11 +347,14 @@ def test_an_experiment_whose_weights_are_not_shipped_says_how_to_make_them(shell
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*options("experiment")} - {"banking77"}))
+@pytest.mark.parametrize("name", sorted({*options("experiment")} - {"banking77", "rehearsal"}))
 def test_every_shipped_experiment_runs(
     shell: Shell, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few cells of each grid, one document per task; programs of a model are not run."""
+    """A few cells of each grid, one document per task; programs of a model are not run.
+
+    The grid of the rehearsal is of the paper's models: tests/bench/test_rehearsal.py runs it.
+    """
     monkeypatch.setattr(calibration, "DOCUMENTS", 8)
     words = [f"experiment={name}", "profile=tiny", "limit=1"]
     if name == "table7":

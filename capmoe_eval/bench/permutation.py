@@ -45,7 +45,12 @@ def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Permutation
     planned = plans(composed([*words, "device=cpu"]))
     lm, library = load_lm(planned[0].cell.model, planned[0].placement), TaskLibrary()
     assert isinstance(lm.model, nn.Module)
-    sides = [("baseline", 1), ("order", 1), ("score", 1), ("score", ranks)]
+    methods = [
+        create_method("baseline", None),
+        create_method("order", GAMMA),
+        create_method("score", GAMMA),
+        create_method("score", GAMMA, ep_size=ranks),
+    ]
     for plan in planned:
         cell, source = plan.cell, ready(plan.source)
         say(f"permutation: {model}, {cell.task.name}")
@@ -53,16 +58,15 @@ def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Permutation
         shots = cell.task.fewshot or 0
         documents = itertools.islice(task.eval_docs, arguments.limit)
         prompts = [lm.tok_encode(task.fewshot_context(doc, num_fewshot=shots)) for doc in documents]
-        for (name, size), is_distinct in itertools.product(sides, (True, False)):
-            method = create_method(name, None if name == "baseline" else GAMMA, ep_size=size)
+        for method, is_distinct in itertools.product(methods, (True, False)):
             batches = _batches(prompts, arguments.batch, is_distinct)
             counts = [changed(lm.model, method, *batch) for batch in batches]
             moved, positions = map(sum, zip(*counts, strict=True))
             yield Permutation(
                 model=model,
                 task=cell.task.name,
-                method=name,
-                ranks=size,
+                method=method.name,
+                ranks=method.ep_size,
                 is_distinct=is_distinct,
                 sequences=arguments.batch,
                 positions=positions,

@@ -154,11 +154,12 @@ def permuted(evidence: Evidence) -> list[Finding]:
     Judged are batches whose sequences begin with distinct tokens. Of equal gate scores, which
     sequences that begin alike have, the order decides; a note has the share where they occur.
     """
+    side = Side(method="score", gamma=1.0)
     rows = [
         row
         for file in evidence.bench.evaluations
         for row in file.permutations
-        if row.method == "score" and row.model in evidence.models
+        if row.method == side.method and row.model in evidence.models
     ]
     findings = []
     for is_split, where in ((False, "one capacity of the batch"), (True, "one of each device")):

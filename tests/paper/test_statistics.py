@@ -290,7 +290,7 @@ def test_the_error_over_documents_is_that_of_their_means() -> None:
 def test_p_of_one_task_is_mcnemars_but_for_the_normal_curve(gained: int, lost: int) -> None:
     effect = pooled({"a": {"t": difference([1.0] * gained + [-1.0] * lost + [0.0] * 140)}})
     assert effect.points is not None
-    # The correction leaves 0.0205 to the exact test at two against none, and half as much elsewhere.
+    # The correction leaves 0.0205 to the exact test at two against none, elsewhere half as much.
     assert effect.p(effect.points) == pytest.approx(mcnemar(gained, lost), abs=0.021)
 
 
