@@ -52,9 +52,12 @@ def send(*numbers: signal.Signals) -> Callable[[], None]:
 
 
 def limit_files() -> None:
-    """Let no file be longer than a kilobyte, as on a full disk; the log is emptied for the end."""
+    """Let no file have room for a record of 10 kB, as on a full disk; the log is emptied first.
+
+    The log needs room for the table of a sweep that is about to end, and for the message after it.
+    """
     os.ftruncate(sys.stdout.fileno(), 0)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
 
 
 class Fault(NamedTuple):
