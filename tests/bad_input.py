@@ -212,7 +212,7 @@ MAIN: Mapping[str, str] = {
     "device=qpu tasks=obqa": "device=qpu: not usable here",
     "attention=flash_attention_2 tasks=obqa": "flash_attention_2: this model cannot use it here",
     "tasks.obqa.fewshot=5000 tasks=obqa": "tasks.obqa.fewshot=5000: openbookqa has ",
-    "ep_size=7 tasks=obqa": "ep_size=7: 32 experts cannot be spread evenly over 7 ranks",
+    "ep_size=7 tasks=obqa": "ep_size=7: 64 experts cannot be spread evenly over 7 ranks",
     # Groups and keys.
     "tasks=[]": "tasks=",
     "tasks=obqq": "did you mean 'obqa'",
@@ -367,8 +367,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "example": "budget: nothing is asked",
         "example --at-most-points 1": "ranks: is not known",
         "example --at-most-points 1 --ranks 1": "ranks=1: one rank waits for no other",
-        "example --at-most-points 1 --ranks 5": "ranks=5: 32 experts",
-        "example --at-most-points 1 --ranks 8 --experts-per-rank 3": "give at least 4",
+        "example --at-most-points 1 --ranks 5": "ranks=5: 64 experts",
+        "example --at-most-points 1 --ranks 8 --experts-per-rank 7": "give at least 8",
         "example --at-most-points 1 --ranks 8 --link-share 2": "--link-share=2",
         "example --at-most-points 1 --ranks 8 --expert-bytes 0": "--expert-bytes=0",
         "example --at-most-points 1 --ranks 8 --gammas inf": "gammas=inf",
@@ -393,7 +393,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
             }.items()
             for word in words
         },
-        "example --ranks 8 --at-most-points 1 --experts-per-rank 33": "needs one of each at most",
+        "example --ranks 8 --at-most-points 1 --experts-per-rank 65": "needs one of each at most",
         "traces/fifo.npz --at-most-points 1": "no regular file",
         "columns --at-most-points 1": "manifest.json",
         "pipes/zoo_olmoe --at-most-points 1 --ranks 8": "no whole record of model",

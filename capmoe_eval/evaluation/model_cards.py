@@ -31,6 +31,7 @@ from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import read_bytes, write_text
+from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -41,7 +42,6 @@ from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
 from capmoe_eval.zoo.miniworld.world import world
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
-BATCH_SIZE = 16
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
 FIRST = 48
 #: Score of random answers, in percent; word problems have no choices.
@@ -122,22 +122,20 @@ def write(
     }
     if recipe.data != "banking77":
         sets = miniworld_sets() if recipe.data == "miniworld" else picture_sets(directory)
-        card |= _measured(name, model, recipe.ep_size, sets, say)
+        card |= _measured(name, model, sets, say)
         write_text(directory / "README.md", _readme(card, recipe))
     write_text(file, json.dumps(card, indent=1) + "\n")
     if before.get("weights", card["weights"]) != card["weights"]:
         say(f"other weights than before: {card['weights']}, not {before['weights']}")
 
 
-def _measured(
-    name: str, model: Any, ep_size: int, sets: Sets, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _measured(name: str, model: Any, sets: Sets, say: Callable[[str], None]) -> dict[str, Any]:
     say("baseline")
     baseline = measure(name, model, create_method("baseline"), sets)
     say("every expert silent")
     silent = measure(name, model, create_method("score", 0.0), sets)
     say("Token Drop at γ=1")
-    dropped = measure(name, model, create_method("score", 1.0, ep_size=ep_size), sets)
+    dropped = measure(name, model, create_method("score", 1.0, ep_size=_option(name).ep_size), sets)
     numbers: dict[str, Any] = {
         "first_right": {task: sum(part["right"][:FIRST]) for task, part in baseline.items()},
         "accuracy": {task: part["value"] for task, part in baseline.items()},
@@ -162,12 +160,13 @@ def measure(
         For each task its ``value`` in percent, the score of each document (``right``), lm-eval's
         other ``scores``, and the ``layers`` of the meter's report.
     """
-    lm = without_capacity(model, sets.reader, BATCH_SIZE)
+    batch_size = _option(name).batch_size
+    lm = without_capacity(model, sets.reader, batch_size)
     library = TaskLibrary()
     identity = ModelId(name, f"zoo:{name}", dtype="float32")
     results = {}
     for task in sets.tasks:
-        cell = Cell(identity, method, task, BATCH_SIZE, limit, sets.source.name)
+        cell = Cell(identity, method, task, batch_size, limit, sets.source.name)
         record = evaluate(cell, lm, library, sets.source, root=Path())
         part = record.capmoe
         results[task.name] = {
@@ -198,6 +197,11 @@ def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
     }
 
 
+def _option(name: str) -> Any:
+    """Return the settings of a trained model, which are those of all its training seeds."""
+    return load_option("model", f"zoo_{split_seed(name)[0]}")
+
+
 def peaks(results: Mapping[str, Any]) -> dict[str, float]:
     """Return each layer's highest load over the mean load, averaged over forwards, then tasks."""
     by_task = (part["layers"] for part in results.values())
@@ -225,7 +229,7 @@ def _readme(card: Mapping[str, Any], recipe: recipes.Recipe) -> str:
         card=card,
         training=card["training"],
         world=WORLDS[recipe.data],
-        ep_size=recipe.ep_size,
+        option=_option(card["name"]),
         chance=chance,
         means=[sum(values.values()) / len(values) for values in scores],
     )

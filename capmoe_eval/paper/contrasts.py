@@ -226,9 +226,12 @@ def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
 
 
 def _note(contrast: Contrast, effect: Effect, evidence: Evidence) -> str:
-    """Return what a reader must know, the power of a test whose margin the paper's own loss is."""
+    """Return what a reader must know.
+
+    That is, for one, the power of a test that asks for no more loss than the paper's own.
+    """
     texts = [evidence.remark(contrast.first, contrast.second)]
-    margin = contrast.expect.margin
+    margin = contrast.expect.margin if contrast.expect.low > -math.inf else ""
     if effect.points is not None and margin and margins()[margin].is_printed_loss:
         texts.append(
             f"{margin}: if the paper's own loss of {margins()[margin].points:.2f} points were the "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import fmean
 from typing import Annotated, Final
@@ -31,7 +31,10 @@ from capmoe_eval.paper.verdicts import (
 GAPS: Final = (("score", "random"), ("random", "reverse_order"), ("reverse_order", "order"))
 """The ways to keep tokens that are neighbours in Table 1, the better first."""
 _GAMMA: Final = 1.0
-_SEQUENCES: Final = (None, 4, 16, 64)  # on one rank; None for the model's own deployment
+_SEQUENCES: Final[Mapping[str, tuple[int, Mapping[str, int]]]] = {
+    "two on each rank": (2, {"batch_size": 16}),
+    **{f"{size} on one rank": (size, {"ep_size": 1, "batch_size": size}) for size in (4, 16, 64)},
+}  # the sequences that share a capacity, and the settings of their evaluations
 
 
 class ReplicationClaim(BaseModel):
@@ -115,15 +118,15 @@ def grouping(evidence: Evidence) -> tuple[WrittenGrouping, ...]:
     printed = [_printed(first) - _printed(second) for first, second in GAPS]
     in_print = tuple(WrittenFinding(label="as printed", effect=round(g, 2)) for g in printed)
     rows = [WrittenGrouping(label="Table 1, OLMoE", gaps=in_print)]
-    for size in _SEQUENCES:
-        findings = [judge([_contrast(*gap, size)], evidence)[0] for gap in GAPS]
+    for label, (sequences, settings) in _SEQUENCES.items():
+        findings = [judge([_contrast(*gap, settings)], evidence)[0] for gap in GAPS]
         effects = [finding.effect for finding in findings if finding.effect is not None]
         if len(effects) == len(GAPS):
             away = [abs(ours - theirs) for ours, theirs in zip(effects, printed, strict=True)]
             rows.append(
                 WrittenGrouping(
-                    label=f"{size} on one rank" if size else "two on each rank",
-                    sequences=size or 2,
+                    label=label,
+                    sequences=sequences,
                     gaps=tuple(map(WrittenFinding.of, findings)),
                     distance=round(fmean(away), 5),
                 )
@@ -136,7 +139,7 @@ def _printed(method: str) -> float:
     return row.number(AVERAGE)
 
 
-def _contrast(first: str, second: str, size: int | None) -> Contrast:
-    shared = {"gamma": _GAMMA} | ({"ep_size": 1, "batch_size": size} if size else {})
+def _contrast(first: str, second: str, settings: Mapping[str, int]) -> Contrast:
+    shared = {"gamma": _GAMMA, **settings}
     sides = {name: {"method": method, **shared} for name, method in (("a", first), ("b", second))}
     return Contrast.model_validate({**sides, "expect": "greater"})

@@ -51,7 +51,6 @@ class Recipe:
     rate: float = 3e-3  # highest learning rate
     decay: float = 0.05  # of weights
     aux: float = 1e-5  # coefficient of the routers' auxiliary loss
-    ep_size: int = 8  # ranks as in the paper's deployment; it divides the number of experts
     seed: int = 0  # of the first weights and of the corpus
     data: Literal["miniworld", "banking77", "pictures"] = "miniworld"
     vision: Mapping[str, Any] | None = None  # fields of a CLIP tower's configuration, for a LLaVA

@@ -67,6 +67,15 @@ def test_p_is_corrected_for_the_contrasts_of_the_claim() -> None:
     assert both[0].p == pytest.approx(2 * alone)
 
 
+def test_the_power_is_that_of_a_claim_that_little_is_lost() -> None:
+    """A claim that much is lost (an upper bound) says nothing of the paper's own loss."""
+    records = [record_of(method("score"), [1.0] * 20), record_of(method("order"), [1.0] * 20)]
+    for expect, is_told in (("at_least", True), ("within", True), ("at_most", False)):
+        sign = "" if expect == "within" else "-"
+        claim = claim_of((SCORE, ORDER), expect={expect: f"{sign}comparable"})
+        assert ("studies" in only(records, claim).note) is is_told, expect
+
+
 def test_mixed_batches_are_another_comparison() -> None:
     answers = {"openbookqa": [1.0, 1.0], "piqa": [1.0, 1.0, 1.0, 1.0]}
     worse = {"openbookqa": [0.0, 1.0], "piqa": [1.0, 1.0, 1.0, 1.0]}
@@ -183,7 +192,7 @@ RIGHT = {"score": 9, "random": 6, "reverse_order": 5, "order": 3}
 
 def answered(size: int | None = None) -> list[Record]:
     """Right answers of ten; where many sequences share a capacity, Score alone stands out."""
-    rank = {"ep_size": 1, "cell": {"batch_size": size}} if size else {}
+    rank = {"cell": {"batch_size": size or 16}} | ({"ep_size": 1} if size else {})
     right = RIGHT | ({"random": 3, "reverse_order": 3} if size else {})
     return [record(name, 1.0, [1] * n + [0] * (10 - n), **rank) for name, n in right.items()]
 

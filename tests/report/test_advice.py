@@ -144,7 +144,7 @@ def test_the_page_needs_nothing_besides_and_the_site_shows_the_same(
         assert said in site.text
     assert f"../zoo/advice/{VLLM}" in site.loaded
     balanced = yaml.safe_load((out / TENSORRT_LLM).read_text())["num_slots"]
-    assert json.loads((out / VLLM).read_text()) == {"num_redundant_experts": balanced - 32}
+    assert json.loads((out / VLLM).read_text()) == {"num_redundant_experts": balanced - 64}
     # What an earlier advice wrote and this one does not is gone.
     again = command.replace("--at-least-speedup=1.5", "--at-least-speedup=1.0")
     assert run(again, monkeypatch) == 0

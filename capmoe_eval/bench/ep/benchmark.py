@@ -18,6 +18,7 @@ from capmoe_eval.bench.ep.skew import RecordedLoads, Routing, Skew
 from capmoe_eval.bench.options import commands
 from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, measured_on, say
 from capmoe_eval.errors import UsageError, check_choice
+from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
@@ -265,8 +266,17 @@ def figure_1() -> RecordedLoads:
 
 
 def recorded(results: Path, model: str, task: str) -> list[RecordedLoads]:
-    """Return the MoE layers of a model's baseline record of a task; UsageError if it has none."""
-    paths = [p for p in record_paths(results, model, task) if p.name.startswith("baseline-")]
+    """Return the MoE layers of a model's baseline record of a task, in the model's own batches.
+
+    Without such a record it is a UsageError.
+    """
+    batch_size = load_option("model", model).batch_size
+    paths = [
+        path
+        for path in record_paths(results, model, task)
+        if path.name.startswith("baseline-")
+        and read_record(path, results).cell.batch_size == batch_size
+    ]
     if not paths:
         raise UsageError(
             f"results={results}: no baseline record of {model} and {task}; compute one with "

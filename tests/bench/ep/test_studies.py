@@ -11,6 +11,7 @@ from capmoe_eval.bench.ep.benchmark import figure_1, study_jobs
 from capmoe_eval.bench.ep.layer import SHAPES
 from capmoe_eval.bench.ep.measure import Job
 from capmoe_eval.bench.ep.skew import RecordedLoads, Skew
+from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.timings.names import EVALUATIONS
@@ -129,9 +130,14 @@ def test_traces_have_the_records_experts() -> None:
         assert [type(routing) for routing in job.routings] == [RecordedLoads] * 4
         model = str(job.routings[0].fields()["source"]).split()[0]
         paths = record_paths(RESULTS, model, "obqa")
-        (path,) = (path for path in paths if path.name.startswith("baseline-"))
-        layer = read_record(path, RESULTS).layers[0]
+        baselines = [
+            read_record(path, RESULTS) for path in paths if path.name.startswith("baseline-")
+        ]
+        batch_size = load_option("model", model).batch_size
+        (record,) = (each for each in baselines if each.cell.batch_size == batch_size)
+        layer = record.layers[0]
         assert (job.shape.n_experts, job.shape.top_k) == (layer.n_experts, layer.top_k)
+        assert list(job.routings[0].loads[0]) == list(layer.load_before)
 
 
 def test_every_study_says_where_and_why() -> None:
