@@ -18,7 +18,6 @@ from capmoe_eval.bench.ep.skew import RecordedLoads, Routing, Skew
 from capmoe_eval.bench.options import commands
 from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, measured_on, say
 from capmoe_eval.errors import UsageError, check_choice
-from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
@@ -270,6 +269,8 @@ def recorded(results: Path, model: str, task: str) -> list[RecordedLoads]:
 
     Without such a record it is a UsageError.
     """
+    from capmoe_eval.experiment.composition import load_option  # needs Hydra; other studies do not
+
     batch_size = load_option("model", model).batch_size
     paths = [
         path
