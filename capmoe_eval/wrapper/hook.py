@@ -158,7 +158,7 @@ class LayerHook:
         # Where a capacity drops and adds nothing, the stock kernel runs on every row: the layer is
         # the model's own bit for bit. No pad is sent to another process, or activates an expert.
         pads_may_run = self._drops and self._method.unit is not None
-        is_own = not n_changed and not _normalises_all(layer, self._method)
+        is_own = not n_changed and not normalises_all(layer, self._method)
         if is_own and (groups.every_row_counts or pads_may_run):
             return None
         weight_TK = groups.counted(router.weight_NK)
@@ -236,7 +236,7 @@ def combine(
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k
     anew_T = None
-    if _normalises_all(layer, method):
+    if normalises_all(layer, method):
         anew_T = torch.ones_like(changed_T)
     elif method.renormalize != "before" and layer.gate.recipe.normalises:
         anew_T = changed_T
@@ -248,6 +248,6 @@ def combine(
     return own_TS if anew_T is None else torch.where(anew_T[:, None], computed_TS, own_TS)
 
 
-def _normalises_all(layer: MoeLayer, method: Method) -> bool:
+def normalises_all(layer: MoeLayer, method: Method) -> bool:
     """Return whether every token's weights are normalised, which the family does not."""
     return method.renormalize == "always" and not layer.gate.recipe.normalises

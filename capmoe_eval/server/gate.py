@@ -1,0 +1,68 @@
+"""Find how a vLLM router computes weights from logits, by its outputs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.wrapper.gates import ExpertTensor, Gate, Probe, fitting_gates
+
+# Shape suffixes: T rows, E routed experts, K = top-k.
+
+_PROBE_ROWS = 64
+_BIAS = "e_score_correction_bias"
+
+
+def read_gate(name: str, router: Any) -> Gate:
+    """Return the gate that reproduces a vLLM router.
+
+    The router is called with random logits, and with a random correction bias where it has one.
+
+    Args:
+        name: The layer, for errors.
+        router: A ``BaseRouter`` of vLLM.
+
+    Raises:
+        UsageError: If no recipe reproduces its weights and its choice.
+    """
+    bias = getattr(router, _BIAS, None)
+    is_grouped = bool(getattr(router, "use_grouped_topk", bool(getattr(router, "topk_group", 0))))
+    # What `Gate` reads of a router, by the names that transformers' routers have.
+    parameters: Any = SimpleNamespace(
+        num_group=router.num_expert_group if is_grouped else 1,
+        topk_group=router.topk_group if is_grouped else 1,
+        routed_scaling_factor=float(getattr(router, "routed_scaling_factor", 1.0)),
+    )
+    stand_ins: dict[ExpertTensor, Tensor] = {}
+    generator = torch.Generator().manual_seed(0)
+    n_experts = int(router.global_num_experts)
+    if bias is not None:
+        random_E = torch.rand(n_experts, generator=generator).to(bias.device, bias.dtype)
+        stand_ins[ExpertTensor(router, _BIAS)] = random_E.float()
+    spread_T1 = torch.logspace(-2, 0.5, _PROBE_ROWS)[:, None]
+    logits_TE = torch.randn(_PROBE_ROWS, n_experts, generator=generator) * spread_T1
+    if bias is not None:
+        logits_TE = logits_TE.to(bias.device)
+    try:
+        if bias is not None:
+            setattr(router, _BIAS, random_E)
+        weight_TK, topk_TK = router._compute_routing(logits_TE, logits_TE, None)
+    except Exception as error:  # any router may be met
+        raise UsageError(
+            f"{name}: its router {type(router).__name__} {first_line(error)}"
+        ) from error
+    finally:
+        if bias is not None:
+            setattr(router, _BIAS, bias)
+    gates = fitting_gates(parameters, stand_ins, [Probe(logits_TE, weight_TK, topk_TK.long())])
+    if not gates:
+        raise UsageError(
+            f"{name}: no known gate computes the weights of its router {type(router).__name__} "
+            "(custom routing functions and tables of tokens are not supported); serve this model "
+            "without CAPMOE_METHOD"
+        )
+    return min(gates, key=lambda fit: fit[1])[0]  # the first of those that fit alike

