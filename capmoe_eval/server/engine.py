@@ -67,8 +67,8 @@ class EngineCapacity:
         self._runner: Any = None  # the model runner whose step is computed
         self._scheduled: Any = None
         self._plans: Sequence[StepPlan] | None = None
-        for layer in self._layers:
-            layer.install()
+        for part in self._layers:
+            part.install()
 
     def begin(self, runner: Any, scheduled: Any) -> None:
         """Begin a step; ``scheduled`` is what vLLM's scheduler put into the step."""
@@ -181,7 +181,7 @@ class LayerCapacity:
         self._stock_route: Any = router._select_experts
         self._stock_experts: Any = experts.apply
         # Only kernels that were tried are given rows of single pairs.
-        self._compacts = any("CPUUnquantizedExperts" == of.__name__ for of in type(experts).__mro__)
+        self._compacts = any(of.__name__ == "CPUUnquantizedExperts" for of in type(experts).__mro__)
         self._is_proven = not self._compacts
         self._routed: list[_Routed] = []
         self._dropped_NS: Tensor | None = None  # None where every slot of the step is computed

@@ -54,7 +54,7 @@ class StepRows:
 class StepPlan(ForwardPlan):
     """The rows of one step that are under the method together, or those that are not."""
 
-    rows_T: Tensor | None  # places of the rows in the step; None for all that it was called with
+    rows_T: Tensor  # places of the rows in the step
     decode_T: Tensor  # True for a row behind the prompt
     request_T: Tensor  # the request of each row, by its number in ``step``
     step: StepRows
