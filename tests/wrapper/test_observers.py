@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,13 +12,16 @@ from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.gates import Gate
-from capmoe_eval.wrapper.observers import CountingObserver, Observer, Proof, Tally
+from capmoe_eval.wrapper.observers import CountingObserver, Observer, Peaks, Proof, Tally
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.session import capacity_aware, routed
 from tests.wrapper.models import batch, make
@@ -158,3 +162,41 @@ def test_a_method_runs_in_its_canonical_form_unless_it_is_routed_as_it_is() -> N
     with capacity_aware(model, "score", 0.5, verify=False) as by_name, torch.no_grad():
         model(TOKENS)
     assert by_class.report() == by_name.report()
+
+
+PEAKS = st.floats(0, 64, width=32) | st.just(math.nan)
+
+
+@given(st.lists(st.tuples(PEAKS, PEAKS), min_size=1))
+def test_running_peaks_are_those_of_all_forwards_together(rows: list[tuple[float, float]]) -> None:
+    peaks = Peaks.of(torch.tensor(rows[0]))
+    for row in rows[1:]:
+        peaks = peaks.then(torch.tensor(row))
+    for place, column in enumerate(zip(*rows, strict=True)):
+        values = [peak for peak in column if not math.isnan(peak)]
+        expected = values and {
+            "mean": round(statistics.fmean(values), 6),
+            "max": round(max(values), 6),
+            "last": round(values[-1], 6),
+        }
+        assert peaks.figures(place) == (expected or None)
+
+
+def kept_tensors(value: Any) -> int:
+    """Return how many tensors an observer keeps, in whatever it is built of."""
+    if isinstance(value, Tensor):
+        return 1
+    parts = getattr(value, "__dict__", value)
+    if isinstance(parts, Mapping):
+        return sum(map(kept_tensors, parts.values()))
+    return sum(map(kept_tensors, parts)) if isinstance(parts, list | tuple) else 0
+
+
+def test_a_meter_keeps_no_more_after_many_forwards() -> None:
+    """A server has millions of them."""
+    model, kept = make("olmoe"), []
+    with capacity_aware(model, "score", gamma=0.5, decode="constrained") as meter, torch.no_grad():
+        for _ in range(3):
+            model.generate(TOKENS, max_new_tokens=3, do_sample=False)
+            kept.append(sum(map(kept_tensors, meter.observers)))
+    assert kept[0] == kept[-1] > 0

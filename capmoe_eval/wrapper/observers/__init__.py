@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.plan import ForwardPlan
+
+DIGITS = 6
+"""Decimals of ratios that only figures show."""
+
+
+class Peaks(NamedTuple):
+    """Number, sum, maximum and last of the peaks of forwards; those that are NaN are none."""
+
+    number: Tensor
+    total: Tensor  # of single-precision peaks exact, so that their order does not matter
+    highest: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, peaks: Tensor) -> Peaks:
+        """Return the figures of one forward, whose peaks may have any shape."""
+        peaks = peaks.double()
+        is_peak = ~peaks.isnan()
+        return cls(is_peak.long(), peaks.where(is_peak, 0.0), peaks, peaks)
+
+    def then(self, peaks: Tensor) -> Peaks:
+        """Return the figures with those of the next forward."""
+        after = Peaks.of(peaks)
+        return Peaks(
+            self.number + after.number,
+            self.total + after.total,
+            torch.fmax(self.highest, after.highest),
+            after.last.where(after.number > 0, self.last),
+        )
+
+    def figures(self, *place: int) -> dict[str, float] | None:
+        """Return mean, maximum and last at one place, rounded for figures; None without a peak."""
+        number, *totals = (float(part[place]) for part in self)
+        if not number:
+            return None
+        figures = zip(("mean", "max", "last"), (totals[0] / number, *totals[1:]), strict=True)
+        return {name: round(value, DIGITS) for name, value in figures}
 
 
 class Sums:
@@ -18,7 +56,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.forwards = 0  # that were added
-        self.peaks: defaultdict[str, list[Tensor]] = defaultdict(list)  # of each forward
+        self.peaks: Peaks | None = None  # of the forwards that have a token
         self._sums: Any = Counter()
 
     def __contains__(self, name: str) -> bool:
@@ -27,6 +65,10 @@ class Sums:
     def add(self, **amounts: Tensor | int) -> None:
         """Add to the sums of these names."""
         self._sums.update(amounts)
+
+    def add_peaks(self, peaks: Tensor) -> None:
+        """Add the peaks of a forward."""
+        self.peaks = Peaks.of(peaks) if self.peaks is None else self.peaks.then(peaks)
 
     def count(self, name: str) -> int:
         """Return a sum; 0 if nothing was added to it."""
@@ -43,7 +85,7 @@ class Sums:
 
 
 Proof = dict[str, Any]
-"""An invariant and its outcome, JSON-ready; see ``docs/results.md``."""
+"""An invariant and its outcome, JSON-ready; see ``docs/reference/records.md``."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +170,7 @@ class Observer:
         return []
 
     def layer(self, number: int) -> dict[str, Any]:
-        """Return what it adds to the report of a layer, JSON-ready; see ``docs/results.md``."""
+        """Return what it adds to the report of a layer, JSON-ready; see ``docs/reference/records.md``."""
         return {}
 
     def summary(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import COUNTS, LayerForward, by_device, by_unit
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import CountingObserver, Proof, Sums, Tally
+from capmoe_eval.wrapper.observers import DIGITS, CountingObserver, Proof, Sums, Tally
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 
 # Shape suffixes: T counted tokens, E experts, G capacity groups, U units that have a capacity
@@ -36,8 +35,8 @@ SCALARS = (
 """The sums in the report of a layer; an extension's observer adds to the last five."""
 ACTIVATED = ("activated_before", "activated_after")
 """Experts that some token chose, and experts that some token was sent to, summed over forwards."""
-DIGITS = 6
-"""Decimals of ratios that only figures show."""
+_PEAKS = ("device_after", "device_before", "expert_after", "expert_before")
+"""The peaks of a forward in their order: the fullest rank's and expert's, before and after."""
 
 
 class Loads(CountingObserver):
@@ -75,7 +74,7 @@ class Loads(CountingObserver):
             activated_after=(counts.kept_E > 0).sum(),
         )
         if tokens:
-            _add_peaks(sums.peaks, event)
+            sums.add_peaks(_peaks(event))
         _add_bounds(sums, event)
 
     def layer(self, number: int) -> dict[str, Any]:
@@ -100,9 +99,9 @@ class Loads(CountingObserver):
             "load_before": sums.values("load_before"),
             "load_after": sums.values("load_after"),
             "score_by_rank": scores,
-            "peak": {
-                name: summary(torch.stack(peaks)) for name, peaks in sorted(sums.peaks.items())
-            },
+            "peak": {}
+            if sums.peaks is None
+            else {name: sums.peaks.figures(place) for place, name in enumerate(_PEAKS)},
             "grid": {
                 "gamma": list(GAMMA_GRID),
                 "drop_rate": [round(n / total, DIGITS) for n in sums.values("grid_dropped")],
@@ -116,7 +115,7 @@ class Loads(CountingObserver):
         total = self.totals(*SCALARS, *ACTIVATED)
         forwards = max(sum(sums.forwards for sums in self.sums), 1)
         peaks = {
-            when: [summary(torch.stack(of.peaks[f"expert_{when}"])) for of in self.sums if of.peaks]
+            when: [of.peaks.figures(_PEAKS.index(f"expert_{when}")) for of in self.sums if of.peaks]
             for when in ("before", "after")
         }
         most = {when: [of["max"] for of in peaks[when] if of] for when in peaks}
@@ -158,15 +157,15 @@ class Loads(CountingObserver):
         }
 
 
-def _add_peaks(peaks: defaultdict[str, list[Tensor]], event: LayerForward) -> None:
-    """Record the highest load over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
+def _peaks(event: LayerForward) -> Tensor:
+    """Return the highest loads over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
     method, n_experts = event.method, event.layer.n_experts
     mean = event.counts.n_tokens * event.layer.top_k / n_experts
     local = n_experts // method.ep_size
-    for when, load_E in (("before", event.counts.demand_E), ("after", event.counts.kept_E)):
-        load_R = by_device(load_E, method, event.calibrated)
-        peaks[f"expert_{when}"].append(load_E.max() / mean)
-        peaks[f"device_{when}"].append(load_R.max() / (mean * local))
+    loads = event.counts.kept_E, event.counts.demand_E
+    ranks = (by_device(load_E, method, event.calibrated) for load_E in loads)
+    of_ranks = [load_R.max() / (mean * local) for load_R in ranks]
+    return torch.stack([*of_ranks, *(load_E.max() / mean for load_E in loads)])
 
 
 def _add_bounds(sums: Sums, event: LayerForward) -> None:
@@ -225,15 +224,6 @@ def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]
         if method.is_capped
         else None,
     }
-
-
-def summary(values: Tensor) -> dict[str, float] | None:
-    """Return mean, maximum and last of some values, rounded for figures; None without a value."""
-    if not len(values):
-        return None
-    values = values.double()
-    figures = {"mean": values.mean(), "max": values.max(), "last": values[-1]}
-    return {name: round(float(value), DIGITS) for name, value in figures.items()}
 
 
 def _sorted(score_TE: Tensor) -> Tensor:

@@ -12,11 +12,10 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import COUNTS, LayerForward, by_unit
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import CountingObserver, Proof, Sums, Tally
-from capmoe_eval.wrapper.observers.loads import summary
 from capmoe_eval.wrapper.plan import BANDS, MODALITIES, ForwardPlan
 
 # Shape suffixes: T counted tokens, K = top-k, M modalities in the order of MODALITIES, C counts,
-# B bands of an image, E experts, G groups, U units that have a capacity.
+# B bands of an image, E experts, G groups, U units that have a capacity, W before and after.
 
 _FIRST = {"text_first": 0, "image_first": 1}  # number of the modality that is dropped first
 
@@ -55,8 +54,8 @@ class Modalities(CountingObserver):
             before=demand_ME,
             after=kept_ME,
         )
-        for when, load_ME in (("before", demand_ME), ("after", kept_ME)):
-            sums.peaks[when].append(load_ME.amax(dim=1) / mean_M)  # NaN without a token
+        highest_WM = torch.stack([demand_ME.amax(dim=1), kept_ME.amax(dim=1)])
+        sums.add_peaks(highest_WM / mean_M)  # NaN without a token
         if self._method.modality in _FIRST:
             lost_GME = ranks.total(counts.loads_GME(counts.topk_TK, _lost(event).long()))
             lost_GMU, kept_GMU = (
@@ -145,13 +144,14 @@ def modality_report(sums: Sums, top_k: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for number, name in enumerate(MODALITIES):
         counts = dict(zip(COUNTS, sums.tensor("counts")[:, number].tolist(), strict=True))
-        peak_M = {when: torch.stack(sums.peaks[when])[:, number] for when in ("before", "after")}
+        assert sums.peaks is not None
+        before, after = (sums.peaks.figures(when, number) for when in (0, 1))
         report[name] = {
             **counts,
             "drop_rate": counts["dropped"] / max(counts["tokens"] * top_k, 1),
             "load_before": sums.values("before")[number],
             "load_after": sums.values("after")[number],
-            "peak": {when: summary(ratio[~ratio.isnan()]) for when, ratio in peak_M.items()},
+            "peak": {"before": before, "after": after},
         }
     bands = dict(zip(COUNTS, sums.values("bands"), strict=True))
     report["image"]["bands"] = {name: bands[name] for name in ("tokens", "dropped")}
