@@ -1,4 +1,4 @@
-"""``python -m tests.bill_of_materials`` writes ``docs/bill_of_materials.md``: the wheel's content.
+"""Write ``docs/reference/bill_of_materials.md``: ``python -m tests.bill_of_materials``.
 
 A part is listed with the licence and origin that stand here, and with the hash of its files.
 """
@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "bill_of_materials.md"
+DOCUMENT = ROOT / "docs" / "reference" / "bill_of_materials.md"
 OWN = {".py", ".yaml", ".html", ".css", ".js", ".j2", ".md", ".tex", ".mplstyle", ".xml", ""}
 """Endings of what is written by hand: code, configuration, word lists, templates."""
 INTRODUCTION = """\

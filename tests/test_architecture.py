@@ -1,4 +1,4 @@
-"""The code keeps to its own rules, and ``docs/architecture.md`` names what is there."""
+"""The code keeps to its own rules, and ``docs/explanation/architecture.md`` names what is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
 MODULES = {
     path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
     for package in ("capmoe_eval", "hydra_plugins")

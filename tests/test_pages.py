@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from tests.pages import fill, pages, present, signed, span, table, without_blocks
+from tests.pages import ROOT, fill, pages, present, signed, span, table, without_blocks
 from tests.pages.blocks import BLOCKS
 
 GENERATED = {"models.md", "bill_of_materials.md", "rehearsal.md"}
@@ -42,6 +43,12 @@ STATED = re.findall(
 """Parts of lines with numbers that were not measured here, in four groups: of the paper; levels and
 bounds of definitions; targets, of which results/bench says whether they are met; limits, defaults
 and sizes of what is asked for."""
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
 SLOW = {"advice-with-results", "images", "macs", "placed", "adaptive-verdict"}
 
 
@@ -65,9 +72,10 @@ def measured(page: str) -> list[str]:
     return [line for line in lines if MEASURED.search(line)]
 
 
-@pytest.mark.parametrize("name", [path.name for path in pages() if path.name not in GENERATED])
-def test_measured_numbers_stand_in_blocks(name: str) -> None:
-    (path,) = (path for path in pages() if path.name == name)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=name_of(path)) for path in pages() if path.name not in GENERATED]
+)
+def test_measured_numbers_stand_in_blocks(path: Path) -> None:
     assert measured(path.read_text(encoding="utf-8")) == []
 
 

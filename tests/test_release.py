@@ -108,4 +108,4 @@ def test_the_bill_is_that_of_the_files() -> None:
 def test_the_licences_of_the_wheel_are_those_of_its_parts() -> None:
     named = {part.licence for part in PARTS} - {"NOASSERTION"}
     assert set(PROJECT["project"]["license"].split(" AND ")) == named
-    assert "docs/bill_of_materials.md" in PROJECT["project"]["license-files"]
+    assert "docs/reference/bill_of_materials.md" in PROJECT["project"]["license-files"]

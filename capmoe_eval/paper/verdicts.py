@@ -53,7 +53,7 @@ WORD: Final[Mapping[Outcome, str]] = {
 """The word of each outcome."""
 
 WORDS: Final = (CONFIRMED, CONTRADICTED, NOT_SHOWN, INCONSISTENT, NOT_MEASURED, NOT_TESTABLE)
-"""Every verdict of the ledger; docs/claims.md says how each is reached."""
+"""Every verdict of the ledger; docs/explanation/verdicts.md says how each is reached."""
 
 
 @dataclass(frozen=True)

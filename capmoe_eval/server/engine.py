@@ -113,7 +113,7 @@ class EngineCapacity:
         self._runner, self._plans = None, None
 
     def report(self) -> dict[str, Any]:
-        """Return summary, layers and proofs of all steps so far; see ``docs/results.md``."""
+        """Return summary, layers and proofs of all steps (``docs/reference/records.md``)."""
         return {"method": self.method.identity(), **self.meter.report()}
 
 

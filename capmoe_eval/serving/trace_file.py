@@ -27,7 +27,7 @@ _SCHEMA = 1
 _AT_ONCE = 2**20  # bytes that are read together
 _MOST_UNPACKED = 2**32  # bytes of a compressed array
 _MOST_VALUES = 2**31  # of a parquet
-OWN_ARRAYS = "counts or ids in arrays of your own see that heading in docs/serving.md"
+OWN_ARRAYS = "counts or ids in arrays of your own see docs/how-to/record_traffic.md"
 
 
 def check_regular(path: Path) -> None:

@@ -162,7 +162,7 @@ class Meter:
     # The report.
 
     def proofs(self) -> dict[str, Proof]:
-        """Return the invariants of ``docs/methods.md`` with their counts, JSON-ready."""
+        """Return the invariants with their counts, JSON-ready; ``docs/reference/invariants.md``."""
         hooked, expected = len(self.layers), self._expected_layers
         tally = Tally(
             self.forwards,
@@ -194,7 +194,7 @@ class Meter:
         return {key: value for of in self._observers for key, value in of.summary().items()}
 
     def report(self) -> dict[str, Any]:
-        """Return summary, layers and proofs, JSON-ready; see ``docs/results.md``."""
+        """Return summary, layers and proofs, JSON-ready; see ``docs/reference/records.md``."""
         layers = [self._layer(number) for number in range(len(self.layers))]
         return {"summary": self.summary(), "layers": layers, "proofs": self.proofs()}
 

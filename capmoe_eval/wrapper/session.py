@@ -141,7 +141,7 @@ def capacity_aware(
 
     Inside the block every forward of ``model`` routes by the method. The token mask is the
     ``attention_mask`` that the model is called with (or :meth:`Meter.real_tokens`); without one all
-    tokens are real. After every forward the invariants of ``docs/methods.md`` are checked.
+    tokens are real. Every forward is checked by invariants (``docs/reference/invariants.md``).
     ``generate`` works with any cache: the prompt is computed under the capacity, and with
     ``decode="constrained"`` the other forwards are, too; with ``decode="only"`` they alone are.
 

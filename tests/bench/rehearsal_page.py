@@ -1,4 +1,4 @@
-"""``python -m tests.bench.rehearsal_page`` writes ``docs/rehearsal.md`` from its benchmark."""
+"""Write ``docs/reference/rehearsal.md``: ``python -m tests.bench.rehearsal_page``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from capmoe_eval.bench.rehearsal.grid import H100
 from capmoe_eval.experiment.timings.schema import read_evaluation
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "rehearsal.md"
+DOCUMENT = ROOT / "docs" / "reference" / "rehearsal.md"
 FILE = ROOT / "results" / "bench" / "rehearsal.json"
 _GIB = 2**30
 _COLUMNS = (

@@ -1,4 +1,4 @@
-"""``docs/own_method.md``: its code runs, by an entry point and on the command line."""
+"""``docs/tutorials/own_method.md``: its code runs, by an entry point and on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from capmoe_eval.routing.registry import ENTRY_POINTS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own_method.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/tutorials/own_method.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 METHOD, USE, _FRAME, DEFINITION, SIMPLEST = PYTHON
 

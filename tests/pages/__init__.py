@@ -15,12 +15,13 @@ from pathlib import Path
 from capmoe_eval.report.templates import shown
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"<!-- ([\w-]+): make pages -->\n(.*?)<!-- end of \1 -->\n", re.DOTALL)
 
 
 def pages() -> list[Path]:
-    """Return README and the pages of ``docs/``, without the log."""
-    docs = (path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "log.md")
+    """Return README and the pages of ``docs/``, without the verdicts that a command wrote."""
+    docs = (path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "zoo")
     return [ROOT / "README.md", *docs]
 
 

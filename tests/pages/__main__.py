@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests import bill_of_materials
 from tests.bench import rehearsal_page
-from tests.pages import fill, pages, present
+from tests.pages import ROOT, fill, pages, present
 from tests.pages.blocks import BLOCKS
 
 
@@ -16,7 +16,7 @@ def main() -> None:
         text = path.read_text(encoding="utf-8")
         if (new := whole.get(path) or fill(text, texts)) != text:
             path.write_text(new, encoding="utf-8")
-            print(f"written: {path.name}")
+            print(f"written: {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def placed_drops() -> str:
         "**A device's capacity on another placement.** `placement=eplb` evaluates a device "
         f"capacity on experts that EPLB has placed. At γ=1 it drops {eplb} % of the pairs, "
         f"contiguous placement {blocks} %; accuracy changes by {signed(*_points(compared))} points "
-        "([docs/methods.md](docs/methods.md#methods-of-other-papers))."
+        "([docs/reference/methods.md](docs/reference/methods.md#methods-of-other-papers))."
     )
 
 
@@ -201,7 +201,8 @@ def adaptive() -> str:
         f"documents. Against one γ for all on {len(_gains())} embedded models, over six budgets of "
         f"pairs (the primary endpoint): {verdict} {FAMILIES[model]} changes most: "
         f"{shown(gain, '{:+.3f}')}. More is in "
-        "[docs/serving.md](docs/serving.md#a-capacity-factor-for-each-layer)."
+        "[docs/how-to/choose_a_setting.md]"
+        "(docs/how-to/choose_a_setting.md#a-capacity-factor-for-each-layer)."
     )
 
 

@@ -29,7 +29,7 @@ from tests.serving.test_front import skewed
 from tests.serving.test_readers import completion, generated, lines
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/choose_a_setting.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"^    (capmoe-eval .*)$", PAGE, re.MULTILINE)))
 OWN_ARRAYS = PAGE.partition("### Counts or ids in arrays of your own")[2].split("```")[1][7:]
 """The example that makes traces of arrays."""

@@ -1,6 +1,6 @@
 """Every architecture of transformers that uses its experts interface, built in small.
 
-``python -m tests.wrapper.architectures`` writes ``docs/models.md`` from what is found.
+``python -m tests.wrapper.architectures`` writes ``docs/reference/models.md`` from what is found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from capmoe_eval.wrapper.layers import expected_moe_layers, find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 
 VOCABULARY = 97
-DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
@@ -314,7 +314,7 @@ def _logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def document() -> str:
-    """Return ``docs/models.md``."""
+    """Return ``docs/reference/models.md``."""
     from tests.wrapper.images import with_images
 
     findings = [examine(family) for family in families()]
@@ -343,8 +343,8 @@ _HEAD = """\
 
 {supported} of the {all} architectures of transformers {version} that dispatch their experts through
 its experts interface run under a capacity. Of each, a model with random weights was built in small,
-with a bias that is not zero where the family has one, and run at γ=1: every promise of
-[methods.md](methods.md) held, tokens were dropped, and the model was itself again afterwards. A
+with a bias that is not zero where the family has one, and run at γ=1: every
+[invariant](invariants.md) held, tokens were dropped, and the model was itself again afterwards. A
 multimodal model is given text alone; [below](#with-images) images, too. Made by
 `python -m tests.wrapper.architectures`; a test keeps it true.
 

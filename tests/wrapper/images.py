@@ -206,7 +206,7 @@ def batch(family: str, images: tuple[int, ...] = (1, 2, 0), *, width: int = 16) 
 
 
 def with_images() -> str:
-    """Return what ``docs/models.md`` says of them."""
+    """Return what ``docs/reference/models.md`` says of them."""
     return f"""\
 ## With images
 
@@ -214,6 +214,6 @@ Given images as well (`tests/wrapper/test_modality.py`): {", ".join(f"`{f}`" for
 γ=∞ gives the stock model's logits bit for bit, every token of an image is known as one, in forwards
 and in `generate`, and the modality that is named is dropped first. `llava` has an OLMoE as its
 language model; another one of this page may stand in its place. `molmoe` is the suite's own port
-([multimodal.md](multimodal.md#molmoe)). The MoE layers are those of the
+([MolmoE](../explanation/molmoe.md)). The MoE layers are those of the
 language model: no tower of transformers {transformers.__version__} has any.
-How the tokens of images are told stands in [methods.md](methods.md#modalities)."""
+How the tokens of images are told stands in [Modalities](modalities.md)."""

@@ -1,4 +1,4 @@
-"""Every architecture with the experts interface; ``docs/models.md`` says what becomes of each."""
+"""Every architecture with the experts interface; see ``docs/reference/models.md``."""
 
 from __future__ import annotations
 

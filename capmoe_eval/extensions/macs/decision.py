@@ -3,8 +3,8 @@
 A token of an image weighs less than 1, and the less the flatter its hidden state is; a token of
 text weighs 1. An expert keeps tokens until the next one would take the sum of their weights beyond
 its capacity, which is higher for experts of the modality that the batch has more of. What overflows
-goes to other experts of the same rank that have room, or is dropped. ``docs/methods.md`` says which
-details are ours.
+goes to other experts of the same rank that have free capacity, or is dropped. The folder's README
+says which details are ours.
 
 Weights are whole multiples of 2⁻²⁴, so that sums of them depend on no order.
 """

@@ -1,1 +1,1 @@
-"""Every claim and number of the paper with a verdict (``docs/claims.md``)."""
+"""Every claim and number of the paper with a verdict (``docs/explanation/verdicts.md``)."""

@@ -53,7 +53,7 @@ to show; setting: how something was run; definition: an equation, an algorithm o
 CheckKind = Literal[
     "printed", "agree", "measured", "measure", "load", "promise", "value", "speedup", "none"
 ]
-"""The kinds of checks; docs/claims.md defines them."""
+"""The kinds of checks; docs/explanation/verdicts.md defines them."""
 
 Check = Annotated[dict[CheckKind, dict[str, Any]], Field(min_length=1, max_length=1)]
 """One way to check a claim: the arguments under their kind."""

@@ -122,7 +122,7 @@ def _content(report: Report) -> dict[str, object]:
         sections.setdefault(verdict.entry.section, []).append(_claim(verdict, report))
     intro = (
         f"{len(report.verdicts)} claims and numbers, from abstract to appendix (v2: ICLR 2026, "
-        "v1: arXiv). How verdicts are reached: docs/claims.md.",
+        "v1: arXiv). How verdicts are reached: docs/explanation/verdicts.md.",
         f"Profile {evidence.profile}: {len(evidence.records)} records, {len(evidence.broken)} "
         f"files that could not be read; models: {', '.join(evidence.models) or 'none'}.",
         _WORDS["profiles"].get(evidence.profile, ""),

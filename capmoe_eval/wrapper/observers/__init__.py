@@ -170,7 +170,7 @@ class Observer:
         return []
 
     def layer(self, number: int) -> dict[str, Any]:
-        """Return what it adds to the report of a layer, JSON-ready; see ``docs/reference/records.md``."""
+        """Return its part of a layer's report, JSON-ready; see ``docs/reference/records.md``."""
         return {}
 
     def summary(self) -> dict[str, Any]:

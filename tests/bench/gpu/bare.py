@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[3]
 INSTALLED = ("torch", "transformers", "safetensors", "numpy", "pydantic")
-"""What docs/gpu.md tells a person to install."""
+"""What docs/how-to/gpu.md tells a person to install."""
 
 
 def bare_site(at: Path) -> Path:
