@@ -11,13 +11,17 @@ import importlib
 import inspect
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.server.engine import EngineCapacity
+from capmoe_eval.server.metrics import Metrics, share_metrics
 from capmoe_eval.server.settings import ServerSettings
+from capmoe_eval.server.trace import TraceWriter, new_trace_path
 from capmoe_eval.wrapper.layers import expected_moe_layers
 
 TESTED: Final = ("0.32.0",)
@@ -45,6 +49,7 @@ _EXPECTED: Final = (
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.load_model", ()),
     ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.load_model", ()),
     ("vllm.v1.worker.worker_base", "WorkerBase", ()),
+    ("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank", ()),
     ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ()),
 )
 """Module, name and parameters of each function that the plugin calls or wraps."""
@@ -87,6 +92,9 @@ def install(settings: ServerSettings) -> None:
         UsageError: If vLLM is not as expected.
     """
     check_seam()
+    if settings.trace is not None:
+        check_writable("CAPMOE_TRACE", settings.trace)
+    share_metrics()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -167,10 +175,28 @@ def _wrap_loading(runner_class: Any, settings: ServerSettings) -> None:
         capacity = EngineCapacity(
             runner.model, runner.vllm_config.model_config.hf_config, settings.method
         )
+        _observe(capacity, settings, runner.vllm_config.model_config.model)
         _keep_out_of_graphs(runner)
         runner.capmoe = capacity
 
     runner_class.load_model = load_model
+
+
+def _observe(capacity: EngineCapacity, settings: ServerSettings, model: str) -> None:
+    """Attach metrics and the trace; the ranks of tensor parallelism have the same tokens."""
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    if get_tensor_model_parallel_rank() != 0:
+        return
+    meter = capacity.meter
+    meter.observe(Metrics(meter.layers, meter.method))
+    if settings.trace is not None:
+        name = Path(model).name if Path(model).is_dir() else model
+        path = new_trace_path(settings.trace, model)
+        source = f"vLLM {vllm_version()}, {meter.method.label}"
+        meter.observe(
+            TraceWriter(path, settings.trace_tokens, meter.layers, model=name, source=source)
+        )
 
 
 def _keep_out_of_graphs(runner: Any) -> None:
