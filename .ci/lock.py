@@ -4,6 +4,9 @@ Needs uv (``pip install uv``). Run it after a change of ``constraints.txt`` or `
 ``make lock``. Torch has two locks: the package index's build, with NVIDIA's libraries, and a build
 for CPUs, which the index lacks. The hash of the latter stays while its version does; for another
 version pip has to find the build on this machine.
+
+The lock of the server's environment, ``server.txt``, keeps the pins of ``constraints.txt`` where
+vLLM can have them. Its other packages keep the versions that the lock has.
 """
 
 from __future__ import annotations
@@ -30,7 +33,12 @@ PARTS = {
     "slurm": EXTRAS["slurm"],
     "easy-vqa": EXTRAS["easy-vqa"],
 }
-GPU, CPU = "torch-gpu", "torch-cpu"
+GPU, CPU, SERVER = "torch-gpu", "torch-cpu", "server"
+TESTS = ("hypothesis", "pytest", "pytest-xdist")  # what the tests of the server need of `dev`
+# vLLM 0.32 refuses the transformers that the suite needs, and runs with it. The builds of torch's
+# companions on the index do not load beside torch for CPUs, and transformers imports them.
+LAID_OVER = ("torch", "transformers")
+LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 HEADERS = {
     "build": "What builds packages: installed first, so that no build fetches anything.",
     "suite": "The suite, with what its tests and linters need.",
@@ -38,6 +46,7 @@ HEADERS = {
     "easy-vqa": "The extra `easy-vqa`.",
     GPU: "Torch for GPUs, and what it needs on Linux.",
     CPU: "Torch for CPUs, instead of the above.",
+    SERVER: "The extra `vllm`, with the suite and what its tests need: the server's environment.",
 }
 
 Lock = dict[str, tuple[str, set[str]]]  # by name: the version, and the hashes of its files
@@ -67,21 +76,50 @@ def main() -> None:
     locks[CPU] = before
     if before.get("torch", ("", ()))[0] != version:
         locks[CPU] = {"torch": (version, {hash_here(f"torch=={version}")})}
+    locks[SERVER] = server_lock(locks, pinned)
     for part, lock in locks.items():
         write(LOCKS / f"{part}.txt", HEADERS[part], lock)
 
 
+def server_lock(locks: dict[str, Lock], pinned: dict[str, str]) -> Lock:
+    """Return what the server's environment has beside the locks ``build`` and ``torch-cpu``."""
+    tests = [need for need in EXTRAS["dev"] if re.match(r"[\w-]+", need)[0] in TESTS]
+    path = LOCKS / f"{SERVER}.txt"
+    before = parsed(path.read_text("utf-8")) if path.exists() else {}
+    with tempfile.TemporaryDirectory() as directory:
+        overrides, preferred = Path(directory) / "overrides.txt", Path(directory) / "server.txt"
+        laid_over = [f"{name}=={pinned[name]}" for name in LAID_OVER]
+        never = [f"{name}; sys_platform == 'never'" for name in LEFT_OUT]
+        overrides.write_text("\n".join([*laid_over, *never]), encoding="utf-8")
+        # uv prefers the versions in the file that it writes.
+        pins = {name: version for name, (version, _) in before.items()} | pinned
+        preferred.write_text("\n".join(f"{n}=={v}" for n, v in pins.items()), encoding="utf-8")
+        asked = [*PROJECT["project"]["dependencies"], *EXTRAS["vllm"], *tests]
+        compiled(asked, ["--overrides", str(overrides), "--output-file", str(preferred)])
+        lock = parsed(preferred.read_text("utf-8"))
+    # Triton, too, is torch's for GPUs: vLLM does not use it on a CPU.
+    return {
+        name: entry
+        for name, entry in lock.items()
+        if name not in locks[GPU] and locks["build"].get(name) != entry
+    }
+
+
 def resolve(requirements: list[str]) -> Lock:
     """Return what requirements need on Linux, under the constraints."""
+    return parsed(compiled(requirements, ["--constraints", str(ROOT / "constraints.txt")]))
+
+
+def compiled(requirements: list[str], options: list[str]) -> str:
+    """Return what uv prints of the versions that requirements resolve to, on Linux."""
     uv = shutil.which("uv") or sys.exit("uv is not installed; pip install uv")
-    command = [uv, "pip", "compile", "-", "--quiet", "--constraints", str(ROOT / "constraints.txt")]
+    command = [uv, "pip", "compile", "-", "--quiet", *options]
     command += ["--generate-hashes", "--no-annotate", "--no-header", "--no-config"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", "3.11"]
     command += ["--python-platform", "x86_64-manylinux_2_28"]
-    text = subprocess.run(
+    return subprocess.run(
         command, input="\n".join(requirements), stdout=subprocess.PIPE, text=True, check=True
     ).stdout
-    return parsed(text)
 
 
 def hash_here(requirement: str) -> str:

