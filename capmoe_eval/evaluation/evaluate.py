@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 
 import lm_eval.evaluator
@@ -25,9 +25,7 @@ from capmoe_eval.evaluation.batches import Document
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
-from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.preparation import trace_path
-from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
@@ -40,10 +38,16 @@ from capmoe_eval.serving.trace_file import save_trace
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers.trace import Recorder, merged
 
+if TYPE_CHECKING:
+    from capmoe_eval.evaluation.lm import CapmoeLM
+    from capmoe_eval.evaluation.vllm_lm import CapmoeVllmLM
+
+    AnyLM: TypeAlias = CapmoeLM | CapmoeVllmLM
+
 
 def evaluate(
     cell: Cell,
-    lm: CapmoeLM,
+    lm: AnyLM,
     library: TaskLibrary,
     source: DataSource,
     *,
@@ -71,7 +75,7 @@ def evaluate(
         task.sandbox, task.on_judged = sandbox, lm.on_judged
     prepare(parts, cell)
     started = time.perf_counter()
-    lm.set_batches(cell.batch_size, cell.shuffle)
+    lm.set_batches_of(cell)
     meter = lm.route(cell.method) if applied is None else lm.route(applied.method, applied.layers)
     if recorder is not None:
         meter.observe(recorder)
@@ -109,7 +113,7 @@ def evaluate(
         "layers": report["layers"],
         "proofs": report["proofs"],
         "provenance": {
-            **provenance(lm.model, lm.reader),
+            **lm.origin(),
             "seconds": round(seconds, 3),
             "seeds": {"eval": cell.eval_seed, "method": cell.method.setting("seed")},
             "data_fingerprint": library.fingerprint(cell.task, source),
@@ -117,6 +121,8 @@ def evaluate(
     }
     if applied is not None:
         content["capmoe"]["calibration"] = applied.calibrated.model_dump()
+    if (composition := lm.composition()) is not None:
+        content["capmoe"]["server"] = composition
     if sandbox is not None and programs:
         content["capmoe"]["executed"] = {
             **sandbox.description(),
@@ -158,7 +164,7 @@ def write_trace(plan: CellPlan, meter: Meter, recorder: Recorder) -> None:
     save_trace(trace, trace_path(plan))
 
 
-def _check_task(parts: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
+def _check_task(parts: dict[str, Any], cell: Cell, lm: AnyLM) -> None:
     """Refuse a task that does not say its images, and one that model or method have no use for."""
     asks = any(getattr(task, "MULTIMODAL", False) for task in parts.values())
     if asks != cell.task.images:

@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from capmoe_eval.evaluation.preparation import finished_record, sandbox_for, with_documents
+from capmoe_eval.evaluation.preparation import (
+    check_backend,
+    finished_record,
+    load_lm,
+    sandbox_for,
+    with_documents,
+)
 from capmoe_eval.evaluation.progress import Progress, aligned, duration
 from capmoe_eval.evaluation.workload import CellWork, WorkCounter, sequences
+from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.results import Reader, directories, record_paths, stored
@@ -26,8 +33,8 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
 
 if TYPE_CHECKING:
+    from capmoe_eval.evaluation.evaluate import AnyLM
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
-    from capmoe_eval.evaluation.lm import CapmoeLM
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
 _GIB = 2**30
@@ -54,6 +61,8 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
     With ``calibrate`` each model is loaded, and a few batches are timed of each task of which no
     finished record tells the time. Mistakes are a UsageError, as for a run.
     """
+    for plan in plans:
+        check_backend(plan)
     plans = with_documents(plans)
     missing = [plan for plan in plans if plan.overwrite or finished_record(plan) is None]
     if not missing:
@@ -75,9 +84,7 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
             work = counter.work(first)
             rate = recorded_rate(cells)
             if rate is None and calibrate and first.path not in refused:
-                from capmoe_eval.evaluation.loading import load_lm
-
-                lm = lm or load_lm(first.cell.model, first.placement)
+                lm = lm or load_lm(first)
                 rate = measured_rate(first, lm, counter.library, work.documents, sandbox)
             seconds = len(cells) * rate.of(work.documents) if rate else None
             rows.append(_row(cells, work, seconds, rate))
@@ -117,7 +124,7 @@ def recorded_rate(cells: Sequence[CellPlan]) -> Rate | None:
     records = [
         record
         for record in Reader().each(places, broken=[])
-        if record.cell.batch_size == first.cell.batch_size and record.cell.model == first.cell.model
+        if _batches(record.cell) == _batches(first.cell)
     ]
     if not records:
         return None
@@ -137,9 +144,14 @@ def recorded_rate(cells: Sequence[CellPlan]) -> Rate | None:
     return Rate(0.0, statistics.median(each), f"{len(each)} finished") if each else None
 
 
+def _batches(cell: Cell) -> tuple[object, ...]:
+    """Return what cells of the same rate have in common, beside task and device."""
+    return cell.model, cell.backend, cell.batch_size, cell.max_num_batched_tokens
+
+
 def measured_rate(
     plan: CellPlan,
-    lm: CapmoeLM,
+    lm: AnyLM,
     library: TaskLibrary,
     documents: int,
     sandbox: Sandbox | None = None,

@@ -50,7 +50,7 @@ def load_lm(model: ModelId, placement: DeviceConfig, batch_size: int = 1) -> Cap
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
     reader = reader_of(model)
-    load = _spread if placement.parallel == "ep" else _whole
+    load = _spread if placement.parallel == "ep" else whole_model
     loaded = load(model, placement, reader, device)
     if model.attention is not None:
         try:
@@ -86,7 +86,7 @@ def weightless(model: ModelId) -> Any:
     """
     reader = reader_of(model)
     if model.pretrained.startswith((ZOO, TINY)):
-        return _whole(model, DeviceConfig(), reader, torch.device("meta"))
+        return whole_model(model, DeviceConfig(), reader, torch.device("meta"))
     kind = _class(reader)
     with one_line("model.pretrained", model.pretrained), torch.device("meta"):
         config = AutoConfig.from_pretrained(model.pretrained, revision=model.revision)
@@ -99,7 +99,7 @@ def _spread(model: ModelId, placement: DeviceConfig, reader: Any, device: torch.
 
     device, world = join(device)
     if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
-        loaded = _whole(model, placement, reader, device)
+        loaded = whole_model(model, placement, reader, device)
         shard_experts(loaded, device.type)
     else:
         loaded = _pretrained(model, reader, distributed_config=distributed_config(world.size))
@@ -137,7 +137,7 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def _whole(model: ModelId, placement: DeviceConfig, reader: Any, device: torch.device) -> Any:
+def whole_model(model: ModelId, placement: DeviceConfig, reader: Any, device: torch.device) -> Any:
     """Return a model whose experts are not spread over processes."""
     if not model.pretrained.startswith((ZOO, TINY)):
         return _pretrained(model, reader, device_map=placement.device_map or {"": device})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib.util
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -21,14 +23,67 @@ from capmoe_eval.experiment.processes import adopt_srun, process_count
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.reservations import refuse_others, release_all, tidy
 from capmoe_eval.experiment.results import CALIBRATIONS
+from capmoe_eval.server.settings import check_method
 
 if TYPE_CHECKING:
+    from capmoe_eval.evaluation.evaluate import AnyLM
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.tasks import TaskLibrary
     from capmoe_eval.wrapper.ranks import World
 
 
 _OF_THE_HUB: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def check_backend(plan: CellPlan) -> None:
+    """Refuse what an engine of vLLM cannot compute, before anything is loaded.
+
+    Raises:
+        UsageError: The line says what to change, or how vLLM is installed.
+    """
+    cell, placement = plan.cell, plan.placement
+    if cell.backend == "transformers":
+        return
+    check_method(cell.method)
+    refusals = {
+        "parallel": (placement.parallel, "none"),
+        "device_map": (placement.device_map, None),
+        "attention": (cell.model.attention, None),
+    }
+    for name, (value, only) in refusals.items():
+        if value != only:
+            raise UsageError(
+                f"{name}={shown(value)}: is of transformers, and backend={cell.backend} runs one "
+                f"engine with kernels of its own; leave {name} out"
+            )
+    if "CAPMOE_METHOD" in os.environ:
+        raise UsageError(
+            f"CAPMOE_METHOD={shown(os.environ['CAPMOE_METHOD'])}: is of a server; a cell's method "
+            "is method=NAME; unset the variable"
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise UsageError(
+            "backend=vllm: vLLM is not installed; pip install 'capmoe_eval[vllm]', or leave "
+            "backend out"
+        )
+
+
+def load_lm(plan: CellPlan) -> AnyLM:
+    """Load the model of a cell as its backend runs it, without a capacity yet.
+
+    Raises:
+        UsageError: If it cannot be loaded; the line says what to do.
+    """
+    if plan.cell.backend == "vllm":
+        from capmoe_eval.server.local import import_vllm
+
+        import_vllm()  # before lm-eval does, which does not set vLLM's variables
+        from capmoe_eval.evaluation.vllm_lm import load_engine
+
+        return load_engine(plan.cell, plan.placement)
+    from capmoe_eval.evaluation import loading
+
+    return loading.load_lm(plan.cell.model, plan.placement)
 
 
 def check_processes(plan: CellPlan) -> None:

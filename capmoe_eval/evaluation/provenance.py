@@ -40,7 +40,7 @@ def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
 
     worlds = ranks_in(model)
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": now(),
         "versions": _versions(),
         "git_revision": revision(),
         "model": {
@@ -59,6 +59,11 @@ def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
         if worlds
         else None,
     }
+
+
+def now() -> str:
+    """Return the time, to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def weights_hash(model: nn.Module) -> str:

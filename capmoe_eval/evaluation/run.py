@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
 from capmoe_eval.evaluation.preparation import (
+    check_backend,
     check_processes,
     check_traces,
     finished_record,
     join_ranks,
     limit_notes,
+    load_lm,
     model_refusals,
     reserving,
     sandbox_for,
@@ -35,8 +37,8 @@ from capmoe_eval.experiment.queue import Queue, Turn, loads
 from capmoe_eval.experiment.record import Record
 
 if TYPE_CHECKING:
+    from capmoe_eval.evaluation.evaluate import AnyLM
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
-    from capmoe_eval.evaluation.lm import CapmoeLM
     from capmoe_eval.evaluation.tasks import TaskLibrary
     from capmoe_eval.wrapper.ranks import World
 
@@ -60,6 +62,7 @@ def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> RunSumma
         UnwritableError: Also if the disk is full in the middle of a run, which then stops.
     """
     for plan in plans:
+        check_backend(plan)
         check_processes(plan)
     plans = with_documents(plans)
     summary = RunSummary()
@@ -161,7 +164,7 @@ class _Job:
         torch.set_num_threads(threads)
 
     def _of_one_model(self, turns: Iterable[Turn]) -> Iterator[Record]:
-        lm: CapmoeLM | None = None
+        lm: AnyLM | None = None
         unloadable: str | None = None  # the reason; no other cell can be computed without the model
         for turn in turns:
             plan = turn.plan
@@ -201,21 +204,19 @@ class _Job:
         self.progress.fail(plan.cell, reason)
         self.summary.failures.append((str(plan.cell), reason))
 
-    def _load(self, plan: CellPlan) -> CapmoeLM:
+    def _load(self, plan: CellPlan) -> AnyLM:
         """Load the model of a cell, and compare it with that of the finished records."""
-        from capmoe_eval.evaluation import loading
-
         # Before the model, so that documents which cannot be read cost no time.
         self.library.fingerprint(plan.cell.task, plan.source)
         self.progress.loading(plan.cell.model.name)
-        lm = loading.load_lm(plan.cell.model, plan.placement)
+        lm = load_lm(plan)
         warning = inputs.check(plan.root, plan.cell, self._origin(plan, lm), self.finished)
         if warning is not None:
             self.progress.warn(warning)
         lm.on_rows, lm.on_judged = self.progress.rows, self.progress.judged
         return lm
 
-    def _compute(self, turn: Turn, lm: CapmoeLM) -> Record | None:
+    def _compute(self, turn: Turn, lm: AnyLM) -> Record | None:
         """Compute a cell and write its record, or return None if its reservation was lost."""
         from capmoe_eval.evaluation import evaluate
         from capmoe_eval.evaluation.calibration import apply_calibration
@@ -246,11 +247,9 @@ class _Job:
             self.progress.warn(line, "rounding")
         return record
 
-    def _origin(self, plan: CellPlan, lm: CapmoeLM) -> dict[str, Any]:
-        from capmoe_eval.evaluation.provenance import provenance
-
+    def _origin(self, plan: CellPlan, lm: AnyLM) -> dict[str, Any]:
         fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
-        return {**provenance(lm.model, lm.reader), "data_fingerprint": fingerprint}
+        return {**lm.origin(), "data_fingerprint": fingerprint}
 
     def _is_ended_by(self, error: Exception, plan: CellPlan, *, loaded: bool) -> bool:
         """Return whether the run cannot go on after the error of one cell."""

@@ -18,6 +18,7 @@ from capmoe_eval.experiment import values
 from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.knobs import (
     LARGEST,
+    OMIT_DEFAULT,
     Count,
     Seed,
     check,
@@ -117,17 +118,26 @@ class Cell:
     model: ModelId
     method: Method  # in its canonical form
     task: TaskId
-    # Sequences per forward; under a capacity it is part of the result.
+    # Sequences per forward, or of an engine its `max_num_seqs`; under a capacity it is part of the
+    # result.
     batch_size: values.BatchSize
     limit: Count | values.EveryDocument = None  # documents per (sub)task
     # Source of the documents: ``hub``, an embedded source, or a local root's name.
     data: values.Documents = "hub"
     eval_seed: values.NumpySeed = 1234  # of few-shot examples
-    # Seed of random batches; None for lm-eval's own batches, sorted by length.
+    # Seed of random batches, of an engine of a random order of its requests; None for lm-eval's
+    # own, by length.
     shuffle: Seed | Annotated[None, Field(description="null for lm-eval's batches")] = None
+    # What computes the model: static batches of transformers, or the steps of vLLM's engine.
+    backend: Annotated[values.Backend, OMIT_DEFAULT] = "transformers"
+    # Most rows of a step of an engine; None for transformers, which has no steps.
+    max_num_batched_tokens: Annotated[
+        Count | Annotated[None, Field(description="null for backend=transformers")], OMIT_DEFAULT
+    ] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_backend()
         check_batch_size(self.batch_size, self.method)
         setting = self.method.modality_setting
         if not self.task.images and setting is not None:  # there is one modality
@@ -149,13 +159,44 @@ class Cell:
                 f"{self.shuffle}) need a number, such as batch_size=16"
             )
 
+    def _check_backend(self) -> None:
+        """Refuse what the steps of an engine cannot compute, or not twice alike."""
+        if self.backend == "transformers":
+            object.__setattr__(self, "max_num_batched_tokens", None)  # it has no effect
+            return
+        engine = f"backend={self.backend}"
+        if self.max_num_batched_tokens is None:
+            raise UsageError(
+                "max_num_batched_tokens=null: decides which tokens share a step under "
+                f"{engine}; choose a number, such as max_num_batched_tokens=2048"
+            )
+        if self.batch_size == "auto":
+            raise UsageError(
+                f"batch_size=auto: is max_num_seqs under {engine}, which decides which tokens "
+                "share a step; choose a number, such as batch_size=64"
+            )
+        if self.max_num_batched_tokens < self.batch_size:
+            raise UsageError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be at least "
+                f"batch_size={self.batch_size}, which is max_num_seqs under {engine}"
+            )
+        if self.task.images:
+            raise UsageError(
+                f"tasks={self.task.name}: asks about images, which {engine} does not evaluate; "
+                "choose a task of text, or backend=transformers"
+            )
+
     def identity(self) -> dict[str, Any]:
-        """Return the fields that identify the cell, JSON-ready."""
+        """Return the fields that identify the cell, JSON-ready.
+
+        Fields of engines are left out at their defaults, which keeps older digests.
+        """
+        fields = {field: getattr(self, field) for field in CELL_FIELDS}
         return {
             "model": self.model.identity(),
             "method": self.method.identity(),
             "task": self.task.identity(),
-            **{field: getattr(self, field) for field in CELL_FIELDS},
+            **{k: v for k, v in fields.items() if k not in OMITTED or v != OMITTED[k]},
         }
 
     @functools.cached_property
@@ -169,13 +210,18 @@ class Cell:
         """The method and the knobs that differ from their defaults, fit for a file name."""
         return self.method.label
 
+    @property
+    def title(self) -> str:
+        """The label, with the backend where it is not transformers."""
+        return self.label if self.backend == "transformers" else f"{self.label} ({self.backend})"
+
     def path(self, root: Path) -> Path:
         """Return the path of the cell's record under ``root``."""
         return root / self.model.name / self.task.name / f"{self.label}-{self.digest}.json"
 
     def __str__(self) -> str:
         """Return the cell in one short line."""
-        return f"{self.model.name} {self.task.name} {self.label}"
+        return f"{self.model.name} {self.task.name} {self.title}"
 
     @classmethod
     def from_identity(cls, identity: dict[str, Any]) -> Cell:
@@ -185,7 +231,7 @@ class Cell:
             model=_model(**identity["model"]),
             method=create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs),
             task=_task(**identity["task"]),
-            **{key: identity[key] for key in CELL_FIELDS},
+            **{key: identity[key] for key in CELL_FIELDS if key in identity or key not in OMITTED},
         )
 
 
@@ -195,6 +241,10 @@ _task = functools.lru_cache(maxsize=1024, typed=True)(TaskId)
 
 CELL_FIELDS = tuple(field_types(Cell))
 """Fields of a cell beside its parts; they are keys of the configuration."""
+OMITTED: Mapping[str, Any] = {
+    name: knob.default for name, knob in declared_knobs(Cell).items() if knob.omits_default
+}
+"""Those that an identity lacks where they have their defaults, and the defaults."""
 
 
 def check_batch_size(batch_size: int | str, method: Method) -> None:

@@ -33,6 +33,10 @@ OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory
 # ${capmoe.beside:path}, the directory that a path is in.
 OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
 
+# ${capmoe.ranks:backend,n}, the emulated ranks: an engine has the tokens of one.
+OmegaConf.register_new_resolver(
+    "capmoe.ranks", lambda backend, ranks: ranks if backend == "transformers" else 1
+)
 # ${capmoe.knobs:}, the help of every method and knob.
 OmegaConf.register_new_resolver("capmoe.knobs", help_text)
 

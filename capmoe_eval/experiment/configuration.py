@@ -86,7 +86,7 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
 
     The first key of ``grid`` is the slowest. Each part is expanded together with ``grid``, which
     stands alone where there are none. A ``tasks`` key of a grid chooses among the composed tasks.
-    An interpolation sees a point's model, but no other key of the grid. A key that the
+    An interpolation sees a point's model and backend, but no other key of the grid. A key that the
     configuration has not, or an empty list, is a UsageError; a part without models has no points.
     """
     parts = grids(config)
@@ -94,8 +94,9 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
     ungridded = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
 
     @functools.cache  # resolving is slow: once for each model, not at each point
-    def resolved(model: str | None) -> dict[str, Any]:
+    def resolved(model: str | None, backend: str | None) -> dict[str, Any]:
         ungridded.model = config.model if model is None else load_option("model", model)
+        ungridded.backend = backend or config.backend
         return _resolved(ungridded)
 
     def points(name: str, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -106,7 +107,7 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
         load_options("model", grid.get("model", ()))
         for values in itertools.product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
-            variant = resolved(point.pop("model", None))
+            variant = resolved(point.pop("model", None), point.get("backend"))
             if "tasks" in point:
                 point["tasks"] = _chosen_task(variant["tasks"], point["tasks"], name)
             yield variant | point
@@ -247,6 +248,8 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
         data=source.name,
         eval_seed=config["eval_seed"],
         shuffle=config["shuffle"],
+        backend=config["backend"],
+        max_num_batched_tokens=config["max_num_batched_tokens"],
     )
     return CellPlan(
         cell=cell,

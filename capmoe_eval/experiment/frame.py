@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter
 
 from capmoe_eval.errors import UsageError, reading, writing
-from capmoe_eval.experiment.cell import CELL_FIELDS, ModelId, TaskId
+from capmoe_eval.experiment.cell import CELL_FIELDS, OMITTED, ModelId, TaskId
 from capmoe_eval.experiment.files import whole_file
 from capmoe_eval.experiment.record import SCHEMA, Details, Summary, read_summary
 from capmoe_eval.experiment.record_part import Proofs
@@ -183,7 +183,7 @@ def _row(path: Path, root: Path) -> dict[str, object]:
             for column, (field, default) in columns.items()
         },
         **method,
-        **{name: cell[name] for name in CELL_FIELDS},
+        **{name: cell.get(name, OMITTED.get(name)) for name in CELL_FIELDS},
         "label": path.name.removesuffix(f"-{part['digest']}.json"),
         **{name: part[name] for name in ("value", "stderr", "n")},
         **{name: load.get(name) for name in _OF_LOAD},
@@ -210,7 +210,7 @@ def json_schema() -> dict[str, Any]:
     part["properties"]["cell"] = {
         "type": "object",
         "properties": cell,
-        "required": [*cell, *CELL_FIELDS],
+        "required": [*cell, *(name for name in CELL_FIELDS if name not in OMITTED)],
     }
     part["required"] = sorted([*part["required"], "schema", "checksum"])
     return {

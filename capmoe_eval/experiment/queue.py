@@ -32,7 +32,7 @@ class Turn:
 
 def loads(plan: CellPlan) -> tuple[object, ...]:
     """Return what cells have in common for which a model is loaded once."""
-    return plan.cell.model, plan.placement
+    return plan.cell.model, plan.cell.backend, plan.placement
 
 
 class Queue:

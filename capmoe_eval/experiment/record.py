@@ -25,6 +25,7 @@ from capmoe_eval.experiment.record_part import (
     Positive,
     Proofs,
     Provenance,
+    Server,
     TaskAnswers,
 )
 from capmoe_eval.routing.factor import CapacityFactor, gamma_json
@@ -64,6 +65,7 @@ class Summary(Part):
     provenance: Provenance
     # Of methods that need one; with the factors that it chose where γ is adaptive.
     calibration: ChosenFactors | Calibrated | None = Field(None, union_mode="left_to_right")
+    server: Server | None = None  # of backend=vllm
     checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""  # of the file it was read from
 
 
@@ -164,6 +166,8 @@ class Record(Summary):
             wrong = f"n is {self.n}, and documents has {scores} scores"
         elif (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
             wrong = f"value is {self.value:g}, and {metric} is a share, from 0 to 1"
+        elif (self.cell.backend == "vllm") != (self.server is not None):
+            wrong = "server is of backend=vllm, and of no other"
         if wrong := wrong or self._wrong_factors():
             raise ValueError(f"field 'capmoe': {wrong}")
 

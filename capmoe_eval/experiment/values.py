@@ -62,6 +62,7 @@ BatchSize: TypeAlias = Count | Annotated[Literal["auto"], says("auto for the bas
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 Attention: TypeAlias = Literal["sdpa", "eager", "flash_attention_2"]
+Backend: TypeAlias = Literal["transformers", "vllm"]
 NumpySeed: TypeAlias = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Threads: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
 DeviceMap: TypeAlias = Annotated[
