@@ -112,6 +112,11 @@ class EngineCapacity:
         """Leave a step that was broken off."""
         self._runner, self._plans = None, None
 
+    def remove(self) -> None:
+        """Give the routers and the experts back to vLLM."""
+        for part in self._layers:
+            part.remove()
+
     def report(self) -> dict[str, Any]:
         """Return summary, layers and proofs of all steps (``docs/reference/records.md``)."""
         return {"method": self.method.identity(), **self.meter.report()}
@@ -191,6 +196,12 @@ class LayerCapacity:
         router: Any = self._layer.router
         experts: Any = self._layer.experts
         router._select_experts, experts.apply = self.route, self.compute
+
+    def remove(self) -> None:
+        """Give the router and the experts back."""
+        router: Any = self._layer.router
+        experts: Any = self._layer.experts
+        router._select_experts, experts.apply = self._stock_route, self._stock_experts
 
     def route(
         self, hidden_states: Tensor, router_logits: Tensor, *args: Any, **kwargs: Any
