@@ -93,6 +93,20 @@ WEIGHTS = {
     "beyond_base": 0.25,
     "experts": {"visual": 2, "text": 1, "shared": 1},
 }
+SERVER = {
+    "engine": "vllm",
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 64,
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+    "max_model_len": 2048,
+    "block_size": 128,
+    "num_gpu_blocks": 100,
+    "steps": 3,
+    "preemptions": 0,
+    "rows": [[64, 0, 2], [10, 2, 1]],
+}
 _NO_MORE = (None, "factor_curves")  # kinds of which a record says nothing, or more than a file
 CALIBRATED = {"file": "m/calibration/one.json", "checksum": "0" * 64}
 
@@ -182,6 +196,7 @@ def record(
             **(provenance or {}),
         },
         **({"calibration": CALIBRATED} if of.method.calibration not in _NO_MORE else {}),
+        **({"server": SERVER} if of.backend == "vllm" else {}),
         **parts,
     }
     # As read from a file: numbers and lists as JSON has them.

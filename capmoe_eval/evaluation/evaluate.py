@@ -74,8 +74,8 @@ def evaluate(
     for task in programs:
         task.sandbox, task.on_judged = sandbox, lm.on_judged
     prepare(parts, cell)
-    started = time.perf_counter()
     lm.set_batches_of(cell)
+    started = time.perf_counter()
     meter = lm.route(cell.method) if applied is None else lm.route(applied.method, applied.layers)
     if recorder is not None:
         meter.observe(recorder)

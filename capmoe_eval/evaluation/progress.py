@@ -174,7 +174,7 @@ def _row(record: Record) -> dict[str, str]:
     return {
         "task": record.task,
         "model": record.model,
-        "method": record.cell.label,
+        "method": record.cell.title,
         "score": f"{100 * record.value:.1f}",
         "±": "" if record.stderr is None else f"{100 * record.stderr:.1f}",
         "n": str(record.n),

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.errors import shown
-from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell
+from capmoe_eval.experiment.cell import MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.selection import composed
@@ -27,7 +27,7 @@ DIRECTORY: Final = "DIRECTORY"
 # the configuration, and all else is a comma list.
 _SWEPT = (
     *("tasks", "seed", "gamma", "budget", "m", "rounds", "modality", "shuffle", "batch_size"),
-    *("method", "model"),
+    *("max_num_batched_tokens", "backend", "method", "model"),
 )
 _BARE: Final = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
 _NOT_TEXT: Final = re.compile(
@@ -76,6 +76,7 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
         words |= _method_words(cell.method, _model_defaults(cell.model.name), _SWEPT)
         # An override of these would compute other cells: they stand here, default or not.
         words |= {"modality": cell.method.modality, "shuffle": cell.shuffle}
+        words |= {name: getattr(cell, name) for name in OMITTED}
         words |= {"batch_size": cell.batch_size, "tasks": cell.task.name}
         commands.append({key: (value,) for key, value in words.items()})
     cell_keys = set().union(*commands)
@@ -107,7 +108,8 @@ def cell_command(cell: Cell, results: str) -> str | None:
     task_batch_size = task["batch_size"]
     if (task_batch_size or config["batch_size"]) != cell.batch_size:
         words[f"{prefix if task_batch_size else ''}batch_size"] = cell.batch_size
-    words |= _different(config, cell, ("limit", "eval_seed", "shuffle"))
+    of_engine = () if cell.backend == "transformers" else ("max_num_batched_tokens",)
+    words |= _different(config, cell, ("limit", "eval_seed", "shuffle", "backend", *of_engine))
     if cell.data != (task["data_root"] or config["data"]["root"] or HUB):
         words |= {f"{prefix}data_root": None} if task["data_root"] else {}
         local = cell.data not in (HUB, *EMBEDDED)
@@ -200,8 +202,9 @@ def _joined(commands: Iterable[Words], key: str) -> list[Words]:
 
 
 def _without_defaults(words: Words) -> Words:
-    """Leave out a modality, shuffle and batch size that every one of the models has by default."""
+    """Leave out what :func:`sweeps` always says, where each of the models has it by default."""
     batches = {_model_defaults(name)["batch_size"] for name in words["model"]}
     quiet: dict[str, set[Any]] = {"modality": {knobs()["modality"].default}, "shuffle": {None}}
     quiet["batch_size"] = batches if len(batches) == 1 else set()
+    quiet |= {name: {default} for name, default in OMITTED.items()}
     return {key: values for key, values in words.items() if set(values) != quiet.get(key)}

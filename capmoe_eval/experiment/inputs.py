@@ -7,7 +7,6 @@ the records.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ FILE: Final = "inputs.json"
 _SCHEMA: Final = 1
 # A difference in one of these fields is refused; other differences give a warning or are recorded.
 _DECISIVE: Final = ("weights", "tokenizer", "attention", "fingerprint")
+_OF_THE_BACKEND: Final = ("attention",)  # those in which two backends of one model may differ
 
 _Inputs = dict[str, dict[str, Any]]
 """Entries of the file by the identity, as JSON, of the model or the dataset that each is ``of``."""
@@ -118,7 +118,10 @@ def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
             "experts kernel": fields.get("experts_implementation"),
         }
         content = {key: fields.get(key) for key in ("weights", "tokenizer", "attention", "commit")}
-        entries.insert(0, {"of": cell.model.identity(), **content, "computed_by": conditions})
+        of = cell.model.identity()
+        if cell.backend != "transformers":  # its conditions are its own
+            of["backend"] = cell.backend
+        entries.insert(0, {"of": of, **content, "computed_by": conditions})
     return _by_identity(entries)
 
 
@@ -164,11 +167,23 @@ def _write(root: Path, inputs: _Inputs) -> None:
 
 
 def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield identity, field, and both values where a decisive field is known and differs."""
-    for identity, field in itertools.product(now, _DECISIVE):
-        old, new = then.get(identity, {}).get(field), now[identity].get(field)
-        if None not in (old, new) and old != new:
-            yield identity, field, old, new
+    """Yield identity, field, and both values where a decisive field is known and differs.
+
+    A model is compared with its entries of every backend.
+    """
+    for identity, entry in now.items():
+        for before in then.values():
+            if _without_backend(before) != _without_backend(entry):
+                continue
+            for field in _DECISIVE:
+                old, new = before.get(field), entry.get(field)
+                own = field in _OF_THE_BACKEND and before["of"] != entry["of"]
+                if None not in (old, new) and old != new and not own:
+                    yield identity, field, old, new
+
+
+def _without_backend(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry["of"].items() if key != "backend"}
 
 
 def _refuse(

@@ -120,7 +120,8 @@ class Evidence:
         """Return a model's records of a side, by task; several of a task differ in their seed.
 
         Of evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
-        precision) one set is taken: the unlimited, else the largest.
+        precision) one set is taken: the unlimited, else the largest. Records of an engine's steps
+        are of no side.
         """
         defaults = self.deployments.get(model)
         if defaults is None:
@@ -277,6 +278,8 @@ class Evidence:
         groups: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
         for record in self.records:
             cell = record.cell
+            if cell.backend != "transformers":  # its batches are no engine's steps
+                continue
             key = (cell.limit or float("inf"), cell.data, cell.eval_seed, repr(cell.model))
             groups.setdefault(cell.model.name, {}).setdefault(key, []).append(record)
         largest = {}

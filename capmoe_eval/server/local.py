@@ -6,8 +6,10 @@ that results can be made again.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
+import logging
 import os
 import random
 import warnings
@@ -24,6 +26,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.server.engine import EngineCapacity
 from capmoe_eval.server.settings import ServerSettings
 from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.observers import Proof
 
 # Variables that vLLM reads; a user's own values stay.
 _DEFAULTS = {
@@ -47,6 +50,7 @@ def import_vllm() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from capmoe_eval.server.seam import install
 
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # until vLLM sets it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of vLLM's own code
         install(ServerSettings(create_method("baseline")))
@@ -80,7 +84,8 @@ def start_engine(**arguments: Any) -> Any:
     import_vllm()
     from vllm import LLM
 
-    with _unchanged_process():
+    with _unchanged_process(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of vLLM's own code
         try:
             llm = LLM(**arguments)
         except Exception as error:
@@ -105,17 +110,67 @@ def end_engine() -> None:
 def put_under(llm: Any, method: Method) -> Meter:
     """Put the model of an engine of :func:`start_engine` under a method; return its new meter.
 
+    Before, it is proven that the method changes no bit where its bound is never reached.
+
     Raises:
         UsageError: If the model cannot be put under the method.
-        EnforcementError: If the engine was started without the plugin.
+        EnforcementError: If the engine was started without the plugin, or the proof fails.
     """
     runner = _runner(llm)
     if not isinstance(getattr(runner, "capmoe", None), EngineCapacity):
         raise EnforcementError("the engine runs without the plugin, so that it has no capacity")
+    proof = _stock_at_infinity(llm, method)
+    meter = _replace(runner, method)
+    meter.stock_at_infinity = proof
+    return meter
+
+
+def _replace(runner: Any, method: Method) -> Meter:
     runner.capmoe.remove()
     runner.capmoe = EngineCapacity(runner.model, runner.vllm_config.model_config.hf_config, method)
     meter: Meter = runner.capmoe.meter
     return meter
+
+
+_PROBES, _LENGTH = 4, 8
+"""Prompts of a proof, and the tokens of each."""
+
+
+def _stock_at_infinity(llm: Any, method: Method) -> Proof:
+    """Compare log-probabilities of the stock engine with those under a bound out of reach."""
+    from vllm import SamplingParams
+
+    runner = _runner(llm)
+    layers = runner.capmoe.meter.layers
+    never_binds = method.never_binding(
+        max(layer.n_experts for layer in layers), min(layer.top_k for layer in layers)
+    )
+    if never_binds.renormalize == "always":  # it would change weights where nothing is dropped
+        never_binds = dataclasses.replace(never_binds, renormalize="before")  # type: ignore[type-var]
+    vocabulary = runner.vllm_config.model_config.get_vocab_size()
+    tokens = [place * 7919 % vocabulary for place in range(_PROBES * _LENGTH)]
+    prompts = [
+        {"prompt_token_ids": tokens[first : first + _LENGTH]}
+        for first in range(0, len(tokens), _LENGTH)
+    ]
+    parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+
+    def answers() -> list[float]:
+        outputs = llm.generate(prompts, parameters, use_tqdm=False)
+        of_tokens = [of for output in outputs for of in output.prompt_logprobs[1:]]
+        return [logprob.logprob for of in of_tokens for logprob in of.values()]
+
+    runner.capmoe.remove()
+    stock = answers()
+    for under in (create_method("baseline"), never_binds):
+        _replace(runner, under)
+        if answers() == stock:
+            continue
+        runner.capmoe.remove()
+        if answers() != stock:
+            return {"passed": None, "why": "the stock engine is not deterministic"}
+        raise EnforcementError("γ=∞ does not give the stock engine's log-probabilities bit for bit")
+    return {"passed": True, "method": never_binds.name, "compared": 2 * len(stock)}
 
 
 def take_off(llm: Any) -> None:

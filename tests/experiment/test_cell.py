@@ -14,6 +14,7 @@ from capmoe_eval.routing.registry import create_method
 MODEL = ModelId("mine", "org/model")
 TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 CELL = Cell(MODEL, create_method("score", 1.0), TASK, 16)
+CELL_KEYS = {"model", "method", "task", "batch_size", "limit", "data", "eval_seed", "shuffle"}
 # Another value of each field.
 OTHERS: dict[type, dict[str, Any]] = {
     Cell: {
@@ -25,6 +26,8 @@ OTHERS: dict[type, dict[str, Any]] = {
         "data": "mine",
         "eval_seed": 1,
         "shuffle": 0,
+        "backend": "vllm",
+        "max_num_batched_tokens": 512,
     },
     ModelId: {
         "name": "other",
@@ -58,7 +61,11 @@ def test_every_field_is_part_of_the_identity(kind: type, field: str) -> None:
     change = {field: OTHERS[kind][field]}
     before = CELL
     if kind is Cell:
-        changed = dataclasses.replace(CELL, **change)
+        if field in ("backend", "max_num_batched_tokens"):
+            before = dataclasses.replace(CELL, backend="vllm", max_num_batched_tokens=2048)
+            before = CELL if field == "backend" else before
+            change = {"max_num_batched_tokens": 2048} | change
+        changed = dataclasses.replace(before, **change)
     elif kind is ModelId:
         changed = dataclasses.replace(CELL, model=dataclasses.replace(MODEL, **change))
     else:
@@ -90,6 +97,29 @@ def test_a_task_without_images_has_no_modality() -> None:
 def test_the_digest_of_a_cell_stays() -> None:
     """Committed records are found by it."""
     assert CELL.digest == "f0755a0678"
+
+
+def test_static_batches_have_no_settings_of_an_engine() -> None:
+    same = dataclasses.replace(CELL, max_num_batched_tokens=512)
+    assert (same, same.digest, same.identity().keys()) == (CELL, CELL.digest, CELL_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_num_batched_tokens": None}, "max_num_batched_tokens=null: decides which tokens"),
+        ({"max_num_batched_tokens": 15}, "must be at least batch_size=16, which is max_num_seqs"),
+        ({"method": create_method("baseline"), "batch_size": "auto"}, "is max_num_seqs under"),
+        ({"task": dataclasses.replace(TASK, images=True)}, "obqa: asks about images"),
+        ({"backend": "sglang"}, "choose one of transformers, vllm"),
+    ],
+)
+def test_what_no_engine_computes_is_refused(change: dict[str, Any], message: str) -> None:
+    engine = {"backend": "vllm", "max_num_batched_tokens": 16}
+    dataclasses.replace(CELL, **engine)
+    with pytest.raises(UsageError, match=message) as error:
+        dataclasses.replace(CELL, **engine | change)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

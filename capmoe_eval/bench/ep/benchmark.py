@@ -276,7 +276,8 @@ def recorded(results: Path, model: str, task: str) -> list[RecordedLoads]:
         path
         for path in record_paths(results, model, task)
         if path.name.startswith("baseline-")
-        and read_record(path, results).cell.batch_size == batch_size
+        and (cell := read_record(path, results).cell).batch_size == batch_size
+        and cell.backend == "transformers"
     ]
     if not paths:
         raise UsageError(

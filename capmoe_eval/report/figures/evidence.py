@@ -118,6 +118,8 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
     titles = {name: str(load_option("model", name).title) for name in models}
     tasks = dict.fromkeys(plan.cell.task.name for plan in planned.values())
+    backends = {plan.cell.backend for plan in planned.values()} - {"transformers"}
+    notes = [f"Evaluated in the steps of an engine (backend={name})." for name in backends]
     return FigureRecords(
         profile=experiment.profile,
         planned=len(planned),
@@ -128,7 +130,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
         names={"model": next(iter(titles.values()), "")},
         n_absent=len(absent),
         absent=sweeps(absent, experiment.overrides),
-        notes=(*broken, *model_notes(planned.values(), titles.__getitem__)),
+        notes=(*notes, *broken, *model_notes(planned.values(), titles.__getitem__)),
         records={
             part: [read[digest] for plan in listed if (digest := plan.cell.digest) in read]
             for part, listed in chosen.items()

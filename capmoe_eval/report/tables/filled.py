@@ -107,14 +107,20 @@ def _results_table(layout: Layout, cells: Finished, overrides: Sequence[str]) ->
     fills = [word for word in overrides if not word.startswith((*GRIDS, "profile="))]
     source = RecordEntries(cells.records, fills, list(cells.config.profile.seeds))
     table = fill(layout, _slots(cells.config, layout.key), source.row)
-    return dataclasses.replace(table, notes=(*table.notes, *cells.notes, *cells.broken))
+    table = dataclasses.replace(table, notes=(*table.notes, *cells.notes, *cells.broken))
+    backend = str(cells.config.backend)
+    if backend == "transformers":
+        return table
+    caption = f"{table.caption} Evaluated in the steps of an engine (backend={backend})."
+    return dataclasses.replace(table, name=f"{table.name}_{backend}", caption=caption)
 
 
 def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
     """Return the models of a table's composed experiment, in the order of its grid."""
     symbols = dict(config.profile.get(f"{table}_m", {}))
     settings = {knob: config[knob] for knob in knobs()}
-    own_ranks = OmegaConf.is_interpolation(config, "ep_size")
+    # An engine has the tokens of one rank.
+    own_ranks = OmegaConf.is_interpolation(config, "ep_size") and config.backend == "transformers"
     return [
         ModelSlot(
             model.name,
