@@ -1,0 +1,166 @@
+"""Records of an engine's steps are cells of their own, and are mixed with no others."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.preparation import check_backend
+from capmoe_eval.experiment import inputs
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.commands import cell_command, sweeps
+from capmoe_eval.experiment.frame import load_frame
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record_part import Server
+from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.report.tables.filled import measured_table
+from tests.records import SERVER, planned, record, write_all
+
+VLLM = ("backend=vllm", "model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=[obqa]")
+STATIC = ("model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=[obqa]", "ep_size=1")
+
+
+def of(*overrides: str) -> Cell:
+    return planned(*overrides)[0].cell
+
+
+def test_an_engine_has_the_tokens_of_one_rank() -> None:
+    assert of("model=zoo_olmoe").method.ep_size == 8
+    assert of("model=zoo_olmoe", "backend=vllm").method.ep_size == 1
+    grid = ("++grid.backend=[transformers,vllm]", "++grid.model=[zoo_olmoe]", "tasks=[obqa]")
+    assert [plan.cell.method.ep_size for plan in planned(*grid)] == [8, 1]
+
+
+def test_an_engine_is_part_of_the_identity() -> None:
+    engine, static = of(*VLLM), of(*STATIC)
+    assert engine.digest != static.digest
+    assert str(engine) == "zoo_olmoe obqa score-g1 (vllm)"
+    assert engine.identity().keys() - static.identity() == {"backend", "max_num_batched_tokens"}
+    assert of(*VLLM, "max_num_batched_tokens=64").digest != engine.digest
+    assert of(*STATIC, "max_num_batched_tokens=64") == static
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ep_size=8"], "ep_size=8: an engine has the tokens of one rank"),
+        (["scope=sequence"], "scope=sequence: an engine"),
+        (["count_padding=true"], "count_padding=true: a server's padding rows take no slot"),
+        (["gamma=adaptive", "budget=0.2"], "needs a calibration"),
+        (["parallel=ep"], "parallel=ep: is of transformers"),
+        (["device_map=auto"], "device_map=auto: is of transformers"),
+        (["attention=eager"], "attention=eager: is of transformers"),
+        ([], r"vLLM is not installed; pip install 'capmoe_eval\[vllm\]'"),
+    ],
+)
+def test_what_an_engine_cannot_compute_is_refused_before_anything_is_loaded(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    keys = [word.partition("=")[0] for word in words]
+    kept = [word for word in VLLM if word.partition("=")[0] not in keys]
+    (plan,) = planned(*kept, *words)
+    with pytest.raises(UsageError, match=message) as error:
+        check_backend(plan)
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPMOE_METHOD", "score")
+    check_backend(planned(*STATIC)[0])
+    with pytest.raises(UsageError, match="CAPMOE_METHOD=score: is of a server"):
+        check_backend(planned(*VLLM)[0])
+
+
+def test_a_record_of_an_engine_has_its_steps(tmp_path: Path) -> None:
+    engine, static = record(of(*VLLM), tmp_path), record(of(*STATIC), tmp_path)
+    assert engine.server is not None
+    assert engine.server.rows == [(64, 0, 2), (10, 2, 1)]
+    assert static.server is None
+    for one, server in ((engine, None), (static, SERVER)):
+        content = one.content | {"capmoe": one.capmoe | {"server": server}}
+        with pytest.raises(ValueError, match="server is of backend=vllm, and of no other"):
+            Record.of(content, one.path)
+    with pytest.raises(ValueError, match="rows are not those of 4 steps"):
+        Server.model_validate(SERVER | {"steps": 4})
+
+
+def test_a_frame_has_the_backend(tmp_path: Path) -> None:
+    for cell in (of(*VLLM), of(*STATIC)):
+        record(cell, tmp_path).write()
+    frame = load_frame(tmp_path)
+    rows = frame[["backend", "max_num_batched_tokens"]].astype(object).to_dict("split")["data"]
+    by_backend = dict(rows)
+    assert by_backend.keys() == {"transformers", "vllm"}
+    assert by_backend["vllm"] == 2048
+    assert not by_backend["transformers"] >= 0  # missing
+
+
+def test_evidence_takes_no_record_of_an_engine(tmp_path: Path) -> None:
+    """Both are of one model, method and batch size, so that a side would take either."""
+    static, engine = record(of(*STATIC), tmp_path), record(of(*VLLM), tmp_path, (0, 0, 0, 0))
+    for records in ([static, engine], [engine, static]):
+        evidence = Evidence(profile="zoo", records=tuple(records))
+        side = Side.model_validate({"method": "score", "gamma": 1.0, "ep_size": 1})
+        assert evidence.find(side, "zoo_olmoe") == {"obqa": [static]}
+    assert Evidence(profile="zoo", records=(engine,)).models == ()
+
+
+def test_a_table_is_of_one_backend(tmp_path: Path) -> None:
+    words = (f"results_dir={tmp_path}", "model=zoo_olmoe")
+    write_all(planned("experiment=table2", "++grid.model=null", *words), lambda _: (1, 1, 1, 1))
+    engine = [*words, "backend=vllm"]
+    empty, _ = measured_table("table2", engine)
+    assert (empty.name, len(empty.entries)) == ("table2_vllm", 0)
+    assert all("backend=vllm" in command for command in empty.missing_commands)
+    write_all(planned("experiment=table2", "++grid.model=null", *engine), lambda _: (1, 0, 0, 0))
+    filled, static = (
+        measured_table("table2", [*engine, "limit=null"]),
+        measured_table("table2", words),
+    )
+    assert {entry.value for entry in filled[0].entries} == {25.0}
+    assert {entry.value for entry in static[0].entries} == {100.0}
+    assert filled[0].caption.endswith("(backend=vllm).")
+    assert (static[0].name, "backend" in static[0].caption) == ("table2", False)
+
+
+def _conditions(**model: Any) -> dict[str, Any]:
+    return {
+        "versions": {"torch": "2"},
+        "git_revision": None,
+        "device": {"type": "cpu", "name": "x"},
+        "threads": 1,
+        "model": {"weights": "a", "tokenizer": "b", "attention": "sdpa", **model},
+        "data_fingerprint": None,
+    }
+
+
+def test_both_backends_are_of_the_same_weights(tmp_path: Path) -> None:
+    static = record(of(*STATIC), tmp_path)
+    inputs.note(static, tmp_path)
+    static.write()
+    model = static.capmoe["provenance"]["model"]
+    alike = _conditions(**model | {"attention": "CPU_ATTN"})
+    assert inputs.check(tmp_path, of(*VLLM), alike) is None  # its own kernels, and no warning
+    with pytest.raises(UsageError, match="has other weights than its results here"):
+        inputs.check(tmp_path, of(*VLLM), _conditions(**model | {"weights": "other"}))
+    with pytest.raises(UsageError, match="has other attention than its results here"):
+        inputs.check(tmp_path, of(*STATIC, "limit=4"), alike)
+
+
+def test_commands_compute_cells_of_an_engine_again(tmp_path: Path) -> None:
+    cells = [of(*VLLM), of(*VLLM, "max_num_batched_tokens=64"), of(*STATIC)]
+    for cell in cells:
+        command = cell_command(cell, str(tmp_path))
+        assert command is not None
+        assert of(*command.split()[2:]) == cell
+        assert ("backend" in command) == (cell.backend == "vllm")
+        assert ("max_num_batched_tokens" in command) == ("64" in command)
+    (command,) = sweeps(cells[:2], ["backend=vllm", "limit=4"])
+    assert command.startswith("capmoe-eval sweep limit=4 ")
+    assert "backend=vllm max_num_batched_tokens=2048,64" in command
+    assert "backend" not in sweeps([dataclasses.replace(cells[2])])[0]
