@@ -41,7 +41,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
 
 install-server: $(SERVER)/.installed  ## create .venv-server: the suite beside vLLM for CPUs (3.2 GB)
 
-# No `pip check`: vLLM's transformers is older, and torchvision, torchaudio and torchcodec are left out (docs/server.md).
+# No `pip check`: vLLM's transformers is older, and torchvision, torchaudio and torchcodec are left out (docs/how-to/server.md).
 $(SERVER)/.installed: pyproject.toml .ci/vllm/pyproject.toml $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(SERVER)
 	$(SERVER)/bin/python $(PIP) --require-hashes -r lock/build.txt
