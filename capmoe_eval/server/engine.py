@@ -99,6 +99,8 @@ class EngineCapacity:
             EnforcementError: If a layer did not run, or an invariant is broken.
         """
         plans, self._runner, self._plans = self._plans, None, None
+        if plans is None and any(self._scheduled.num_scheduled_tokens.values()):
+            raise EnforcementError("no MoE layer ran under the method in a step with tokens")
         for plan in plans or ():
             expected = [(layer, part) for layer in range(len(self._layers)) for part in _PARTS]
             if plan.seen != expected:
@@ -187,7 +189,7 @@ class LayerCapacity:
         self._stock_experts: Any = experts.apply
         # Only kernels that were tried are given rows of single pairs.
         self._compacts = any(of.__name__ == "CPUUnquantizedExperts" for of in type(experts).__mro__)
-        self._is_proven = not self._compacts
+        self._is_proven = False
         self._routed: list[_Routed] = []
         self._dropped_NS: Tensor | None = None  # None where every slot of the step is computed
 
@@ -277,6 +279,8 @@ class LayerCapacity:
             output = self._stock_experts(**call)
         else:
             output = self._compute_kept(call, ~dropped_NS)
+        if dropped_NS is not None and not self._is_proven:
+            self._prove(call, dropped_NS)
         self._emit(call, dropped_NS)
         return output
 
@@ -296,21 +300,24 @@ class LayerCapacity:
         }
         output = self._stock_experts(**call | pairs)
         output_NH.copy_(sum_of_pairs(rows_PH, keep_NS))
-        if not self._is_proven:
-            self._prove(call, output_NH)
         return output
 
-    def _prove(self, call: dict[str, Any], output_NH: Tensor) -> None:
-        """Compare the kept pairs' sum with the stock kernel's, whose dropped pairs weigh 0."""
+    def _prove(self, call: dict[str, Any], dropped_NS: Tensor) -> None:
+        """Compare the output with the stock kernel's, whose dropped pairs weigh 0.
+
+        A dropped slot names another expert there, so that one that is computed shows.
+        """
+        output_NH, index_NS = call["output"], call["topk_ids"]
+        other_NS = torch.where(dropped_NS, (index_NS + 1) % self._layer.n_experts, index_NS)
         expected_NH = torch.empty_like(output_NH)
-        self._stock_experts(**call | {"output": expected_NH})
+        self._stock_experts(**call | {"output": expected_NH, "topk_ids": other_NS})
         most = expected_NH.abs().amax().clamp_min(torch.finfo(expected_NH.dtype).tiny)
         off = float((output_NH - expected_NH).abs().amax().float() / most.float())
         tolerance = KERNEL_TOLERANCE[output_NH.dtype]
         if not off <= tolerance:
             raise EnforcementError(
-                f"{self._layer.name}: the kept pairs are off by {off:.1e} of the stock kernel's "
-                f"largest output, {tolerance:.0e} allowed"
+                f"{self._layer.name}: the kernel of the experts computes other pairs than the "
+                f"kept: it is off by {off:.1e} of its largest output, {tolerance:.0e} allowed"
             )
         self._is_proven = True
         proof = self._engine.meter.kernel_agrees

@@ -106,8 +106,8 @@ def make(name: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(family, _SIZES | settings)
-    for name, parameter in model.named_parameters():
-        if family.startswith("deepseek") and name.endswith("o_proj.weight"):
+    for path, parameter in model.named_parameters():
+        if family.startswith("deepseek") and path.endswith("o_proj.weight"):
             # Stock vLLM computes latent attention by 1e-3 otherwise than transformers, which would
             # hide what a capacity changes.
             parameter.data.zero_()
