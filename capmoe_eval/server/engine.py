@@ -67,12 +67,14 @@ class EngineCapacity:
         self._runner: Any = None  # the model runner whose step is computed
         self._scheduled: Any = None
         self._plans: Sequence[StepPlan] | None = None
+        self._is_installed = True
         for part in self._layers:
             part.install()
 
     def begin(self, runner: Any, scheduled: Any) -> None:
         """Begin a step; ``scheduled`` is what vLLM's scheduler put into the step."""
-        self._runner, self._scheduled, self._plans = runner, scheduled, None
+        if self._is_installed:
+            self._runner, self._scheduled, self._plans = runner, scheduled, None
 
     def plans(self, n_rows: int) -> Sequence[StepPlan]:
         """Return the plans of the step that is computed; none in a warm-up, which has no requests.
@@ -98,8 +100,9 @@ class EngineCapacity:
         Raises:
             EnforcementError: If a layer did not run, or an invariant is broken.
         """
-        plans, self._runner, self._plans = self._plans, None, None
-        if plans is None and any(self._scheduled.num_scheduled_tokens.values()):
+        plans, scheduled = self._plans, self._scheduled
+        self.abandon()
+        if plans is None and scheduled and any(scheduled.num_scheduled_tokens.values()):
             raise EnforcementError("no MoE layer ran under the method in a step with tokens")
         for plan in plans or ():
             expected = [(layer, part) for layer in range(len(self._layers)) for part in _PARTS]
@@ -112,10 +115,11 @@ class EngineCapacity:
 
     def abandon(self) -> None:
         """Leave a step that was broken off."""
-        self._runner, self._plans = None, None
+        self._runner = self._scheduled = self._plans = None
 
     def remove(self) -> None:
-        """Give the routers and the experts back to vLLM."""
+        """Give the routers and the experts back to vLLM, whose steps are then not checked."""
+        self._is_installed = False
         for part in self._layers:
             part.remove()
 

@@ -228,6 +228,7 @@ def test_another_method_may_take_the_place_of_one() -> None:
         of.begin(*runner_of(chunk(16)))
     layer(*random_step(16))
     other.end()
+    capacity.end()
     assert other.report()["summary"]["tokens"] == 16
     assert capacity.report()["summary"]["tokens"] == 0
 
