@@ -1,4 +1,4 @@
-"""Write which experts the routers of a server chose, until a number of tokens is reached."""
+"""Write which experts the routers of a server chose, until a number of tokens is recorded."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def new_trace_path(directory: Path, model: str) -> Path:
 
 
 class TraceWriter(Recorder):
-    """Records whole steps, and writes them when enough tokens are recorded or the process ends.
+    """Records whole steps, and writes the file again whenever the trace has doubled.
+
+    vLLM kills its workers when a server ends, unless it is started with ``--shutdown-timeout``.
+    Then half of the tokens are in the file at least. A worker that ends in order writes the rest.
 
     A step of the trace is a plan: the rows that share the capacities. By default the rows of
     prompts and those of decoding are two steps. Where one plan has both (``decode=constrained``),
     the step counts as one of prompts. A step that was broken off is left out.
 
-    A process that is killed (SIGKILL) writes nothing; SIGTERM and SIGINT end vLLM's processes in
-    order. On a GPU every layer of a recorded step waits for the device.
+    On a GPU every layer of a recorded step waits for the device.
     """
 
     def __init__(
@@ -52,8 +54,11 @@ class TraceWriter(Recorder):
         self._numbers: dict[str, int] = {}  # of the requests by their ids
         self._step: StepRows | None = None
         self._whole = 0  # plans that have ended
+        self._in_file = 0  # tokens
+        self._is_open = True
         # Not `atexit`, which a process that was forked by multiprocessing leaves out.
-        self._at_exit = Finalize(None, self.write, exitpriority=0)
+        self._at_exit = Finalize(None, self.close, exitpriority=0)
+        _say(f"writes a trace to {path}")
 
     def begin(self, plan: ForwardPlan) -> None:
         """Record the number, the kind and the requests of a plan, if it is still to be recorded."""
@@ -63,17 +68,20 @@ class TraceWriter(Recorder):
             self._step = plan.step
         super().begin(plan)
         if self._is_recording:
-            numbers = [
-                self._numbers.setdefault(of, len(self._numbers)) for of in self._step.requests
-            ]
-            self._requests.append(np.array(numbers)[plan.request_T.numpy()])
+            numbers = self._numbers
+            number_R = np.array([numbers.setdefault(of, len(numbers)) for of in plan.step.requests])
+            self._requests.append(number_R[plan.request_T.numpy()])
 
     def end(self, plan: ForwardPlan) -> None:
-        """Note that a plan is whole, and write the trace if it is the last one."""
+        """Note that a plan is whole, and write the trace if it has doubled or is the last one."""
         if self._whole < len(self._steps):
             self._whole += 1
-        if self.tokens >= self._limit and self._whole == len(self._steps):
-            self.write()
+        if self._whole < len(self._steps):  # another plan of the step is still to end
+            return
+        if self.tokens >= self._limit:
+            self.close()
+        elif self.tokens >= max(2 * self._in_file, 1):
+            self._write()
 
     def recorded(self) -> Recorded:
         """Return what whole plans recorded."""
@@ -81,26 +89,34 @@ class TraceWriter(Recorder):
         return super().recorded()
 
     def _leave_out_broken(self) -> None:
-        kept: list[list[Any]] = [self._steps, self._requests, *self._layers.values()]
-        for parts in kept:
+        self.tokens -= sum(len(number_T) for number_T, _ in self._steps[self._whole :])
+        for parts in self._kept():
             del parts[self._whole :]
 
-    def write(self) -> None:
-        """Write the trace, once, and say where it lies; a server goes on without it."""
-        if not self._at_exit.still_active():
-            return
-        self._at_exit.cancel()
-        try:
-            message = self._written()
-        except UsageError as error:
-            message = f"no trace was written: {error}"
-        print(f"capmoe_eval: {message}", file=sys.stderr, flush=True)
-        self._is_recording, self._whole = False, 0
-        self._leave_out_broken()
+    def _kept(self) -> list[list[Any]]:
+        """Return the lists that have a part for each plan."""
+        return [self._steps, self._requests, *self._layers.values()]
 
-    def _written(self) -> str:
-        if not self._whole:
-            return "no trace was written: no token was routed"
+    def close(self) -> None:
+        """Write what is recorded, say where, and record no more."""
+        if not self._is_open:
+            return
+        self._leave_out_broken()
+        if self._in_file < self.tokens:
+            self._write()
+        if self._is_open:  # the disk did not fail
+            what = f"wrote a trace of {self._in_file} tokens" if self._in_file else "wrote no token"
+            self._stop(f"{what} to {self._path}")
+
+    def _stop(self, message: str) -> None:
+        self._at_exit.cancel()
+        _say(message)
+        self._is_open, self._limit, self._whole = False, 0, 0
+        for parts in self._kept():
+            parts.clear()
+
+    def _write(self) -> None:
+        """Write the trace; a server goes on without it where the disk fails."""
         recorded = self.recorded()
         cut = f", the first {len(recorded.step_T)} tokens" if self.tokens >= self._limit else ""
         trace = Trace(
@@ -114,5 +130,12 @@ class TraceWriter(Recorder):
             model=self._model,
             source=self._source + cut,
         )
-        save_trace(trace, self._path)
-        return f"wrote the trace of {trace.n_tokens} tokens to {self._path}"
+        try:
+            save_trace(trace, self._path)
+        except UsageError as error:
+            self._stop(f"writes no trace any more: {error}")
+        self._in_file = self.tokens
+
+
+def _say(message: str) -> None:
+    print(f"capmoe_eval: {message}", file=sys.stderr, flush=True)

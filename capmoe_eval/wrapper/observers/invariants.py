@@ -97,9 +97,9 @@ class DefinitionCheck(Observer):
 
     def begin(self, plan: ForwardPlan) -> None:
         """Decide whether a forward is examined, and form its masks."""
-        self._masks = None
-        if not plan.constrained:
+        if not plan.constrained:  # one may begin inside another, in a step of a server
             return
+        self._masks = None
         if is_examined(self._constrained):
             assert plan.start is not None
             counted_N = counted_tokens(plan.start, count_padding=self._methods[0].count_padding)
@@ -109,7 +109,7 @@ class DefinitionCheck(Observer):
 
     def wants(self, plan: ForwardPlan) -> bool:
         """Return whether the forward that has begun is examined."""
-        return self._masks is not None
+        return plan.constrained and self._masks is not None
 
     def see(self, event: LayerForward) -> None:
         """Examine one layer."""
