@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,12 @@ import yaml
 
 from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method, knobs
+from capmoe_eval.routing.registry import STOCK, TOKEN_DROP, create_method, knobs
 
 PREFIX = "CAPMOE_"
 """How the names of the variables begin; the rest is a setting's name in capitals."""
 _OWN = ("method", "gamma", "trace", "trace_tokens")
-_OTHERS = ("data_root", "results_dir")
+_OTHERS = ("data_root", "results_dir", "debug")
 """Settings of other commands that may stand in the same environment."""
 TRACE_TOKENS = 100_000
 """Tokens of a trace, if ``CAPMOE_TRACE_TOKENS`` does not say otherwise."""
@@ -44,16 +45,17 @@ def read_settings(environment: Mapping[str, str]) -> ServerSettings | None:
         if name.startswith(PREFIX)
     }
     values = {name: value for name, value in values.items() if name not in _OTHERS}
-    known = (*_OWN, *knobs())
+    names = (*_OWN, *knobs())
+    variables = [_variable(name) for name in names]
     for name in values:
-        if name not in known:
-            hint = str(bad_choice(name, values[name], known)).split(": ", 1)[1]
-            raise UsageError(f"{PREFIX}{name.upper()}={shown(values[name])}: {hint}")
+        if name not in names:
+            hint = str(bad_choice("variable", _variable(name), variables)).split(": ", 1)[1]
+            raise UsageError(f"{_variable(name)}={shown(values[name])}: {hint}")
     if "method" not in values:
         if values:
             name = next(iter(values))
             raise UsageError(
-                f"{PREFIX}{name.upper()}={shown(values[name])}: has no effect without "
+                f"{_variable(name)}={shown(values[name])}: has no effect without "
                 f"{PREFIX}METHOD; set {PREFIX}METHOD=score, for example"
             )
         return None
@@ -63,9 +65,23 @@ def read_settings(environment: Mapping[str, str]) -> ServerSettings | None:
         raise UsageError(
             f"{PREFIX}TRACE_TOKENS={shown(tokens)}: must be a whole number of at least 1"
         )
-    method = create_method(name, gamma, **{knob: _value(text) for knob, text in values.items()})
-    check_method(method)
+    try:
+        method = create_method(name, gamma, **{knob: _value(text) for knob, text in values.items()})
+        check_method(method)
+    except UsageError as error:  # which names settings as other commands do
+        setting = rf"\b({'|'.join(names)})(?==)|^({'|'.join(names)})(?=:)"
+        line = re.sub(setting, lambda match: _variable(match[0]), str(error))
+        raise UsageError(line) from error
+    if method.is_stock and name != STOCK and str(gamma) != "inf":
+        raise UsageError(
+            f"{PREFIX}METHOD={name}: drops nothing in an engine, which has all experts of one "
+            f"rank; choose another method, such as {PREFIX}METHOD={TOKEN_DROP}"
+        )
     return ServerSettings(method, None if trace is None else Path(trace), tokens)
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()
 
 
 def _value(text: Any) -> Any:
@@ -97,7 +113,7 @@ def check_method(method: Method) -> None:
     if method.calibration is not None:
         raise UsageError(
             f"method={method.name}: needs a calibration ({method.calibration}) of the model, which "
-            "a server does not make; choose another method, such as CAPMOE_METHOD=score"
+            "a server does not make; choose another method, such as method=score"
         )
     if method.needs_images or method.modality_setting is not None:
         setting = method.modality_setting or f"method={method.name}"
