@@ -67,9 +67,7 @@ class EngineCapacity:
         self._runner: Any = None  # the model runner whose step is computed
         self._scheduled: Any = None
         self._plans: Sequence[StepPlan] | None = None
-        self._is_installed = True
-        for part in self._layers:
-            part.install()
+        self.install()
 
     def begin(self, runner: Any, scheduled: Any) -> None:
         """Begin a step; ``scheduled`` is what vLLM's scheduler put into the step."""
@@ -116,6 +114,12 @@ class EngineCapacity:
     def abandon(self) -> None:
         """Leave a step that was broken off."""
         self._runner = self._scheduled = self._plans = None
+
+    def install(self) -> None:
+        """Take over the routers and the experts, also after :meth:`remove`."""
+        self._is_installed = True
+        for part in self._layers:
+            part.install()
 
     def remove(self) -> None:
         """Give the routers and the experts back to vLLM, whose steps are then not checked."""
