@@ -61,6 +61,8 @@ class Side(BaseModel):
     gamma: float | Literal["own", "matched"] | None = None
     batches: Batches = "single"
     batch_size: int | None = None  # sequences per forward; None for the model's own
+    # Most rows of a step of vLLM, whose max_num_seqs is the batch size; None for static batches.
+    max_num_batched_tokens: int | None = None
     task: str = ""  # one with images, or of Table 7; empty for those of Table 2
 
     @property
@@ -88,6 +90,8 @@ class Side(BaseModel):
         knobs = [k if v is True else f"{k}={v}" for k, v in self.knobs.items()]
         if self.batch_size:
             knobs.append(f"batch_size={self.batch_size}")
+        if self.max_num_batched_tokens:
+            knobs.append(f"in steps of at most {self.max_num_batched_tokens} tokens")
         if self.task:
             knobs.append(f"on {self.task}")
         return " ".join(part for part in (self.method.replace("_", " "), text, *knobs) if part)
@@ -120,8 +124,7 @@ class Evidence:
         """Return a model's records of a side, by task; several of a task differ in their seed.
 
         Of evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
-        precision) one set is taken: the unlimited, else the largest. Records of an engine's steps
-        are of no side.
+        precision) one set is taken: the unlimited, else the largest.
         """
         defaults = self.deployments.get(model)
         if defaults is None:
@@ -134,7 +137,8 @@ class Evidence:
             side = side.model_copy(update={"gamma": matched[0]})
         top_k = self.layer(model).top_k if model in self._by_model else 1
         batch_size = (side.batch_size or defaults.batch_size) if side.batches == "single" else None
-        key = model, side.batches, batch_size, side.routing(defaults, top_k)
+        batches = side.batches, batch_size, side.max_num_batched_tokens
+        key = model, *batches, side.routing(defaults, top_k)
         names = {side.task} if side.task else _LANGUAGE
         by_task = self._by_side.get(key, {})
         return {task: records for task, records in by_task.items() if task in names}
@@ -251,6 +255,8 @@ class Evidence:
         deployments = dict(self.defaults)
         for model in self._by_model.keys() - deployments:
             cells = [record.cell for record in self._by_model[model]]
+            # An engine is one rank, whatever the model's deployment.
+            cells = [cell for cell in cells if cell.backend == "transformers"]
             methods = [cell.method for cell in cells]
             gammas = [method.uniform_gamma for method in methods]
             deployments[model] = ModelDefaults(
@@ -269,7 +275,8 @@ class Evidence:
                 if is_mix or cell.shuffle is None:
                     mixed = "sized" if cell.shuffle is None else "mixed"
                     batches = (mixed, None) if is_mix else ("single", cell.batch_size)
-                    tasks = sides.setdefault((model, *batches, unseeded(cell.method)), {})
+                    key = model, *batches, cell.max_num_batched_tokens, unseeded(cell.method)
+                    tasks = sides.setdefault(key, {})
                     tasks.setdefault(record.task, []).append(record)
         return sides
 
@@ -278,8 +285,6 @@ class Evidence:
         groups: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
         for record in self.records:
             cell = record.cell
-            if cell.backend != "transformers":  # its batches are no engine's steps
-                continue
             key = (cell.limit or float("inf"), cell.data, cell.eval_seed, repr(cell.model))
             groups.setdefault(cell.model.name, {}).setdefault(key, []).append(record)
         largest = {}
@@ -292,7 +297,7 @@ class Evidence:
 def pooled_models(profile: str) -> frozenset[str]:
     """Return the models of a profile that ``experiment=replicate`` evaluates."""
     option = load_option("profile", profile)
-    lists = ("replicate", "retrained", "images", "retrained_images", "table7")
+    lists = ("replicate", "retrained", "images", "retrained_images", "table7", "server")
     named = [name for name in lists if not OmegaConf.is_interpolation(option, name)]
     return frozenset(model for name in named for model in option[name])
 
