@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from capmoe_eval import __version__
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.server.engine import EngineCapacity
@@ -125,7 +126,8 @@ def _wrap_configuration(engine_args: Any) -> None:
             print(f"capmoe_eval: {error}", file=sys.stderr)
             raise SystemExit(2) from error
         # The key of vLLM's cache of compiled graphs: those of a stock engine are never taken.
-        config.additional_config = {**config.additional_config, "capmoe_eval": "opaque layers"}
+        ours = {"capmoe_eval": f"opaque layers, {__version__}"}
+        config.additional_config = {**config.additional_config, **ours}
         return config
 
     engine_args.create_engine_config = create_engine_config
@@ -147,15 +149,21 @@ def check_configuration(config: Any) -> None:
     refusals = {
         "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
         "data_parallel_size": (parallel.data_parallel_size, 1),
+        "prefill_context_parallel_size": (parallel.prefill_context_parallel_size, 1),
+        "decode_context_parallel_size": (parallel.decode_context_parallel_size, 1),
         "enable_expert_parallel": (parallel.enable_expert_parallel, False),
         "enable_eplb": (parallel.enable_eplb, False),
-        "enable_dbo": (getattr(parallel, "enable_dbo", False), False),
+        "enable_dbo": (parallel.enable_dbo, False),
+        "quantization": (model.quantization, None),
+        "runner": (model.runner_type, "generate"),
     }
     for name, (value, only) in refusals.items():
         if value != only:
-            raise UsageError(f"{name}={value}: {untried}; set {name}={only}")
-    if config.speculative_config is not None:
-        raise UsageError(f"speculative_config: {untried}; leave it out")
+            fix = "serve weights that are not quantised" if only is None else f"set {name}={only}"
+            raise UsageError(f"{name}={value}: {untried}; {fix}")
+    for name in ("speculative_config", "lora_config", "kv_transfer_config", "ec_transfer_config"):
+        if getattr(config, name) is not None:
+            raise UsageError(f"{name}: {untried}; leave it out")
     if getattr(config, "use_v2_model_runner", False):
         raise UsageError(f"vLLM's second model runner {untried}; set VLLM_USE_V2_MODEL_RUNNER=0")
     device = config.device_config.device_type

@@ -124,6 +124,7 @@ def prompts(*lengths: int, vocabulary: int = 97, seed: int = 0) -> list[list[int
 def installed(settings: ServerSettings | None) -> Iterator[None]:
     """Wrap vLLM's functions as the plugin does, and unwrap them on exit."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.models import registry
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.worker_base import WorkerBase
@@ -139,6 +140,8 @@ def installed(settings: ServerSettings | None) -> Iterator[None]:
         ):
             patch.setattr(of, name, vars(of)[name])
         patch.setattr(WorkerBase, "capmoe_report", None, raising=False)
+        # vLLM asks every class of models what it is in a process of its own, which takes 15 s.
+        patch.setattr(registry, "_run_in_subprocess", lambda ask: ask())
         if settings is not None:
             install(settings)
         yield
@@ -199,7 +202,6 @@ def engine(model: str | Path, method: Method | None, **options: Any) -> Iterator
     """Start an engine under a method, or a stock one, and end it on exit."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
-    from vllm.model_executor.models import registry
 
     defaults = {
         "skip_tokenizer_init": True,
@@ -209,10 +211,7 @@ def engine(model: str | Path, method: Method | None, **options: Any) -> Iterator
         "max_model_len": 256,
         "enable_prefix_caching": False,
     }
-    settings = None if method is None else ServerSettings(method)
-    with installed(settings), pytest.MonkeyPatch.context() as patch:
-        # vLLM asks every class of models what it is in a process of its own, which takes 15 s.
-        patch.setattr(registry, "_run_in_subprocess", lambda ask: ask())
+    with installed(None if method is None else ServerSettings(method)):
         started = Engine(LLM(str(model), **defaults | options))
         try:
             yield started
