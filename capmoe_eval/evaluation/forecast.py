@@ -92,7 +92,11 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
             works.append((first, work))
         weights = counter.weights(first.cell.model)
         if isinstance(weights, int):
-            notes.append(_memory_line(first, weights, _largest_batch(counter, works)))
+            in_steps = first.cell.backend != "transformers"
+            batch = 0 if in_steps else _largest_batch(counter, works)
+            notes.append(_memory_line(first, weights, batch))
+            if in_steps:
+                notes.append("The memory of an engine beside its weights is not forecast.")
         else:
             name = first.cell.model.name
             notes.append(f"{name}: its tokens and its memory are not known: {weights}")

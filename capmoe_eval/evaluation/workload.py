@@ -76,10 +76,12 @@ class WorkCounter:
             "eval_seed": cell.eval_seed,
             "documents": plan.source.fingerprint(cell.task.dataset) or _today(),
             "model": _model_inputs(cell.model) if reads else None,
+            **({} if cell.backend == "transformers" else {"backend": cell.backend}),
         }
 
         def count() -> dict[str, Any]:
-            return asdict(workload(self._requests(plan), _reader(cell.model) if reads else None))
+            reader = _reader(cell.model) if reads else None
+            return asdict(workload(self._requests(plan), reader, backend=cell.backend))
 
         return CellWork(**_kept(inputs, count))
 
@@ -208,8 +210,10 @@ def hub_is_away() -> bool:
     return False
 
 
-def workload(asked: Sequence[Instance], reader: Any) -> CellWork:
+def workload(asked: Sequence[Instance], reader: Any, *, backend: str = "transformers") -> CellWork:
     """Return the work of the requests of a cell.
+
+    An engine computes every token of every request.
 
     ``reader`` is the model's tokenizer, or its processor of images and text; with None no tokens
     are counted.
@@ -227,7 +231,10 @@ def workload(asked: Sequence[Instance], reader: Any) -> CellWork:
     encoded = tokenizer(distinct, add_special_tokens=False)["input_ids"] if distinct else []
     length = dict(zip(distinct, map(len, encoded), strict=True))
     sequences: dict[object, int] = {}
-    for context, continuation in pairs:
+    for number, (context, continuation) in enumerate(pairs):
+        if backend != "transformers":
+            sequences[number] = length[context] + length[continuation]
+            continue
         key = context if length[continuation] == 1 else (context, continuation)
         # The last token is predicted, and no input.
         sequences[key] = length[context] + max(0, length[continuation] - 1)

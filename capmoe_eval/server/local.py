@@ -80,31 +80,35 @@ def start_engine(**arguments: Any) -> Any:
     Raises:
         UsageError: If vLLM cannot run the model; the line has vLLM's reason.
     """
-    end_engine()
     import_vllm()
     from vllm import LLM
+
+    if _running:
+        end_engine()
 
     with _unchanged_process(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of vLLM's own code
         try:
             llm = LLM(**arguments)
+            _running.append(llm)
+            _answers(llm)  # some kernels refuse a model in the first step
         except Exception as error:
+            end_engine()
             raise UsageError(
-                f"backend=vllm: vLLM cannot run {arguments.get('model')} here "
-                f"({first_line(error)}); choose another model, or backend=transformers"
+                f"backend=vllm: vLLM cannot run this model here ({first_line(error)}); choose "
+                "another model, or backend=transformers"
             ) from error
-    _running.append(llm)
     return llm
 
 
 def end_engine() -> None:
-    """End the engine of this process, if there is one."""
+    """End the engine of this process, if there is one, also one whose start failed."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
     while _running:
         _running.pop().llm_engine.engine_core.shutdown()
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        cleanup_dist_env_and_memory()
-        gc.collect()
+    cleanup_dist_env_and_memory()
+    gc.collect()
 
 
 def put_under(llm: Any, method: Method) -> Meter:
@@ -117,12 +121,38 @@ def put_under(llm: Any, method: Method) -> Meter:
         EnforcementError: If the engine was started without the plugin, or the proof fails.
     """
     runner = _runner(llm)
-    if not isinstance(getattr(runner, "capmoe", None), EngineCapacity):
+    if not isinstance(getattr(runner, "capmoe", None), EngineCapacity | _Stock):
         raise EnforcementError("the engine runs without the plugin, so that it has no capacity")
     proof = _stock_at_infinity(llm, method)
     meter = _replace(runner, method)
     meter.stock_at_infinity = proof
     return meter
+
+
+class _Stock:
+    """Stands for the capacity of an engine whose routers are vLLM's own."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter  # the last one
+
+    def begin(self, runner: Any, scheduled: Any) -> None:
+        """Begin a step."""
+
+    def end(self) -> None:
+        """End a step."""
+
+    def abandon(self) -> None:
+        """Leave a step that was broken off."""
+
+    def remove(self) -> None:
+        """Give back what was never taken."""
+
+
+def take_off(llm: Any) -> None:
+    """Give the routers and experts of an engine back to vLLM."""
+    runner = _runner(llm)
+    runner.capmoe.remove()
+    runner.capmoe = _Stock(runner.capmoe.meter)
 
 
 def _replace(runner: Any, method: Method) -> Meter:
@@ -132,14 +162,8 @@ def _replace(runner: Any, method: Method) -> Meter:
     return meter
 
 
-_PROBES, _LENGTH = 4, 8
-"""Prompts of a proof, and the tokens of each."""
-
-
 def _stock_at_infinity(llm: Any, method: Method) -> Proof:
     """Compare log-probabilities of the stock engine with those under a bound out of reach."""
-    from vllm import SamplingParams
-
     runner = _runner(llm)
     layers = runner.capmoe.meter.layers
     never_binds = method.never_binding(
@@ -147,35 +171,37 @@ def _stock_at_infinity(llm: Any, method: Method) -> Proof:
     )
     if never_binds.renormalize == "always":  # it would change weights where nothing is dropped
         never_binds = dataclasses.replace(never_binds, renormalize="before")  # type: ignore[type-var]
-    vocabulary = runner.vllm_config.model_config.get_vocab_size()
-    tokens = [place * 7919 % vocabulary for place in range(_PROBES * _LENGTH)]
-    prompts = [
-        {"prompt_token_ids": tokens[first : first + _LENGTH]}
-        for first in range(0, len(tokens), _LENGTH)
-    ]
-    parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-
-    def answers() -> list[float]:
-        outputs = llm.generate(prompts, parameters, use_tqdm=False)
-        of_tokens = [of for output in outputs for of in output.prompt_logprobs[1:]]
-        return [logprob.logprob for of in of_tokens for logprob in of.values()]
-
-    runner.capmoe.remove()
-    stock = answers()
+    take_off(llm)
+    stock = _answers(llm)
     for under in (create_method("baseline"), never_binds):
         _replace(runner, under)
-        if answers() == stock:
+        if _answers(llm) == stock:
             continue
-        runner.capmoe.remove()
-        if answers() != stock:
+        take_off(llm)
+        if _answers(llm) != stock:
             return {"passed": None, "why": "the stock engine is not deterministic"}
         raise EnforcementError("γ=∞ does not give the stock engine's log-probabilities bit for bit")
     return {"passed": True, "method": never_binds.name, "compared": 2 * len(stock)}
 
 
-def take_off(llm: Any) -> None:
-    """Give the routers and experts of an engine back to vLLM."""
-    _runner(llm).capmoe.remove()
+_PROMPTS, _LENGTH = 4, 8
+"""Prompts that an engine is tried with, and the tokens of each."""
+
+
+def _answers(llm: Any) -> list[float]:
+    """Return log-probabilities of a few prompts, for each token the likeliest ones and its own."""
+    from vllm import SamplingParams
+
+    vocabulary = llm.llm_engine.vllm_config.model_config.get_vocab_size()
+    tokens = [place * 7919 % vocabulary for place in range(_PROMPTS * _LENGTH)]
+    prompts = [
+        {"prompt_token_ids": tokens[first : first + _LENGTH]}
+        for first in range(0, len(tokens), _LENGTH)
+    ]
+    parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5, detokenize=False)
+    outputs = llm.generate(prompts, parameters, use_tqdm=False)
+    of_tokens = [of for output in outputs for of in output.prompt_logprobs[1:]]
+    return [logprob.logprob for of in of_tokens for logprob in of.values()]
 
 
 def check_device(llm: Any, device: str) -> None:
