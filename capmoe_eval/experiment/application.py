@@ -283,10 +283,14 @@ def _absent_package(error: Exception) -> str | None:
         requirements = metadata.requires("capmoe-eval") or []
     except metadata.PackageNotFoundError:
         requirements = []
-    version = next(
+    requirement = next(
         (r for r in requirements if re.match(rf"{re.escape(project)}(?![\w.-])", r)), project
     )
-    return f"{name}: is not installed; pip install {shlex.quote(version.partition(';')[0].strip())}"
+    version, _, condition = map(str.strip, requirement.partition(";"))
+    python = re.fullmatch(r"python_version >= ['\"]([\d.]+)['\"]", condition)
+    if python and sys.version_info < tuple(map(int, python[1].split("."))):
+        return f"{name}: needs Python {python[1]} or newer; install capmoe-eval there"
+    return f"{name}: is not installed; pip install {shlex.quote(version)}"
 
 
 _PROJECTS: Final = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}

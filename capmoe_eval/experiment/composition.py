@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.errors import UsageError, bad_choice, check_choice, shown
 from capmoe_eval.experiment.datasource import cache_directory
-from capmoe_eval.experiment.settings import help_text
+from capmoe_eval.experiment.settings import groups_text, help_text, keys_text
 from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).abs
 OmegaConf.register_new_resolver(
     "capmoe.ranks", lambda backend, ranks: ranks if backend == "transformers" else 1
 )
-# ${capmoe.knobs:}, the help of every method and knob.
-OmegaConf.register_new_resolver("capmoe.knobs", help_text)
 
 if yaml.__with_libyaml__:
 
@@ -103,6 +101,19 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 def options(group: str) -> list[str]:
     """Return the names of a configuration group, such as the models."""
     return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
+
+
+def usage() -> str:
+    """Return what ``capmoe-eval run --help`` says of groups, keys, methods and knobs."""
+    groups = {
+        name: options(name) for name in ("model", "tasks", "experiment", "profile", "variant")
+    }
+    config = (config_directory() / "config.yaml").read_text(encoding="utf-8")
+    return "\n\n".join((groups_text(groups, config), keys_text(config), help_text()))
+
+
+# ${capmoe.usage:}, in the help of the command line.
+OmegaConf.register_new_resolver("capmoe.usage", usage)
 
 
 def load_option(group: str, name: str) -> DictConfig:

@@ -7,8 +7,9 @@ registers brings its own. The fields of a model and of a task that identify a ce
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -209,6 +210,52 @@ def help_text() -> str:
     for knob in knobs().values():
         heading = f"{knob.name}={shown(knob.default)}"
         lines += _paragraph(heading, knob.help, f"{knob.values} [{methods_in_words(knob.name)}]")
+    return "\n".join(lines)
+
+
+def keys_text(config: str) -> str:
+    """Return the keys of ``conf/config.yaml`` by section, each with its help and its default.
+
+    A section is a line of comment before keys, the help of a key the comment behind it.
+    """
+    lines, prefix, comment = [], "", ""
+    for line in config.splitlines():
+        if heading := re.fullmatch(r"# (\w[\w' ]*)", line):
+            comment = heading[1]
+        elif not line:
+            comment = ""
+        elif section := re.fullmatch(r"(\w+):", line):
+            prefix = f"{section[1]}."
+        elif key := re.fullmatch(r"( *)(\w+): (.+?) +# (.+)", line):
+            if comment:
+                lines += ["", f"{comment}:"]
+                comment = ""
+            name = f"{prefix}{key[2]}" if key[1] else key[2]
+            lines += _row(name, f"{key[4]}{_default(key[3])}")
+    return "\n".join(["== Keys (key=value) ==", *lines])
+
+
+def _default(value: str) -> str:
+    if "${model." in value and not value.startswith("results"):
+        return " (default: the model's)"
+    if value.startswith("${oc.select:profile"):
+        return " (default: the profile's, or all)"
+    plain = value.replace("${model.profile}", "PROFILE")
+    return "" if plain in ("null", "{}", "false") else f" (default: {plain})"
+
+
+def _row(name: str, text: str) -> list[str]:
+    """Return a name with a text beside it."""
+    first = f"  {name:22}  "
+    return textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=" " * len(first))
+
+
+def groups_text(groups: Mapping[str, Sequence[str]], config: str) -> str:
+    """Return the groups of the configuration with their options, and the defaults of the config."""
+    defaults = dict(re.findall(r"(?m)^  - (\w+): (\w+)$", config))
+    lines = ["== Groups (group=option) ==", ""]
+    for name, choices in groups.items():
+        lines += _row(name, f"{', '.join(choices)}{_default(defaults[name])}")
     return "\n".join(lines)
 
 

@@ -393,3 +393,18 @@ def test_a_run_does_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert process.returncode == 0, err
     assert "2 computed" in out
     assert "Traceback" not in err
+
+
+def test_a_package_that_left_this_python_names_the_one_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = ["absent_here>=5,<6; python_version >= '3.99'"]
+    monkeypatch.setattr(application.metadata, "requires", lambda _: needs)
+
+    def command() -> None:
+        raise ModuleNotFoundError("No module named 'absent_here'", name="absent_here")
+
+    monkeypatch.setitem(application._PROJECTS, "absent_here", "absent_here")
+    assert run_command(command) == 2
+    said = "error: absent_here: needs Python 3.99 or newer; install capmoe-eval there\n"
+    assert capsys.readouterr().err == said

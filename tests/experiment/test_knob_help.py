@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -10,10 +11,10 @@ import pytest
 from hydra.errors import HydraException
 from pydantic import Field
 
-from capmoe_eval.experiment.composition import store_knobs
+from capmoe_eval.experiment.composition import options, store_knobs, usage
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.settings import help_text, methods_in_words, methods_with
+from capmoe_eval.experiment.settings import help_text, keys, methods_in_words, methods_with
 from capmoe_eval.routing import registry
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import knobs, method_class, method_names
@@ -27,6 +28,19 @@ def test_the_help_names_every_method_and_every_knob() -> None:
         assert knob.help.split()[0] in lines[heading + 1]
     assert "$" not in help_text(), "Hydra would take it for a variable"
     assert max(map(len, lines)) <= 100
+
+
+def test_the_help_names_every_key_and_every_option() -> None:
+    lines = usage().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "$" not in usage(), "Hydra would take it for a variable"
+    first = [line.split()[0] for line in lines if re.match(r"  \w", line)]
+    keys_of_runs = {key for key in keys() if key not in knobs()} | {"data.root", "data.name"}
+    assert keys_of_runs - set(first) == set()
+    words = set(re.findall(r"\w+", usage()))
+    for group in ("model", "tasks", "experiment", "profile", "variant"):
+        assert group in first
+        assert set(options(group)) <= words
 
 
 def test_every_knob_says_what_it_is_for() -> None:

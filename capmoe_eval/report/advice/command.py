@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +25,7 @@ from capmoe_eval.experiment.arguments import (
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.status_lines import StatusLines
+from capmoe_eval.serving.readers.formats import EXAMPLE, read_trace
 from capmoe_eval.serving.trace import KINDS, in_known_steps
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 JSON: Final = "advice.json"
 PAGE: Final = "advice.html"
-EXAMPLE: Final = "example"
-"""Stands on the command line for the trace in the package."""
 EXAMPLE_MODEL: Final = "zoo_olmoe"
 """The model of that trace."""
 _OF_TRACES = ("results", "model", "gammas", "experts", "top_k", "step_tokens", "only")
@@ -107,7 +105,6 @@ def _advised(options: argparse.Namespace, reader: Reader | None) -> Advised:
     from capmoe_eval.serving.advice import Budget
     from capmoe_eval.serving.advising import ServingDeployment, advise_on_records, advise_on_trace
     from capmoe_eval.serving.quality import Quality, read_records
-    from capmoe_eval.serving.readers.formats import read_trace
     from capmoe_eval.serving.summary import GAMMAS
 
     if options.at_most_points is None and options.at_least_speedup is None:
@@ -120,9 +117,7 @@ def _advised(options: argparse.Namespace, reader: Reader | None) -> Advised:
     of_records = options.source.is_dir() and any(
         record_paths(options.source.parent, options.source.name)
     )
-    with as_file(files("capmoe_eval.serving") / "data" / "example.npz") as example:
-        source = example if str(options.source) == EXAMPLE else options.source
-        trace = None if of_records else read_trace(source, options.experts, options.top_k)
+    trace = None if of_records else read_trace(options.source, options.experts, options.top_k)
     ranks = options.ranks or (None if trace is None else trace.ranks)
     if ranks is None:
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from capmoe_eval.experiment.results import directories
 from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.studies import STUDIES
-from capmoe_eval.report.advice.command import EXAMPLE, EXAMPLE_MODEL, JSON
+from capmoe_eval.report.advice.command import EXAMPLE_MODEL, JSON
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.blocks import (
     AdviceBlock,
@@ -31,6 +31,7 @@ from capmoe_eval.report.site.blocks import (
 from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.page import Address, missing
 from capmoe_eval.report.templates import ABSENT
+from capmoe_eval.serving.readers.formats import EXAMPLE
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Evaluation, Study

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.serving.readers.recordings import MANIFEST, read_megatron, read_sglang
@@ -10,13 +12,16 @@ from capmoe_eval.serving.readers.responses import read_responses
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.serving.trace_file import OWN_ARRAYS, SUFFIXES, check_regular, load_trace
 
+EXAMPLE: Final = "example"
+"""Stands for the trace in the package."""
+
 
 def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = None) -> Trace:
     """Read a trace of ours, of vLLM, SGLang or Megatron-LM.
 
     Args:
         path: Ours (``.npz``, ``.parquet``), responses of vLLM or SGLang (``.jsonl``), SGLang's
-            recording (``.pt``), or the directory of a workload of Megatron-LM.
+            recording (``.pt``), the directory of a workload of Megatron-LM, or ``example``.
         n_experts: Routed experts E of a layer, which responses do not say.
         top_k: Experts K of a token, which SGLang's responses do not say.
 
@@ -24,9 +29,12 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
         UsageError: If there is no such file, it cannot be read as what its name says, or it has
             another E or K.
     """
-    if not path.exists():
+    if str(path) == EXAMPLE:
+        with as_file(files("capmoe_eval.serving") / "data" / "example.npz") as example:
+            trace = load_trace(example)
+    elif not path.exists():
         raise UsageError(f"{shown(path)}: no such file or directory; give the path of a trace")
-    if path.is_dir():
+    elif path.is_dir():
         trace = _in_directory(path)
     else:
         check_regular(path)
@@ -57,10 +65,10 @@ def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
 def _in_directory(path: Path) -> Trace:
     if (path / MANIFEST).is_file():
         return read_megatron(path)
-    if files := sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".pt")):
+    if recorded := sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".pt")):
         raise UsageError(
-            f"{shown(path)}: a directory with {len(files)} files of a server; give one of them, "
-            f"such as {files[0]}"
+            f"{shown(path)}: a directory with {len(recorded)} files of a server; give one of them, "
+            f"such as {recorded[0]}"
         )
     raise UsageError(
         f"{shown(path)}: a directory without {MANIFEST}; give a file, or the directory of one "
