@@ -11,7 +11,7 @@ from torch import Tensor
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.server.gate import read_gate
+from capmoe_eval.server.gate import read_gate, rounds_to_logits, slack
 from capmoe_eval.server.step import StepPlan, StepRows, plan_step
 from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
 from capmoe_eval.wrapper.hook import combine, decide, normalises_all, score
@@ -198,6 +198,7 @@ class LayerCapacity:
         # Only kernels that were tried are given rows of single pairs.
         self._compacts = any(of.__name__ == "CPUUnquantizedExperts" for of in type(experts).__mro__)
         self._is_proven = False
+        self._rounds = rounds_to_logits(router)
         self._routed: list[_Routed] = []
         self._dropped_NS: Tensor | None = None  # None where every slot of the step is computed
 
@@ -226,6 +227,7 @@ class LayerCapacity:
                 plan.rows(router_logits),
                 plan.rows(weight_NK),
                 plan.rows(index_NK).long(),
+                slack(router_logits) if self._rounds and plan.observers else None,
             )
             scores = assignment = None
             decides = plan.constrained and not self._method.is_stock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +67,30 @@ def read_gate(name: str, router: Any) -> Gate:
             "without CAPMOE_METHOD"
         )
     return min(gates, key=lambda fit: fit[1])[0]  # the first of those that fit alike
+
+
+def rounds_to_logits(router: Any) -> bool:
+    """Return whether a router computes its weights in the precision of its logits.
+
+    The weights are then of float32 and have the values of a lower precision. That is so for a
+    softmax without groups on a CPU.
+    """
+    bias = getattr(router, _BIAS, None)
+    device = None if bias is None else bias.device
+    generator = torch.Generator().manual_seed(0)
+    logits_TE = torch.randn(_PROBE_ROWS, int(router.global_num_experts), generator=generator)
+    logits_TE = logits_TE.to(device, torch.bfloat16)
+    weight_TK, _ = router._compute_routing(logits_TE, logits_TE, None)
+    return bool((weight_TK == weight_TK.bfloat16()).all())
+
+
+def slack(logits_TE: Tensor) -> Tensor:
+    """Return the relative error of weights that are computed in the precision of the logits [].
+
+    vLLM takes ``exp(logit - log Z)``: log Z, the difference and its exponential are each rounded.
+    With logits of at most m, log Z is at most m + log E, and the difference at most m more.
+    """
+    half = torch.finfo(logits_TE.dtype).eps / 2
+    most = logits_TE.abs().amax().float()
+    exponent = half * (1 + 3 * most + 2 * math.log(logits_TE.shape[1]))
+    return exponent.expm1()

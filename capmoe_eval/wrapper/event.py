@@ -171,6 +171,9 @@ class RouterCall:
     logits_NE: Tensor
     weight_NK: Tensor  # its combine weights
     topk_NK: Tensor  # its choice
+    # The relative error of the weights by the router's own rounding []; None where that is the
+    # rounding to the weights' precision alone.
+    slack: Tensor | None = None
 
 
 @dataclass(frozen=True)

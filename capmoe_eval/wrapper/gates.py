@@ -150,19 +150,21 @@ class Gate:
         smallest = max(1e-6, torch.finfo(weight_TK.dtype).tiny) * max(1.0, self.scale)
         return (error_TK / expected_TK.abs().clamp_min(smallest)).amax()
 
-    def faults(self, scores: Scores, weight_TK: Tensor) -> Tensor:
+    def faults(self, scores: Scores, weight_TK: Tensor, slack: Tensor | None = None) -> Tensor:
         """Return by how much the recipe fails to reproduce a router's output [3].
 
         They are the largest relative deviation of its weights, the same over what rounding in their
         precision explains, and the number of tokens whose top-k is not the recipe's. NaN counts as
-        an infinite deviation, because comparisons with NaN are false.
+        an infinite deviation, because comparisons with NaN are false. ``slack`` is added to what
+        rounding explains.
         """
         allowed = tolerance(weight_TK.dtype)
         deviation = self.deviation(scores, weight_TK).nan_to_num(nan=torch.inf, posinf=torch.inf)
         misread = torch.zeros_like(deviation)
         if not self.recipe.fixed:
             misread = misread_T(scores, allowed).sum().to(deviation.dtype)
-        return torch.stack([deviation, deviation / allowed, misread])
+        explained = allowed if slack is None else allowed + slack.to(deviation.dtype)
+        return torch.stack([deviation, deviation / explained, misread])
 
 
 def misread_T(scores: Scores, slack: float) -> Tensor:

@@ -127,7 +127,7 @@ class GateCheck(Observer):
         """Check one forward of a layer."""
         gate = self.sums[event.number]
         weight_TK = event.counts.groups.counted(event.router.weight_NK)
-        faults = event.layer.gate.faults(event.scores, weight_TK)
+        faults = event.layer.gate.faults(event.scores, weight_TK, event.router.slack)
         gate.forwards += 1
         gate.faults = torch.maximum(moved(gate.faults, faults.device), faults)
 
