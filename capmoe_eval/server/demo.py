@@ -229,10 +229,10 @@ def report(
         f"{capped.n_right(questions)} under {name}. Largest change: {max(changes):.3f}."
     )
     yield ""
-    yield "What the plugin adds to /metrics (docs/how-to/server.md says what each line means):"
+    yield "What the plugin adds to /metrics (docs/server.md says what each line means):"
     yield from shortened(capped.metrics) if capped.metrics else ["  none"]
     yield ""
-    yield "Next, your model, with the variables of docs/how-to/server.md:"
+    yield "Next, your model, with the variables of docs/server.md:"
     variables = " ".join(f"{key}={value}" for key, value in settings.items())
     yield f"  {variables} vllm serve MODEL --enforce-eager"
 
