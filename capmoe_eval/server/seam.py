@@ -90,11 +90,11 @@ def install(settings: ServerSettings) -> None:
     """Wrap vLLM's functions so that every engine of this process runs under the method.
 
     Raises:
-        UsageError: If vLLM is not as expected.
+        UsageError: If vLLM is not as expected, or the trace cannot be written.
     """
-    check_seam()
     if settings.trace is not None:
         check_writable("CAPMOE_TRACE", settings.trace)
+    check_seam()
     share_metrics()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -164,6 +164,13 @@ def check_configuration(config: Any) -> None:
     for name in ("speculative_config", "lora_config", "kv_transfer_config", "ec_transfer_config"):
         if getattr(config, name) is not None:
             raise UsageError(f"{name}: {untried}; leave it out")
+    # Elsewhere workers start without this environment, and run without the method.
+    backend = parallel.distributed_executor_backend
+    if backend not in (None, "uni", "mp") or parallel.nnodes > 1:
+        raise UsageError(
+            f"distributed_executor_backend={backend}, nnodes={parallel.nnodes}: {untried}; start "
+            "the engine on one machine, with distributed_executor_backend=mp"
+        )
     if getattr(config, "use_v2_model_runner", False):
         raise UsageError(f"vLLM's second model runner {untried}; set VLLM_USE_V2_MODEL_RUNNER=0")
     device = config.device_config.device_type
@@ -180,9 +187,8 @@ def _wrap_loading(runner_class: Any, settings: ServerSettings) -> None:
     @functools.wraps(stock)
     def load_model(runner: Any, *args: Any, **kwargs: Any) -> None:
         stock(runner, *args, **kwargs)
-        capacity = EngineCapacity(
-            runner.model, runner.vllm_config.model_config.hf_config, settings.method
-        )
+        config = runner.vllm_config.model_config.hf_config
+        capacity = EngineCapacity(runner.model, config, settings.method, samples=True)
         _observe(capacity, settings, runner.vllm_config.model_config.model)
         _keep_out_of_graphs(runner)
         runner.capmoe = capacity

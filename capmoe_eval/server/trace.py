@@ -63,14 +63,20 @@ class TraceWriter(Recorder):
     def begin(self, plan: ForwardPlan) -> None:
         """Record the number, the kind and the requests of a plan, if it is still to be recorded."""
         assert isinstance(plan, StepPlan)
-        if plan.step is not self._step:
-            self._leave_out_broken()
-            self._step = plan.step
         super().begin(plan)
         if self._is_recording:
             numbers = self._numbers
             number_R = np.array([numbers.setdefault(of, len(numbers)) for of in plan.step.requests])
             self._requests.append(number_R[plan.request_T.numpy()])
+
+    def _is_to_record(self, plan: ForwardPlan) -> bool:
+        """Return whether a plan is recorded: all plans of a step are, or none."""
+        assert isinstance(plan, StepPlan)
+        if plan.step is self._step:
+            return self._is_recording
+        self._leave_out_broken()
+        self._step = plan.step
+        return super()._is_to_record(plan)
 
     def end(self, plan: ForwardPlan) -> None:
         """Note that a plan is whole, and write the trace if it has doubled or is the last one."""

@@ -54,13 +54,17 @@ class Recorder(Observer):
 
     def begin(self, plan: ForwardPlan) -> None:
         """Record the number and the kind of a forward, if its tokens are still to be recorded."""
-        self._is_recording = self.tokens < self._limit
+        self._is_recording = self._is_to_record(plan)
         self.seen += plan.groups.n_tokens
         if self._is_recording:
             own_tokens = len(plan.groups.rows_T)
             self.tokens += plan.groups.n_tokens
             number_T = np.full(own_tokens, plan.number, dtype=np.int32)
             self._steps.append((number_T, np.full(own_tokens, plan.decode)))
+
+    def _is_to_record(self, plan: ForwardPlan) -> bool:
+        """Return whether a forward that begins is recorded."""
+        return self.tokens < self._limit
 
     def wants(self, plan: ForwardPlan) -> bool:
         """Return whether the forward that has begun is recorded."""
