@@ -16,7 +16,7 @@ FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14
            comparators adaptive granularity placement skew
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages report bench bench-ep bench-server smoke test test-all coverage test-numeric install-server test-server serve-demo check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-all coverage test-numeric install-server test-server serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -41,7 +41,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
 
 install-server: $(SERVER)/.installed  ## create .venv-server: the suite beside vLLM for CPUs (3.2 GB)
 
-# No `pip check`: vLLM's transformers is older, and torchvision, torchaudio and torchcodec are left out (docs/how-to/server.md).
+# No `pip check`: vLLM's transformers is older, and torchvision, torchaudio and torchcodec are left out (docs/server.md).
 $(SERVER)/.installed: pyproject.toml .ci/vllm/pyproject.toml $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(SERVER)
 	$(SERVER)/bin/python $(PIP) --require-hashes -r lock/build.txt
@@ -107,6 +107,15 @@ claims: install  ## every claim of the paper with its verdict, from finished res
 
 pages: install  ## write what README and docs have of records, knobs and commands
 	$(PY) -m tests.pages
+
+docs: $(VENV)-docs/.installed  ## build the documentation, offline: reports/docs/index.html
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build
+	@echo "written: reports/docs/index.html"
+
+$(VENV)-docs/.installed: lock/docs.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python $(PIP) --require-hashes -r lock/docs.txt
+	touch $@
 
 # No evaluation is computed; a part that cannot be made is missing in the site, and the site says so.
 report: install  ## everything from finished results, and one site to browse: reports/index.html

@@ -33,7 +33,7 @@ PARTS = {
     "slurm": EXTRAS["slurm"],
     "easy-vqa": EXTRAS["easy-vqa"],
 }
-GPU, CPU, SERVER = "torch-gpu", "torch-cpu", "server"
+GPU, CPU, SERVER, DOCS = "torch-gpu", "torch-cpu", "server", "docs"
 TESTS = ("hypothesis", "pytest", "pytest-xdist")  # what the tests of the server need of `dev`
 # vLLM 0.32 refuses the transformers that the suite needs, and runs with it. The builds of torch's
 # companions on the index do not load beside torch for CPUs, and transformers imports them.
@@ -46,6 +46,7 @@ HEADERS = {
     "easy-vqa": "The extra `easy-vqa`.",
     GPU: "Torch for GPUs, and what it needs on Linux.",
     CPU: "Torch for CPUs, instead of the above.",
+    DOCS: "The extra `docs`, in an environment of its own.",
     SERVER: "The extra `vllm`, with the suite and what its tests need: the server's environment.",
 }
 
@@ -77,6 +78,7 @@ def main() -> None:
     if before.get("torch", ("", ()))[0] != version:
         locks[CPU] = {"torch": (version, {hash_here(f"torch=={version}")})}
     locks[SERVER] = server_lock(locks, pinned)
+    locks[DOCS] = kept(DOCS, EXTRAS["docs"], pinned)
     for part, lock in locks.items():
         write(LOCKS / f"{part}.txt", HEADERS[part], lock)
 
@@ -103,6 +105,18 @@ def server_lock(locks: dict[str, Lock], pinned: dict[str, str]) -> Lock:
         for name, entry in lock.items()
         if name not in locks[GPU] and locks["build"].get(name) != entry
     }
+
+
+def kept(name: str, requirements: list[str], pinned: dict[str, str]) -> Lock:
+    """Return what requirements need, in the pins' versions or those that the lock has."""
+    path = LOCKS / f"{name}.txt"
+    before = parsed(path.read_text("utf-8")) if path.exists() else {}
+    pins = {package: version for package, (version, _) in before.items()} | pinned
+    with tempfile.TemporaryDirectory() as directory:
+        preferred = Path(directory) / path.name
+        preferred.write_text("\n".join(f"{n}=={v}" for n, v in pins.items()), encoding="utf-8")
+        compiled(requirements, ["--output-file", str(preferred)])
+        return parsed(preferred.read_text("utf-8"))
 
 
 def resolve(requirements: list[str]) -> Lock:

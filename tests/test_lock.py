@@ -19,6 +19,10 @@ PINS = {
 LOCKS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "lock").iterdir()}
 
 
+APART = ("docs", "server")
+"""Locks of environments of their own."""
+
+
 def names(*locks: str) -> list[str]:
     """The packages of locks, each by the name that all its spellings share."""
     texts = [LOCKS[lock] for lock in locks]
@@ -34,7 +38,7 @@ def test_it_has_versions_with_hashes_and_nothing_else(lock: str) -> None:
 
 def test_it_has_each_pin_once() -> None:
     of_torch = "torch-gpu", "torch-cpu"
-    others = [lock for lock in LOCKS if lock not in (*of_torch, "server")]
+    others = [lock for lock in LOCKS if lock not in (*of_torch, *APART)]
     assert sorted([*names(*others), "torch"]) == sorted(PINS)
     for lock in others:
         for name, number in re.findall(r"(?m)^(.+)==(\S+)", LOCKS[lock]):
@@ -53,7 +57,8 @@ def test_it_has_what_the_project_asks_for() -> None:
         "slurm": extras["slurm"],
         "easy-vqa": extras["easy-vqa"],
     }
-    assert asked.keys() | {"torch-gpu", "torch-cpu", "server"} == LOCKS.keys()
+    assert asked.keys() | {"torch-gpu", "torch-cpu", *APART} == LOCKS.keys()
+    assert {Requirement(need).name for need in extras["docs"]} <= set(names("docs"))
     for lock, requirements in asked.items():
         for requirement in map(Requirement, requirements):
             name = canonicalize_name(requirement.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests import bill_of_materials
 from tests.bench import rehearsal_page
-from tests.pages import ROOT, fill, pages, present
+from tests.pages import ROOT, fill, glance, pages, present
 from tests.pages.blocks import BLOCKS
 
 
@@ -12,6 +12,10 @@ def main() -> None:
     """Write the pages that differ, and name them."""
     whole = {module.DOCUMENT: module.text() for module in (bill_of_materials, rehearsal_page)}
     texts = {name: BLOCKS[name]() for name in present()}
+    image = glance.image()
+    if not glance.PICTURE.exists() or glance.PICTURE.read_bytes() != image:
+        glance.PICTURE.write_bytes(image)
+        print(f"written: {glance.PICTURE.relative_to(ROOT)}")
     for path in pages():
         text = path.read_text(encoding="utf-8")
         if (new := whole.get(path) or fill(text, texts)) != text:

@@ -11,13 +11,17 @@ from pathlib import Path
 from tests.pages import ROOT
 
 
-def printed(command: str) -> str:
-    """Return what a command prints, indented, without the lines on files that it wrote."""
+def printed(command: str, *, is_shown: bool = False) -> str:
+    """Return what a command prints, indented, without the lines on files that it wrote.
+
+    ``is_shown`` puts the command above it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for name in ("results", "capmoe_eval"):
             (Path(folder) / name).symlink_to(ROOT / name)
         words = [sys.executable, "-m", "capmoe_eval", *shlex.split(command)[1:]]
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
     lines = [line for line in done.stdout.splitlines() if not line.startswith("written")]
+    lines = [f"$ {command}", *lines] if is_shown else lines
     text = "\n".join(f"    {line}".rstrip() for line in lines).strip("\n")
     return f"\n{text}\n\n"

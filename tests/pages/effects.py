@@ -52,7 +52,7 @@ def effect(finding: WrittenFinding, digits: int = 2) -> str:
 
 
 def caption() -> str:
-    """Return README's caption of the picture of the replication."""
+    """Return the caption of the picture of the replication."""
     families = Counter(map(family, replication().models))
     seeds = span(map(float, families.values()), "{:g}")
     scores = [each.effect for each in findings("a", "score γ=1 ") if each.effect is not None]
@@ -79,10 +79,7 @@ def caption() -> str:
         f"On images (MME, γ=1) Expanded Drop − Token Drop is {', '.join(images)}; Table 4 prints "
         "gains in all three. "
         f"Reverse Order − Order at γ=1 is {printed.gaps[2].effect:.1f} in Table 1; here, by the "
-        f"sequences that share a capacity, {' and '.join(orders)}. `make replicate` makes "
-        "the picture from the results in this repository; "
-        "[docs/zoo/replication.md](docs/zoo/replication.md) has the verdicts on the paper's "
-        "claims, also where they contradict the paper.*"
+        f"sequences that share a capacity, {' and '.join(orders)}.*"
     )
 
 
@@ -91,7 +88,7 @@ _PLACEMENTS: Final = ("contiguous", "eplb")
 
 
 def _placed() -> dict[tuple[float, str], list[list[Record]]]:
-    """Return the records on blocks and on EPLB's placement, by γ and model."""
+    """Return the records on contiguous placement and on EPLB's placement, by γ and model."""
     groups: dict[tuple[float, str], list[list[Record]]] = {}
     for record in records("experiment=placed"):
         if record.gamma is not None:
@@ -150,8 +147,8 @@ def placed() -> str:
     n = {record.n for side in sides for record in side}
     tasks = sorted({record.task for side in sides for record in side})
     head = (
-        *("γ", "model", "dropped: blocks, EPLB", "straggler factor: blocks, EPLB"),
-        "accuracy, EPLB − blocks, points",
+        *("γ", "model", "dropped: contiguous, EPLB", "straggler factor: contiguous, EPLB"),
+        "accuracy, EPLB − contiguous, points",
     )
     return (
         table(head, rows)
@@ -169,7 +166,7 @@ def placed() -> str:
 
 
 def placed_drops() -> str:
-    """Return README's sentence on a capacity of devices on EPLB's placement at γ=1."""
+    """Return the sentence on a capacity of devices on EPLB's placement at γ=1."""
     shares = [
         [100 * (mean_load(side, _tasks(side), "drop_rate") or 0.0) for side in sides]
         for (gamma, _), sides in _placed().items()
@@ -178,10 +175,8 @@ def placed_drops() -> str:
     compared = {m: _paired(both[1], both[0]) for (g, m), both in _placed().items() if g == 1.0}
     blocks, eplb = (span(side, "{:.0f}") for side in zip(*shares, strict=True))
     return paragraph(
-        "**A device's capacity on another placement.** `placement=eplb` evaluates a device "
-        f"capacity on experts that EPLB has placed. At γ=1 it drops {eplb} % of the pairs, "
-        f"contiguous placement {blocks} %; accuracy changes by {signed(*_points(compared))} points "
-        "([docs/reference/methods.md](docs/reference/methods.md#methods-of-other-papers))."
+        f"At γ=1, `placement=eplb` drops {eplb} % of the pairs, contiguous placement {blocks} %; "
+        f"accuracy changes by {signed(*_points(compared))} points."
     )
 
 
@@ -193,16 +188,12 @@ def _adaptive() -> list[AdaptiveOutcome]:
 
 
 def adaptive() -> str:
-    """Return the verdict on a γ for each layer, for README."""
+    """Return the verdict on a γ for each layer in short."""
     verdict = primary(verdicts(_adaptive()))
     gain, model = min((value, model) for model, value in _gains().items())
     return paragraph(
-        "**A γ for each layer.** `gamma=adaptive budget=0.05` chooses the γ of each layer on other "
-        f"documents. Against one γ for all on {len(_gains())} embedded models, over six budgets of "
-        f"pairs (the primary endpoint): {verdict} {FAMILIES[model]} changes most: "
-        f"{shown(gain, '{:+.3f}')}. More is in "
-        "[docs/how-to/choose_a_setting.md]"
-        "(docs/how-to/choose_a_setting.md#a-capacity-factor-for-each-layer)."
+        f"Against one γ for all on {len(_gains())} embedded models, over six budgets of pairs (the "
+        f"primary endpoint): {verdict} {FAMILIES[model]} changes most: {shown(gain, '{:+.3f}')}."
     )
 
 

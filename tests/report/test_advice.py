@@ -29,15 +29,24 @@ from tests.serving.test_front import skewed
 from tests.serving.test_readers import completion, generated, lines
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/how-to/choose_a_setting.md").read_text(encoding="utf-8")
-COMMANDS = sorted(set(re.findall(r"^    (capmoe-eval .*)$", PAGE, re.MULTILINE)))
-OWN_ARRAYS = PAGE.partition("### Counts or ids in arrays of your own")[2].split("```")[1][7:]
+PAGES = [
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in (
+        "how-to/record_traffic.md",
+        "how-to/choose_a_setting.md",
+        "reference/advice.md",
+        "explanation/adaptive_gamma.md",
+    )
+]
+COMMANDS = sorted(set(re.findall(r"^    (capmoe-eval .*)$", "\n".join(PAGES), re.MULTILINE)))
+HEADING = "## Counts or ids in arrays of your own"
+OWN_ARRAYS = PAGES[0].partition(HEADING)[2].split("```")[1][7:]
 """The example that makes traces of arrays."""
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with what the commands of the page name, as a user's would be."""
+    """A directory with what the commands of the pages name, as a user's would be."""
     import torch
 
     generator = np.random.default_rng(0)
@@ -76,7 +85,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_page_runs(
+def test_every_command_of_the_pages_runs(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = command.replace("/tmp/expert", "expert").replace("*", "1")
@@ -97,7 +106,7 @@ def test_arrays_of_a_users_own_become_traces(
     assert ids.expert_TLK is not None
     assert (ids.n_experts, ids.top_k) == (128, 8)
     np.testing.assert_array_equal(ids.expert_TLK[:, 1], np.load("layer1.npy"))
-    assert "### Counts or ids in arrays of your own" in PAGE
+    assert HEADING in PAGES[0]
     with pytest.raises(SystemExit):
         main(["loads", "counts.npy"])
     assert "for counts or ids in arrays of your own see" in capsys.readouterr().err

@@ -339,23 +339,26 @@ def _table(column: str, cells: Mapping[Finding, str]) -> str:
 
 
 _HEAD = """\
-# Models
+# Supported models
 
 {supported} of the {all} architectures of transformers {version} that dispatch their experts through
 its experts interface run under a capacity. Of each, a model with random weights was built in small,
-with a bias that is not zero where the family has one, and run at γ=1: every
+with a bias that is not zero where the family has one, and run at γ=1. Every
 [invariant](invariants.md) held, tokens were dropped, and the model was itself again afterwards. A
-multimodal model is given text alone; [below](#with-images) images, too. Made by
+multimodal model is given text alone; [below](#with-images) images, too. The page is made by
 `python -m tests.wrapper.architectures`; a test keeps it true.
 
-A router is understood by what it does. It is given random hidden states and a random bias; of all
-recipes the one is taken whose scores and weights, computed from the router's logits, are the
-router's own choice and weights, also of more or fewer experts per token where groups or the
-normalisation do not show otherwise. A *bias* is added to the scores or logits for the choice alone.
-*MoE layers announced* is what the configuration says of its layers, whatever modules there are (one
-that names no dense layer announces all); a model in which another number is found is refused.
-Quantised experts (FP8, MXFP4) are refused, whatever the architecture: they have kernels of their
-own; load them dequantised.
+A router is identified by what it does, not by its name. It is given random hidden states and a
+random bias. The recipe is taken whose scores and weights, computed from the router's logits, are
+the router's own choice and weights. Where groups or the normalisation do not show otherwise, this is
+also tried with more or fewer experts per token.
+
+- A *bias* is added to the scores or logits for the choice alone.
+- *MoE layers announced* is what the configuration says of its layers, whatever modules there are. A
+  configuration that names no dense layer announces all. A model in which another number is found is
+  refused.
+- Quantised experts (FP8, MXFP4) are refused, whatever the architecture: they have kernels of their
+  own. Load them dequantised.
 
 ## Supported
 

@@ -211,9 +211,9 @@ def with_images() -> str:
 ## With images
 
 Given images as well (`tests/wrapper/test_modality.py`): {", ".join(f"`{f}`" for f in FAMILIES)}.
-γ=∞ gives the stock model's logits bit for bit, every token of an image is known as one, in forwards
-and in `generate`, and the modality that is named is dropped first. `llava` has an OLMoE as its
+γ=∞ gives the stock model's logits bit for bit. Every token of an image is recognised as one, in
+forwards and in `generate`. The modality that is named is dropped first. `llava` has an OLMoE as its
 language model; another one of this page may stand in its place. `molmoe` is the suite's own port
 ([MolmoE](../explanation/molmoe.md)). The MoE layers are those of the
 language model: no tower of transformers {transformers.__version__} has any.
-How the tokens of images are told stands in [Modalities](modalities.md)."""
+[Modalities](modalities.md) says which tokens are an image's."""

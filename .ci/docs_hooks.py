@@ -1,0 +1,59 @@
+"""Hooks of MkDocs: pages of the repository that lie outside of ``docs/``.
+
+The READMEs of the extensions are pages of the site. A link to another file of the repository, which
+a reader of the site may not have, becomes its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+EXTENSIONS = "capmoe_eval/extensions/{}/README.md"
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+_BLOCK = re.compile(r"(?m)^<!-- .*make pages -->\n|^<!-- end of .* -->\n")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the README of every extension."""
+    for path in sorted((ROOT / "capmoe_eval" / "extensions").glob("*/README.md")):
+        source = page_of(path.relative_to(ROOT).as_posix())
+        text = path.read_text(encoding="utf-8")
+        files.append(File.generated(config, source, content=text))
+    return files
+
+
+def page_of(path: str) -> str:
+    """Return the page of a file of the repository, or nothing."""
+    parts = PurePosixPath(path).parts
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    is_extension = len(parts) == 4 and path == EXTENSIONS.format(parts[2])
+    return f"extensions/{parts[2]}.md" if is_extension else ""
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Point links to the pages of the site."""
+    source = page.file.src_uri
+    is_extension = source.startswith("extensions/")
+    home = EXTENSIONS.format(PurePosixPath(source).stem) if is_extension else f"docs/{source}"
+
+    def linked(link: re.Match[str]) -> str:
+        text, target = link.groups()
+        file, mark, anchor = target.partition("#")
+        if "://" in target or not file:
+            return link[0]
+        path = os.path.normpath(PurePosixPath(home).parent / file).replace(os.sep, "/")
+        if not (ROOT / path).exists():
+            return link[0]
+        there = page_of(path)
+        if not there or there.endswith(".json"):
+            return text if text.startswith("`") else f"{text} (`{path}`)"
+        return f"[{text}]({os.path.relpath(there, PurePosixPath(source).parent)}{mark}{anchor})"
+
+    return _LINK.sub(linked, _BLOCK.sub("", markdown))

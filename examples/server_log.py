@@ -1,0 +1,31 @@
+"""Say of a server's routing how uneven it is, what a capacity drops, and what balancing gives.
+
+python examples/server_log.py [TRACE [EXPERTS]]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from capmoe_eval.serving.balancing import compare
+from capmoe_eval.serving.readers.formats import read_trace
+from capmoe_eval.serving.summary import summarise
+
+EXAMPLE = "capmoe_eval/serving/data/example.npz"
+RANKS = 8
+
+
+def main(path: str = EXAMPLE, experts: str | None = None) -> None:
+    """Print drops by γ, and the straggler factor of every placement."""
+    trace = read_trace(Path(path), n_experts=None if experts is None else int(experts))
+    summary = summarise(trace, (1.0, 1.5, 2.0), ranks=RANKS)
+    for at in summary.total.at:
+        print(f"gamma {at.gamma:g}: {at.drop_rate:.1%} dropped")
+    # Plans on the first half of the steps, judges on the second.
+    for outcome in compare(trace.loads(), ranks=RANKS):
+        print(f"{outcome.method:16} straggler factor {outcome.summary().straggler:.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

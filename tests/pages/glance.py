@@ -1,0 +1,173 @@
+"""The picture of README, and the numbers beside it: what a capacity costs and what it gives."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Final
+
+from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.paper.statistics import Effect
+from capmoe_eval.paper.trainings import dev_losses
+from capmoe_eval.report.figures import panels as p
+from capmoe_eval.report.figures.pooling import rank_peak
+from capmoe_eval.report.figures.write import images_of
+from capmoe_eval.report.templates import shown
+from tests.pages import DOCS, paragraph, signed, span
+from tests.pages.effects import replication
+from tests.pages.names import FAMILIES, records
+
+PICTURE: Final = DOCS / "pictures" / "at_a_glance.svg"
+_GAMMAS: Final = (1.0, 1.5, 2.0)
+_TITLES: Final = {
+    "score": "Token Drop",
+    "reverse_order": "Reverse Order",
+    "random": "Random",
+    "order": "Order",
+}
+_STOCK: Final = Side(method="baseline")
+
+
+@cache
+def evidence() -> Evidence:
+    """Return the committed records that the claims are judged by."""
+    asked = tuple(records("experiment=replicate"))
+    losses = dev_losses(frozenset(record.model for record in asked))
+    return Evidence("zoo", asked, losses=losses)
+
+
+@cache
+def change(method: str, gamma: float) -> Effect:
+    """Return the points of accuracy that a method changes, against no capacity."""
+    return evidence().effect(Side(method=method, gamma=gamma), _STOCK)
+
+
+@cache
+def stragglers(method: str, gamma: float, *, before: bool = False) -> Mapping[str, float]:
+    """Return the fullest rank over the mean load of each family, on the tasks of :func:`change`.
+
+    Before the drops it is that of the router's choice: the stock model has no ranks.
+    """
+    of_families: dict[str, list[float]] = {}
+    for model, tasks in change(method, gamma).tasks.items():
+        by_task = evidence().find(Side(method=method, gamma=gamma), model)
+        peaks = [_peak(record, before) for task in tasks for record in by_task[task]]
+        of_families.setdefault(family(model), []).append(statistics.fmean(peaks))
+    return {name: statistics.fmean(peaks) for name, peaks in of_families.items()}
+
+
+def _peak(record: Record, before: bool) -> float:
+    if not before:
+        return rank_peak([record])
+    return statistics.fmean(layer.peak.device_before.mean for layer in record.layers)
+
+
+def _lines(side: Sequence[Mapping[str, float]]) -> tuple[list[float], list[float], list[float]]:
+    values = [list(each.values()) for each in side]
+    return [statistics.fmean(v) for v in values], list(map(min, values)), list(map(max, values))
+
+
+def picture() -> p.Picture:
+    """Return accuracy and straggler factor by γ and method, with their bands."""
+    accuracy: list[p.Mark] = [p.rule(0, (0, (4, 2)), 0.8, "no capacity")]
+    waiting: list[p.Mark] = []
+    for index, (method, title) in enumerate(_TITLES.items()):
+        effects = [change(method, gamma) for gamma in _GAMMAS]
+        look = p.line_look(index, linewidth=1.4, markersize=4)
+        low, high = zip(*(effect.interval() for effect in effects), strict=True)
+        points = [effect.points for effect in effects]
+        shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+        accuracy += [
+            p.Band("", low, high, _GAMMAS, shade),
+            p.Curve(title, _GAMMAS, points, look=look),
+        ]
+        mean, low, high = _lines([stragglers(method, gamma) for gamma in _GAMMAS])
+        waiting.append(p.Curve(title, _GAMMAS, mean, look=look))
+        if method == "score":
+            waiting.append(p.Band("", low, high, _GAMMAS, shade))
+    stock, *ends = _lines([stragglers("score", 1.0, before=True)])
+    waiting.append(p.rule(stock[0], (0, (4, 2)), 0.8))
+    waiting.append(p.Band("", *ends, look={"color": p.GREY, "alpha": 0.15, "linewidth": 0}))
+    x = p.gamma_axis(_GAMMAS, "capacity factor γ")
+    look = {"title": {"loc": "left", "fontweight": "bold"}}
+    return p.Picture(
+        [
+            [
+                p.Panel(
+                    "What it costs", accuracy, x, p.Axis("accuracy, change in points"), look=look
+                ),
+                p.Panel("What it gives", waiting, x, p.Axis("fullest rank / mean load"), look=look),
+            ]
+        ],
+        height=2.7,
+        look={"legend": 5},
+    )
+
+
+def image() -> bytes:
+    """Return the picture as SVG."""
+    return images_of(picture(), ["svg"])["svg"]
+
+
+def caption() -> str:
+    """Return the sentences below README's picture."""
+    effect = change("score", 1.0)
+    documents = f"{effect.documents:,} questions"
+    others = [-(change(m, 1.0).points or 0.0) for m in _TITLES if m != "score"]
+    before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
+    return paragraph(
+        f"*{len(effect.models)} tiny trained models ({_families(before)}), {documents}. At γ=1 the "
+        f"fullest rank has {_mean(after)} times the mean load instead of {_mean(before)}. Token "
+        f"Drop, which keeps the pairs with the highest gate scores, changes accuracy by "
+        f"{_points(effect)} points; the other rules lose {span(others, '{:.1f}')}. Bands, left: "
+        "95 % intervals over questions. Bands, right: the lowest and the highest family, without "
+        "a capacity (grey) and under Token Drop.*"
+    )
+
+
+def headline() -> str:
+    """Return the four numbers of the overview."""
+    effect = change("score", 1.0)
+    others = [
+        evidence().effect(Side(method="score", gamma=1.0), Side(method=m, gamma=1.0))
+        for m in _TITLES
+        if m != "score"
+    ]
+    gains = [each.points or 0.0 for each in others]
+    before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
+    verdicts = [claim.verdict for claim in replication().claims]
+    counts = {word: verdicts.count(word) for word in dict.fromkeys(verdicts)}
+    confirmed = counts.pop("confirmed", 0)
+    rest = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+    rows = (
+        (
+            f"{_mean(before)} → {_mean(after)}",
+            "the load of the fullest rank over the mean, without a capacity and at γ=1",
+        ),
+        (f"{_points(effect)} points", "of accuracy: Token Drop at γ=1 against no capacity"),
+        (
+            f"{span(gains, '{:.1f}')} points",
+            "Token Drop is better than Order, Reverse Order and Random at γ=1",
+        ),
+        (
+            f"{confirmed} of {len(verdicts)}",
+            f"claims of the paper are confirmed on these models; {rest}",
+        ),
+    )
+    return "| | |\n|---|---|\n" + "".join(f"| **{number}** | {text} |\n" for number, text in rows)
+
+
+def _families(names: Mapping[str, float]) -> str:
+    return ", ".join(FAMILIES[name] for name in names)
+
+
+def _mean(values: Mapping[str, float]) -> str:
+    return shown(statistics.fmean(values.values()), "{:.2f}")
+
+
+def _points(effect: Effect) -> str:
+    assert effect.points is not None
+    return signed(effect.points, *effect.interval(), 1)

@@ -1,0 +1,80 @@
+"""Every tutorial runs as it stands: its blocks ``sh`` and ``python``, in their order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import DOCS, ROOT
+from tests.records import planned
+
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(path: Path, *kinds: str) -> list[tuple[str, str]]:
+    """Return the code blocks of some kinds, in their order."""
+    return [
+        (kind, text)
+        for kind, text in _BLOCK.findall(path.read_text(encoding="utf-8"))
+        if kind in kinds
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory that is like a checkout for who reads it, and takes what is written."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "zoo").symlink_to(ROOT / "results" / "zoo")
+    return tmp_path
+
+
+def test_there_are_tutorials() -> None:
+    assert len(TUTORIALS) >= 6
+
+
+RUNNABLE = [path for path in TUTORIALS if path.name not in ("own_method.md", "cluster.md")]
+"""``tests/extensions/test_own_method.py`` runs the one; the other needs a cluster."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem) for p in RUNNABLE])
+def test_a_tutorial_runs(path: Path, folder: Path) -> None:
+    steps = blocks(path, "sh", "python")
+    assert len(steps) >= 3
+    script = ["set -euo pipefail"]
+    for number, (kind, text) in enumerate(steps):
+        if kind == "python":
+            (folder / f"step{number}.py").write_text(text, encoding="utf-8")
+        script.append(f"python step{number}.py" if kind == "python" else text)
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": tools, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-c", "\n".join(script)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the keys of each ``capmoe-eval run`` and ``sweep``, and of its module, in a script."""
+    lines = text.replace("\\\n", " ").splitlines()
+    asked = re.compile(r"(?:capmoe-eval (?:run|sweep)|-m capmoe_eval) (.*)")
+    keys = [match[1] for line in lines if (match := asked.search(line))]
+    return [[word for word in shlex.split(line, comments=True) if "=" in word] for line in keys]
+
+
+def test_the_commands_of_a_cluster_are_ones_that_plan() -> None:
+    """What needs GPUs, SLURM or the hub is composed and planned, not run."""
+    scripts = blocks(DOCS / "tutorials" / "cluster.md", "bash")
+    asked = [words for _, text in scripts for words in commands(text)]
+    assert len(asked) >= 7
+    for words in asked:
+        keys = [word for word in words if not word.startswith(("hydra", "grid."))]
+        assert planned(*keys, "plan=true"), words
