@@ -76,7 +76,7 @@ def calibrate(
     parts, split = other_documents(cell.task, source, kind.asked_by)
     per_part = math.ceil(calibration.DOCUMENTS / len(parts))
     asked = sorted(requests(parts, cell, per_part), key=attrgetter("request_type"))
-    lm.set_batches_of(cell)
+    lm.set_batches(cell.batch_size, cell.shuffle)
     # Not in its canonical form, the baseline, which has no capacity groups.
     knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}
     meter = lm.route(TokenDrop(gamma=math.inf, **knobs))

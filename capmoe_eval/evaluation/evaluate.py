@@ -74,7 +74,8 @@ def evaluate(
     for task in programs:
         task.sandbox, task.on_judged = sandbox, lm.on_judged
     prepare(parts, cell)
-    lm.set_batches_of(cell)
+    most_tokens: Any = cell.max_num_batched_tokens  # None without an engine
+    lm.set_batches(cell.batch_size, cell.shuffle, most_tokens)
     started = time.perf_counter()
     meter = lm.route(cell.method) if applied is None else lm.route(applied.method, applied.layers)
     if recorder is not None:
@@ -121,8 +122,8 @@ def evaluate(
     }
     if applied is not None:
         content["capmoe"]["calibration"] = applied.calibrated.model_dump()
-    if (composition := lm.composition()) is not None:
-        content["capmoe"]["server"] = composition
+    if (composition := getattr(lm, "composition", None)) is not None:
+        content["capmoe"]["server"] = composition()
     if sandbox is not None and programs:
         content["capmoe"]["executed"] = {
             **sandbox.description(),

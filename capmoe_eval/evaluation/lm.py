@@ -29,7 +29,7 @@ from transformers import ProcessorMixin
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.batches import Document, deal, documents, n_scored
 from capmoe_eval.evaluation.provenance import provenance
-from capmoe_eval.experiment.cell import Cell, check_batch_size
+from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
@@ -122,15 +122,7 @@ class CapmoeLM(HFLM):
         """Return the provenance of a result, JSON-ready."""
         return provenance(self.model, self.reader)
 
-    def composition(self) -> dict[str, Any] | None:
-        """Return the composition of an engine's steps: None, since batches are static here."""
-        return None
-
-    def set_batches_of(self, cell: Cell) -> None:
-        """Set the batches of a cell's requests."""
-        self.set_batches(cell.batch_size, cell.shuffle)
-
-    def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
+    def set_batches(self, batch_size: int | str, shuffle: int | None = None, *_: None) -> None:
         """Set the sequences per forward, and the seed of random batches, of the next requests."""
         self.batch_size_per_gpu = batch_size
         self.batch_sizes: dict[int, int] = {}

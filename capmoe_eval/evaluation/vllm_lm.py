@@ -47,7 +47,7 @@ _AT_ONCE: Final = 10**9
 """Requests that lm-eval gives to the engine at once: all of them."""
 
 
-class Steps(Observer):
+class EngineSteps(Observer):
     """Keeps of each step how many rows it had of prompts and of generated tokens.
 
     ``on_requests`` is told how many requests begin in a step.
@@ -111,7 +111,7 @@ class CapmoeVllmLM(VLLM):
 
     model: Any  # the engine; None after an error
     meter: Meter
-    _steps: Steps
+    _steps: EngineSteps
 
     def __init__(
         self,
@@ -123,7 +123,10 @@ class CapmoeVllmLM(VLLM):
     ) -> None:
         model = cell.model
         self._directory, self.reader = directory, reader
-        self._engine_settings = _engine_settings(cell)
+        self._engine_settings: dict[str, Any] = {
+            "max_num_seqs": cell.batch_size,
+            "max_num_batched_tokens": cell.max_num_batched_tokens,
+        }
         self.shuffle: int | None = None  # seed of a random order of requests; None: by length
         self.batches: dict[Document, int] = {}  # the step in which each document began
         self._first: list[int] = []  # the steps in which the requests of a call began
@@ -153,10 +156,12 @@ class CapmoeVllmLM(VLLM):
         """Return the provenance of a result, JSON-ready."""
         return {**self._origin, "date": now(), "threads": torch.get_num_threads()}
 
-    def set_batches_of(self, cell: Cell) -> None:
-        """Set the order of a cell's requests and the settings of its engine."""
-        self.shuffle = cell.shuffle
-        settings = _engine_settings(cell)
+    def set_batches(
+        self, batch_size: int | str, shuffle: int | None = None, most_tokens: int | None = None
+    ) -> None:
+        """Set the engine's requests at a time and tokens of a step, and the order of requests."""
+        self.shuffle = shuffle
+        settings = {"max_num_seqs": batch_size, "max_num_batched_tokens": most_tokens}
         if self.model is None or settings != self._engine_settings:
             self._engine_settings = settings
             self.model = start_engine(**self.model_args | settings)
@@ -166,7 +171,7 @@ class CapmoeVllmLM(VLLM):
         assert calibrated is None  # methods with a calibration are refused before
         self.batches = {}
         self.meter = put_under(self.model, method)
-        self._steps = Steps(self.on_rows)
+        self._steps = EngineSteps(self.on_rows)
         self.meter.observe(self._steps)
         return self.meter
 
@@ -198,7 +203,7 @@ class CapmoeVllmLM(VLLM):
         collators: list[Any] = []
         seed, self._first = self.shuffle, []
 
-        class Noting(vllm_causallms.Collator):
+        class Arrivals(vllm_causallms.Collator):
             def __init__(self, arr: Any, sort_fn: Any, *args: Any, **kwargs: Any) -> None:
                 if seed is not None:
                     draw = random.Random(seed).random
@@ -207,7 +212,7 @@ class CapmoeVllmLM(VLLM):
                     super().__init__(arr, sort_fn, *args, **kwargs)
                 collators.append(self)
 
-        with mock.patch.object(vllm_causallms, "Collator", Noting):
+        with mock.patch.object(vllm_causallms, "Collator", Arrivals):
             yield
         for document, step in zip(of, collators[-1].get_original(self._first), strict=True):
             self.batches[document] = min(step, self.batches.get(document, step))
@@ -222,12 +227,6 @@ class CapmoeVllmLM(VLLM):
             raise
         self._first += [self._steps.first[output.request_id] for output in outputs]
         return outputs
-
-
-def _engine_settings(cell: Cell) -> dict[str, Any]:
-    """Return the settings of a cell's engine that differ between cells of one model."""
-    tokens = cell.max_num_batched_tokens
-    return {"max_num_seqs": cell.batch_size, "max_num_batched_tokens": tokens}
 
 
 def load_engine(cell: Cell, placement: DeviceConfig) -> CapmoeVllmLM:

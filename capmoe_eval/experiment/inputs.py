@@ -177,8 +177,8 @@ def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[str, str, Any, Any
                 continue
             for field in _DECISIVE:
                 old, new = before.get(field), entry.get(field)
-                own = field in _OF_THE_BACKEND and before["of"] != entry["of"]
-                if None not in (old, new) and old != new and not own:
+                may_differ = field in _OF_THE_BACKEND and before["of"] != entry["of"]
+                if None not in (old, new) and old != new and not may_differ:
                     yield identity, field, old, new
 
 

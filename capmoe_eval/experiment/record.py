@@ -12,6 +12,7 @@ from pydantic_core import from_json
 
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell, not_registered
+from capmoe_eval.experiment.engine_run import EngineRun
 from capmoe_eval.experiment.files import read_bytes, write_bytes
 from capmoe_eval.experiment.packs import SUFFIX, Pack, has_checksum, open_pack, pack_with, sealed
 from capmoe_eval.experiment.record_part import (
@@ -25,7 +26,6 @@ from capmoe_eval.experiment.record_part import (
     Positive,
     Proofs,
     Provenance,
-    Server,
     TaskAnswers,
 )
 from capmoe_eval.routing.factor import CapacityFactor, gamma_json
@@ -65,7 +65,7 @@ class Summary(Part):
     provenance: Provenance
     # Of methods that need one; with the factors that it chose where γ is adaptive.
     calibration: ChosenFactors | Calibrated | None = Field(None, union_mode="left_to_right")
-    server: Server | None = None  # of backend=vllm
+    server: EngineRun | None = None  # of backend=vllm
     checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""  # of the file it was read from
 
 
@@ -196,8 +196,6 @@ class Record(Summary):
         """The ``capmoe`` part as JSON, with fields that no type names."""
         part: dict[str, Any] = self.content["capmoe"]
         return part
-
-    # For tables.
 
     @property
     def model(self) -> str:

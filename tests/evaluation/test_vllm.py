@@ -71,7 +71,7 @@ def test_without_a_capacity_both_backends_answer_alike(tmp_path: Path) -> None:
     lm.route(engine.cell.method)
     of_engine = log_likelihoods(lm, engine)
     lm = load_lm(static)
-    lm.set_batches_of(static.cell)
+    lm.set_batches(static.cell.batch_size)
     lm.route(static.cell.method)
     of_static = log_likelihoods(lm, static)
     lm.model.set_experts_implementation("eager")  # the others take no double

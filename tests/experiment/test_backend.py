@@ -13,9 +13,9 @@ from capmoe_eval.evaluation.preparation import check_backend
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import cell_command, sweeps
+from capmoe_eval.experiment.engine_run import EngineRun
 from capmoe_eval.experiment.frame import load_frame
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.record_part import Server
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.report.tables.filled import measured_table
 from tests.records import SERVER, planned, record, write_all
@@ -86,7 +86,7 @@ def test_a_record_of_an_engine_has_its_steps(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="server is of backend=vllm, and of no other"):
             Record.of(content, one.path)
     with pytest.raises(ValueError, match="rows are not those of 4 steps"):
-        Server.model_validate(SERVER | {"steps": 4})
+        EngineRun.model_validate(SERVER | {"steps": 4})
 
 
 def test_a_frame_has_the_backend(tmp_path: Path) -> None:
