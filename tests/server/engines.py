@@ -129,7 +129,13 @@ def installed(settings: ServerSettings | None) -> Iterator[None]:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.worker_base import WorkerBase
 
-    from capmoe_eval.server.seam import install
+    from capmoe_eval.server import seam
+
+    def stock(function: Any) -> Any:
+        """Return a function of vLLM as it is without the plugin, which other tests may have."""
+        while function.__code__.co_filename == seam.__file__:
+            function = function.__wrapped__
+        return function
 
     with pytest.MonkeyPatch.context() as patch:
         for of, name in (
@@ -138,12 +144,12 @@ def installed(settings: ServerSettings | None) -> Iterator[None]:
             (GPUModelRunner, "load_model"),
             (GPUModelRunner, "execute_model"),
         ):
-            patch.setattr(of, name, vars(of)[name])
+            patch.setattr(of, name, stock(vars(of)[name]))
         patch.setattr(WorkerBase, "capmoe_report", None, raising=False)
         # vLLM asks every class of models what it is in a process of its own, which takes 15 s.
         patch.setattr(registry, "_run_in_subprocess", lambda ask: ask())
         if settings is not None:
-            install(settings)
+            seam.install(settings)
         yield
 
 
@@ -198,7 +204,9 @@ def prompt_logprobs(outputs: Sequence[Any]) -> list[float]:
 
 
 @contextmanager
-def engine(model: str | Path, method: Method | None, **options: Any) -> Iterator[Engine]:
+def engine(
+    model: str | Path, method: Method | ServerSettings | None, **options: Any
+) -> Iterator[Engine]:
     """Start an engine under a method, or a stock one, and end it on exit."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -211,7 +219,8 @@ def engine(model: str | Path, method: Method | None, **options: Any) -> Iterator
         "max_model_len": 256,
         "enable_prefix_caching": False,
     }
-    with installed(None if method is None else ServerSettings(method)):
+    settings = ServerSettings(method) if isinstance(method, Method) else method
+    with installed(settings):
         started = Engine(LLM(str(model), **defaults | options))
         try:
             yield started

@@ -50,6 +50,7 @@ def configured(model: str = MODEL, **arguments: Any) -> Any:
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: was not tried"),
         ({"data_parallel_size": 2}, "data_parallel_size=2: was not tried"),
         ({"enable_expert_parallel": True}, "set enable_expert_parallel=False"),
+        ({"distributed_executor_backend": "external_launcher"}, "distributed_executor_backend=ext"),
         ({"enable_lora": True}, "lora_config: was not tried under a capacity; leave it out"),
         ({"quantization": "experts_int8"}, "quantization=experts_int8: was not tried"),
         (
