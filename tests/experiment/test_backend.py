@@ -100,14 +100,17 @@ def test_a_frame_has_the_backend(tmp_path: Path) -> None:
     assert not by_backend["transformers"] >= 0  # missing
 
 
-def test_evidence_takes_no_record_of_an_engine(tmp_path: Path) -> None:
+def test_a_side_of_a_claim_is_of_one_backend(tmp_path: Path) -> None:
     """Both are of one model, method and batch size, so that a side would take either."""
     static, engine = record(of(*STATIC), tmp_path), record(of(*VLLM), tmp_path, (0, 0, 0, 0))
     for records in ([static, engine], [engine, static]):
         evidence = Evidence(profile="zoo", records=tuple(records))
         side = Side.model_validate({"method": "score", "gamma": 1.0, "ep_size": 1})
         assert evidence.find(side, "zoo_olmoe") == {"obqa": [static]}
-    assert Evidence(profile="zoo", records=(engine,)).models == ()
+        steps = side.model_copy(update={"max_num_batched_tokens": 2048})
+        assert evidence.find(steps, "zoo_olmoe") == {"obqa": [engine]}
+    alone = Evidence(profile="zoo", records=(engine,))
+    assert alone.find(side.model_copy(update={"batch_size": 64}), "zoo_olmoe") == {}
 
 
 def test_a_table_is_of_one_backend(tmp_path: Path) -> None:
