@@ -29,13 +29,14 @@ Routing = tuple[Tensor, Tensor]  # weights [N, K] and experts [N, K], as vLLM's 
 class EngineCapacity:
     """The MoE layers of one engine under a method, and the meter that checks every step."""
 
-    def __init__(self, model: Any, config: Any, method: Method) -> None:
+    def __init__(self, model: Any, config: Any, method: Method, *, samples: bool = False) -> None:
         """Find and take over the routers and experts of a model that vLLM has loaded.
 
         Args:
             model: The model, an ``nn.Module``.
             config: Its configuration, of transformers.
             method: One that :func:`capmoe_eval.server.settings.check_method` takes.
+            samples: Whether what no step can break is checked in the examined steps alone.
 
         Raises:
             UsageError: If the model has no MoE layer, or one that cannot be put under the method.
@@ -61,7 +62,7 @@ class EngineCapacity:
         layers = [_moe_layer(path, runner, name) for path, runner in runners]
         for layer in layers:
             method.check_layers(len(layers), layer.n_experts, layer.top_k)
-        self.meter = Meter(layers, method, expected)
+        self.meter = Meter(layers, method, expected, samples=samples)
         self._layers = [LayerCapacity(self, n, layer) for n, layer in enumerate(layers)]
         self._number = 0  # plans so far
         self._runner: Any = None  # the model runner whose step is computed
@@ -182,7 +183,7 @@ class _Routed(NamedTuple):
 
     plan: StepPlan
     router: RouterCall
-    scores: Scores | None  # None where neither the method nor an observer asks for them
+    scores: Scores
     assignment: Assignment | None
 
 
@@ -199,7 +200,8 @@ class LayerCapacity:
         self._compacts = any(of.__name__ == "CPUUnquantizedExperts" for of in type(experts).__mro__)
         self._is_proven = False
         self._rounds = rounds_to_logits(router)
-        self._routed: list[_Routed] = []
+        self._plans: Sequence[StepPlan] = ()  # of the step whose router ran
+        self._routed: list[_Routed] = []  # those of its rows that are decided or observed
         self._dropped_NS: Tensor | None = None  # None where every slot of the step is computed
 
     def install(self) -> None:
@@ -220,21 +222,21 @@ class LayerCapacity:
         """Return the weights and experts of every row under the method."""
         weight_NK, index_NK = self._stock_route(hidden_states, router_logits, *args, **kwargs)
         self._routed, self._dropped_NS = [], None
-        for plan in self._engine.plans(len(index_NK)):
+        self._plans = self._engine.plans(len(index_NK))
+        for plan in self._plans:
             plan.seen.append((self._number, "router"))
+            decides = plan.constrained and not self._method.is_stock
+            if not decides and not plan.observers:
+                continue
             router = RouterCall(
                 plan.rows(hidden_states) if self._method.reads_hidden else None,
                 plan.rows(router_logits),
                 plan.rows(weight_NK),
                 plan.rows(index_NK).long(),
-                slack(router_logits) if self._rounds and plan.observers else None,
+                slack(plan.rows(router_logits)) if self._rounds and plan.observers else None,
             )
-            scores = assignment = None
-            decides = plan.constrained and not self._method.is_stock
-            if decides or plan.observers:
-                scores = score(self._layer, plan, router)
+            scores, assignment = score(self._layer, plan, router), None
             if decides:
-                assert scores is not None
                 assignment = decide(
                     scores,
                     self._method,
@@ -340,16 +342,18 @@ class LayerCapacity:
 
     def _emit(self, call: dict[str, Any], dropped_NS: Tensor | None) -> None:
         """Show the observers what the experts were called with."""
+        for plan in self._plans:
+            plan.seen.append((self._number, "experts"))
+        routed = [of for of in self._routed if of.plan.observers]
+        self._plans, self._routed = (), []
+        if not routed:
+            return
         index_NS, weight_NS = call["topk_ids"].long(), call["topk_weights"]
         if dropped_NS is not None:
             # A slot counts as dropped only if its weight, too, is 0 at the experts.
             dropped_NS = dropped_NS & (weight_NS == 0)
             index_NS = index_NS.masked_fill(dropped_NS, self._layer.n_experts)
-        for plan, router, scores, assignment in self._routed:
-            plan.seen.append((self._number, "experts"))
-            if not plan.observers:
-                continue
-            assert scores is not None
+        for plan, router, scores, assignment in routed:
             experts = ExpertsCall(
                 plan.rows(call["hidden_states"]), plan.rows(index_NS), plan.rows(weight_NS)
             )
@@ -367,4 +371,3 @@ class LayerCapacity:
             )
             for observer in plan.observers:
                 observer.see(event)
-        self._routed = []

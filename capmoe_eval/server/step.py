@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,13 +38,12 @@ class StepRows:
     @cached_property
     def decode_N(self) -> Tensor:
         """True for a row behind the prompt of its request."""
-        parts = [
-            torch.arange(computed, computed + rows) >= prompt
-            for rows, computed, prompt in zip(
-                self.scheduled, self.computed, self.prompt, strict=True
-            )
-        ]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+        scheduled, computed, prompt = (
+            np.array(of, dtype=np.int64) for of in (self.scheduled, self.computed, self.prompt)
+        )
+        before = scheduled.cumsum() - scheduled
+        behind_N = np.arange(self.n_rows) + np.repeat(computed - before - prompt, scheduled)
+        return torch.from_numpy(behind_N >= 0)
 
     @cached_property
     def request_N(self) -> Tensor:

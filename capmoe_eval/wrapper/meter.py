@@ -16,7 +16,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer, Proof, Sums, Tally
 from capmoe_eval.wrapper.observers.checks import ForwardCheck, GateCheck
-from capmoe_eval.wrapper.observers.invariants import DefinitionCheck
+from capmoe_eval.wrapper.observers.invariants import DefinitionCheck, is_examined
 from capmoe_eval.wrapper.observers.loads import DecodeSteps, Loads
 from capmoe_eval.wrapper.observers.modalities import Modalities
 from capmoe_eval.wrapper.plan import ForwardPlan
@@ -45,7 +45,10 @@ class Meter:
         calibrated: Sequence[Tensor] | None = None,
         *,
         examines: bool = True,
+        samples: bool = False,
     ) -> None:
+        # Whether some observers see the examined forwards alone, as in a server.
+        self._samples = samples
         self.layers, self.method, self.calibrated = layers, method, calibrated
         self.ranks = layers[0].ranks
         self._forwards = ForwardCheck(method)
@@ -136,7 +139,10 @@ class Meter:
         """Show a forward that begins to every observer, and ask who wants its layers."""
         for observer in self._observers:
             observer.begin(plan)
-        plan.observers = [observer for observer in self._observers if observer.wants(plan)]
+        asked = [observer for observer in self._observers if observer.wants(plan)]
+        if self._samples and not is_examined(self._forwards.constrained - 1):
+            asked = [observer for observer in asked if not observer.is_sampled]
+        plan.observers = asked
 
     def end(self, plan: ForwardPlan) -> None:
         """Show the end of a forward to every observer, and check all invariants.

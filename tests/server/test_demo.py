@@ -81,7 +81,7 @@ def test_a_server_that_ends_is_reported_with_the_plugin_s_line(program: Path) ->
 
 def test_wrong_settings_show_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.Server, "__enter__", lambda _: pytest.fail("started"))
-    with pytest.raises(UsageError, match="gamma"):
+    with pytest.raises(UsageError, match="CAPMOE_GAMMA=-1: "):
         demo.main(["--gamma", "-1"])
 
 

@@ -140,6 +140,7 @@ class Observer:
     """
 
     every_forward: ClassVar[bool] = False  # whether it asks for forwards without a capacity, too
+    is_sampled: bool = False  # whether the examined forwards are enough, where a meter samples
     sums: Sequence[Any] = ()  # the objects in which it counts, one for each layer
 
     def begin(self, plan: ForwardPlan) -> None:

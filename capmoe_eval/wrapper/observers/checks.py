@@ -117,6 +117,7 @@ class LayerGate:
 class GateCheck(Observer):
     """Compares the weights and the top-k of every router with its recipe."""
 
+    is_sampled = True  # a gate's recipe does not change
     sums: Sequence[LayerGate]
 
     def __init__(self, layers: Sequence[MoeLayer]) -> None:

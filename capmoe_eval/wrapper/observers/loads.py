@@ -51,6 +51,7 @@ class Loads(CountingObserver):
     def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
         super().__init__(len(layers))
         self._layers, self._method = layers, method
+        self.is_sampled = method.is_stock  # without a bound
 
     def see(self, event: LayerForward) -> None:
         """Count one forward of a layer."""
