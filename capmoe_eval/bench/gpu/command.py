@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import transformers
 
-from capmoe_eval.bench.gpu.items import ITEMS, GpuSetting, Item
+from capmoe_eval.bench.gpu.items import BY_HAND, ITEMS, GpuSetting, Item
 from capmoe_eval.bench.rounds import (
     device_and_dtype,
     dtype_name,
@@ -78,6 +78,9 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{done} of {len(ITEMS)} items are done; written: {path}")
     if rehearsal:
         print(REHEARSAL)
+    print("Not in this list, because it needs vLLM built for CUDA:")
+    for name, each in BY_HAND.items():
+        print(f"  {name}: {each.what}\n    {each.command}")
 
 
 def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]:

@@ -229,3 +229,41 @@ ITEMS: Mapping[str, Item] = MappingProxyType(
     }
 )
 """By name, in the order of their worth. All limits together are less than 25 minutes."""
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A measurement that this list does not run: it needs vLLM built for CUDA."""
+
+    what: str
+    command: str
+
+
+_SERVE = "vllm serve allenai/OLMoE-1B-7B-0924 --enforce-eager"
+_LOAD = "vllm bench serve --dataset-name random --random-input-len 512 --random-output-len 64"
+BY_HAND: Mapping[str, ByHand] = MappingProxyType(
+    {
+        "server-throughput": ByHand(
+            "tokens per second at γ=∞ and γ=1 over those of stock vLLM, in turn on one GPU",
+            "python -m capmoe_eval bench server --batch 64 --prompt 512 --layers 16 --scale 1",
+        ),
+        "server-ranks": ByHand(
+            "the same on expert-parallel ranks, whose fullest one all others await; the plugin "
+            "refuses these ranks until that is tried",
+            f"CAPMOE_METHOD=score CAPMOE_GAMMA=1.0 {_SERVE} --data-parallel-size 8 "
+            f"--enable-expert-parallel; {_LOAD}",
+        ),
+        "server-graphs": ByHand(
+            "what eager mode costs beside vLLM's graphs, and whether a decision inside of a graph "
+            "keeps the same pairs",
+            f"vllm serve allenai/OLMoE-1B-7B-0924; {_LOAD}; {_SERVE}; {_LOAD}",
+        ),
+        "server-waits": ByHand(
+            "how often a step makes the host wait for its device: once in a layer that may drop, "
+            "once at the end of a step",
+            f"nsys profile --cuda-event-trace=false -- env CAPMOE_METHOD=score CAPMOE_GAMMA=1.0 "
+            f"{_SERVE}; {_LOAD}",
+        ),
+    }
+)
+"""What a GPU must show of the plugin in a server, with the command of each."""
