@@ -1,7 +1,7 @@
 """Hooks of MkDocs: pages of the repository that lie outside of ``docs/``.
 
 The READMEs of the extensions are pages of the site. A link to another file of the repository, which
-a reader of the site may not have, becomes its name.
+a reader of the site may not have, becomes its name. Nothing is loaded from a network.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 EXTENSIONS = "capmoe_eval/extensions/{}/README.md"
+# The theme's search loads it where a page is opened from the disk; ``docs/site/worker.js`` stands in.
+_SHIM = re.compile(r'<script src="https://unpkg\.com/[^"]*"></script>')
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 _BLOCK = re.compile(r"(?m)^<!-- .*make pages -->\n|^<!-- end of .* -->\n")
 
@@ -57,3 +59,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"[{text}]({os.path.relpath(there, PurePosixPath(source).parent)}{mark}{anchor})"
 
     return _LINK.sub(linked, _BLOCK.sub("", markdown))
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Put the site's own script in the place of one from a network."""
+    top = "../" * page.file.dest_uri.count("/")
+    return _SHIM.sub(f'<script src="{top}site/worker.js"></script>', output)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do so in the page of a missing page."""
+    return _SHIM.sub("", output_content)

@@ -16,7 +16,7 @@ from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures.pooling import rank_peak
 from capmoe_eval.report.figures.write import images_of
 from capmoe_eval.report.templates import shown
-from tests.pages import DOCS, paragraph, signed, span
+from tests.pages import DOCS, paragraph, signed, span, table
 from tests.pages.effects import replication
 from tests.pages.names import FAMILIES, records
 
@@ -157,7 +157,8 @@ def headline() -> str:
             f"claims of the paper are confirmed on these models; {rest}",
         ),
     )
-    return "| | |\n|---|---|\n" + "".join(f"| **{number}** | {text} |\n" for number, text in rows)
+    models = f"{len(effect.models)} embedded models"
+    return table(("measured", f"on {models}"), [(f"**{number}**", text) for number, text in rows])
 
 
 def _families(names: Mapping[str, float]) -> str:

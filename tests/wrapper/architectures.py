@@ -323,7 +323,11 @@ def document() -> str:
         supported=len(supported), all=len(findings), version=transformers.__version__
     )
     gates = _table("gate", {of: "; ".join(map(_words, of.recipes)) for of in supported})
-    refusals = _table("reason", {of: of.refused for of in findings if of.refused})
+    refusals = "".join(
+        f"- `{of.family}` (`{of.model}`, {_announced(of)} MoE layers announced): {of.refused}\n"
+        for of in findings
+        if of.refused
+    )
     return f"{head}{gates}\n{with_images()}\n\n## Refused\n\n{refusals}"
 
 

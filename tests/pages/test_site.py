@@ -1,0 +1,101 @@
+"""Links lead somewhere, and the site of the documentation needs no network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT, glance, pages
+
+MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+LINKING = [
+    *pages(),
+    *sorted((ROOT / "capmoe_eval/extensions").glob("*/README.md")),
+    ROOT / "examples/README.md",
+    ROOT / "LOG.md",
+]
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_to_a_file_leads_to_one(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    targets = {target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)}
+    files = {target for target in targets if target and "://" not in target}
+    assert sorted(name for name in files if not (path.parent / name).exists()) == []
+
+
+@pytest.mark.slow
+def test_the_picture_is_that_of_the_records() -> None:
+    assert glance.PICTURE.read_bytes() == glance.image(), "`make pages` draws it anew"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; a broken link or anchor, or a page that no menu has, ends the build."""
+    if not MKDOCS.exists():
+        pytest.skip("MkDocs is not installed: make docs")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [str(MKDOCS), "build", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_has_every_page_and_loads_nothing_from_a_network(site: Path) -> None:
+    written = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
+    docs = {
+        path.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        for path in (ROOT / "docs").rglob("*.md")
+    }
+    assert docs <= written
+    loads = re.compile(
+        r"""<(?:script|img|iframe)[^>]+src=["']?https?:|<link[^>]+stylesheet[^>]+https?:"""
+    )
+    assert [
+        path.name for path in site.rglob("*.html") if loads.search(path.read_text("utf-8"))
+    ] == []
+
+
+@pytest.mark.slow
+def test_the_api_has_the_public_names(site: Path) -> None:
+    page = (site / "reference" / "api.html").read_text("utf-8")
+    for name in (
+        "session.capacity_aware",
+        "frame.load_frame",
+        "registry.register",
+        "Meter.summary",
+    ):
+        assert f'{name}"' in page
+
+
+@pytest.mark.slow
+def test_the_search_works_from_the_disk(site: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip("there is no chromium")
+    asked: list[str] = []
+    with playwright.sync_playwright() as engines:
+        browser = engines.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.click(".md-search__input")
+        page.keyboard.type("straggler factor")
+        page.wait_for_selector(".md-search-result__item", state="attached")
+        assert "matching" in page.inner_text(".md-search-result__meta")
+        browser.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

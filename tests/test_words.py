@@ -1,0 +1,82 @@
+"""README, pages and docstrings use the words of the field, and sentences that are read once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT, pages, without_blocks
+
+INSTEAD = {
+    r"\brooms?\b": "package",
+    r"\bpromis\w+": "invariant",
+    r"units? of chance": "sampling unit",
+    r"margins? that decides?": "equivalence margin",
+    r"the first decides|corrected for nothing|rest describes": "primary endpoint, exploratory",
+    r"\b(?:in|contiguous) blocks\b|\bblocks? of experts\b": "contiguous placement",
+    r"balanc\w+ without loss": "lossless load balancing",
+    r"silent experts|experts? (?:is|are) silent": "experts disabled",
+    r"(?:no|have a|has a) part (?:in|of) (?:an?|the|its) identity": "omitted from the digest",
+    r"nominal γ=1 up to|read as the decimal": "with few tokens per expert; parsed exactly",
+    r"\bweighs capacities\b": "compares",
+    r"goes with the cell's end": "removed when the cell ends",
+}
+"""What is not written, and the words for it."""
+MOST_WORDS = 30  # of a cell of a table
+MODULES = sorted(
+    path for package in ("capmoe_eval", "hydra_plugins") for path in (ROOT / package).rglob("*.py")
+)
+
+
+def prose(page: str) -> str:
+    """Return the text of a page without code, generated blocks and targets of links."""
+    text = re.sub(r"^```.*?^```", "", without_blocks(page), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+    return "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+
+
+def old_words(text: str) -> list[str]:
+    """Return what a text says in words of its own instead of the field's."""
+    joined = re.sub(r"\s+", " ", text)
+    return [
+        f"{match[0]!r}: write {words}"
+        for pattern, words in INSTEAD.items()
+        for match in re.finditer(pattern, joined, flags=re.IGNORECASE)
+    ]
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_uses_the_words_of_the_field(path: Path) -> None:
+    assert old_words(prose(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_cell_of_a_table_is_read_at_a_glance(path: Path) -> None:
+    cells = [
+        cell.strip()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+        for cell in re.split(r"(?<!\\)\|", line)
+    ]
+    assert [cell for cell in cells if len(cell.split()) > MOST_WORDS] == []
+
+
+@pytest.mark.xfail(strict=True, reason="some docstrings have them yet")
+def test_docstrings_use_the_words_of_the_field() -> None:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    wrong = [
+        f"{path.relative_to(ROOT)}: {words}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+        for words in old_words(ast.get_docstring(node) or "")
+    ]
+    assert wrong == []
+
+
+def test_an_old_word_is_seen() -> None:
+    text = "The unit of\nchance is an image, and `room` is code."
+    assert old_words(prose(text)) == ["'unit of chance': write sampling unit"]
