@@ -200,14 +200,7 @@ def test_without_a_method_nothing_is_wrapped(
 
 @NEEDS_VLLM
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variables", "line"),
-    [
-        ({"CAPMOE_METHOD": "score", "CAPMOE_GAMMA": "-1"}, "capmoe_eval: CAPMOE_GAMMA=-1: "),
-        ({"CAPMOE_METHOD": "score", "CAPMOE_GAMA": "1"}, "capmoe_eval: CAPMOE_GAMA=1: did you"),
-    ],
-)
-def test_a_server_with_a_wrong_setting_does_not_start(variables: dict[str, str], line: str) -> None:
+def test_a_server_with_a_wrong_setting_does_not_start() -> None:
     command = [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, "--port", "1"]
     variables = {"CAPMOE_METHOD": "score", "CAPMOE_GAMMA": "-1"}
     environment = {**os.environ, **ENVIRONMENT, **variables}

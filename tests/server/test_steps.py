@@ -121,6 +121,28 @@ def test_steps_mix_prompts_and_decoded_tokens(started: Engine) -> None:
     assert started.report()["summary"]["tokens"] == 15
 
 
+def test_an_aborted_request_leaves_the_counters_whole(started: Engine) -> None:
+    plans = watch(started, create_method("score", 1.0, decode="constrained"))
+    llm = started.llm.llm_engine
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(max_tokens=8, detokenize=False, ignore_eos=True, temperature=0.0)
+    for name, text in zip("abc", prompts(6, 9, 4), strict=True):
+        llm.add_request(name, {"prompt_token_ids": text}, parameters)
+    llm.step()
+    llm.abort_request(["b"])
+    while llm.has_unfinished_requests():
+        llm.step()
+    report = started.report()
+    assert report["summary"]["tokens"] == plans.rows() >= 19 + 2 * 7
+    for layer in report["layers"]:
+        kept, routed = sum(layer["load_after"]), sum(layer["load_before"])
+        assert kept + layer["dropped"] == routed == layer["assignments"]
+
+
+# Engines of their own, which end what the one before needs.
+
+
 def test_chunks_of_a_prompt_are_prompts(tiny: Path) -> None:
     with engine(
         tiny, create_method("baseline"), max_num_batched_tokens=16, max_num_seqs=8
@@ -178,25 +200,6 @@ def test_a_preempted_request_computes_its_tokens_again(tiny: Path) -> None:
         assert plans.rows(decode=True) - 2 * 43 == again - 20
         summary = narrow.report()["summary"]
         assert summary["tokens"] == plans.rows(under=True) == plans.rows()
-
-
-def test_an_aborted_request_leaves_the_counters_whole(started: Engine) -> None:
-    plans = watch(started, create_method("score", 1.0, decode="constrained"))
-    llm = started.llm.llm_engine
-    from vllm import SamplingParams
-
-    parameters = SamplingParams(max_tokens=8, detokenize=False, ignore_eos=True, temperature=0.0)
-    for name, text in zip("abc", prompts(6, 9, 4), strict=True):
-        llm.add_request(name, {"prompt_token_ids": text}, parameters)
-    llm.step()
-    llm.abort_request(["b"])
-    while llm.has_unfinished_requests():
-        llm.step()
-    report = started.report()
-    assert report["summary"]["tokens"] == plans.rows() >= 19 + 2 * 7
-    for layer in report["layers"]:
-        kept, routed = sum(layer["load_after"]), sum(layer["load_before"])
-        assert kept + layer["dropped"] == routed == layer["assignments"]
 
 
 # The stock engine's bits.
