@@ -286,7 +286,8 @@ def _embedded(arguments: argparse.Namespace) -> ServedModel:
     """Return the embedded OLMoE, and prompts of mini-world questions of equal lengths."""
     tasks = documents("dev")["allenai/ai2_arc"]["ARC-Challenge"]
     texts = [row["question"] for rows in tasks.values() for row in rows]
-    tokens = miniworld_tokenizer()("\n".join(texts))["input_ids"]
+    encoded = miniworld_tokenizer()([f"{text}\n" for text in texts])["input_ids"]
+    tokens = [token for text in encoded for token in text]
     wanted = arguments.batch * arguments.prompt
     tokens = (tokens * (1 + wanted // len(tokens)))[:wanted]
     return ServedModel("zoo:olmoe", WEIGHTS / "olmoe", "float32", _rows(tokens, arguments.prompt))

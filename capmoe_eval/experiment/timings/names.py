@@ -20,6 +20,7 @@ EVALUATIONS: Final = MappingProxyType(
         "permutation": "what the order of a batch's sequences decides",
         "gpu": "what a GPU must show: decisions, full-size speed, the paper's studies",
         "rehearsal": "every method on the paper's models at full width, with random weights",
+        "server": "vLLM under the plugin against stock vLLM",
         "trace": "time and memory of reading a server's trace",
     }
 )
