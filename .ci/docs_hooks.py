@@ -15,8 +15,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 EXTENSIONS = "capmoe_eval/extensions/{}/README.md"
-# The theme's search loads it where a page is opened from the disk; ``docs/site/worker.js`` stands in.
+# The theme loads it for the search of a page from the disk; ``docs/site/worker.js`` stands in.
 _SHIM = re.compile(r'<script src="https://unpkg\.com/[^"]*"></script>')
+_ROLE = re.compile(r":(?:meth|func|class|attr|data|mod):(?=<code>)")
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 _BLOCK = re.compile(r"(?m)^<!-- .*make pages -->\n|^<!-- end of .* -->\n")
 
@@ -59,6 +60,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"[{text}]({os.path.relpath(there, PurePosixPath(source).parent)}{mark}{anchor})"
 
     return _LINK.sub(linked, _BLOCK.sub("", markdown))
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Leave out the roles of docstrings, and lead to the report of results."""
+    if page.file.src_uri == "index.md":
+        html += '<p><a href="../index.html">Open the report</a>, if it is built.</p>'
+    return _ROLE.sub("", html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
