@@ -146,6 +146,10 @@ def check_configuration(config: Any) -> None:
             "effect; unset the variable, or serve an MoE model"
         )
     untried = "was not tried under a capacity"
+    if model.is_multimodal_model:
+        raise UsageError(
+            f"model={model.model}: reads images, which {untried}; serve a model of text"
+        )
     refusals = {
         "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
         "data_parallel_size": (parallel.data_parallel_size, 1),

@@ -84,6 +84,20 @@ def test_a_dense_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @NEEDS_VLLM
 @pytest.mark.slow
+def test_a_model_of_images_is_refused() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    from capmoe_eval.server.seam import check_configuration
+
+    config = EngineArgs(MODEL, skip_tokenizer_init=True).create_engine_config()
+    check_configuration(config)
+    config.model_config.multimodal_config = object()
+    with pytest.raises(UsageError, match="reads images, which was not tried"):
+        check_configuration(config)
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
 def test_compiled_graphs_of_a_stock_engine_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
