@@ -25,6 +25,7 @@ INSTEAD = {
     r"goes with the cell's end": "removed when the cell ends",
 }
 """What is not written, and the words for it."""
+READ = [*pages(), *sorted((ROOT / "capmoe_eval/extensions").glob("*/README.md"))]
 MOST_WORDS = 30  # of a cell of a table
 MODULES = sorted(
     path for package in ("capmoe_eval", "hydra_plugins") for path in (ROOT / package).rglob("*.py")
@@ -48,12 +49,12 @@ def old_words(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_page_uses_the_words_of_the_field(path: Path) -> None:
     assert old_words(prose(path.read_text(encoding="utf-8"))) == []
 
 
-@pytest.mark.parametrize("path", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_cell_of_a_table_is_read_at_a_glance(path: Path) -> None:
     cells = [
         cell.strip()
