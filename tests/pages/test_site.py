@@ -30,6 +30,14 @@ def test_every_link_to_a_file_leads_to_one(path: Path) -> None:
     assert sorted(name for name in files if not (path.parent / name).exists()) == []
 
 
+@pytest.mark.parametrize("path", LINKING[:-1], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_file_of_the_repository_that_a_page_names_is_there(path: Path) -> None:
+    named = re.findall(
+        r"`((?:capmoe_eval|conf|docs|examples|tests)/[\w./-]+)", path.read_text("utf-8")
+    )
+    assert sorted(name for name in set(named) if not (ROOT / name).exists()) == []
+
+
 @pytest.mark.slow
 def test_the_picture_is_that_of_the_records() -> None:
     assert glance.PICTURE.read_bytes() == glance.image(), "`make pages` draws it anew"
