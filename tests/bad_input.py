@@ -461,7 +461,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "trace.npz --top-k 1.0": "--top-k=1.0",
         "trace.npz --step-tokens 0": "--step-tokens=0",
         "traces/vllm.jsonl --experts 8 --top-k 3": "top_k=3: traces/vllm.jsonl has 2",
-        "traces/vllm.csv": "for counts or ids in arrays of your own see that heading",
+        "traces/vllm.csv": "arrays of your own see docs/how-to/record_traffic.md",
         "record.json out.png": "no record of this suite",
         "record.json file/out.png": WRITE,
         "record.json out.png --layer abc": "--layer=abc",
