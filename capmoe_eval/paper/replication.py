@@ -86,7 +86,8 @@ def judged(claim: ReplicationClaim, evidence: Evidence) -> WrittenClaim:
     findings = find(claim, evidence)
     decided, outcome = deciding(findings), weigh([finding.outcome for finding in findings])
     scopes = [ONLY_HERE] if only_here(outcome, findings) else []
-    scopes += [beyond_text(evidence, findings)] if claim.beyond and decided else []
+    if claim.beyond and decided:
+        scopes.append(beyond_text(evidence, findings, claim.contrasts))
     return WrittenClaim(
         verdict=WORD[outcome],
         scope=" ".join(scopes),
@@ -97,11 +98,17 @@ def judged(claim: ReplicationClaim, evidence: Evidence) -> WrittenClaim:
     )
 
 
-def beyond_text(evidence: Evidence, findings: Sequence[Finding]) -> str:
+def beyond_text(
+    evidence: Evidence, findings: Sequence[Finding], contrasts: Sequence[Contrast] = ()
+) -> str:
     """Return the scope of a verdict on what the paper's text does not say, with its batches.
 
-    They are those of the models' deployments; a contrast that names others says so itself.
+    They are those of the models' deployments; a contrast that names others says so itself. Where
+    all contrasts do, no batches are named.
     """
+    sides = [side for contrast in contrasts for side in (contrast.first, contrast.second)]
+    if sides and all(side.batch_size and "ep_size" in side.knobs for side in sides):
+        return "(beyond the text)"
     models = {model for finding in findings for model in finding.models}
     deployments = [evidence.deployments[name] for name in models & evidence.deployments.keys()]
     sizes, ranks = ({getattr(d, name) for d in deployments} for name in ("batch_size", "ep_size"))

@@ -33,6 +33,8 @@ ORDER = {
 def made(side: Side, correct: list[float], model: str, **parts: Any) -> Record:
     method = side.routing(HOME, 2)
     fields: dict[str, Any] = {"batch_size": side.batch_size} if side.batch_size else {}
+    if side.max_num_batched_tokens:
+        fields |= {"backend": "vllm", "max_num_batched_tokens": side.max_num_batched_tokens}
     answers: Any = correct
     if side.batches != "single":
         fields = {"task": "zero_shot_mix", "shuffle": 0}

@@ -13,12 +13,13 @@ from capmoe_eval.paper.contrasts import Expectation, margins
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.replication import (
     ReplicationClaim,
+    beyond_text,
     find,
     grouping,
     replication_claims,
     written_margins,
 )
-from capmoe_eval.paper.verdicts import Finding
+from capmoe_eval.paper.verdicts import Finding, Outcome
 from capmoe_eval.report.replication.picture import draw_gaps
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -173,6 +174,14 @@ def test_every_claim_has_a_key_and_every_finding_a_label_of_its_own() -> None:
         labels = [str(contrast) for contrast in claim.contrasts]
         assert len(set(labels)) == len(labels)
         assert all(c.first.batches == c.second.batches for c in claim.contrasts)
+
+
+def test_contrasts_that_name_their_batches_need_no_others() -> None:
+    [claim] = [claim for claim in replication_claims() if claim.id == "q"]
+    rows = evidence(record("score", 1.0, [1, 0]), record("random", 1.0, [1, 0]))
+    findings = [Finding("f", Outcome.HOLDS, 1.0, models=dict.fromkeys(rows.models, 1.0))]
+    assert beyond_text(rows, findings, claim.contrasts) == "(beyond the text)"
+    assert "in batches of" in beyond_text(rows, findings)
 
 
 def test_every_margin_is_one_of_the_table() -> None:
