@@ -14,7 +14,20 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "reference" / "bill_of_materials.md"
-OWN = {".py", ".yaml", ".html", ".css", ".js", ".j2", ".md", ".tex", ".mplstyle", ".xml", ""}
+OWN = {
+    ".py",
+    ".yaml",
+    ".html",
+    ".css",
+    ".js",
+    ".j2",
+    ".md",
+    ".tex",
+    ".mplstyle",
+    ".typed",
+    ".xml",
+    "",
+}
 """Endings of what is written by hand: code, configuration, word lists, templates."""
 INTRODUCTION = """\
 # Bill of materials
@@ -83,6 +96,12 @@ PARTS = (
         "Routing of `olmoe` on questions of the mini-world",
         "Apache-2.0",
         "recorded by this project",
+    ),
+    Part(
+        "capmoe_eval/server/dashboard.json",
+        "Dashboard for Grafana",
+        "Apache-2.0",
+        "written by this project",
     ),
     Part(
         "capmoe_eval/paper/data/*.[cj]s*",

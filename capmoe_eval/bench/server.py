@@ -49,7 +49,7 @@ PARTS: Final = {
 """The parts of a step's time that the plugin adds, beside what it does not compute."""
 
 
-class Load(NamedTuple):
+class EngineLoad(NamedTuple):
     """Requests that are sent at once."""
 
     name: str
@@ -102,8 +102,8 @@ def measure(
     engine = Engine(model, arguments)
     short = max(1, arguments.prompt // 16)
     loads = (
-        Load("prefill", model.prompts_BS, 1),
-        Load("decode", [prompt[:short] for prompt in model.prompts_BS], arguments.new),
+        EngineLoad("prefill", model.prompts_BS, 1),
+        EngineLoad("decode", [prompt[:short] for prompt in model.prompts_BS], arguments.new),
     )
     targets: list[Target] = []
     details: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def measure(
 
 
 def _measure_load(
-    arguments: argparse.Namespace, engine: Engine, name: str, load: Load
+    arguments: argparse.Namespace, engine: Engine, name: str, load: EngineLoad
 ) -> tuple[list[Target], dict[str, Any]]:
     sides = {side: partial(engine.seconds, side, load) for side in (STOCK, *SIDES)}
     rounds, title = arguments.rounds, f"server: {name}, {load.name}"
@@ -181,12 +181,12 @@ class Engine:
             capacity.remove()
             self._capacities[side] = capacity
 
-    def seconds(self, side: str, load: Load) -> float:
+    def seconds(self, side: str, load: EngineLoad) -> float:
         """Return the seconds that a load takes on one side."""
         with self._on(side):
             return self._generate(load)
 
-    def shares(self, side: str, load: Load) -> dict[str, float]:
+    def shares(self, side: str, load: EngineLoad) -> dict[str, float]:
         """Return the shares that :data:`PARTS` have of the seconds of a load."""
         watch = Stopwatch()
         with self._on(side), watched(self._capacities[side], watch):
@@ -216,7 +216,7 @@ class Engine:
         finally:
             capacity.remove()
 
-    def _generate(self, load: Load) -> float:
+    def _generate(self, load: EngineLoad) -> float:
         """Answer all requests, whatever the answers say: as many tokens on every side."""
         from vllm import SamplingParams
 
@@ -288,8 +288,8 @@ def _embedded(arguments: argparse.Namespace) -> ServedModel:
     texts = [row["question"] for rows in tasks.values() for row in rows]
     encoded = miniworld_tokenizer()([f"{text}\n" for text in texts])["input_ids"]
     tokens = [token for text in encoded for token in text]
-    wanted = arguments.batch * arguments.prompt
-    tokens = (tokens * (1 + wanted // len(tokens)))[:wanted]
+    n_tokens = arguments.batch * arguments.prompt
+    tokens = (tokens * (1 + n_tokens // len(tokens)))[:n_tokens]
     return ServedModel("zoo:olmoe", WEIGHTS / "olmoe", "float32", _rows(tokens, arguments.prompt))
 
 

@@ -51,7 +51,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Answered:
-    """What one server said."""
+    """The answers of one server."""
 
     logprobs: Sequence[Sequence[float]]  # of every answer of every question
     metrics: Sequence[str]  # lines of the plugin

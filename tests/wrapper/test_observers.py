@@ -21,7 +21,7 @@ from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.gates import Gate
-from capmoe_eval.wrapper.observers import CountingObserver, Observer, Peaks, Proof, Tally
+from capmoe_eval.wrapper.observers import CountingObserver, Observer, PeakSums, Proof, Tally
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.session import capacity_aware, routed
 from tests.wrapper.models import batch, make
@@ -169,7 +169,7 @@ PEAKS = st.floats(0, 64, width=32) | st.just(math.nan)
 
 @given(st.lists(st.tuples(PEAKS, PEAKS), min_size=1))
 def test_running_peaks_are_those_of_all_forwards_together(rows: list[tuple[float, float]]) -> None:
-    peaks = Peaks.of(torch.tensor(rows[0]))
+    peaks = PeakSums.of(torch.tensor(rows[0]))
     for row in rows[1:]:
         peaks = peaks.then(torch.tensor(row))
     for place, column in enumerate(zip(*rows, strict=True)):

@@ -17,7 +17,7 @@ DIGITS = 6
 """Decimals of ratios that only figures show."""
 
 
-class Peaks(NamedTuple):
+class PeakSums(NamedTuple):
     """Number, sum, maximum and last of the peaks of forwards; those that are NaN are none."""
 
     number: Tensor
@@ -26,16 +26,16 @@ class Peaks(NamedTuple):
     last: Tensor
 
     @classmethod
-    def of(cls, peaks: Tensor) -> Peaks:
+    def of(cls, peaks: Tensor) -> PeakSums:
         """Return the figures of one forward, whose peaks may have any shape."""
         peaks = peaks.double()
         is_peak = ~peaks.isnan()
         return cls(is_peak.long(), peaks.where(is_peak, 0.0), peaks, peaks)
 
-    def then(self, peaks: Tensor) -> Peaks:
+    def then(self, peaks: Tensor) -> PeakSums:
         """Return the figures with those of the next forward."""
-        after = Peaks.of(peaks)
-        return Peaks(
+        after = PeakSums.of(peaks)
+        return PeakSums(
             self.number + after.number,
             self.total + after.total,
             torch.fmax(self.highest, after.highest),
@@ -56,7 +56,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.forwards = 0  # that were added
-        self.peaks: Peaks | None = None  # of the forwards that have a token
+        self.peaks: PeakSums | None = None  # of the forwards that have a token
         self._sums: Any = Counter()
 
     def __contains__(self, name: str) -> bool:
@@ -68,7 +68,7 @@ class Sums:
 
     def add_peaks(self, peaks: Tensor) -> None:
         """Add the peaks of a forward."""
-        self.peaks = Peaks.of(peaks) if self.peaks is None else self.peaks.then(peaks)
+        self.peaks = PeakSums.of(peaks) if self.peaks is None else self.peaks.then(peaks)
 
     def count(self, name: str) -> int:
         """Return a sum; 0 if nothing was added to it."""
