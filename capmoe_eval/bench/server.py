@@ -265,10 +265,11 @@ class Stopwatch:
 @contextmanager
 def watched(capacity: Any, watch: Stopwatch) -> Iterator[None]:
     """Time what a capacity does to a step, in a ``with`` block in which it is installed."""
-    places: list[tuple[Any, str, str]] = [(capacity, "plans", "plans"), (capacity, "end", "end")]
+    places: list[tuple[Any, str, str]] = [(capacity, "end", "end")]
     places += [(layer.router, "_select_experts", "route") for layer in capacity.meter.layers]
     for part in capacity._layers:
-        places += [(part, "_stock_route", "stock_route"), (part, "_emit", "emit")]
+        keys = {"_plans_of_step": "plans", "_stock_route": "stock_route", "_emit": "emit"}
+        places += [(part, name, key) for name, key in keys.items()]
     before = [(place, name, place.__dict__.get(name)) for place, name, _ in places]
     for place, name, key in places:
         setattr(place, name, watch.timed(key, getattr(place, name)))
