@@ -36,6 +36,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "balancing": benchmarks.balancing,
     "placed": effects.placed,
     "adaptive-verdict": effects.adaptive_verdict,
+    "server-steps": effects.server_steps,
     "emulation": benchmarks.emulation,
     "generation": generation.scores,
     "images": images.scores,

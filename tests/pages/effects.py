@@ -263,3 +263,21 @@ def models() -> str:
         f"disabled a task loses {span(lost.values(), '{:.0f}')} points in the mean over models "
         "(dev sets)" + (f"; less than {_NEEDED}: {', '.join(weak)}." if weak else ".")
     )
+
+
+_LOADS: Final = ((64, 2048), (64, 256), (8, 2048), (256, 2048))
+"""Requests at a time and most tokens of a step, as `experiment=server` has them."""
+
+
+def server_steps() -> str:
+    """Return accuracy in a server's steps minus that in static batches, by method and load."""
+    methods = ("score γ=1", "expanded drop γ=1", "expert drop", "random γ=1", "order γ=1")
+    rows = []
+    for requests, tokens in _LOADS:
+        load = f"ep_size=1 batch_size={requests} in steps of at most {tokens} tokens"
+        of_load = [findings("q", f"{method} {load}") for method in methods]
+        rows.append(
+            [str(requests), f"{tokens:,}", *(effect(of[0]) if of else "–" for of in of_load)]
+        )
+    titles = ("Token Drop", "Expanded Drop", "Expert Drop", "Random", "Order")
+    return table(["requests at a time", "tokens of a step, at most", *titles], rows)
