@@ -23,29 +23,44 @@ class Subcommand(NamedTuple):
 
 GROUPS: Final[Mapping[str, Mapping[str, Subcommand]]] = {
     "Evaluate": {
-        "run": Subcommand("evaluate: gamma=1.0 method=score (the default)", "evaluation.command"),
+        "run": Subcommand(
+            "evaluate a model under a method: gamma=1.0 method=score", "evaluation.command"
+        ),
         "sweep": Subcommand(
             "evaluate every combination: gamma=1.0,1.5 method=score,order",
             *("evaluation.command", "sweep"),
         ),
-        "train": Subcommand("train an embedded model again", "evaluation.train"),
-        "lm-eval": Subcommand("run lm-eval with the model capmoe", "evaluation.lm_eval_command"),
+        "train": Subcommand("train an embedded model from its recipe", "evaluation.train"),
+        "lm-eval": Subcommand(
+            "lm-eval's own command line, with the model capmoe", "evaluation.lm_eval_command"
+        ),
     },
     "Report on finished results": {
         "table": Subcommand("render a table of the paper", "report.tables.command"),
         "figure": Subcommand("draw a figure", "report.figures.command"),
-        "claims": Subcommand("judge every claim of the paper", "report.claims.command"),
-        "replicate": Subcommand("test the claims on every model", "report.replication.command"),
-        "report": Subcommand("build one site to browse", "report.site.command"),
+        "claims": Subcommand(
+            "list every claim of the paper with its verdict", "report.claims.command"
+        ),
+        "replicate": Subcommand(
+            "test the claims on every model, with effects and intervals",
+            "report.replication.command",
+        ),
+        "report": Subcommand("build a static site of all results", "report.site.command"),
     },
     "Serve": {
-        "loads": Subcommand("summarise a trace, or draw a record's loads", "report.figures.loads"),
-        "advise": Subcommand("recommend a capacity for a deployment", "report.advice.command"),
+        "loads": Subcommand(
+            "summarise the expert loads of a server's trace", "report.figures.loads"
+        ),
+        "advise": Subcommand(
+            "recommend a capacity for a deployment, or none", "report.advice.command"
+        ),
     },
     "Maintain": {
-        "pack": Subcommand("pack finished records, or export them", "experiment.packing"),
+        "pack": Subcommand(
+            "pack finished records, or export them to Parquet", "experiment.packing"
+        ),
         "bench": Subcommand("measure the suite itself", "bench.command"),
-        "completion": Subcommand("print a script of a shell: bash, zsh or fish", "completion"),
+        "completion": Subcommand("print the completion script of bash, zsh or fish", "completion"),
     },
 }
 SUBCOMMANDS: Final = {name: each for group in GROUPS.values() for name, each in group.items()}
@@ -54,10 +69,11 @@ _HELP: Final = f"""\
 usage: {PROGRAM} SUBCOMMAND …    (or python -m capmoe_eval SUBCOMMAND …)
 
 Capacity-aware inference of Mixture-of-Experts models: from a capacity factor to the paper's tables.
+A first result: {PROGRAM} run gamma=1.0 method=score tasks=obqa
 """
 _MORE: Final = f"""
-{PROGRAM} SUBCOMMAND --help says what a subcommand takes; {PROGRAM} run --help lists the models,
-tasks, methods and knobs. --version prints the version.
+{PROGRAM} SUBCOMMAND --help lists the options of a subcommand; {PROGRAM} run --help also the models,
+tasks, methods and knobs. Without a subcommand, run is meant. --version prints the version.
 """
 
 

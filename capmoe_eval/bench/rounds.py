@@ -165,12 +165,12 @@ def without_goal(target: Target) -> Target:
     return replace(target, target=None, met=None)
 
 
-def line(target: Target) -> str:
-    """Return a number, its quartiles and what it should be, in one line."""
+def line(target: Target, width: int = 44) -> str:
+    """Return a number, its quartiles and its goal in one line, the name in ``width`` characters."""
     text, ratio = target.shown, target.ratio
     quartiles = f"{text(ratio.low)} – {text(ratio.high)}"
     goal = f"{target.goal}  {'met' if target.met else 'MISSED'}" if target.goal else ""
-    return f"{target.name:<44}{text(ratio.median):>10}  {quartiles:<22}{goal}".rstrip()
+    return f"{target.name:<{width}}{text(ratio.median):>10}  {quartiles:<22}{goal}".rstrip()
 
 
 def finish(
@@ -193,4 +193,5 @@ def finish(
         **{name: getattr(arguments, name) for name in options},
         **more,
     ).write(path)
-    print(*map(line, targets), f"written: {path}", sep="\n")
+    width = max((len(target.name) for target in targets), default=0)
+    print(*(line(target, width) for target in targets), f"written: {path}", sep="\n")

@@ -66,6 +66,8 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False) -> int:
     _print_notes(plans)
     for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
+    if outcome.failures:
+        print("the same command tries again what failed, and that alone", file=sys.stderr)
     return 1 if outcome.failures else 0
 
 

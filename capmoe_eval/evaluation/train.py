@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,7 @@ say = functools.partial(print, flush=True)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, or measure what is trained, and return the exit status."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars of every subtask
     parser = _parser()
     options = parser.parse_args(arguments)
     if not options.origins and (len(options.names) != 1 or len(options.seed or ()) > 1):
@@ -27,11 +30,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="capmoe-eval train", description="Train a model and write its weights.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of the zoo: olmoe, mixtral, …")
+    parser = Parser(
+        prog="capmoe-eval train",
+        description="Train an embedded model from its recipe; write its weights, and its card with "
+        "its scores. The same command continues a killed training.",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="an embedded model: olmoe, mixtral, …; olmoe_s3 is olmoe with training seed 3",
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
-        "--card", action="store_true", help="measure the trained model anew and write its card"
+        "--card",
+        action="store_true",
+        help="train nothing; measure the trained model and write its card",
     )
     kind.add_argument(
         "--origins",
@@ -39,19 +53,21 @@ def _parser() -> Parser:
         help="train models (default: qwen2_moe mixtral) upcycled and from scratch with seeds "
         "(default: 0 1 2), 1000 steps each, and compare the balance of their routing",
     )
-    parser.add_argument("--steps", type=COUNT, help="fewer steps give a worse model sooner")
-    parser.add_argument("--seed", nargs="+", type=SEED, help="another seed of weights and corpus")
+    parser.add_argument("--steps", type=COUNT, help="training steps (default: the recipe's)")
+    parser.add_argument(
+        "--seed", nargs="+", type=SEED, help="seed of weights and corpus (default: the recipe's)"
+    )
     parser.add_argument(
         "--out",
         type=PATH,
-        help="directory of the weights (default: the shipped ones); a JSON file with --origins "
-        "(default: results/training_seeds.json)",
+        help="directory of the weights (default: where zoo:NAME reads them); with --origins a JSON "
+        "file (default: results/training_seeds.json)",
     )
     parser.add_argument(
         "--work",
         type=PATH,
         default=users_cache() / "training",
-        help="directory of the checkpoints; a killed training goes on from there",
+        help="directory of the checkpoints (default: in the user's cache)",
     )
     parser.add_argument("--threads", type=THREADS, default=1, help="CPU threads (default: 1)")
     return parser
@@ -69,6 +85,7 @@ def _train(options: argparse.Namespace) -> None:
     check_writable("--out", directory)
     if options.card:
         cards.write(name, directory, None, say=say)
+        say(f"written: {directory / 'card.json'}, {directory / 'README.md'}")
         return
     torch.set_num_threads(options.threads)
     steps = recipe.steps if options.steps is None else options.steps
@@ -78,6 +95,20 @@ def _train(options: argparse.Namespace) -> None:
         recipes.save(model, directory)
         recipes.save_tokenizer(name, directory)
         cards.write(name, directory, cards.Training(steps, seed, losses), say=say)
+    source = f"zoo:{name}" if options.out is None else str(directory)
+    say(f"written: {directory}\nevaluate it: capmoe-eval run {_evaluation(name, source)}")
+
+
+def _evaluation(name: str, source: str) -> str:
+    """Return the words that evaluate a trained model."""
+    from capmoe_eval.experiment.composition import options
+
+    model = f"zoo_{name}" if f"zoo_{name}" in options("model") else name
+    if model not in options("model"):
+        model = f"zoo_{name.rpartition('_')[0]}"  # a training seed of the user's own
+    return (
+        f"model={model} model.pretrained={shlex.quote(source)} gamma=1.0 results_dir=results/mine"
+    )
 
 
 def _origins(options: argparse.Namespace) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Final, get_args
 
 from pydantic import Field
 
@@ -26,6 +26,11 @@ class Parser(argparse.ArgumentParser):
 
     error = refuse
 
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        for action in self._actions:
+            _describe(action)
+        return super()._get_formatter()
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; every other way to parse ends here."""
         parsed, others = super().parse_known_args(args, namespace)
@@ -41,10 +46,16 @@ def report_options(
 ) -> None:
     """Declare the options of every command that reports on results and benchmarks."""
     parser.add_argument(
-        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
+        "--out",
+        type=PATH,
+        default=Path("reports"),
+        help="directory of what is written (default: reports)",
     )
     parser.add_argument(
-        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+        "--bench",
+        type=PATH,
+        default=FOLDER,
+        help="directory of the benchmarks' files (default: %(default)s)",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
 
@@ -106,3 +117,21 @@ POINTS = _typed(Annotated[float, Field(ge=0, le=100)])
 SHARE = _typed(Annotated[float, Field(ge=0, le=1)])
 GAMMA = _gamma
 PATH = _path
+_METAVARS: Final[Mapping[object, str]] = {
+    **dict.fromkeys((COUNT, EXPERTS, TOKENS, BYTES, INDEX, SEED, THREADS), "N"),
+    **dict.fromkeys((POSITIVE, SECONDS, POINTS, SHARE), "X"),
+    **{GAMMA: "GAMMA", PATH: "PATH"},
+}
+
+
+def _describe(action: argparse.Action) -> None:
+    """Name the value of an option by its type in the help, and add its default."""
+    if action.nargs == 0 or not action.option_strings:
+        return
+    if action.metavar is None and action.choices is None:
+        action.metavar = _METAVARS.get(action.type)
+    default = action.default
+    if default is not None and "(default: " not in (action.help or ""):
+        values = default if isinstance(default, (list, tuple)) else [default]
+        text = " ".join(map(str, values)).replace("%", "%%")
+        action.help = f"{action.help or ''} (default: {text})".strip()

@@ -34,15 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Pack or unpack a results directory and exit: 0 done, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval pack",
-        description="Pack finished records: one file for each model and task. A run of many cells "
-        "does so when it ends.",
+        description="Pack finished records into one file for each model and task. Every command "
+        "reads both forms; a run of many cells packs its own when it ends.",
     )
     parser.add_argument(
         "place",
         nargs="?",
         default=f"{_KEY}results/local-zoo",
         metavar="results_dir=DIR",
-        help="default: %(default)s",
+        help="directory of the records (default: results/local-zoo)",
     )
     parser.add_argument(
         "--unpack", action="store_true", help="give every record a file of its own again"
@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.parquet is not None:
             check_file("parquet", options.parquet)
         packs = unpack(root) if options.unpack else pack(root)
-        print(f"{len(record_paths(root))} records, {len(packs)} files {DONE[options.unpack]}")
+        done, n_records = DONE[options.unpack], len(record_paths(root))
+        print(f"{len(packs)} files {done}; {n_records} records in {root}")
         if options.parquet is not None:
             write_parquet(root, options.parquet)
             print(f"written: {options.parquet}")

@@ -247,8 +247,8 @@ def test_the_end_of_a_run_packs_many_files_where_nobody_computes(root: Path) -> 
 @pytest.mark.parametrize(
     ("words", "status", "line"),
     [
-        ([], 0, "6 records, 2 files packed"),
-        (["--unpack"], 0, "6 records, 0 files unpacked"),
+        ([], 0, "2 files packed; 6 records in ."),
+        (["--unpack"], 0, "0 files unpacked; 6 records in ."),
         (["--parquet", "frame.parquet"], 0, "written: frame.parquet"),
         (["results_dir=other"], 2, "results_dir=other: no results directory with records; name"),
         (["zoo"], 2, "zoo: no results directory with records; name one with results_dir=DIR"),

@@ -84,7 +84,12 @@ def test_records_become_verdicts_and_the_same_bytes(run: Run, results: Path) -> 
         assert f"| {margin['id']} | {margin['points']:.2f} | {margin['meaning']} | " in text
     assert "closed mini-world" in text
     assert f"left out: {broken.relative_to(Path.cwd())}" in text
-    assert "evaluations are missing" in out
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    for claim in file["claims"]:
+        assert claim["verdict"] in lines[f"({claim['id']})"]
+        is_scoped = claim["scope"].startswith("on these models")
+        assert ("on these models" in lines[f"({claim['id']})"]) == is_scoped
+    assert "evaluations are missing; compute them: capmoe-eval run experiment=replicate" in out
     assert (folder / "replication.png").read_bytes().startswith(b"\x89PNG")
     paths = [results / "replication.json", *sorted(folder.iterdir())]
     before = [path.read_bytes() for path in paths]

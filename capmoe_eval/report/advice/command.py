@@ -58,7 +58,11 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="capmoe-eval advise", description=__doc__)
+    parser = Parser(
+        prog="capmoe-eval advise",
+        description="Compare dropping with lossless load balancing on the routing of a server, and "
+        "recommend a setting, or none. Writes a page, JSON, and the files that servers take.",
+    )
     parser.add_argument(
         "source",
         type=PATH,
@@ -68,12 +72,18 @@ def _parser() -> Parser:
     asked = parser.add_argument_group("budget, at least one of")
     asked.add_argument("--at-most-points", type=POINTS, help="points of accuracy that may be lost")
     asked.add_argument(
-        "--at-least-speedup", type=POSITIVE, help="of the expert step of a layer, such as 1.2"
+        "--at-least-speedup",
+        type=POSITIVE,
+        help="speedup of the expert step of a layer, such as 1.2",
     )
     served = parser.add_argument_group("deployment")
-    served.add_argument("--ranks", type=EXPERTS, help="expert-parallel ranks (default: its own)")
     served.add_argument(
-        "--experts-per-rank", type=EXPERTS, help="experts on a rank with copies (default: E/R + 1)"
+        "--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)"
+    )
+    served.add_argument(
+        "--experts-per-rank",
+        type=EXPERTS,
+        help="slots for experts on a rank, copies included (default: E/R + 1)",
     )
     served.add_argument(
         "--link-share",
@@ -88,15 +98,18 @@ def _parser() -> Parser:
     )
     quality = parser.add_argument_group("accuracy")
     quality.add_argument("--results", type=PATH, help="results directory with records of the model")
-    quality.add_argument("--model", help="its name there (default: the trace's)")
+    quality.add_argument("--model", help="name of the model there (default: the trace's)")
     traces = parser.add_argument_group("of a trace")
-    traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
+    traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors γ")
     traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
     traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang responses")
     traces.add_argument("--step-tokens", type=TOKENS, help="tokens of a step, if it has none")
-    traces.add_argument("--only", choices=KINDS, help="judge the steps of one kind")
+    traces.add_argument("--only", choices=KINDS, help="judge the steps of one kind alone")
     parser.add_argument(
-        "--out", type=PATH, default=Path("advice"), help="directory (default: %(default)s)"
+        "--out",
+        type=PATH,
+        default=Path("advice"),
+        help="directory of what is written (default: advice)",
     )
     return parser
 

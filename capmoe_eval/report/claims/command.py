@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     """Write the ledger and exit: 0 written, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval claims",
-        description="Judge every claim of the paper by finished results and by its own numbers.",
+        description="List every claim and number of the paper with its verdict, from finished "
+        "results and from the paper's own numbers.",
     )
     report_options(
         parser,
@@ -67,7 +68,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         with writing("--out", parsed.out):
             for suffix, renderer in RENDERERS.items():
                 write_text(folder / f"claims.{suffix}", renderer(report))
-        print(f"{len(report.evidence.records)} records of profile {profile}")
+        n_claims, n_records = sum(report.counts.values()), len(report.evidence.records)
+        print(f"{n_claims} claims judged by {n_records} records of profile {profile}")
         for word, count in report.counts.items():
             print(f"{count:4} {word}")
         print("written: " + ", ".join(str(folder / f"claims.{suffix}") for suffix in RENDERERS))

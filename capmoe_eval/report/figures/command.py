@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     parser.add_argument(
         "--missing",
         action="store_true",
-        help="draw nothing; print the commands that measure what is missing, one a line",
+        help="draw nothing; print the commands that compute what is missing, one a line",
     )
     report_options(parser)
     options = parser.parse_intermixed_args(arguments)
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             lines = [note for note in material.notes if note.startswith("Left out")]
             if material.n_absent:
                 lines.append(
-                    f"{material.n_absent} of {material.planned} {material.unit} are missing; their "
-                    "commands: add --missing"
+                    f"{material.n_absent} of {material.planned} {material.unit} are missing; "
+                    "--missing prints the commands that compute them"
                 )
             for line in lines:
                 print(f"{spec.name}: {line}", file=sys.stderr)

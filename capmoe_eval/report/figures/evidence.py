@@ -124,7 +124,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
         profile=experiment.profile,
         planned=len(planned),
         digests=[record.cell.digest for record in results.records],
-        nothing=f"none of its {len(planned)} records is there{because(broken)}; measure them"
+        nothing=f"has none of its {len(planned)} records{because(broken)}; compute them"
         if planned
         else f"profile={experiment.profile} has no model for it",
         names={"model": next(iter(titles.values()), "")},

@@ -46,29 +46,40 @@ _QUALITY = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Summarise a trace, or draw a record's load or a trace's, and exit: 0 done, 2 bad input."""
-    parser = Parser(prog="capmoe-eval loads", description=__doc__)
+    parser = Parser(
+        prog="capmoe-eval loads",
+        description="Summarise the expert loads of a trace: peaks, stragglers, and what each γ "
+        "would drop. Or draw those of a record.",
+    )
     parser.add_argument(
         "source",
         type=PATH,
-        help="a record (.json); or a trace: of this suite (.npz, .parquet), responses of vLLM or "
-        "SGLang (.jsonl), a recording of SGLang (.pt), the directory of a workload of Megatron-LM",
+        help="a trace: of this suite (.npz, .parquet), responses of vLLM or SGLang (.jsonl), a "
+        "recording of SGLang (.pt), the directory of a workload of Megatron-LM; or example, the "
+        "trace in this package; or a record (.json)",
     )
-    parser.add_argument("out", type=PATH, nargs="?", help="a .png, .svg or .pdf file to draw")
+    parser.add_argument(
+        "out", type=PATH, nargs="?", help="also draw a picture: a .png, .svg or .pdf file"
+    )
     parser.add_argument(
         "--layer", type=INDEX, help="number of the MoE layer to draw (default: the busiest)"
     )
     of_traces = parser.add_argument_group("of a trace")
-    of_traces.add_argument("--json", type=PATH, help="a file for the summary of every layer")
+    of_traces.add_argument(
+        "--json", type=PATH, help="also write the summary of every layer to a file"
+    )
     of_traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
     of_traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang responses")
-    of_traces.add_argument("--ranks", type=EXPERTS, help="expert-parallel ranks (default: its own)")
-    of_traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
+    of_traces.add_argument(
+        "--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)"
+    )
+    of_traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors γ")
     of_traces.add_argument(
         "--step-tokens",
         type=TOKENS,
         help=f"tokens of a step, where the trace does not say which are (default: {STEP_TOKENS})",
     )
-    of_traces.add_argument("--only", choices=KINDS, help="take the steps of one kind")
+    of_traces.add_argument("--only", choices=KINDS, help="count the steps of one kind alone")
     options = parser.parse_args(arguments)
     is_record = options.source.suffix == _RECORD and not options.source.is_dir()
 

@@ -81,7 +81,7 @@ def curves(evidence: FigureRecords) -> p.Picture:
     }
     if not of_models:
         more = "; ".join(evidence.absent[:2])
-        raise UsageError(f"fig12: none of the records of its curves is there; measure them: {more}")
+        raise UsageError(f"fig12: its curves have no record; compute them: {more}")
     is_rounded = all(r.load.effective_gamma is not None for rs in of_models.values() for r in rs)
     unlimited = evidence.by_model("unlimited")
     upper, lower = [], []
@@ -92,7 +92,7 @@ def curves(evidence: FigureRecords) -> p.Picture:
             upper.append(p.Panel(title, scores))
             lower.append(p.Panel("", [drops] if drops else []))
         else:
-            notes.append(f"{title} is left out: none of its records is there.")
+            notes.append(f"{title} is left out: it has no record.")
     gammas = [x for panel in (*upper, *lower) for mark in panel.marks[:-1] for x in _gammas(mark)]
     across = p.gamma_axis([0.0, 3.0, *gammas])
     if is_rounded:

@@ -60,7 +60,7 @@ def render(
         raise UsageError(f"{spec.name}: {sources.nothing}")
     if not sources.digests:
         first, *others = sources.absent
-        more = f" (and {len(others)} more: add --missing)" if others else ""
+        more = f" (and {len(others)} more: --missing prints them)" if others else ""
         raise UsageError(f"{spec.name}: {sources.nothing}: {first}{more}")
     picture = spec.make(sources)
     return describe(spec, sources, picture), images_of(picture, formats)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from capmoe_eval.errors import UsageError, writing
@@ -27,7 +28,7 @@ from capmoe_eval.paper.replication import (
 )
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
-from capmoe_eval.paper.verdicts import LEVEL, VerdictFile
+from capmoe_eval.paper.verdicts import LEVEL, ONLY_HERE, VerdictFile
 from capmoe_eval.report.templates import render
 
 
@@ -35,18 +36,22 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     """Judge and exit: 0 written, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval replicate",
-        description="Judge the paper's claims by the finished records of experiment=replicate.",
+        description="Test the paper's claims on every model of a profile: effects, intervals and "
+        "verdicts, from the finished records of experiment=replicate.",
     )
     parser.add_argument(
-        "--results", type=PATH, help=f"for {VERDICTS} (default: beside the records, results_dir)"
+        "--results", type=PATH, help=f"directory of {VERDICTS} (default: results_dir)"
     )
     parser.add_argument(
-        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
+        "--out",
+        type=PATH,
+        default=Path("reports"),
+        help="directory of the report (default: reports)",
     )
     parser.add_argument(
         "--trainings",
         type=PATH,
-        help=f"training seeds' balance (default: {TRAININGS} with profile zoo, else none)",
+        help=f"file of the balance by training seed (default: {TRAININGS} for profile zoo)",
     )
     recompute_option(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for capmoe-eval run")
@@ -98,13 +103,37 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             write_bytes(folder / "replication.png", to_png(draw(file)))
             if len(file.grouping) > 1:
                 write_bytes(folder / "gaps.png", to_png(draw_gaps(file.grouping)))
-        print(text.partition("\n## ")[0])
+        print(*_lines(file), sep="\n")
         if file.missing:
-            print(f"{file.missing} of {len(cells.plans)} evaluations are missing")
-        print(f"written: {results / VERDICTS}, {folder / 'replication.md'}, .png")
+            words = " ".join(["experiment=replicate", *parsed.overrides])
+            print(
+                f"{file.missing} of {len(cells.plans)} evaluations are missing; compute them: "
+                f"capmoe-eval run {words}"
+            )
+        pictures = ("replication.png", *(["gaps.png"] if len(file.grouping) > 1 else []))
+        paths = results / VERDICTS, *(folder / name for name in ("replication.md", *pictures))
+        print("written: " + ", ".join(map(str, paths)))
         return 0
 
     sys.exit(run_command(report))
+
+
+def _lines(file: VerdictFile) -> Iterator[str]:
+    """Yield a line for each claim, as wide as a screen, then the notes and the counts."""
+    for claim in file.claims:
+        statement = textwrap.shorten(claim.statement, 62, placeholder=" …")
+        scope = f" {ONLY_HERE}" if claim.scope.startswith(ONLY_HERE) else ""
+        yield f"{f'({claim.id})':5} {claim.verdict + scope:28}  {statement}"
+    yield from (f"Note: {note}" for note in file.notes)
+    yield (
+        f"{len(file.claims)} claims judged by {file.records} records of {len(file.models)} models, "
+        f"profile {file.profile}: {_counts(file)}"
+    )
+
+
+def _counts(file: VerdictFile) -> str:
+    counts = Counter(claim.verdict for claim in file.claims)
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
 def _alike(cells: Finished, reader: Reader) -> tuple[Record, ...]:
@@ -123,7 +152,6 @@ def _alike(cells: Finished, reader: Reader) -> tuple[Record, ...]:
 
 
 def _content(file: VerdictFile) -> dict[str, object]:
-    counts = Counter(claim.verdict for claim in file.claims)
     families: dict[str, list[str]] = {}  # models that differ in their training seed
     for model in file.models:
         families.setdefault(family(model), []).append(model)
@@ -132,5 +160,5 @@ def _content(file: VerdictFile) -> dict[str, object]:
         "models": set(file.models),
         "by_family": by_family,
         "families": families,
-        "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
+        "counts": _counts(file),
     }

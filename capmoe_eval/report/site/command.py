@@ -72,7 +72,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Build and exit: 0 written, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval report",
-        description="Make one static site of finished results: OUT/index.html.",
+        description="Build one static site from finished results: OUT/index.html. It evaluates "
+        "nothing.",
     )
     parser.add_argument(
         "--replication",
@@ -80,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> None:
         help=f"verdicts of the replication (default: {VERDICTS} in the results directory)",
     )
     parser.add_argument(
-        "--all", action="store_true", help="write tables, figures, verdicts and claims first, too"
+        "--all", action="store_true", help="first write tables, figures, verdicts and claims anew"
     )
     report_options(parser)
     arguments = parser.parse_intermixed_args(words)

@@ -184,7 +184,7 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
     assert run("fig1", nowhere, "--out", tmp_path) == 2
     error = capsys.readouterr().err
     assert error == (
-        "error: fig1: none of its 1 records is there; measure them: capmoe-eval run "
+        "error: fig1: has none of its 1 records; compute them: capmoe-eval run "
         f"{nowhere} model=zoo_olmoe method=baseline tasks=obqa\n"
     )
     only = tmp_path / "results"
@@ -195,7 +195,7 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
     files = {path.stem for path in (tmp_path / "zoo/figures").glob("*.svg")}
     # One baseline record, of OBQA, serves the figures of load and routing of that model.
     assert files == {"fig1", "fig13", "waste"}
-    assert "error: companions: none of its 28 records" in capsys.readouterr().err
+    assert "error: companions: has none of its 28 records" in capsys.readouterr().err
 
 
 def test_a_figure_of_one_model_is_of_the_first_that_is_planned(
@@ -208,7 +208,7 @@ def test_a_figure_of_one_model_is_of_the_first_that_is_planned(
     )
     plausible(other.cell, tmp_path).write()
     assert run("fig1", *words, "--out", tmp_path) == 2
-    assert "fig1: none of its 1 records is there" in capsys.readouterr().err
+    assert "fig1: has none of its 1 records" in capsys.readouterr().err
     plausible(first.cell, tmp_path).write()
     assert gather(get_figure("fig1"), FigurePlans(words)).n_absent == 0
 

@@ -189,7 +189,7 @@ def test_figure_12_has_a_column_for_each_model() -> None:
     assert "mean, no limit" in named(mine)
     assert "mean, no limit" not in named(yours)
     assert below.x.label == "capacity factor γ"
-    assert picture.notes == ["Theirs is left out: none of its records is there."]
+    assert picture.notes == ["Theirs is left out: it has no record."]
 
 
 def test_figure_12_is_by_gamma_after_rounding_where_all_records_have_it() -> None:
@@ -205,7 +205,7 @@ def test_a_curve_that_reaches_infinity_leaves_it_to_the_baseline() -> None:
     stock = record(cell(BASELINE, "a"))
     picture = scores.curves(evidence(curve=[of_curve(1, "a", 0.5), stock], unlimited=[stock]))
     assert curves(panels(picture)[0])["A"] == [(1.0, 50.0)]
-    with pytest.raises(UsageError, match="fig12: none of the records of its curves is there"):
+    with pytest.raises(UsageError, match="fig12: its curves have no record"):
         scores.curves(evidence(curve=[], unlimited=[stock]))
 
 
