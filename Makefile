@@ -155,7 +155,7 @@ test-server: install-server  ## the tests of the plugin, in .venv-server
 	$(SERVER)/bin/python -m pytest -q tests/server tests/evaluation/test_vllm*.py $(ARGS)
 
 serve-demo: install-server  ## serve an embedded model with and without a capacity, and ask both
-	$(SERVER)/bin/python -m capmoe_eval.server.demo $(ARGS)
+	@$(SERVER)/bin/python -c 'from capmoe_eval.experiment.application import run_program; from capmoe_eval.server.demo import main; run_program(main)' $(ARGS)
 
 check: install  ## linters, types, import contract
 	$(BIN)/ruff check .

@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 from urllib.request import urlopen
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.application import run_program
 from capmoe_eval.experiment.arguments import COUNT, Parser
 from capmoe_eval.server.settings import PREFIX, read_settings
 from capmoe_eval.zoo.miniworld.evaluation import documents
@@ -243,7 +242,3 @@ def shortened(lines: Sequence[str]) -> Iterator[str]:
         name, _, value = line.rpartition(" ")
         if float(value) and not name.partition("{")[0].endswith(("_bucket", "_created")):
             yield f"  {line}"
-
-
-if __name__ == "__main__":
-    run_program(main)
