@@ -110,3 +110,15 @@ def emulation() -> str:
         f"On two gloo ranks (`{study.path.name}`, {models} models) the error of the emulation was "
         f"{' and '.join(texts)}. The emulation does not model the waiting before small exchanges."
     )
+
+
+def server_speed() -> str:
+    """Return the speed of vLLM under the plugin, as medians and quartiles of ratios."""
+    ratios = {target.name: target.ratio for target in _evaluation("server").targets}
+    sides = ("γ=∞", "γ=1", "γ=0.5")
+    rows = []
+    for load in dict.fromkeys(name.split(": ")[0] for name in ratios):
+        cells = [ratios[f"{load}: {side} over stock"] for side in sides]
+        texts = [f"{of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in cells]
+        rows.append([load, *texts, f"{100 * ratios[f'{load}: γ=1, decision'].median:.1f} %"])
+    return table(("model, load", *sides, "decision at γ=1, of a step"), rows)

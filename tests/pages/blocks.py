@@ -36,6 +36,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "balancing": benchmarks.balancing,
     "placed": effects.placed,
     "adaptive-verdict": effects.adaptive_verdict,
+    "server-speed": benchmarks.server_speed,
     "server-steps": effects.server_steps,
     "emulation": benchmarks.emulation,
     "generation": generation.scores,
