@@ -31,7 +31,7 @@ class NoModelError(UsageError):
 
 
 class EnforcementError(RuntimeError):
-    """A hard promise of the suite was broken; the numbers of the run must not be used."""
+    """An invariant of the suite was broken; the numbers of the run must not be used."""
 
 
 def shown(value: object) -> str:
@@ -75,8 +75,8 @@ def unwritable(field: str, path: Path, error: OSError) -> UnwritableError:
     """Return the error for a directory or file, named by a setting, that cannot be written."""
     reason = error.strerror or error
     return UnwritableError(
-        f"{field}={shown(path)}: cannot be written ({reason}); make room or choose another place "
-        f"with {field}=PATH"
+        f"{field}={shown(path)}: cannot be written ({reason}); free some space or choose "
+        f"another path with {field}=PATH"
     )
 
 

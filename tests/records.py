@@ -119,7 +119,7 @@ def record(
     documents: str = "hash",
     load: Mapping[str, Any] | None = None,
     layers: Sequence[Mapping[str, Any]] | None = None,
-    broken_promise: str = "",
+    broken_invariant: str = "",
     provenance: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> Record:
@@ -132,7 +132,7 @@ def record(
         documents: Hash over the documents.
         load: What differs from a load of one forward without drops.
         layers: The layers; by default one of four experts.
-        broken_promise: Name of a proof that failed.
+        broken_invariant: Name of a proof that failed.
         provenance: What differs in it.
         parts: Other parts in place of those that follow from these.
     """
@@ -169,7 +169,7 @@ def record(
         },
         "layers": list(layers),
         "proofs": {
-            name: {"passed": name != broken_promise, "checked": 3}
+            name: {"passed": name != broken_invariant, "checked": 3}
             for name in Proofs.model_fields
             if name != "modality_order" or of.task.images
         },

@@ -1,4 +1,4 @@
-"""Benchmark `placement`: what balancing without loss gives, on the routing of trained models."""
+"""Benchmark `placement`: what lossless load balancing gives, on the routing of trained models."""
 
 from __future__ import annotations
 

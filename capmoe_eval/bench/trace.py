@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _check(arguments: argparse.Namespace, place: Path) -> None:
-    """Refuse sizes that cannot be, and a disk without room for them."""
+    """Refuse sizes that cannot be, and a disk without space for them."""
     if arguments.experts % RANKS:
         raise UsageError(f"--experts={arguments.experts}: must be a multiple of {RANKS}, the ranks")
     if arguments.top_k > arguments.experts:

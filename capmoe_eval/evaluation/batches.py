@@ -26,7 +26,7 @@ def deal(keys: Sequence[Hashable], size: int, seed: int) -> list[list[int]]:
     rows: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         rows.setdefault(key, []).append(index)
-    draw = random.Random(seed).random  # the one method whose sequence Python promises to keep
+    draw = random.Random(seed).random  # the only method whose sequence Python keeps stable
     order = sorted(rows.values(), key=lambda _: draw())
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     return [[index for row in batch for index in row] for batch in batches]

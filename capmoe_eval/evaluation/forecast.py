@@ -241,16 +241,16 @@ def _largest_batch(counter: WorkCounter, works: Sequence[tuple[CellPlan, CellWor
 
 
 def _memory_line(plan: CellPlan, weights: int, batch: int) -> str:
-    place, room = _room(plan)
+    place, space = _memory_of(plan)
     largest = f", and about {batch / _GIB:.2f} GiB for its largest batch" if batch else ""
-    fits = "" if weights + batch <= room else "; it does not fit"
+    fits = "" if weights + batch <= space else "; it does not fit"
     return (
         f"{plan.cell.model.name}: {weights / _GIB:.2f} GiB of weights{largest}; {place} has "
-        f"{room / _GIB:.0f}{fits}"
+        f"{space / _GIB:.0f}{fits}"
     )
 
 
-def _room(plan: CellPlan) -> tuple[str, int]:
+def _memory_of(plan: CellPlan) -> tuple[str, int]:
     """Return the name and the memory in bytes of what the model is loaded on."""
     here = "this machine", psutil.virtual_memory().total
     name = plan.placement.device
@@ -264,8 +264,8 @@ def _room(plan: CellPlan) -> tuple[str, int]:
     if device.type != "cuda":
         return here
     devices = range(torch.cuda.device_count()) if plan.placement.device_map else [device.index or 0]
-    room = sum(torch.cuda.get_device_properties(each).total_memory for each in devices)
-    return f"{len(devices)} GPU" if len(devices) == 1 else f"{len(devices)} GPUs", room
+    space = sum(torch.cuda.get_device_properties(each).total_memory for each in devices)
+    return f"{len(devices)} GPU" if len(devices) == 1 else f"{len(devices)} GPUs", space
 
 
 def _time_line(times: Sequence[float | None]) -> str:

@@ -132,14 +132,14 @@ def write(
 def _measured(name: str, model: Any, sets: Sets, say: Callable[[str], None]) -> dict[str, Any]:
     say("baseline")
     baseline = measure(name, model, create_method("baseline"), sets)
-    say("every expert silent")
-    silent = measure(name, model, create_method("score", 0.0), sets)
+    say("all experts disabled")
+    disabled = measure(name, model, create_method("score", 0.0), sets)
     say("Token Drop at γ=1")
     dropped = measure(name, model, create_method("score", 1.0, ep_size=_option(name).ep_size), sets)
     numbers: dict[str, Any] = {
         "first_right": {task: sum(part["right"][:FIRST]) for task, part in baseline.items()},
         "accuracy": {task: part["value"] for task, part in baseline.items()},
-        "accuracy_silent": {task: part["value"] for task, part in silent.items()},
+        "accuracy_silent": {task: part["value"] for task, part in disabled.items()},
         "accuracy_dropped": {task: part["value"] for task, part in dropped.items()},
         "peak_load": {layer: round(peak, 2) for layer, peak in peaks(baseline).items()},
         "idle_experts": _idle(baseline),

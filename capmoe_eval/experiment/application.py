@@ -194,7 +194,7 @@ def _flushed(status: int) -> int:
 
 def _unwritable_output(error: OSError) -> UnwritableError:
     return UnwritableError(
-        f"standard output, or a file: cannot be written ({error.strerror}); make room there"
+        f"standard output, or a file: cannot be written ({error.strerror}); free some space there"
     )
 
 

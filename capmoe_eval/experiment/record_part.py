@@ -246,7 +246,7 @@ class Examined(Part):
         return self
 
 
-class Promise(Part):
+class Invariant(Part):
     """The outcome of an invariant, and what it counted as further fields."""
 
     model_config = ConfigDict(extra="allow")
@@ -256,54 +256,54 @@ class Promise(Part):
 
 
 class Proofs(Part):
-    """The promises of ``docs/methods.md``, each with its meaning."""
+    """The invariants of ``docs/reference/invariants.md``, each with its meaning."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    bound_holds: Promise
+    bound_holds: Invariant
     """No rank sends an expert (or a device) more than its capacity; where the method bounds the
     activated experts, no other experts are activated; where it weighs tokens, the weights of an
     expert's tokens add up to no more."""
-    stock_at_infinity: Promise
+    stock_at_infinity: Invariant
     """With γ = ∞ the method is the stock model, bit for bit."""
-    pads_take_no_slot: Promise
+    pads_take_no_slot: Invariant
     """Pads take no slot."""
-    overload_drops: Promise
+    overload_drops: Invariant
     """Where a load exceeds its bound, something was dropped."""
-    pairs_valid: Promise | None = None
+    pairs_valid: Invariant | None = None
     """Each slot names an expert or none, no token calls an expert twice, and a dropped slot weighs
     nothing."""
-    pairs_as_defined: Promise | None = None
+    pairs_as_defined: Invariant | None = None
     """The experts compute the pairs that the method's definition keeps, and no other."""
-    weights_as_defined: Promise | None = None
+    weights_as_defined: Invariant | None = None
     """Each pair reaches its expert with the combine weight of the definition."""
-    gate_as_read: Promise | None = None
+    gate_as_read: Invariant | None = None
     """The weights and the top-k that follow from a router's logits are the router's own."""
-    forwards_planned: Promise | None = None
+    forwards_planned: Invariant | None = None
     """The forwards that the method concerns are under it, and no others."""
-    every_layer_hooked: Promise
+    every_layer_hooked: Invariant
     """Every MoE layer was under the method, once in every forward."""
-    tokens_counted: Promise
+    tokens_counted: Invariant
     """Every forward under the method had a token that counts, or only pads."""
-    kernel_agrees: Promise
+    kernel_agrees: Invariant
     """The kernel of kept pairs computes what the stock kernel does, and no other."""
-    modality_order: Promise | None = None
+    modality_order: Invariant | None = None
     """The modality that is dropped first is; of results with images."""
-    best_kept: Promise | None = None
+    best_kept: Invariant | None = None
     """No token loses one of its k0 best experts, where these fit into the budget; of methods that
     bound the activated experts."""
 
-    def given(self) -> Iterator[tuple[str, Promise, str]]:
-        """Yield name, outcome and meaning of each promise that a record has, by name."""
+    def given(self) -> Iterator[tuple[str, Invariant, str]]:
+        """Yield name, outcome and meaning of each invariant that a record has, by name."""
         for name, field in sorted(type(self).model_fields.items()):
-            promise = getattr(self, name)
-            if promise is not None:
-                yield name, promise, field.description or ""
+            invariant = getattr(self, name)
+            if invariant is not None:
+                yield name, invariant, field.description or ""
 
     @property
     def broken(self) -> list[str]:
-        """Names of the promises that were not kept, sorted."""
-        return [name for name, promise, _ in self.given() if promise.passed is False]
+        """Names of the invariants that were broken, sorted."""
+        return [name for name, invariant, _ in self.given() if invariant.passed is False]
 
     @property
     def examined(self) -> float | None:
@@ -311,7 +311,7 @@ class Proofs(Part):
 
         None where no check says it, as in records from before it.
         """
-        checks = [promise.examined for _, promise, _ in self.given() if promise.examined]
+        checks = [invariant.examined for _, invariant, _ in self.given() if invariant.examined]
         return min((c.share for c in checks if c.share is not None), default=None)
 
 

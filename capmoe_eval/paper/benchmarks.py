@@ -54,7 +54,7 @@ class Bench:
 
     @property
     def balances(self) -> list[Balance]:
-        """The measurements of balancing without loss."""
+        """The measurements of lossless load balancing."""
         return [row for file in self.evaluations for row in file.balances]
 
     def broken_of(self, study: str) -> list[str]:

@@ -41,7 +41,7 @@ class Paired:
 
     @property
     def units(self) -> Floats:
-        """The differences by unit of chance [units], whose mean is that of the documents.
+        """The differences by sampling unit [units], whose mean is that of the documents.
 
         A unit is a document, or an image: the answers to one image depend on each other.
         """
@@ -78,7 +78,7 @@ def pair(first: Sequence[TaskAnswers], second: Sequence[TaskAnswers]) -> Paired 
 
 
 def scores_by_unit(run: TaskAnswers) -> Floats:
-    """Return an evaluation's scores by unit of chance, as :attr:`Paired.units` [units]."""
+    """Return an evaluation's scores by sampling unit, as :attr:`Paired.units` [units]."""
     return _by_unit(_mean([run]), _images(run))
 
 
@@ -97,7 +97,7 @@ def shares(models: Mapping[str, Mapping[str, Paired]]) -> dict[tuple[str, str], 
 
 
 def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[TaskDocuments, Floats]:
-    """Return what each unit of chance adds to the pooled difference, by task and documents [units].
+    """Return what each sampling unit adds to the pooled difference, by task and documents [units].
 
     The sum of the means over units is the pooled difference, by the weights of :func:`shares`.
     """

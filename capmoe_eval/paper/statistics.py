@@ -1,7 +1,7 @@
 """Paired comparisons: the same documents under two methods.
 
 Two methods answer the same questions, so most of what makes a question hard cancels in the
-difference. Documents are the units of chance; models that answered the same document are averaged
+difference. Documents are the sampling units; models that answered the same document are averaged
 over first, for they are not independent. A contrast also asks for models: families are its units.
 """
 

@@ -6,8 +6,8 @@ loops over tokens or experts, and ties are always broken the same way: the lower
 then the lower expert index.
 
 A placement [R, E/R] has the experts of every emulated rank, in rising order, each expert once; None
-stands for contiguous blocks. It says which experts share a device. The numbers of experts, and with
-them all ties, stay.
+stands for contiguous placement. It says which experts share a device. The numbers of experts stay,
+and with them all ties.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def capacity_groups(
 
 
 def expert_ranks(n_experts: int, ep_size: int, placed_RN: Array | None = None) -> Array:
-    """Return the rank that holds each expert [E]: contiguous blocks, or a calibrated placement."""
+    """Return the rank that holds each expert [E]: contiguous placement, or a calibrated one."""
     if placed_RN is None:
         return np.arange(n_experts) // (n_experts // ep_size)
     rank_E = np.empty(n_experts, dtype=np.int64)

@@ -156,7 +156,7 @@ class Method:
 
     @property
     def is_placed(self) -> bool:
-        """True if the experts of a rank are not a contiguous block."""
+        """True if the placement of experts is not the contiguous one."""
         return self.placement != CONTIGUOUS
 
     @property
@@ -190,11 +190,11 @@ class Method:
         )
 
     def check_processes(self, processes: int) -> None:
-        """Raise a UsageError if processes that have blocks of experts cannot compute the method."""
+        """Raise a UsageError if processes of contiguous placement cannot compute the method."""
         if self.is_placed:
             raise UsageError(
-                f"placement={self.placement}: under parallel=ep every process has a block of "
-                "experts; leave one of the two out"
+                f"placement={self.placement}: under parallel=ep the placement is "
+                "contiguous; leave one of the two out"
             )
         if self.uses_ranks and self.ep_size != processes:
             raise UsageError(

@@ -109,7 +109,7 @@ class ByUnit(OnRanks):
         says("the name of a placement, such as contiguous or eplb"),
         Field(
             description="the experts of a rank, on which granularity=device and candidates=local "
-            "depend: contiguous blocks, or eplb, as EPLB spreads them by a calibration's loads"
+            "depend: contiguous, or eplb, as EPLB spreads them by a calibration's loads"
         ),
         OMIT_DEFAULT,
     ] = CONTIGUOUS
@@ -134,7 +134,7 @@ class Bounded(Capped, ByUnit, Combining):
         if by_loads and self.is_placed and "placement" in self.effective():
             raise UsageError(
                 f"placement={self.placement}: gamma={self.factor.keyword} chooses by the loads of "
-                f"blocks; give gamma a number, or leave placement out"
+                f"contiguous placement; give gamma a number, or leave placement out"
             )
 
     @property
@@ -186,7 +186,7 @@ class Bounded(Capped, ByUnit, Combining):
         return names
 
     def never_binding(self, n_experts: int, top_k: int) -> Method:
-        """Return the method at γ=E, in prompts, on contiguous blocks."""
+        """Return the method at γ=E, in prompts, in contiguous placement."""
         return dataclasses.replace(
             self, gamma=float(n_experts), decode="unconstrained", placement=CONTIGUOUS
         )

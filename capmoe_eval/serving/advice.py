@@ -168,7 +168,8 @@ def recommend(settings: Sequence[ServingSetting], budget: Budget) -> Recommendat
         reached = f"{chosen.title} makes the expert step at most {chosen.reached:.2f}× as fast"
         copies = f"{chosen.extra:g} copies of experts in a layer" if chosen.extra else "no copies"
         sentence = (
-            f"Balancing without loss reaches this, no capacity is needed: {reached}, with {copies}."
+            "Lossless load balancing reaches this, no capacity is needed: "
+            f"{reached}, with {copies}."
         )
     kind: Kind = "lossless" if chosen.is_lossless else "capacity"
     return Recommendation(kind=kind, setting=settings.index(chosen), sentence=sentence)
@@ -283,7 +284,7 @@ def unknown(settings: Sequence[ServingSetting], trace: Trace | None) -> tuple[st
         )
     if trace is None:
         lines.append(
-            "What balancing without loss gives, or a capacity on another placement: records hold "
+            "What lossless load balancing gives, or a capacity on another placement: records hold "
             "loads that are summed over forwards; a trace (save_trace=DIR) has them step by step."
         )
     elif trace.n_steps < 2:

@@ -182,8 +182,8 @@ def check_deployment(n_experts: int, ranks: int, slots: int) -> None:
         )
     if slots < local:
         raise UsageError(
-            f"experts_per_rank={slots}: {ranks} ranks have room for {ranks * slots} of {n_experts} "
-            f"experts; give at least {local}"
+            f"experts_per_rank={slots}: {ranks} ranks have space for {ranks * slots} of "
+            f"{n_experts} experts; give at least {local}"
         )
 
 
@@ -197,7 +197,7 @@ def trace_settings(
 ) -> list[ServingSetting]:
     """Return all settings on a trace.
 
-    They are in the order: unchanged; balanced without loss; capacities on the placement in blocks,
+    They are in the order: unchanged; lossless load balancing; capacities on contiguous placement,
     with one γ for each keeper and with a γ for each layer; those on EPLB's placements; OEA.
 
     ``slots`` are the experts on a rank, with copies; ``link_share`` is as for
@@ -322,7 +322,8 @@ class _Judged:
             keepers = _BEST if about else KEEPERS
             factor_XL = [factors for _, factors in chosen]
             counter = CapacityCounter(self.trace, factor_XL, placement, granularity, keepers)
-            what = f"capacities of each {granularity} on {about.get('placement', 'blocks')}: "
+            where = about.get("placement", "contiguous placement")
+            what = f"capacities of each {granularity} on {where}: "
             for (named, _), sums in zip(chosen, counter.counted(self._say_of(what)), strict=True):
                 for keeper in _BEST if "layer_gammas" in named else keepers:
                     yield self._setting(

@@ -117,7 +117,7 @@ def _json(content: dict[str, object]) -> str:
 def capacity_files(setting: ServingSetting) -> dict[str, ServerFile]:
     """Return the file of a recommended capacity, if a server has it: Megatron-LM or none.
 
-    It has Token Drop with one γ for all layers, of each expert in blocks.
+    It has Token Drop with one γ for all layers, of each expert in contiguous placement.
     """
     of_experts = setting.kind == "capacity" and setting.granularity == "expert"
     is_plain = setting.layer_gammas is None and setting.placement is None and not setting.knobs

@@ -4,7 +4,7 @@ EPLB replicates the most loaded experts and packs the replicas into ranks, after
 example in https://github.com/deepseek-ai/EPLB (commit d52c72d), which vLLM and SGLang use as well.
 
 LLEP sends the overflow of a rank, with the weights of its experts, to the least loaded rank
-(Least-Loaded Expert Parallelism, arXiv 2601.17111, Algorithms 2 to 4). Where the paper leaves room:
+(Least-Loaded Expert Parallelism, arXiv 2601.17111, Algorithms 2 to 4). Where the paper is open:
 
 - Algorithm 4 compares the loads of experts with λ, the released code those of ranks
   (``imbalance``).
@@ -65,7 +65,7 @@ def plan_eplb(
     layers, n_experts = load_LE.shape
     if ranks * slots < n_experts:
         raise UsageError(
-            f"slots={slots}: {ranks} ranks have room for {ranks * slots} of {n_experts} experts; "
+            f"slots={slots}: {ranks} ranks have space for {ranks * slots} of {n_experts} experts; "
             f"give at least {-(-n_experts // ranks)}"
         )
     if n_experts % groups:
@@ -108,18 +108,18 @@ def replicate(load_XE: Amounts, slots: int) -> tuple[Counts, Counts]:
 def pack(load_XI: Amounts, bins: int) -> Counts:
     """Return the items of each bin [X, B, I/B], equally many, in the order of their packing.
 
-    The heaviest item comes first; it goes to the lightest bin that has room. Where each bin takes
+    The heaviest item comes first; it goes to the lightest bin that has space. Where each bin takes
     one item, item i is bin i's, so that nothing moves without a gain.
     """
     rows, items = load_XI.shape
-    room = items // bins
-    if room == 1:
+    space = items // bins
+    if space == 1:
         return np.tile(np.arange(items)[:, None], (rows, 1, 1))
     row_X = np.arange(rows)
-    packed_XBN = np.empty((rows, bins, room), dtype=np.int64)
+    packed_XBN = np.empty((rows, bins, space), dtype=np.int64)
     weight_XB, filled_XB = np.zeros((rows, bins)), np.zeros((rows, bins), dtype=np.int64)
     for item_X in np.argsort(-load_XI, axis=1, kind="stable").T:
-        bin_X = np.where(filled_XB < room, weight_XB, np.inf).argmin(axis=1)
+        bin_X = np.where(filled_XB < space, weight_XB, np.inf).argmin(axis=1)
         packed_XBN[row_X, bin_X, filled_XB[row_X, bin_X]] = item_X
         weight_XB[row_X, bin_X] += load_XI[row_X, item_X]
         filled_XB[row_X, bin_X] += 1
@@ -179,7 +179,7 @@ def least_loaded(load_XE: ArrayLike, ranks: int, settings: LeastLoaded) -> Count
             busy_OR, rest_O = busy_XR[row_O], rest_X[row_O]
             busy_OR[np.arange(len(row_O)), home_X[row_O]] = np.iinfo(np.int64).max
             helper_O = busy_OR.argmin(axis=1)
-            # The least loaded rank has the most room: where it has too little, all have.
+            # The least loaded rank has the most space: where it has too little, all have.
             room_O = limit_X[row_O] - busy_XR[row_O, helper_O]
             fits_O = (room_O >= rest_O) | (room_O < settings.least)
             part_O = np.where(fits_O, rest_O, room_O)

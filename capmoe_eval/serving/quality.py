@@ -81,7 +81,7 @@ class Quality:
         Reroute's, with those of the records' own batches.
 
         A record's capacity of each expert drops the same on every placement, that of a device does
-        not: it is of the record's own placement, blocks or EPLB's without copies, which its own
+        not: it is of the record's own placement, contiguous or EPLB's without copies, which its own
         calibration planned. No record has copies, or the γ of each layer that a trace chose.
         """
         completed = [self._completed(setting) for setting in settings]
@@ -150,7 +150,7 @@ class Quality:
     def _methods(self) -> list[Method]:
         """Return the methods of the records that are of so many ranks, or of no ranks at all.
 
-        They are on blocks; the loads of records tell nothing of placements. Seeds are one.
+        They are of contiguous placement; loads of records tell nothing of others. Seeds are one.
         """
         methods = {unseeded(record.cell.method) for record in self.records}
         return sorted(filter(self._is_served, methods), key=lambda method: repr(method.identity()))

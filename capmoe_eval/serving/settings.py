@@ -43,7 +43,7 @@ class ServingSetting(AdvicePart):
     layer_gammas: Annotated[tuple[Amount, ...], Field(strict=False)] | None = None
     matched: Amount | None = None  # with layer_gammas: the γ that drops as much where it is planned
     granularity: Granularity | None = None
-    placement: str | None = None  # that a capacity is on; None for the one in blocks
+    placement: str | None = None  # that a capacity is on; None for the contiguous one
     knobs: str = ""  # further ones, as words
     loads: Literal["trace", "records"] = "trace"  # that the numbers are of
     straggler: Amount | None = None
@@ -89,7 +89,7 @@ class ServingSetting(AdvicePart):
     @property
     def name(self) -> str:
         """The method in words, without its capacity."""
-        return "the placement in blocks" if self.kind == "unchanged" else self.method
+        return "contiguous placement" if self.kind == "unchanged" else self.method
 
     @property
     def bound(self) -> str:

@@ -207,7 +207,9 @@ def slots_in_turn(expert_P: Counts, step_P: Counts, placement: SlotPlan, layer: 
 
 def by_slot(values_SLE: Values, placement: SlotPlan) -> Values:
     """Return the value of the expert in every slot [S, L, P]."""
-    if np.array_equal(placement.expert_LP, np.indices(values_SLE.shape[1:])[1]):  # in blocks
+    if np.array_equal(
+        placement.expert_LP, np.indices(values_SLE.shape[1:])[1]
+    ):  # contiguous placement
         return values_SLE
     return np.take_along_axis(values_SLE, placement.expert_LP[None], axis=2)
 

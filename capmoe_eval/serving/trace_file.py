@@ -184,7 +184,7 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     size = pq.read_metadata(path)
-    if size.num_rows * size.num_columns > _MOST_VALUES:  # repeated ones take no room in the file
+    if size.num_rows * size.num_columns > _MOST_VALUES:  # repeated ones take no space in the file
         raise UsageError(
             f"{size.num_rows:,} rows of {size.num_columns} columns are too many to read as a "
             "whole; save the trace as .npz, which is read in parts"

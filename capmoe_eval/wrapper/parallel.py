@@ -82,7 +82,7 @@ _BATCHED = (*_IDS, "attention_mask", "labels")
 def shard_experts(model: Any, device_type: str = "cpu") -> None:
     """Leave this process E/R experts of every layer; everything else stays whole.
 
-    Every process calls it with the same loaded model. The experts of a rank are a contiguous block.
+    Every process calls it with the same loaded model. The placement is contiguous.
     Exchanges are by NCCL where ``device_type`` is ``cuda``, by gloo where it is ``cpu``.
 
     Raises:

@@ -76,23 +76,23 @@ def pack(
 ) -> Batch:
     """Return a batch whose rows are filled up with documents.
 
-    As many tokens are drawn as there is room for. The longest document comes first, each into the
-    first row with room for it; one without room is left out. ``rows`` has the documents that each
+    As many tokens are drawn as there is space for. The longest document comes first, each into the
+    first row with space for it; one without space is left out. ``rows`` has the documents that each
     row of ``width`` positions begins with, none longer; positions that stay empty are ``pad``.
     """
     filled = [list(row) for row in rows]
-    room = [width - sum(len(ids) for ids, _ in row) for row in rows]
+    space = [width - sum(len(ids) for ids, _ in row) for row in rows]
     drawn: list[Encoded] = []
-    missing = sum(room)
+    missing = sum(space)
     while missing > 0:
         drawn.append(next(documents))
         missing -= len(drawn[-1][0])
     for document in sorted(drawn, key=lambda document: -len(document[0])):
         size = len(document[0])
-        place = next((place for place, left in enumerate(room) if left >= size), None)
+        place = next((place for place, left in enumerate(space) if left >= size), None)
         if place is not None:
             filled[place].append(document)
-            room[place] -= size
+            space[place] -= size
     input_ids_BS = torch.full((len(rows), width), pad)
     position_ids_BS = torch.arange(width).repeat(len(rows), 1)
     labels_BS = torch.full((len(rows), width), IGNORED)

@@ -27,7 +27,7 @@ def record(
     layer: dict[str, Any] | None = None,
     cell: dict[str, Any] | None = None,
     root: Path = Path("results/zoo"),
-    broken_promise: str = "",
+    broken_invariant: str = "",
     stderr: float = 0.01,
     **knobs: Any,
 ) -> Record:
@@ -45,7 +45,7 @@ def record(
             "stderr": stderr,
             "load": loads,
             "layers": [records.layer([30, 20, 10, 10, 10, 10, 5, 5], **(layer or {}))],
-            "broken_promise": broken_promise,
+            "broken_invariant": broken_invariant,
         },
     )
 

@@ -163,7 +163,7 @@ def test_the_sentences() -> None:
     )
     found = recommend([HOME, lossless(1.4, 8), fast], budget)
     assert found.sentence.startswith(
-        "Balancing without loss reaches this, no capacity is needed: EPLB makes"
+        "Lossless load balancing reaches this, no capacity is needed: EPLB makes"
     )
     found = recommend([HOME, lossless(1.1), capacity(1.5, -0.2, 0.4)], budget)
     assert (found.kind, found.setting) == ("none", None)  # the interval reaches below −0.5
@@ -415,7 +415,7 @@ def test_records_alone_are_a_basis_too(tmp_path: Path) -> None:
     quality = Quality(read_records(tmp_path, "made"), 4)
     advice = advise_on_records(quality, ServingDeployment(4), Budget(at_most_points=20.0)).advice
     assert [setting.title for setting in advice.settings] == [
-        "the placement in blocks",
+        "contiguous placement",
         "expanded drop γ=1 per expert",
         "oea k0=1 decode=only",
         "oea k0=1 renormalize=after",
@@ -430,7 +430,7 @@ def test_records_alone_are_a_basis_too(tmp_path: Path) -> None:
     assert chosen.change is not None
     assert chosen.change.effect == pytest.approx(0.0)
     assert advice.activation.startswith("Fewest within at most 20 points lost: ")
-    assert any("balancing without loss" in line for line in advice.unknown)
+    assert any("lossless load balancing" in line for line in advice.unknown)
     with pytest.raises(UsageError, match="they have ep_size 1, 2, 4"):
         advise_on_records(
             Quality(quality.records, 8), ServingDeployment(8), Budget(at_most_points=1.0)

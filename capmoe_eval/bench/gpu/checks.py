@@ -59,7 +59,7 @@ _BATCH, _PROMPT, _REAL = 8, 24, 17  # every other sequence has pads behind its r
 COUNTS = {
     "same scores": "kept pairs that differ from the CPU's, from the same gate scores",
     "same logits": "kept pairs that differ from the CPU's, from the same router logits",
-    "promises": "promises of a forward that did not hold",
+    "invariants": "invariants of a forward that did not hold",
     "stock": "logits that differ from the stock model's where no capacity binds",
 }
 """The things that are counted; none of them may be."""
@@ -82,7 +82,7 @@ def measure(
         mask_BS[1::2, _REAL:] = 0
         checks = (
             _kept_pairs(here, there, tokens_BS, mask_BS, device),
-            _promises(there, tokens_BS.to(device), mask_BS.to(device)),
+            _invariants(there, tokens_BS.to(device), mask_BS.to(device)),
             _stock(there, tokens_BS.to(device)),
         )
         for name, where, n, differing in itertools.chain(*checks):
@@ -154,7 +154,7 @@ def _moved(scores: Scores, device: torch.device) -> Scores:
     return dataclasses.replace(scores, **{name: each.to(device) for name, each in parts.items()})
 
 
-def _promises(model: Any, tokens_BS: Tensor, mask_BS: Tensor) -> Check:
+def _invariants(model: Any, tokens_BS: Tensor, mask_BS: Tensor) -> Check:
     """Run a padded batch under every method, each with the next of the kernels that run here.
 
     One of them has the proofs on entry.
@@ -166,13 +166,13 @@ def _promises(model: Any, tokens_BS: Tensor, mask_BS: Tensor) -> Check:
             with capacity_aware(model, method, verify=isinstance(method, TokenDrop)) as meter:
                 model(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
         except EnforcementError as error:
-            yield "promises", f"{method.name}, {kernel}: {first_line(error)}", 1, 1
+            yield "invariants", f"{method.name}, {kernel}: {first_line(error)}", 1, 1
             continue
-        # None: a promise that does not apply
+        # None: an invariant that does not apply
         proofs = meter.proofs()
         broken = [name for name, proof in proofs.items() if proof["passed"] is False]
         where = f"{method.name}, {kernel}: {' '.join(broken)}"
-        yield "promises", where, len(proofs), len(broken)
+        yield "invariants", where, len(proofs), len(broken)
 
 
 def _stock(model: Any, tokens_BS: Tensor) -> Check:

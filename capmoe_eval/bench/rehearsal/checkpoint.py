@@ -90,7 +90,7 @@ class Checkpoint:
         """Leave as many layers as take, with all that is no layer, at most so many bytes.
 
         Raises:
-            UsageError: If there is no room for a MoE layer.
+            UsageError: If there is no space for a MoE layer.
         """
         of_layer, rest = [0] * self.layers, 0
         for name, shape in self.tensors().items():

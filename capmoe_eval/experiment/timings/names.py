@@ -16,7 +16,7 @@ EVALUATIONS: Final = MappingProxyType(
         "decision": "the routing decision against the layer, and against Algorithms 1 and 2",
         "commands": "processor time of the everyday commands",
         "suite": "the suite against one lm-eval process per cell and task",
-        "placement": "balancing without loss against a capacity, on recorded routing",
+        "placement": "lossless load balancing against a capacity, on recorded routing",
         "permutation": "what the order of a batch's sequences decides",
         "gpu": "what a GPU must show: decisions, full-size speed, the paper's studies",
         "rehearsal": "every method on the paper's models at full width, with random weights",

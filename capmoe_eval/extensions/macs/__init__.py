@@ -89,12 +89,12 @@ class MACS(Capped, Combining):
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
-        """Raise a UsageError for experts of a rank that are no contiguous block."""
+        """Raise a UsageError for another placement than the contiguous one."""
         placement = settings.get("placement", CONTIGUOUS)
         if placement != CONTIGUOUS:
             raise UsageError(
-                f"placement={placement}: {cls.name} reroutes within the blocks of ranks; leave "
-                "placement out"
+                f"placement={placement}: {cls.name} reroutes within ranks of contiguous placement; "
+                "leave placement out"
             )
 
     @property

@@ -147,8 +147,8 @@ def assign_weighted(
     """Keep the best-scoring tokens of every expert up to its capacity, and reroute the others.
 
     A pair that overflows moves to its token's best expert of the same rank that is none of the
-    token's own and has room for the token; several of a token move to several. Where more arrive
-    than there is room for, the best-scoring stay, and the others are dropped.
+    token's own and has space for the token; several of a token move to several. Where more arrive
+    than fit, the best-scoring stay, and the others are dropped.
     """
     topk_TK, room_GE = scores.topk_TK, weighted.limit_GE
     keep_TK = keep_until_full(

@@ -144,7 +144,7 @@ def experts_under_budget(
 ) -> Tensor:
     """Return a mask [E] of the experts that the batch may use, given the demand of all of it.
 
-    ``placed_RN`` are the experts of each rank; None for contiguous blocks.
+    ``placed_RN`` are the experts of each rank; None for contiguous placement.
     """
     import torch
 

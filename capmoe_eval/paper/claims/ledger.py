@@ -41,7 +41,7 @@ SCOPES: Final[Mapping[str, str]] = {
 """The models that a measured verdict speaks of, by profile."""
 
 # Records decide together; timings, of other machines or emulated, only where there are no records.
-_MEASURED: Final = ({"value", "measured", "measure", "load", "promise"}, {"speedup"})
+_MEASURED: Final = ({"value", "measured", "measure", "load", "invariant"}, {"speedup"})
 # A part that cannot be tested keeps the rest from being confirmed.
 _PRINTED: Final = ("printed", "agree", "none")
 
@@ -51,7 +51,7 @@ Kind = Literal["number", "effect", "reading", "setting", "definition"]
 to show; setting: how something was run; definition: an equation, an algorithm or a rule."""
 
 CheckKind = Literal[
-    "printed", "agree", "measured", "measure", "load", "promise", "value", "speedup", "none"
+    "printed", "agree", "measured", "measure", "load", "invariant", "value", "speedup", "none"
 ]
 """The kinds of checks; docs/explanation/verdicts.md defines them."""
 
@@ -172,8 +172,8 @@ def _check(
             return _measure(name, evidence)
         case {"load": question}:
             return records.check_load(question, evidence)
-        case {"promise": {"name": name}}:
-            return records.check_promise(name, evidence)
+        case {"invariant": {"name": name}}:
+            return records.check_invariant(name, evidence)
         case {"value": where}:
             return records.check_value(where, evidence)
         case {"speedup": fact}:

@@ -241,21 +241,21 @@ def _listed(values: Mapping[str, float]) -> str:
     return ", ".join(f"{model} {value:.3g}" for model, value in values.items()) or "none"
 
 
-def check_promise(name: str, evidence: Evidence) -> CheckResult:
+def check_invariant(name: str, evidence: Evidence) -> CheckResult:
     """Return whether an invariant held in every record to which it applies.
 
     One that no record can have is a ValueError.
     """
     if name not in Proofs.model_fields:
-        raise ValueError(f"promise: {name!r} is none of {', '.join(Proofs.model_fields)}")
+        raise ValueError(f"invariant: {name!r} is none of {', '.join(Proofs.model_fields)}")
     paths: dict[bool | None, list[str]] = {True: [], False: [], None: []}
     for record in evidence.records:
         proof = getattr(record.proofs, name)
         paths[proof and proof.passed].append(str(record.path))
     kept, broken = paths[True], paths[False]
     if not kept and not broken:
-        return CheckResult("promise", Outcome.ABSENT, f"No record to which {name} applies.")
+        return CheckResult("invariant", Outcome.ABSENT, f"No record to which {name} applies.")
     outcome = Outcome.FAILS if broken else Outcome.HOLDS
     text = f"{name}: kept in {len(kept)} records, broken in {len(broken)}."
     finding = Finding(name, outcome, float(len(kept)), unit="records", records=tuple(broken))
-    return CheckResult("promise", outcome, text, (finding,))
+    return CheckResult("invariant", outcome, text, (finding,))

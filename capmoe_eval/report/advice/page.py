@@ -56,7 +56,8 @@ def remark(advice: Advice) -> str:
         return ""
     return (
         "No server takes it from a file: SGLang, TensorRT-LLM and vLLM have no capacity, and "
-        "Megatron-LM has one of score, of each expert in blocks, one γ for all layers."
+        "Megatron-LM has Token Drop of each expert in contiguous placement, with one γ "
+        "for all layers."
     )
 
 

@@ -30,7 +30,7 @@ def decode(evidence: FigureRecords) -> p.Picture:
         rising = sorted(limited.get(model, ()), key=lambda record: record.gamma or 0.0)
         of_tasks = by_key(rising, lambda record: record.task)
         gammas = [record.gamma or 0.0 for record in rising] or [0.0, 1.0]
-        across = p.gamma_axis(gammas, room=0.1)  # for the points beside their γ
+        across = p.gamma_axis(gammas, space=0.1)  # for the points beside their γ
         column: list[p.Panel] = []
         shares = []
         for index, (task, name) in enumerate(evidence.tasks.items()):

@@ -42,7 +42,7 @@ def one_layer(evidence: FigureRecords) -> p.Picture:
     number = pooling.busiest_layer([record])
     load, peak = pooling.normalised(record.layers[number]), record.layers[number].peak.expert_before
     asked = sorted(load, reverse=True)
-    # The busiest bar stands at the left; what is said of the peaks has room at the right.
+    # The busiest bar stands at the left; the text on the peaks has space at the right.
     end = {"ha": "right", "va": "bottom", "fontsize": 6.5}
     marks: list[p.Mark] = [MEAN, p.Words("mean load N̄", (len(load) - 0.5, 1.0), look=end)]
     published = figure1_bars(record.model, len(load))

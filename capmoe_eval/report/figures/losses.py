@@ -132,7 +132,7 @@ def comparators(evidence: FigureRecords) -> p.Picture:
         if judged:
             balanced.append(f"Balancing of {row_name} was measured on {', '.join(sorted(judged))}.")
     if not evidence.balances:
-        notes.append("No line of balancing without loss: capmoe-eval bench placement makes it.")
+        notes.append("No line of lossless load balancing: capmoe-eval bench placement makes it.")
     rows[-1] = [
         replace(panel, x=p.Axis(name))
         for panel, name in zip(rows[-1], _BOUNDED.values(), strict=True)

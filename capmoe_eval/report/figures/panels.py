@@ -137,7 +137,7 @@ class Axis:
     limits: tuple[float | None, float | None] | None = None
     is_log: bool = False
     is_bare: bool = False  # names without strokes
-    margin: float | None = None  # room beyond the marks, as a share of their extent
+    margin: float | None = None  # space beyond the marks, as a share of their extent
     whole: int | None = None  # ticks at so many whole numbers, at most
 
 
@@ -214,13 +214,13 @@ def whiskers(middle: Any, low: Any, high: Any) -> Any:
 
 
 def gamma_axis(
-    gammas: Sequence[float], label: str = "capacity factor γ", room: float = 0.05
+    gammas: Sequence[float], label: str = "capacity factor γ", space: float = 0.05
 ) -> Axis:
     """Return an axis of capacity factors, with ticks at whole and half numbers."""
     low, high = min(gammas), max(gammas)
     step = 1.0 if high - low > 2 else 0.5
     ticks = [tick * step for tick in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return Axis(label, ticks, list(map(gamma_text, ticks)), (low - room, high + room))
+    return Axis(label, ticks, list(map(gamma_text, ticks)), (low - space, high + space))
 
 
 def in_rows(panels: Sequence[Panel], height: float, y: str, **look: Any) -> Picture:

@@ -164,7 +164,7 @@ def _scores_by_rank(title: str, records: Sequence[Record]) -> p.Panel:
     ranks = range(1, len(mean) + 1)
     band = {"color": p.SKY, "alpha": 0.5, "linewidth": 0}
     low, high = np.min(layers, axis=0), np.max(layers, axis=0)
-    # Above the panel: a model with few experts leaves no room within it.
+    # Above the panel: a model with few experts leaves no space within it.
     words = f"k = {top_k}, beyond: {100 * (1 - sum(mean[:top_k]) / sum(mean)):.0f} %"
     if top_k < len(mean):
         words = f"rank k+1 / rank k: {mean[top_k] / mean[top_k - 1]:.2f}\n{words}"

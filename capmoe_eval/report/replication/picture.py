@@ -165,8 +165,8 @@ def _draw_rows(axes: Axes, panel: ClaimPanel) -> None:
     axes.axvline(0, color="black", linewidth=0.8, zorder=1)
     axes.set_yticks(places, panel.labels)
     axes.set_ylim(below, 0)
-    room = 0.06 * (max(ends) - min(ends)) or 1.0
-    axes.set_xlim(min(ends) - room, max(ends) + room)
+    space = 0.06 * (max(ends) - min(ends)) or 1.0
+    axes.set_xlim(min(ends) - space, max(ends) + space)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#e8e8e8", linewidth=0.6)
     axes.set_axisbelow(True)

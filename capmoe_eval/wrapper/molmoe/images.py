@@ -153,8 +153,8 @@ def shifted(position_NI: Tensor, places: int) -> Tensor:
 def _fitted(image: NDArray[np.uint8], height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return an image in the middle of a black canvas, 0 to 1 [C, Y, X], and 1 where it is."""
     scale = min(
-        np.float32(room) / np.float32(side)
-        for room, side in zip((height, width), image.shape[:2], strict=True)
+        np.float32(space) / np.float32(side)
+        for space, side in zip((height, width), image.shape[:2], strict=True)
     )
     scaled = tuple(int(np.float32(side) * scale) for side in image.shape[:2])
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255

@@ -2,7 +2,7 @@
 
 Training has three stages. First the patches of a picture are named, so that the model learns to see
 before there is much to say; then come open questions, and last all forms. A row is a picture and as
-many questions as it has room for. Every question attends to the picture and to itself alone, and
+many questions as it has space for. Every question attends to the picture and to itself alone, and
 its positions go on from the picture's, so that it is seen as in evaluation, where it is the only
 one.
 """
@@ -71,7 +71,7 @@ class _Training:
 
 _TRAINING = read_data(__package__, "training.yaml", _Training)
 STAGES = _TRAINING.stages
-# Questions drawn for a row; as many are taken as it has room for.
+# Questions drawn for a row; as many are taken as it has space for.
 _DRAWN = 14
 _TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trained on
 

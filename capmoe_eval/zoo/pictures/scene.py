@@ -137,7 +137,7 @@ def _figure(draw: Draw, free: list[Cell]) -> Figure:
     kinds: tuple[FigureKind, ...] = ("person", "person", "landmark", "light")
     kind = draw.one(kinds)
     names = {"person": list(WORLD.people), "landmark": WORLD.landmarks, "light": list(WORLD.lights)}
-    # Room for the second cell below, and for a thing on the right.
+    # Space for the second cell below, and for a thing on the right.
     fitting = [cell for cell in free if (cell[0] + 1, cell[1]) in free and cell[1] + 1 < CELLS]
     return Figure(kind, draw.one(names[kind]), draw.one(fitting))
 

@@ -115,7 +115,7 @@ def test_what_a_contrast_found_is_judged_by_each_claim_that_names_it(
     assert len(calls) == 1
 
 
-# Loads and promises.
+# Loads and invariants.
 
 
 def loads(first: float, second: float, model: str) -> list[Record]:
@@ -208,15 +208,15 @@ def test_a_peak_beyond_reach_is_not_asked() -> None:
     assert words == ["not measured", "contradicted", "confirmed"]
 
 
-def test_one_broken_promise_is_enough() -> None:
-    check = "{promise: {name: bound_holds}}"
+def test_one_broken_invariant_is_enough() -> None:
+    check = "{invariant: {name: bound_holds}}"
     assert judge(check, evidence(record("score", 1.0))).word == "confirmed"
-    broken = record("score", 1.5, broken_promise="bound_holds")
+    broken = record("score", 1.5, broken_invariant="bound_holds")
     verdict = judge(check, evidence(record("score", 1.0), broken))
     assert verdict.word == "contradicted"
     assert verdict.results[0].findings[0].records == (str(broken.path),)
-    with pytest.raises(ValueError, match="promise: 'bound_hold' is none of bound_holds, "):
-        judge("{promise: {name: bound_hold}}", evidence(broken))
+    with pytest.raises(ValueError, match="invariant: 'bound_hold' is none of bound_holds, "):
+        judge("{invariant: {name: bound_hold}}", evidence(broken))
 
 
 # Values of the paper's checkpoints.

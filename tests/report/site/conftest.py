@@ -84,7 +84,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
             paths.append(plan.path)
             made(plan.cell, plan.root, right).write()
     paths[5].write_text(paths[5].read_text()[:200])  # cut off
-    made(material.odd_cell(), home, broken_promise="bound_holds").write()
+    made(material.odd_cell(), home, broken_invariant="bound_holds").write()
     made(material.odd_cell(model="own", task="own_task"), home, stderr=None).write()
     not_a_number = made(material.odd_cell(model="nan"), home)
     not_a_number.capmoe["value"] = float("nan")
