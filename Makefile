@@ -152,7 +152,8 @@ test-numeric: install  ## the tests that compare models' numbers, as for another
 
 # Tests of the suite that do not ask for vLLM are those of `make test-all`.
 test-server: install-server  ## the tests of the plugin, in .venv-server
-	$(SERVER)/bin/python -m pytest -q tests/server tests/evaluation/test_vllm*.py $(ARGS)
+	$(SERVER)/bin/python -m pytest -q tests/server $(ARGS)
+	$(SERVER)/bin/python -m pytest -q tests/evaluation/test_vllm.py $(ARGS)  # whose engines keep the plugin
 
 serve-demo: install-server  ## serve an embedded model with and without a capacity, and ask both
 	@$(SERVER)/bin/python -c 'from capmoe_eval.experiment.application import run_program; from capmoe_eval.server.demo import main; run_program(main)' $(ARGS)
