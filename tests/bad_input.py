@@ -154,7 +154,7 @@ MAIN: Mapping[str, str] = {
     "placement=epbl": "did you mean 'eplb'",
     "placement=null": "placement=null: must be",
     "placement=eplb granularity=device gamma=adaptive budget=0.1": "placement=eplb: gamma=adaptive",
-    "placement=eplb granularity=device parallel=ep": "placement=eplb: under parallel=ep the placement",
+    "placement=eplb granularity=device parallel=ep": "placement=eplb: under parallel=ep",
     "method=macs": "method=macs: obqa asks about no images, whose tokens it weighs",
     "method=macs gamma=adaptive budget=0.1": "gamma=adaptive: chooses by numbers of tokens",
     "method=macs tasks=mme rho=3": "rho=3: must be a number from 0 to 2",

@@ -65,7 +65,6 @@ def test_a_cell_of_a_table_is_read_at_a_glance(path: Path) -> None:
     assert [cell for cell in cells if len(cell.split()) > MOST_WORDS] == []
 
 
-@pytest.mark.xfail(strict=True, reason="some docstrings have them yet")
 def test_docstrings_use_the_words_of_the_field() -> None:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     wrong = [

@@ -65,7 +65,7 @@ def evaluate(
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
-        EnforcementError: If a promise of the semantics is broken.
+        EnforcementError: If an invariant is broken.
     """
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     parts = tasks["tasks"]

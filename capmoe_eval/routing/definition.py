@@ -187,7 +187,7 @@ def priority(
     modality: str = "uniform",
     protect_topk: bool = False,
 ) -> tuple[Array, ...]:
-    """Return the sort keys of all pairs [T, E]; the first decides, the smallest is kept first.
+    """Return the sort keys of all pairs [T, E]; compared in this order; the smallest is kept.
 
     A modality that is dropped first comes behind the other (§5.3), then an added pair behind the
     tokens' own where these are protected, then ``number_TE`` decides.

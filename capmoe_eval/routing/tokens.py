@@ -83,7 +83,7 @@ def group_tokens(
     """Spread the sequences of a batch over emulated ranks and form the capacity groups.
 
     ``counted_BS`` is true where a token counts in T and takes slots. Sequence b of B goes to rank
-    ``floor(b·R/B)`` of R = ``ep_size`` (contiguous blocks, as data parallelism would). With
+    ``floor(b·R/B)`` of R = ``ep_size`` (neighbours together, as data parallelism would). With
     ``scope="batch"`` a rank is one group (paper §4, Figure 3: the *local* capacity), with
     ``scope="sequence"`` every sequence is one. Where ``counted_BS`` is one process's part of a
     batch, ``share`` describes the whole, and each process is one rank (with ``ep_size=1`` all of

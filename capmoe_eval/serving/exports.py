@@ -74,7 +74,7 @@ def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
 def placement_files(
     trace: Trace, ranks: int, slots: int, *, by_program: bool = False
 ) -> dict[str, ServerFile]:
-    """Return the files that balance without loss; they are planned on all steps of the trace.
+    """Return the files of lossless load balancing; they are planned on all steps of the trace.
 
     ``by_program`` asks for LPLB, which SGLang alone has; the others split evenly all the same.
     """

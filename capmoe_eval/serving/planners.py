@@ -55,7 +55,7 @@ def plan_eplb(
         load_LE: Expected load of each expert, in any unit.
         ranks: Number of ranks R.
         slots: Slots N of each rank; R·N − E of them are redundant.
-        groups: Groups of experts, contiguous blocks, as group-limited routing has them.
+        groups: Groups of neighbouring experts, as group-limited routing has them.
         nodes: Nodes, each of R/nodes consecutive ranks.
 
     Raises:

@@ -354,8 +354,8 @@ multimodal model is given text alone; [below](#with-images) images, too. The pag
 
 A router is identified by what it does, not by its name. It is given random hidden states and a
 random bias. The recipe is taken whose scores and weights, computed from the router's logits, are
-the router's own choice and weights. Where groups or the normalisation do not show otherwise, this is
-also tried with more or fewer experts per token.
+the router's own choice and weights. Where groups or the normalisation do not show otherwise, this
+is also tried with more or fewer experts per token.
 
 - A *bias* is added to the scores or logits for the choice alone.
 - *MoE layers announced* is what the configuration says of its layers, whatever modules there are. A

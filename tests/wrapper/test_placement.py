@@ -124,7 +124,7 @@ def test_a_placement_of_real_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -
     spread = [dataclasses.replace(of, ranks=mock.Mock(size=4)) for of in find_moe_layers(model)]
     monkeypatch.setattr(session, "find_moe_layers", lambda _model: spread)
     with (
-        pytest.raises(UsageError, match="placement=eplb: under parallel=ep the placement is contig"),
+        pytest.raises(UsageError, match="placement=eplb: under parallel=ep the placement is"),
         capacity_aware(model, DEVICES, calibrated=[SPREAD, SPREAD]),
     ):
         pass
