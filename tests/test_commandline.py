@@ -347,13 +347,16 @@ def test_an_experiment_whose_weights_are_not_shipped_says_how_to_make_them(shell
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*options("experiment")} - {"banking77", "rehearsal"}))
+@pytest.mark.parametrize(
+    "name", sorted({*options("experiment")} - {"banking77", "rehearsal", "server"})
+)
 def test_every_shipped_experiment_runs(
     shell: Shell, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few cells of each grid, one document per task; programs of a model are not run.
 
-    The grid of the rehearsal is of the paper's models: tests/bench/test_rehearsal.py runs it.
+    The grid of the rehearsal is of the paper's models: tests/bench/test_rehearsal.py runs it. That
+    of a server needs vLLM: tests/evaluation/test_vllm.py runs it.
     """
     monkeypatch.setattr(calibration, "DOCUMENTS", 8)
     words = [f"experiment={name}", "profile=tiny", "limit=1"]
