@@ -10,11 +10,11 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.server.gate import rounds_to_logits, slack
 from capmoe_eval.server.step import StepPlan
 from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
-from capmoe_eval.wrapper.hook import combine, decide, normalises_all, score
+from capmoe_eval.wrapper.hook import combine, decide, normalises_all
 from capmoe_eval.wrapper.kernel import combine as sum_of_pairs
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
@@ -31,7 +31,6 @@ class RoutedRows(NamedTuple):
 
     plan: StepPlan
     router: RouterCall
-    scores: Scores
     assignment: Assignment | None
 
 
@@ -92,34 +91,34 @@ class LayerCapacity:
             decides = plan.constrained and not self._method.is_stock
             if not decides and not plan.observers:
                 continue
+            groups = plan.on(index_NK.device).groups
             router = RouterCall(
+                self._layer,
+                groups,
                 plan.rows(hidden_states) if self._method.reads_hidden else None,
                 plan.rows(router_logits),
                 plan.rows(weight_NK),
                 plan.rows(index_NK).long(),
                 slack(plan.rows(router_logits)) if self._rounds and plan.observers else None,
             )
-            scores, assignment = score(self._layer, plan, router), None
+            assignment = None
             if decides:
                 assignment = decide(
-                    scores,
+                    router.scores,
                     self._method,
-                    plan.on(index_NK.device).groups,
+                    groups,
                     layer=self._layer,
                     stream=(self._number, plan.number),
                     hidden_TH=router.hidden_NH,
                 )
-                weight_NK, index_NK = self._sent(
-                    plan, router, scores, assignment, weight_NK, index_NK
-                )
-            self._routed.append(RoutedRows(plan, router, scores, assignment))
+                weight_NK, index_NK = self._sent(plan, router, assignment, weight_NK, index_NK)
+            self._routed.append(RoutedRows(plan, router, assignment))
         return weight_NK, index_NK
 
     def _sent(
         self,
         plan: StepPlan,
         router: RouterCall,
-        scores: Scores,
         assignment: Assignment,
         weight_NK: Tensor,
         index_NK: Tensor,
@@ -134,7 +133,9 @@ class LayerCapacity:
         # A layer waits for its device here.
         if not normalises_all(layer, self._method) and not bool(changed_T.any()):
             return weight_NK, index_NK
-        weight_TS = combine(layer, self._method, scores, assignment, router.weight_NK, changed_T)
+        weight_TS = combine(
+            layer, self._method, router.scores, assignment, router.weight_NK, changed_T
+        )
         slots = assignment.index_TS.shape[1]
         shape = (len(index_NK), max(slots, index_NK.shape[1]))
         weight_NS, index_NS = weight_NK.new_zeros(shape), index_NK.new_zeros(shape)
@@ -218,7 +219,7 @@ class LayerCapacity:
             # A slot counts as dropped only if its weight, too, is 0 at the experts.
             dropped_NS = dropped_NS & (weight_NS == 0)
             index_NS = index_NS.masked_fill(dropped_NS, self._layer.n_experts)
-        for plan, router, scores, assignment in routed:
+        for plan, router, assignment in routed:
             experts = ExpertsCall(
                 plan.rows(call["hidden_states"]), plan.rows(index_NS), plan.rows(weight_NS)
             )
@@ -229,7 +230,6 @@ class LayerCapacity:
                 method=self._method,
                 calibrated=None,
                 router=router,
-                scores=scores,
                 assignment=assignment,
                 experts=experts,
                 computed=None,

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.decision import by_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores, bucket_loads
+from capmoe_eval.routing.tokens import TokenGroups
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
@@ -167,6 +169,8 @@ def by_unit(load_E: Tensor, method: Method, calibrated: Tensor | None) -> Tensor
 class RouterCall:
     """The call of a layer's router, for every row of the batch."""
 
+    layer: MoeLayer
+    groups: TokenGroups  # on the device of the router's choice
     hidden_NH: Tensor | None  # None where the router is called by the names of its arguments
     logits_NE: Tensor
     weight_NK: Tensor  # its combine weights
@@ -174,6 +178,22 @@ class RouterCall:
     # The relative error of the weights by the router's own rounding []; None where that is the
     # rounding to the weights' precision alone.
     slack: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.topk_NK) != self.groups.n_rows:
+            raise EnforcementError(
+                f"{self.layer.name}: {len(self.topk_NK)} rows for {self.groups.n_rows} tokens"
+            )
+
+    @cached_property
+    def topk_TK(self) -> Tensor:
+        """The choice for the counted tokens."""
+        return self.groups.counted(self.topk_NK)
+
+    @cached_property
+    def scores(self) -> Scores:
+        """The gate scores of the counted tokens; computed only if they are read."""
+        return self.layer.gate.scores(self.groups.counted(self.logits_NE), self.topk_TK)
 
 
 @dataclass(frozen=True)
@@ -195,12 +215,16 @@ class LayerForward:
     method: Method  # with the layer's own γ
     calibrated: Tensor | None  # what a calibration measured of the layer, if the method needs it
     router: RouterCall
-    scores: Scores  # of the counted tokens
     assignment: Assignment | None  # of the counted tokens; None where nothing was decided
     experts: ExpertsCall
     # The experts of the rows that the stock kernel computed, call by call; None where the kernel of
     # kept pairs is not installed.
     computed: tuple[Tensor, ...] | None
+
+    @property
+    def scores(self) -> Scores:
+        """The gate scores of the counted tokens."""
+        return self.router.scores
 
     @cached_property
     def counts(self) -> PairCounts:

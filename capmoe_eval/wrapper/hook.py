@@ -28,7 +28,6 @@ class _Routed(NamedTuple):
     """A layer whose router ran in this forward, and whose experts have not run yet."""
 
     router: RouterCall
-    scores: Scores
     assignment: Assignment | None
 
 
@@ -67,17 +66,17 @@ class LayerHook:
             self._experts.capmoe_untouched = True
         if not plan.constrained and not plan.observers:
             return None
-        router = RouterCall(args[0].flatten(0, -2) if args else None, *output)
-        scores = score(self.layer, plan, router)
+        groups = plan.on(output[2].device).groups
+        router = RouterCall(self.layer, groups, args[0].flatten(0, -2) if args else None, *output)
         if plan.constrained:
-            self._check_choice(plan, scores, is_again)
+            self._check_choice(plan, router, is_again)
         assignment = None
         if plan.constrained and not self._method.is_stock:
-            assignment = self._decide(plan, router, scores)
+            assignment = self._decide(plan, router)
         if plan.observers and not is_again:
-            plan.routed[self._number] = _Routed(router, scores, assignment)
+            plan.routed[self._number] = _Routed(router, assignment)
             self._computed = [] if self._drops else None
-        return None if assignment is None else self.sent(plan, router, scores, assignment)
+        return None if assignment is None else self.sent(router, assignment)
 
     def emit(
         self, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Tensor
@@ -98,7 +97,6 @@ class LayerHook:
             method=self._method,
             calibrated=self.calibrated_on(index_NA.device),
             router=routed.router,
-            scores=routed.scores,
             assignment=routed.assignment,
             experts=ExpertsCall(hidden_NH, index_NA, weight_NA),
             computed=None if self._computed is None else tuple(self._computed),
@@ -119,39 +117,37 @@ class LayerHook:
             self._calibrated = self._calibrated.to(device)
         return self._calibrated
 
-    def _check_choice(self, plan: ForwardPlan, scores: Scores, is_again: bool) -> None:
+    def _check_choice(self, plan: ForwardPlan, router: RouterCall, is_again: bool) -> None:
         """Check that a forward which is computed again is the one that was computed before."""
         if not is_again:
-            plan.choices[self._number] = scores.topk_TK
-        elif not torch.equal(plan.choices[self._number], scores.topk_TK):
+            plan.choices[self._number] = router.topk_TK
+        elif not torch.equal(plan.choices[self._number], router.topk_TK):
             raise EnforcementError(
                 f"{self.layer.name}: the backward pass computes another forward again than the "
                 "last one; with gradient checkpointing, go backward after every forward"
             )
 
-    def _decide(self, plan: ForwardPlan, router: RouterCall, scores: Scores) -> Assignment:
+    def _decide(self, plan: ForwardPlan, router: RouterCall) -> Assignment:
         """Return the decision on the counted tokens."""
-        groups, _, image_T, _ = plan.on(scores.topk_TK.device)
+        groups, device = router.groups, router.topk_NK.device
         hidden_TH = None
         if self._method.reads_hidden:
             assert router.hidden_NH is not None
             hidden_TH = groups.counted(router.hidden_NH.detach())
         return decide(
-            scores,
+            router.scores,
             self._method,
             groups,
             layer=self.layer,
             stream=(self._number, plan.number),
-            image_T=image_T,
+            image_T=plan.on(device).image_T,
             hidden_TH=hidden_TH,
-            calibrated=self.calibrated_on(scores.topk_TK.device),
+            calibrated=self.calibrated_on(device),
         )
 
-    def sent(
-        self, plan: ForwardPlan, router: RouterCall, scores: Scores, assignment: Assignment
-    ) -> RouterOutput | None:
+    def sent(self, router: RouterCall, assignment: Assignment) -> RouterOutput | None:
         """Return the router's output with the kept pairs; None if they are the router's own."""
-        layer, groups = self.layer, plan.on(scores.topk_TK.device).groups
+        layer, groups = self.layer, router.groups
         changed_T = assignment.changed_T(layer.top_k)
         # A layer waits for its device here and nowhere else.
         n_changed, n_kept = torch.stack([changed_T.sum(), assignment.keep_TS.sum()]).tolist()
@@ -162,7 +158,7 @@ class LayerHook:
         if is_own and (groups.every_row_counts or pads_may_run):
             return None
         weight_TK = groups.counted(router.weight_NK)
-        weight_TS = combine(layer, self._method, scores, assignment, weight_TK, changed_T)
+        weight_TS = combine(layer, self._method, router.scores, assignment, weight_TK, changed_T)
         dropped_TS, no_expert = ~assignment.keep_TS, layer.n_experts
         index_TS = assignment.index_TS.masked_fill(dropped_TS, no_expert)
         index_NS = groups.every_row(index_TS, no_expert)  # a row that does not count has none
@@ -171,16 +167,6 @@ class LayerHook:
             self._experts.capmoe_untouched = False
             self._experts.capmoe_counted = index_NS, n_kept
         return router.logits_NE, weight_NS, index_NS
-
-
-def score(layer: MoeLayer, plan: ForwardPlan, router: RouterCall) -> Scores:
-    """Return the gate scores of the counted tokens."""
-    groups = plan.on(router.topk_NK.device).groups
-    if len(router.topk_NK) != groups.n_rows:
-        raise EnforcementError(
-            f"{layer.name}: {len(router.topk_NK)} rows for {groups.n_rows} tokens"
-        )
-    return layer.gate.scores(groups.counted(router.logits_NE), groups.counted(router.topk_NK))
 
 
 def decide(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
 from capmoe_eval.wrapper.gates import Gate, GateRecipe
 from capmoe_eval.wrapper.layers import MoeLayer
@@ -36,12 +35,11 @@ def metered(method: Method, n_experts: int, batches: Batches) -> dict[str, Any]:
         counted_BS = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
         plan = ForwardPlan(method, number, counted_BS=counted_BS, decode=False)
         chosen_NK = torch.arange(counted_BS.numel() * TOP_K).view(-1, TOP_K) % n_experts
-        topk_TK = chosen_NK[plan.groups.rows_T]
-        scores = Scores(torch.ones(len(topk_TK), n_experts), topk_TK)
         hidden_NH, weight_NK = torch.zeros(len(chosen_NK), 1), torch.ones(chosen_NK.shape)
-        router = RouterCall(hidden_NH, torch.zeros(len(chosen_NK), n_experts), weight_NK, chosen_NK)
+        logits_NE = torch.zeros(len(chosen_NK), n_experts)
+        router = RouterCall(layer, plan.groups, hidden_NH, logits_NE, weight_NK, chosen_NK)
         experts = ExpertsCall(hidden_NH, chosen_NK, weight_NK)
-        loads.see(LayerForward(plan, 0, layer, method, None, router, scores, None, experts, None))
+        loads.see(LayerForward(plan, 0, layer, method, None, router, None, experts, None))
     return loads.layer(0)
 
 
