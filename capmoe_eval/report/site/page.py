@@ -38,6 +38,7 @@ SCRIPT: Final = "site/assets/site.js"
 
 OVERVIEW: Final = "index.html"
 TABLES: Final = "site/tables.html"
+MEANS: Final = "site/means.html"
 FIGURES: Final = "site/figures.html"
 IMAGES: Final = "site/images.html"
 EFFICIENCY: Final = "site/efficiency.html"
