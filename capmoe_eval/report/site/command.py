@@ -49,6 +49,7 @@ from capmoe_eval.report.site.records import (
     records_page,
     relatives,
 )
+from capmoe_eval.report.site.sources import sources_page
 from capmoe_eval.report.site.tables import means_page, tables_page
 from capmoe_eval.report.tables import command as tables
 
@@ -70,6 +71,7 @@ _OF_OTHERS: Final[_Pages] = {
     page.EFFICIENCY: efficiency_page,
     page.SERVING: serving_page,
     page.CLAIMS: claims_page,
+    page.SOURCES: sources_page,
 }
 
 

@@ -44,6 +44,7 @@ IMAGES: Final = "site/images.html"
 EFFICIENCY: Final = "site/efficiency.html"
 SERVING: Final = "site/serving.html"
 CLAIMS: Final = "site/claims.html"
+SOURCES: Final = "site/sources.html"
 RECORDS: Final = "site/records.html"
 CELLS: Final = "site/cells"
 

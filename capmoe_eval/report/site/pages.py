@@ -32,9 +32,10 @@ from capmoe_eval.report.site.blocks import (
     joined,
     link,
 )
-from capmoe_eval.report.site.claims import LEDGER, judgement, read_verdicts, verdict_counts
+from capmoe_eval.report.site.claims import judgement, read_verdicts, verdict_counts
 from capmoe_eval.report.site.inventory import Inventory, missing_cells, read
 from capmoe_eval.report.site.page import Address
+from capmoe_eval.report.site.sources import LEDGER, contrast_links
 from capmoe_eval.report.site.tables import table_section
 
 # Overview.
@@ -253,7 +254,9 @@ def _image_claims(inventory: Inventory, address: Address) -> Iterator[Block]:
         yield Notice(verdicts)
     else:
         claims = {claim.id: claim for claim in verdicts.claims} if verdicts else {}
-        yield from (judgement(claims[letter]) for letter in IMAGE_CLAIMS if letter in claims)
+        links = contrast_links(inventory, address)
+        judged = [claims[letter] for letter in IMAGE_CLAIMS if letter in claims]
+        yield from (judgement(claim, links) for claim in judged)
         if unjudged := [f"({letter})" for letter in IMAGE_CLAIMS if letter not in claims]:
             text = f"Not judged yet: {', '.join(unjudged)}."
             yield page.unwritten(text, "replicate", inventory.profile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -200,16 +201,12 @@ _LOAD: Final = {
     "Forwards under the method": ("forwards", "{:,.0f}"),
     "Decode steps without a capacity": ("decode_forwards", "{:,.0f}"),
 }
-_METRICS: Final = {
-    task: {
-        column.metric: layout.scale
-        for layout in LAYOUTS
-        for column in layout.tasks
-        if column.metric and column.task == task
-    }
-    for task in {column.task for layout in LAYOUTS for column in layout.tasks if column.metric}
-}
+_METRICS: Final[dict[str, dict[str, float]]] = defaultdict(dict)
 """The metrics of tables that are not their task's own, and what scales them, by task."""
+for _layout in LAYOUTS:
+    for _column in _layout.tasks:
+        if _column.metric:
+            _METRICS[_column.task][_column.metric] = _layout.scale
 _INVARIANTS: Final = ("Invariant", "State", "What it says", "Checked", "Examined", "Counted")
 _EXAMINED: Final = (
     "Examined: forwards under the method that a check independent of the decision looked at; "
@@ -270,10 +267,11 @@ def _result(record: Record, others: Relatives, address: Address) -> Iterator[tup
 
 def _other_metrics(record: Record) -> Iterator[tuple[str, str]]:
     """Yield the metrics beside the task's own that tables show, where the record has them."""
-    for column, scale in _METRICS.get(record.task, {}).items():
-        value = attempt(lambda metric=column: record.score(metric).value)
-        if not isinstance(value, str):
-            yield f"Score ({column})", shown(value, "{:.2f} %" if scale == 100 else "{:.2f}", scale)
+    for metric, scale in _METRICS.get(record.task, {}).items():
+        score = attempt(functools.partial(record.score, metric))
+        if not isinstance(score, str):
+            pattern = "{:.2f} %" if scale == 100 else "{:.2f}"
+            yield f"Score ({metric})", shown(score.value, pattern, scale)
 
 
 def _modalities(record: Record) -> Iterator[tuple[str, str]]:

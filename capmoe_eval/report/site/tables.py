@@ -141,9 +141,9 @@ def _cell(cell: TableCell, words: CellInWords, place: str, address: Address) -> 
 
 def _part(part: EntryPart, text: str, address: Address) -> Markup:
     """Return a number that leads to its record, or to its file of timings."""
-    source = part.source
-    is_file = isinstance(source, Path)
-    return link(address.to_file(source) if is_file else address.to(page.cell_path(source)), text)
+    if isinstance(part.source, Path):
+        return link(address.to_file(part.source), text)
+    return link(address.to(page.cell_path(part.source)), text)
 
 
 def _means(table: Table, address: Address) -> Iterator[DataRow]:
