@@ -65,22 +65,25 @@ def by_model(values: Mapping[str, Iterable[float]]) -> float:
 
 def effect_of(contrast: ContrastRecords, folder: Path) -> float | None:
     """Return the difference of the scores without its sign; None where names tell no two sides."""
-    scores: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for record in read(contrast, folder):
-        side = re.sub(r"-s\d+$", "", record.path.stem.rpartition("-")[0])
-        tasks = scores.setdefault(record.model, {})
-        tasks.setdefault(record.task, {}).setdefault(side, []).append(100 * record.value)
-    sides = {tuple(sorted(task)) for tasks in scores.values() for task in tasks.values()}
-    if len(sides) != 1 or len(next(iter(sides))) != 2 or "mixed" in contrast.label:
+    records = read(contrast, folder)
+    methods = {record.method for record in records}
+
+    def side(record: Record) -> str:
+        """Return its method where sides differ in that, else its name without ranks and seed."""
+        name = re.sub(r"-ep\d+|-s\d+$", "", record.path.stem.rpartition("-")[0])
+        return record.method if len(methods) == 2 else name
+
+    sides = sorted(set(map(side, records)))
+    if len(sides) != 2 or contrast.label.endswith("mixed batches"):
         return None
-    (first, second) = next(iter(sides))
-    gaps = {
-        model: [
-            statistics.fmean(task[first]) - statistics.fmean(task[second])
-            for task in tasks.values()
-        ]
-        for model, tasks in scores.items()
-    }
+    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        of_task = scores.setdefault((record.model, record.task), {})
+        of_task.setdefault(side(record), []).append(100 * record.value)
+    gaps: dict[str, list[float]] = {}
+    for (model, _), of_task in scores.items():
+        first, second = (statistics.fmean(of_task[name]) for name in sides)
+        gaps.setdefault(model, []).append(first - second)
     return abs(by_model(gaps))
 
 

@@ -121,8 +121,8 @@ def _rows(paths: Iterable[Path], inventory: Inventory, address: Address) -> Iter
         yield DataRow([head(model), DataCell(task), DataCell(joined(links))])
 
 
-def _link(path: Path, record: Brief | None, address: Address) -> Markup:
-    if record is None:
-        return link(address.to_file(path), path.name)
+def _link(path: Path, record: Brief | None, address: Address) -> str:
+    if record is None:  # a file of timings or trainings, or one that is gone
+        return link(address.to_file(path), path.name) if path.is_file() else path.name
     score = shown(record.value, "{:.1f}", 100)
     return joined([link(address.to_record(record), record.label), score], " ")
