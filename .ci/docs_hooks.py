@@ -55,7 +55,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if not (ROOT / path).exists():
             return link[0]
         there = page_of(path)
-        if not there or there.endswith(".json"):
+        if not there or there.endswith(".schema.json"):
             return text if text.startswith("`") else f"{text} (`{path}`)"
         return f"[{text}]({os.path.relpath(there, PurePosixPath(source).parent)}{mark}{anchor})"
 

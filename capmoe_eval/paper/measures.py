@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from capmoe_eval.experiment.names import family, is_stock
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.effects import documents
 from capmoe_eval.paper.evidence import Batches, Evidence, Side, not_paired
@@ -42,7 +43,13 @@ def removed(evidence: Evidence) -> list[Finding]:
     shares = {model: 100 * (both[0] - both[1]) for model, both in dropped.items() if both}
     outcome = unanimous([share > 0 for share in shares.values()])
     label = "share removed: score own γ − expert drop"
-    return [_by_model(label, "% of assignments", shares, outcome)]
+    records = [
+        record
+        for model in shares
+        for tasks in evidence.find_tasks(sides, model)
+        for record in itertools.chain(*tasks)
+    ]
+    return [_by_model(label, "% of assignments", shares, outcome, records=_paths(records))]
 
 
 def balance(evidence: Evidence) -> list[Finding]:
@@ -65,7 +72,8 @@ def balance(evidence: Evidence) -> list[Finding]:
         left_out = len(trainings) - len(able)
         note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
         label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
-        findings.append(_by_seed(label, gaps, note))
+        paths = tuple(sorted({str(training.path) for training in able}))
+        findings.append(_by_seed(label, gaps, note, paths))
     absent = Finding("peak load from scratch − upcycled", Outcome.ABSENT, unit="points")
     return findings or [absent]
 
@@ -88,10 +96,11 @@ def decay(evidence: Evidence) -> list[Finding]:
     step is also smaller than :data:`FLATTER` of that of Gaussian router logits whose scores fall as
     fast inside the top-k.
     """
-    ratios, outcomes, notes = {}, [], []
+    ratios, outcomes, notes, records = {}, [], [], list[Record]()
     for model in evidence.models:
         steps, inside, sizes = [], [], (0, 0)
         for record in itertools.chain(*evidence.find(Side(method="baseline"), model).values()):
+            records.append(record)
             for layer in record.layers:
                 scores, k = layer.score_by_rank, layer.top_k
                 if scores and k > 1 and scores[k] > 0:
@@ -108,7 +117,7 @@ def decay(evidence: Evidence) -> list[Finding]:
     note = f"score of rank K+1 over that of rank K: {', '.join(notes)}" if notes else ""
     label = f"step from rank K to K+1, over that of noise; asked below {FLATTER:g}"
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.MIXED
-    return [_by_model(label, "× noise", ratios, outcome, note)]
+    return [_by_model(label, "× noise", ratios, outcome, note, _paths(records))]
 
 
 def text_kept(evidence: Evidence) -> list[Finding]:
@@ -122,10 +131,12 @@ def text_kept(evidence: Evidence) -> list[Finding]:
     for task, method in itertools.product(("mmbench", "seedbench"), ("score", "expanded_drop")):
         knobs = {"method": method, "gamma": 0.5, "task": task, "modality": "image_first"}
         side, dropped, shares = Side.model_validate(knobs), {}, {}
+        records = []
         for model in evidence.models:
             for record in evidence.find(side, model).get(task, []):
                 by = record.load.modalities or {}
                 if by.keys() >= {"text", "image"}:
+                    records.append(record)
                     dropped[model] = 100 * by["text"].drop_rate
                     shares[model] = by["text"].tokens / sum(part.tokens for part in by.values())
         outcome = unanimous([lost <= TEXT_LOST for lost in dropped.values()])
@@ -134,7 +145,9 @@ def text_kept(evidence: Evidence) -> list[Finding]:
         texts = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
         note = f"text is of all tokens: {texts}; Figure 10: {small:.1%}" if texts else ""
         label = f"{side}: at most {TEXT_LOST:g} % of the text pairs dropped"
-        findings.append(_by_model(label, "% of text pairs", dropped, outcome, note))
+        findings.append(
+            _by_model(label, "% of text pairs", dropped, outcome, note, _paths(records))
+        )
     return findings
 
 
@@ -180,7 +193,8 @@ def permuted(evidence: Evidence) -> list[Finding]:
         label = (
             f"score γ=1, {where}: at most {CHANGED:g} % of the next tokens change with the order"
         )
-        findings.append(_by_model(label, "% of next tokens", shares[0], outcome, note))
+        paths = tuple(str(file.path) for file in evidence.bench.evaluations if file.permutations)
+        findings.append(_by_model(label, "% of next tokens", shares[0], outcome, note, paths))
     return findings
 
 
@@ -196,7 +210,11 @@ def _company(evidence: Evidence, methods: Sequence[str]) -> list[Finding]:
             fits = [(share > CHANGED) is not stable for share in shares.values()]
             bound = f"{'at most' if stable else 'more than'} {CHANGED:g} %"
             label = f"{side}: {bound} of the answers change with {varied}"
-            findings.append(_by_model(label, "% of answers", shares, unanimous(fits)))
+            by_task = [evidence.find(side, model) for model in shares]
+            records = _paths(r for tasks in by_task for r in itertools.chain(*tasks.values()))
+            findings.append(
+                _by_model(label, "% of answers", shares, unanimous(fits), records=records)
+            )
     absent = Finding("answers that change with their batch", Outcome.ABSENT, unit="points")
     return findings or [absent]
 
@@ -215,8 +233,17 @@ def _changed(evidence: Evidence, model: str, side: Side) -> float | None:
     return statistics.fmean(shares) if shares else None
 
 
+def _paths(records: Iterable[Record]) -> tuple[str, ...]:
+    return tuple(sorted({str(record.path) for record in records}))
+
+
 def _by_model(
-    label: str, unit: str, models: Mapping[str, float], outcome: Outcome, note: str = ""
+    label: str,
+    unit: str,
+    models: Mapping[str, float],
+    outcome: Outcome,
+    note: str = "",
+    records: tuple[str, ...] = (),
 ) -> Finding:
     """Return a finding on models that are no sample; it is absent where there are none.
 
@@ -226,10 +253,19 @@ def _by_model(
         return Finding(label, Outcome.ABSENT, unit="points")
     effect, families = statistics.fmean(models.values()), len(set(map(family, models)))
     few = 0.5**families >= LEVEL
-    return Finding(label, outcome, effect, unit=unit, models=models, note=note, conditional=few)
+    return Finding(
+        *(label, outcome, effect),
+        unit=unit,
+        models=models,
+        note=note,
+        conditional=few,
+        records=records,
+    )
 
 
-def _by_seed(label: str, seeds: Mapping[str, float], note: str) -> Finding:
+def _by_seed(
+    label: str, seeds: Mapping[str, float], note: str, records: tuple[str, ...]
+) -> Finding:
     """Return a finding on training seeds, with Student's interval over them."""
     values, unit = list(seeds.values()), "× the mean load"
     if len(values) < 2:
@@ -240,7 +276,9 @@ def _by_seed(label: str, seeds: Mapping[str, float], note: str) -> Finding:
     reach = float(stdtrit(len(values) - 1, 0.975)) * error
     low, high = mean - reach, mean + reach
     outcome = Expectation.of("greater").judge(low, high)
-    return Finding(label, outcome, mean, low, high, unit=unit, models=seeds, note=note)
+    return Finding(
+        *(label, outcome, mean, low, high), unit=unit, models=seeds, note=note, records=records
+    )
 
 
 _MEASURES: Final = {

@@ -30,6 +30,7 @@ class SeedTraining(BaseModel):
     peaks: tuple[float, ...] = Field(min_length=1)  # highest load of each layer over the mean load
     accuracy: Mapping[str, float] = {}  # percent, by task
     documents: int = 60  # number of each task
+    path: Path = TRAININGS  # the file that it was read from
 
 
 class _TrainingFile(BaseModel):
@@ -65,10 +66,11 @@ def read_trainings(path: Path | None, profile: str) -> tuple[SeedTraining, ...]:
         return ()
     path = path or TRAININGS
     try:
-        return _TrainingFile.model_validate_json(read_bytes(path)).trainings
+        trainings = _TrainingFile.model_validate_json(read_bytes(path)).trainings
     except (OSError, ValidationError) as error:
         reason = field_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(
             f"{path}: not a whole file of trainings ({reason}); delete it, or make it anew with "
             "`capmoe-eval train --origins`"
         ) from error
+    return tuple(training.model_copy(update={"path": path}) for training in trainings)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 LEVEL: Final = 0.05
 """Family-wise error rate within a claim."""
@@ -69,7 +69,8 @@ class Finding:
     unit: str = ""  # "points" for accuracies in percent; empty for shares and ratios
     models: Mapping[str, float] = field(default_factory=dict)  # the effect on each model alone
     documents: int = 0  # number of documents that were compared
-    records: tuple[str, ...] = ()  # paths of the records that it was computed from
+    # Paths of the records, or of the files of timings or trainings, that it was computed from.
+    records: tuple[str, ...] = ()
     note: str = ""  # a remark for the reader
     bounds: tuple[float, float] | None = None  # where the effect must lie; ``inf``: no bound
     wide: tuple[float, float] | None = None  # 95 % interval over families and documents
@@ -177,6 +178,7 @@ class WrittenFinding(_Written):
     wide: tuple[_Number, _Number] | None = None
     conditional: bool = False
     compared: str = ""
+    records: tuple[str, ...] = Field(default=(), exclude=True)  # replication.records.json has them
 
     @classmethod
     def of(cls, finding: Finding) -> WrittenFinding:

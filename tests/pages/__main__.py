@@ -16,6 +16,10 @@ def main() -> None:
     if not glance.PICTURE.exists() or glance.PICTURE.read_bytes() != image:
         glance.PICTURE.write_bytes(image)
         print(f"written: {glance.PICTURE.relative_to(ROOT)}")
+    named = glance.sources().to_json()
+    if not glance.RECORDS.exists() or glance.RECORDS.read_text(encoding="utf-8") != named:
+        glance.RECORDS.write_text(named, encoding="utf-8")
+        print(f"written: {glance.RECORDS.relative_to(ROOT)}")
     for path in pages():
         text = path.read_text(encoding="utf-8")
         if (new := whole.get(path) or fill(text, texts)) != text:

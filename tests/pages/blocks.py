@@ -7,14 +7,14 @@ from functools import partial
 from typing import Final
 
 from tests.pages import benchmarks, effects, generation, glance, images
-from tests.pages.commands import printed
+from tests.pages.commands import first_result, printed
 from tests.pages.knobs import knob_table
 
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "glance": glance.caption,
     "headline": glance.headline,
     "first-result": partial(
-        printed, "capmoe-eval run method=score gamma=1.0 'tasks=[obqa,mmlu]'", is_shown=True
+        first_result, "capmoe-eval run method=score gamma=1.0 'tasks=[obqa,mmlu]'"
     ),
     "sweep": partial(printed, "capmoe-eval sweep method=order,score gamma=1.0,2.0 tasks=obqa"),
     "caption": effects.caption,

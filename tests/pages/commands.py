@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.pages import ROOT
+from capmoe_eval.experiment.packs import file_with
+from tests.pages import ROOT, paragraph
+
+
+def first_result(command: str) -> str:
+    """Return what a command prints, below it the files that have the records."""
+    text = printed(command, is_shown=True)
+    files = {Path(name).stem: file_with(ROOT / name) for name in re.findall(r"results/\S+", text)}
+    links = [
+        f"`{name}` in [{file.parent.name}/{file.name}]({file.relative_to(ROOT).as_posix()})"
+        for name, file in files.items()
+    ]
+    return text + paragraph(f"The records are packed: {', '.join(links)}.")
 
 
 def printed(command: str, *, is_shown: bool = False) -> str:

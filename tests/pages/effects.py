@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -18,6 +18,7 @@ from capmoe_eval.paper.printed import AVERAGE, pairs
 from capmoe_eval.paper.statistics import Interval, pooled
 from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
+from capmoe_eval.report.replication.records import RECORDS, ContrastFile
 from capmoe_eval.report.templates import shown
 from capmoe_eval.serving.trial import (
     AdaptiveOutcome,
@@ -27,7 +28,7 @@ from capmoe_eval.serving.trial import (
     primary,
     verdicts,
 )
-from tests.pages import ROOT, paragraph, signed, span, table
+from tests.pages import DOCS, ROOT, paragraph, signed, span, table
 from tests.pages.names import FAMILIES, records
 
 
@@ -51,19 +52,40 @@ def effect(finding: WrittenFinding, digits: int = 2) -> str:
     return signed(finding.effect, finding.low, finding.high, digits)
 
 
+@cache
+def _lines() -> Mapping[tuple[str, str], int]:
+    return ContrastFile.model_validate_json((DOCS / "zoo" / RECORDS).read_bytes()).lines()
+
+
+def lines_of(claim: str, *labels: str) -> str:
+    """Return where the records of contrasts that stand below each other are named, from docs/."""
+    lines = [f"L{_lines()[claim, label]}" for label in labels]
+    return f"zoo/{RECORDS}#{'-'.join(dict.fromkeys((lines[0], lines[-1])))}"
+
+
+def _linked(claim: str, finding: WrittenFinding) -> str:
+    """Return a finding's effect with its interval, which leads to its records."""
+    mean, interval = effect(finding).split(" ", 1)
+    return f"[{mean}](../{lines_of(claim, finding.label)}) {interval}"
+
+
 def caption() -> str:
     """Return the caption of the picture of the replication."""
     families = Counter(map(family, replication().models))
     seeds = span(map(float, families.values()), "{:g}")
-    scores = [each.effect for each in findings("a", "score γ=1 ") if each.effect is not None]
+    better = [each for each in findings("a", "score γ=1 ") if each.effect is not None]
+    scores = span([each.effect for each in better if each.effect is not None], "{:.1f}")
+    of_scores = lines_of("a", *(each.label for each in better))
     (expanded,) = findings("c2", "expanded drop own γ")
     gains = pairs({"table": 2, "method": "Expanded Drop"}, {"table": 2, "method": "Token Drop"})
     least = min(first.number(AVERAGE) - second.number(AVERAGE) for first, second in gains)
     printed, *grouped = replication().grouping
-    orders = [f"{effect(row.gaps[2])} ({row.label})" for row in (grouped[0], grouped[-1])]
+    orders = [
+        f"{_linked(row.label, row.gaps[2])} ({row.label})" for row in (grouped[0], grouped[-1])
+    ]
     assert printed.gaps[2].effect is not None
     images = [
-        f"{effect(finding)} with {title}"
+        f"{_linked('o2', finding)} with {title}"
         for finding, title in zip(
             findings("o2"), ("all alike", "text first", "images first"), strict=True
         )
@@ -74,12 +96,13 @@ def caption() -> str:
         "pooled, with 95 % intervals over documents and, thin, over families and documents; the "
         "dashed line is the equivalence margin, grey ticks are single models. Points of accuracy: "
         f"at γ=1 Token Drop (“Score” in Table 1) beats the other selection metrics by "
-        f"{span(scores, '{:.1f}')}. At the models' own γ Expanded Drop − Token Drop is "
-        f"{effect(expanded)}; Table 2, at those of its models, prints gains from {least:.2f}. "
-        f"On images (MME, γ=1) Expanded Drop − Token Drop is {', '.join(images)}; Table 4 prints "
-        "gains in all three. "
+        f"[{scores}](../{of_scores}). At the models' own γ Expanded Drop − Token Drop is "
+        f"{_linked('c2', expanded)}; Table 2, at those of its models, prints gains from "
+        f"{least:.2f}. On images (MME, γ=1) Expanded Drop − Token Drop is {', '.join(images)}; "
+        "Table 4 prints gains in all three. "
         f"Reverse Order − Order at γ=1 is {printed.gaps[2].effect:.1f} in Table 1; here, by the "
-        f"sequences that share a capacity, {' and '.join(orders)}.*"
+        f"sequences that share a capacity, {' and '.join(orders)}. "
+        "A number leads to the names of its records.*"
     )
 
 
@@ -261,7 +284,8 @@ def models() -> str:
         f"The embedded models are real transformers classes ({', '.join(kinds)}) of {sizes} "
         "million parameters, trained on a closed mini-world of simple English. With all experts "
         f"disabled a task loses {span(lost.values(), '{:.0f}')} points in the mean over models "
-        "(dev sets)" + (f"; less than {_NEEDED}: {', '.join(weak)}." if weak else ".")
+        "(dev sets, from the models' [cards](capmoe_eval/zoo/weights))"
+        + (f"; less than {_NEEDED}: {', '.join(weak)}." if weak else ".")
     )
 
 

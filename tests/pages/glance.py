@@ -15,12 +15,15 @@ from capmoe_eval.paper.trainings import dev_losses
 from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures.pooling import rank_peak
 from capmoe_eval.report.figures.write import images_of
+from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords, by_file
 from capmoe_eval.report.templates import shown
 from tests.pages import DOCS, paragraph, signed, span, table
-from tests.pages.effects import replication
+from tests.pages.effects import lines_of, replication
 from tests.pages.names import FAMILIES, records
 
 PICTURE: Final = DOCS / "pictures" / "at_a_glance.svg"
+RECORDS: Final = PICTURE.with_suffix(".records.json")
+"""The names of the records behind the picture, a line for each γ and method."""
 _GAMMAS: Final = (1.0, 1.5, 2.0)
 _TITLES: Final = {
     "score": "Token Drop",
@@ -29,6 +32,7 @@ _TITLES: Final = {
     "order": "Order",
 }
 _STOCK: Final = Side(method="baseline")
+_ABOVE: Final = ("random", "order")  # the first and last rule that claim (a) compares at γ=1
 
 
 @cache
@@ -107,6 +111,28 @@ def picture() -> p.Picture:
     )
 
 
+def sources() -> ContrastFile:
+    """Return the records behind each effect and straggler factor of the picture."""
+    settings = [(method, gamma) for gamma in _GAMMAS for method in _TITLES]
+    return ContrastFile(
+        tuple(
+            ContrastRecords(
+                claim="at a glance",
+                label=f"{Side(method=method, gamma=gamma)} − {_STOCK}",
+                effect=round(change(method, gamma).points or 0.0, 5),
+                files=by_file(change(method, gamma).records, RECORDS.parent),
+            )
+            for method, gamma in settings
+        )
+    )
+
+
+def _source(first: str, last: str = "") -> str:
+    """Return where the records of methods at γ=1 are named, from docs/."""
+    lines = [f"L{2 + list(_TITLES).index(method)}" for method in (first, last) if method]
+    return f"pictures/{RECORDS.name}#{'-'.join(lines)}"
+
+
 def image() -> bytes:
     """Return the picture as SVG."""
     return images_of(picture(), ["svg"])["svg"]
@@ -118,13 +144,16 @@ def caption() -> str:
     documents = f"{effect.documents:,} questions"
     others = [-(change(m, 1.0).points or 0.0) for m in _TITLES if m != "score"]
     before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
+    drop, rest = f"docs/{_source('score')}", f"docs/{_source('reverse_order', 'order')}"
+    mean, interval = _points(effect).split(" ", 1)
     return paragraph(
         f"*{len(effect.models)} tiny trained models ({_families(before)}), {documents}. At γ=1 the "
-        f"fullest rank has {_mean(after)} times the mean load instead of {_mean(before)}. Token "
-        f"Drop, which keeps the pairs with the highest gate scores, changes accuracy by "
-        f"{_points(effect)} points; the other rules lose {span(others, '{:.1f}')}. Bands, left: "
-        "95 % intervals over questions. Bands, right: the lowest and the highest family, without "
-        "a capacity (grey) and under Token Drop.*"
+        f"fullest rank has [{_mean(after)}]({drop}) times the mean load instead of "
+        f"[{_mean(before)}]({drop}). Token Drop, which keeps the pairs with the highest gate "
+        f"scores, changes accuracy by [{mean}]({drop}) {interval} points; the other rules lose "
+        f"[{span(others, '{:.1f}')}]({rest}). A number leads to the names of its records. Bands, "
+        "left: 95 % intervals over questions. Bands, right: the lowest and the highest family, "
+        "without a capacity (grey) and under Token Drop.*"
     )
 
 
@@ -142,18 +171,23 @@ def headline() -> str:
     counts = {word: verdicts.count(word) for word in dict.fromkeys(verdicts)}
     confirmed = counts.pop("confirmed", 0)
     rest = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+    better = lines_of("a", *(f"score γ=1 − {m.replace('_', ' ')} γ=1" for m in _ABOVE))
+    mean, interval = _points(effect).split(" ", 1)
     rows = (
         (
-            f"{_mean(before)} → {_mean(after)}",
+            f"[{_mean(before)} → {_mean(after)}]({_source('score')})",
             "the load of the fullest rank over the mean, without a capacity and at γ=1",
         ),
-        (f"{_points(effect)} points", "of accuracy: Token Drop at γ=1 against no capacity"),
         (
-            f"{span(gains, '{:.1f}')} points",
+            f"[{mean}]({_source('score')}) {interval} points",
+            "of accuracy: Token Drop at γ=1 against no capacity",
+        ),
+        (
+            f"[{span(gains, '{:.1f}')}]({better}) points",
             "Token Drop is better than Order, Reverse Order and Random at γ=1",
         ),
         (
-            f"{confirmed} of {len(verdicts)}",
+            f"[{confirmed} of {len(verdicts)}](zoo/replication.md)",
             f"claims of the paper are confirmed on these models; {rest}",
         ),
     )

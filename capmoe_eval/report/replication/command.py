@@ -29,6 +29,7 @@ from capmoe_eval.paper.replication import (
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
 from capmoe_eval.paper.verdicts import LEVEL, ONLY_HERE, VerdictFile
+from capmoe_eval.report.replication.records import RECORDS, contrast_records
 from capmoe_eval.report.templates import render
 
 
@@ -97,9 +98,11 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         from capmoe_eval.report.replication.picture import draw, draw_gaps, to_png
 
         folder = parsed.out / profile
-        text = render("replication.md", **_content(file))
+        contrasts = contrast_records(file, folder)
+        text = render("replication.md", **_content(file), lines=contrasts.lines())
         with writing("--out", parsed.out):
             write_text(folder / "replication.md", text)
+            write_text(folder / RECORDS, contrasts.to_json())
             write_bytes(folder / "replication.png", to_png(draw(file)))
             if len(file.grouping) > 1:
                 write_bytes(folder / "gaps.png", to_png(draw_gaps(file.grouping)))
@@ -111,7 +114,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
                 f"capmoe-eval run {words}"
             )
         pictures = ("replication.png", *(["gaps.png"] if len(file.grouping) > 1 else []))
-        paths = results / VERDICTS, *(folder / name for name in ("replication.md", *pictures))
+        names = "replication.md", RECORDS, *pictures
+        paths = results / VERDICTS, *(folder / name for name in names)
         print("written: " + ", ".join(map(str, paths)))
         return 0
 

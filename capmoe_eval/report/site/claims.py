@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -39,9 +38,9 @@ from capmoe_eval.report.site.blocks import (
 )
 from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.page import Address, name_filter
+from capmoe_eval.report.site.sources import LEDGER, contrast_links, ledger_links, shown_detail
 from capmoe_eval.report.templates import ABSENT, shown
 
-LEDGER: Final = "claims.json"
 _FORMATS: Final = {suffix: f"claims.{suffix}" for suffix in ("html", "md", "json")}
 
 Verdicts = TypeVar("Verdicts", VerdictFile, LedgerFile)
@@ -87,18 +86,24 @@ def _replication(inventory: Inventory, address: Address) -> Iterator[Block]:
         if file.missing:
             yield Notice(f"{file.missing} evaluations are missing.")
         yield from map(Prose, file.notes)
-        yield from map(judgement, file.claims)
+        links = contrast_links(inventory, address)
+        yield from (judgement(claim, links) for claim in file.claims)
         yield Prose(joined(["From", link(address.to_file(path), path.name)], " "))
 
 
-def judgement(claim: WrittenClaim) -> Folded:
-    """Return a claim of the replication with its verdict, and its contrasts."""
+def judgement(claim: WrittenClaim, links: Mapping[tuple[str, str, float], str]) -> Folded:
+    """Return a claim of the replication with its verdict, and its contrasts.
+
+    An effect leads to its records by its address in ``links``.
+    """
     headings = ("Compared", "Effect", "95 % interval", "p", "Verdict", "By model")
     rows = []
     for contrast in claim.contrasts:
         effect = shown(contrast.effect, "{:+.2f}")
         if contrast.unit != "points" and contrast.effect is not None:
             effect = f"{effect} {contrast.unit}".rstrip()
+        if href := links.get((claim.id, contrast.label, contrast.effect or 0.0)):
+            effect = link(href, effect)
         models = [f"{name} {shown(value, '{:+.2f}')}" for name, value in contrast.models.items()]
         cells = [
             number(effect, contrast.effect),
@@ -141,7 +146,9 @@ def _ledger(inventory: Inventory, address: Address) -> Iterator[Block]:
         headings = ("Place", "Claim", "Published", "Ours", "Verdict")
         links = _record_links(file, path.parent, inventory, address)
         yield Filters(choices)
-        yield DataTable(caption, headings, [[_claim(claim, links) for claim in file.claims]])
+        sources = ledger_links(inventory, address)
+        rows = [_claim(claim, links, sources.get(claim.id)) for claim in file.claims]
+        yield DataTable(caption, headings, [rows])
         yield from address.files("The ledger by itself:", path.with_suffix(""), _FORMATS)
 
 
@@ -149,24 +156,24 @@ def _record_links(
     file: LedgerFile, folder: Path, inventory: Inventory, address: Address
 ) -> list[tuple[str, str] | None]:
     """Return address and text of the page of each record that the ledger names."""
-    resolved = functools.cache(Path.resolve)  # a directory has many records
-    records = {(resolved(r.path.parent), r.path.name): r for r in inventory.records}
-    paths = [folder / name for name in file.records]
-    named = [records.get((resolved(path.parent), path.name)) for path in paths]
+    named = inventory.named([folder / name for name in file.records])
     return [record and (address.to_record(record), str(record)) for record in named]
 
 
-def _claim(claim: LedgerClaim, links: Sequence[tuple[str, str] | None]) -> DataRow:
+def _claim(
+    claim: LedgerClaim, links: Sequence[tuple[str, str] | None], source: str | None
+) -> DataRow:
     values = claim.published.values if claim.published else ()
     stated = [value if isinstance(value, float) else None for value in values]
     unit = claim.published.unit if claim.published else ""
     published = f"{', '.join(map(shown, stated))} {unit}".rstrip() or ABSENT
     details = [detail for finding in claim.findings for detail in finding.details]
-    ours = next((d for d in details if d.label == claim.decided_by), next(iter(details), None))
+    ours = shown_detail(claim)
     parts = [ABSENT]
     if ours:
         pattern = "{:+.2f}" if ours.unit == "points" else "{:.3g}"
-        parts = [f"{shown(ours.effect, pattern)} {ours.unit}".rstrip()]
+        effect = f"{shown(ours.effect, pattern)} {ours.unit}".rstrip()
+        parts = [link(source, effect) if source else effect]
         if len(details) > 1:
             parts.append(element("small", f" first of {len(details)}"))
         if bounds := _interval(ours):

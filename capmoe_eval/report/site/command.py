@@ -41,7 +41,7 @@ from capmoe_eval.report.site.inventory import (
     take_inventory,
 )
 from capmoe_eval.report.site.page import Address, without_places
-from capmoe_eval.report.site.pages import figures_page, images_page, overview_page, tables_page
+from capmoe_eval.report.site.pages import figures_page, images_page, overview_page
 from capmoe_eval.report.site.records import (
     list_page,
     lists,
@@ -49,6 +49,8 @@ from capmoe_eval.report.site.records import (
     records_page,
     relatives,
 )
+from capmoe_eval.report.site.sources import sources_page
+from capmoe_eval.report.site.tables import means_page, tables_page
 from capmoe_eval.report.tables import command as tables
 
 _BUILT: Final = ".built.json"
@@ -57,7 +59,11 @@ _LIBRARIES: Final = ("jinja2", "matplotlib", "numpy", "pandas", "pydantic", "sci
 
 _Pages: TypeAlias = Mapping[str, Callable[[Inventory, Address], str]]
 
-_OF_RECORDS: Final[_Pages] = {page.TABLES: tables_page, page.RECORDS: records_page}
+_OF_RECORDS: Final[_Pages] = {
+    page.TABLES: tables_page,
+    page.MEANS: means_page,
+    page.RECORDS: records_page,
+}
 _OF_OTHERS: Final[_Pages] = {
     page.OVERVIEW: overview_page,
     page.FIGURES: figures_page,
@@ -65,6 +71,7 @@ _OF_OTHERS: Final[_Pages] = {
     page.EFFICIENCY: efficiency_page,
     page.SERVING: serving_page,
     page.CLAIMS: claims_page,
+    page.SOURCES: sources_page,
 }
 
 

@@ -130,6 +130,16 @@ class Inventory:
     reader: Reader = field(default_factory=Reader)  # of the records
     chosen_verdicts: Path | None = None  # the verdicts' file where the user named one
 
+    @functools.cached_property
+    def _by_place(self) -> dict[tuple[Path, str], Brief]:
+        resolved = functools.cache(Path.resolve)  # a directory has many records
+        return {(resolved(r.path.parent), r.path.name): r for r in self.records}
+
+    def named(self, paths: Iterable[Path]) -> list[Brief | None]:
+        """Return the records at some paths, None for what is none of this profile."""
+        resolved = functools.cache(Path.resolve)
+        return [self._by_place.get((resolved(path.parent), path.name)) for path in paths]
+
     def places(self, out: Path) -> list[Path]:
         """Return the directories that a report in ``out`` is made from and written to."""
         results = (place for root in self.roots for place in directories(root))

@@ -38,11 +38,13 @@ SCRIPT: Final = "site/assets/site.js"
 
 OVERVIEW: Final = "index.html"
 TABLES: Final = "site/tables.html"
+MEANS: Final = "site/means.html"
 FIGURES: Final = "site/figures.html"
 IMAGES: Final = "site/images.html"
 EFFICIENCY: Final = "site/efficiency.html"
 SERVING: Final = "site/serving.html"
 CLAIMS: Final = "site/claims.html"
+SOURCES: Final = "site/sources.html"
 RECORDS: Final = "site/records.html"
 CELLS: Final = "site/cells"
 

@@ -1,18 +1,15 @@
-"""The pages of a report but for claims and records: what each shows, in order."""
+"""The first page of a report, and those of figures and of images: what each shows, in order."""
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from markupsafe import Markup
 from pydantic import BaseModel
 
 from capmoe_eval.paper.benchmarks import Bench
-from capmoe_eval.paper.layout import TABLES, AnyLayout
+from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.paper.verdicts import VerdictFile
 from capmoe_eval.report.claims.render import LedgerFile
 from capmoe_eval.report.figures import catalogue
@@ -24,8 +21,6 @@ from capmoe_eval.report.site.blocks import (
     DataRow,
     DataTable,
     Drawing,
-    Filters,
-    Folded,
     Notes,
     Notice,
     Pairs,
@@ -37,15 +32,11 @@ from capmoe_eval.report.site.blocks import (
     joined,
     link,
 )
-from capmoe_eval.report.site.claims import LEDGER, judgement, read_verdicts, verdict_counts
-from capmoe_eval.report.site.inventory import Inventory, attempt, missing_cells, read
-from capmoe_eval.report.site.page import Address, gamma_filter, method_filter, name_filter
-from capmoe_eval.report.tables.filled import measured_table
-from capmoe_eval.report.tables.table import CellInWords, Entry, Table, TableCell
-from capmoe_eval.report.templates import ABSENT
-
-if TYPE_CHECKING:
-    pass
+from capmoe_eval.report.site.claims import judgement, read_verdicts, verdict_counts
+from capmoe_eval.report.site.inventory import Inventory, missing_cells, read
+from capmoe_eval.report.site.page import Address
+from capmoe_eval.report.site.sources import LEDGER, contrast_links
+from capmoe_eval.report.site.tables import table_section
 
 # Overview.
 
@@ -147,85 +138,6 @@ def _cells_of_table(key: str, inventory: Inventory, address: Address) -> DataRow
     return DataRow([head(name), *numbers, DataCell(command)])
 
 
-# Tables.
-
-_TABLES_ABOUT: Final = (
-    "A number leads to the record it was taken from; ± is one standard error, two numbers in "
-    "brackets are quartiles; bold is the highest of a block of the paper's table. A heading sorts "
-    "its table: ascending, descending, as it was."
-)
-_FORMATS: Final = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
-
-
-def tables_page(inventory: Inventory, address: Address) -> str:
-    """Return the page of all tables."""
-    tables = [(layout, _table(layout, inventory)) for layout in TABLES]
-    sections = [_result(*both, inventory, address) for both in tables]
-    rows = [r for _, table in tables if isinstance(table, Table) for r in table.rows if r.model]
-    choices = [
-        name_filter("model", "Model", (row.model for row in rows)),
-        method_filter(row.method for row in rows),
-        gamma_filter(row.gamma for row in rows),
-    ]
-    contents = Notes([link(f"#{section.id}", section.title) for section in sections])
-    blocks = [Prose(_TABLES_ABOUT), *page.strong(inventory.notes), Folded("Contents", [contents])]
-    blocks += [Filters(choices, keeps_baselines=True), *sections]
-    return page.render_page(address, "Tables", inventory.profile, blocks)
-
-
-def _table(layout: AnyLayout, inventory: Inventory) -> Table | str:
-    """Return a filled table, or why it cannot be filled."""
-    words = inventory.overrides, inventory.reader, inventory.bench.folder
-    table = attempt(lambda: measured_table(layout.key, *words))
-    return table if isinstance(table, str) else table[0]
-
-
-def _result(
-    layout: AnyLayout, table: Table | str, inventory: Inventory, address: Address
-) -> Section:
-    """Return a table, or why there is none."""
-    if isinstance(table, str):
-        title = layout.title.format_map(defaultdict(lambda: "…"))  # of no model that is known
-        return Section(title, [Notice(f"This table cannot be filled: {table}")], layout.key)
-    parts = []
-    for block in table.blocks:
-        rows = []
-        for row, _, texts in block.in_words(table.decimals):
-            labels = [head(label, page.GAMMA_ORDER.get(label)) for label in row.labels]
-            cells = map(functools.partial(_cell, address=address), row.entries, texts)
-            data = {"model": row.model, "method": row.method, "gamma": row.gamma}
-            rows.append(DataRow([*labels, *cells], data if row.model else {}))
-        parts.append(rows)
-    blocks: list[Block] = [DataTable(table.caption, (*table.label_headings, *table.columns), parts)]
-    blocks += address.files("Also as", address.out / inventory.profile / table.name, _FORMATS)
-    blocks += page.missing("entry", "entries", table.missing_commands, len(table.missing))
-    if table.notes:
-        blocks.append(Notes(table.notes, "notes"))
-    return Section(table.title, blocks, table.name)
-
-
-def _cell(cell: TableCell, words: CellInWords, address: Address) -> DataCell:
-    if words.command is not None:
-        return DataCell(ABSENT, "number missing", title=words.command)
-    if not isinstance(cell, Entry):
-        return DataCell(words.words)
-    value: str = words.value
-    if cell.records:
-        value = link(address.to(page.cell_path(cell.records[0])), value)
-    parts = [element("strong", value) if words.best else value]
-    if cell.test and (verdict := cell.test.verdict):
-        text = f"{verdict} than the baseline"
-        parts.append(element("span", words.mark, class_=verdict, role="img", aria_label=text))
-    if words.quartiles:
-        parts.append(element("small", f" {words.quartiles}"))
-    if words.stderr:
-        parts.append(element("small", f" ± {words.stderr}"))
-    if words.published:
-        text = element("small", f"published {words.published}", class_="published")
-        parts.append(Markup("<br>") + text)
-    return DataCell(joined(parts, ""), "number", float(cell.value), "; ".join(words.origin))
-
-
 # Figures, and what is about images.
 
 _FIGURE_FORMATS: Final = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "json": "numbers"}
@@ -325,7 +237,7 @@ def images_page(inventory: Inventory, address: Address) -> str:
         Code("\n".join(f"make {names} PROFILE={profile}" for names in targets)),
         Section("Claims", [*_image_claims(inventory, address)]),
         *(
-            _result(layout, _table(layout, inventory), inventory, address)
+            table_section(layout, inventory, address)
             for layout in TABLES
             if layout.key in IMAGE_TABLES
         ),
@@ -342,7 +254,9 @@ def _image_claims(inventory: Inventory, address: Address) -> Iterator[Block]:
         yield Notice(verdicts)
     else:
         claims = {claim.id: claim for claim in verdicts.claims} if verdicts else {}
-        yield from (judgement(claims[letter]) for letter in IMAGE_CLAIMS if letter in claims)
+        links = contrast_links(inventory, address)
+        judged = [claims[letter] for letter in IMAGE_CLAIMS if letter in claims]
+        yield from (judgement(claim, links) for claim in judged)
         if unjudged := [f"({letter})" for letter in IMAGE_CLAIMS if letter not in claims]:
             text = f"Not judged yet: {', '.join(unjudged)}."
             yield page.unwritten(text, "replicate", inventory.profile)

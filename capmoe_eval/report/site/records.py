@@ -14,9 +14,10 @@ from markupsafe import Markup
 
 from capmoe_eval.experiment.cell import CELL_FIELDS
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
-from capmoe_eval.experiment.names import gamma_column, gamma_suffix, gamma_text
+from capmoe_eval.experiment.names import gamma_column, gamma_suffix
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.layout import LAYOUTS
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.blocks import (
     Block,
@@ -38,7 +39,8 @@ from capmoe_eval.report.site.blocks import (
     number,
     numbers,
 )
-from capmoe_eval.report.site.inventory import Brief, Inventory
+from capmoe_eval.report.site.inventory import Brief, Inventory, attempt
+from capmoe_eval.report.site.layers import layers_table
 from capmoe_eval.report.site.page import (
     Address,
     gamma_filter,
@@ -50,7 +52,7 @@ from capmoe_eval.report.site.page import (
 from capmoe_eval.report.templates import ABSENT, shown, text
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.record_part import Layer, Proofs
+    from capmoe_eval.experiment.record_part import Proofs
 
 _AGAIN: Final = "again"
 LISTED: Final = 5_000
@@ -199,6 +201,12 @@ _LOAD: Final = {
     "Forwards under the method": ("forwards", "{:,.0f}"),
     "Decode steps without a capacity": ("decode_forwards", "{:,.0f}"),
 }
+_METRICS: Final[dict[str, dict[str, float]]] = defaultdict(dict)
+"""The metrics of tables that are not their task's own, and what scales them, by task."""
+for _layout in LAYOUTS:
+    for _column in _layout.tasks:
+        if _column.metric:
+            _METRICS[_column.task][_column.metric] = _layout.scale
 _INVARIANTS: Final = ("Invariant", "State", "What it says", "Checked", "Examined", "Counted")
 _EXAMINED: Final = (
     "Examined: forwards under the method that a check independent of the decision looked at; "
@@ -215,6 +223,7 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
         (name, shown(getattr(record.load, key), pattern, 100 if "%" in pattern else 1))
         for name, (key, pattern) in _LOAD.items()
     ]
+    load += _modalities(record)
     invariants = DataTable(
         "Invariants", _INVARIANTS, [[*_proofs(record.proofs)]], is_sortable=False
     )
@@ -224,7 +233,7 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
         Section("Result", [Pairs(_result(record, others, address))]),
         Section("Compute it again", _again(record)),
         Section("Load", [Pairs(load)]),
-        Section("Layers", [_layers(record)]),
+        Section("Layers", [layers_table(record)]),
         Section("Invariants", [Prose(_EXAMINED), invariants]),
         Section("Cell", [Code("\n".join(_lines(identity)), is_file=True)]),
         Section("Provenance", [Code("\n".join(_lines(provenance)), is_file=True)]),
@@ -242,6 +251,7 @@ def _result(record: Record, others: Relatives, address: Address) -> Iterator[tup
 
     value = shown(record.value, "{:.2f} %", 100)
     yield f"Score ({record.cell.task.metric})", element("strong", value)
+    yield from _other_metrics(record)
     yield "Standard error", shown(record.stderr, "± {:.2f} points, over documents", 100)
     yield "Documents", f"{record.n:,}"
     if others.baseline:
@@ -255,6 +265,24 @@ def _result(record: Record, others: Relatives, address: Address) -> Iterator[tup
         yield "Other seeds", seeds
 
 
+def _other_metrics(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield the metrics beside the task's own that tables show, where the record has them."""
+    for metric, scale in _METRICS.get(record.task, {}).items():
+        score = attempt(functools.partial(record.score, metric))
+        if not isinstance(score, str):
+            pattern = "{:.2f} %" if scale == 100 else "{:.2f}"
+            yield f"Score ({metric})", shown(score.value, pattern, scale)
+
+
+def _modalities(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield the tokens of each modality, where forwards had images."""
+    parts = record.load.modalities or {}
+    total = sum(part.tokens for part in parts.values())
+    for name, part in parts.items():
+        each, share = f"{part.tokens / record.n:.1f} for each document", 100 * part.tokens / total
+        yield f"Tokens of {name}, of one layer", f"{part.tokens:,}: {each}, {share:.1f} %"
+
+
 def _again(record: Record) -> list[Block]:
     command = cell_command(record.cell, _AGAIN)
     if command is None:
@@ -264,59 +292,6 @@ def _again(record: Record) -> list[Block]:
     if DIRECTORY in command:
         words += f" {DIRECTORY} is where the evaluation sets lie; a record does not say where."
     return [Code(command, look="command"), Prose(words)]
-
-
-def _layers(record: Record) -> DataTable:
-    caption = "Light: assignments that the router made; dark: those that were computed."
-    has_gamma = any(layer.gamma is not None for layer in record.layers)
-    headings = (
-        *("Layer", "Load of the experts, busiest first", *(["γ"] if has_gamma else [])),
-        *("Effective γ", "Dropped (%)", "Empty slots (%)", "Mean peak before", "Mean peak after"),
-    )
-    rows = []
-    for layer in record.layers:
-        gammas = []
-        if layer.gamma is not None:
-            gamma = gamma_text(float(layer.gamma))
-            gammas.append(number(gamma, gamma_order(gamma)))
-        peaks = layer.peak.expert_before.mean, layer.peak.expert_after.mean
-        cells = [
-            *(head(layer.name), DataCell(_bars(layer)), *gammas),
-            *numbers(layer.effective_gamma, pattern="{:.2f}"),
-            *numbers(layer.drop_rate, layer.pad_waste, pattern="{:.1f}", scale=100),
-            *numbers(*peaks, pattern="{:.2f}"),
-        ]
-        rows.append(DataRow(cells))
-    return DataTable(caption, headings, [rows])
-
-
-_HEIGHT: Final = 480  # units from the foot of a drawing to its highest bar; ten are a pixel
-_DRAWING: Final = Markup(
-    '<svg class="load" viewBox="0 0 {} {}" width="{}" height="{}" preserveAspectRatio="none" '
-    'role="img" aria-label="{}"><path d="{}" class="before"></path>'
-    '<path d="{}" class="after"></path><path d="{}" class="mean"></path></svg>'
-)
-
-
-def _bars(layer: Layer) -> Markup:
-    """Return the drawing of each expert's load before and after, busiest first."""
-    before, after = layer.load_before, layer.load_after
-    scale = _HEIGHT / max((*before, *after))
-    order = sorted(range(len(before)), key=before.__getitem__, reverse=True)
-    width = 4 * len(before)
-    label = f"{len(before)} experts; the busiest was asked for {before[order[0]]:,.0f} times and "
-    label += f"computed {after[order[0]]:,.0f} of them"
-    mean = _HEIGHT - round(sum(before) / len(before) * scale)
-    heights = [tuple(round(-scale * load[expert]) for expert in order) for load in (before, after)]
-    paths = [_steps(len(order)) % each for each in heights]
-    sizes = width, _HEIGHT, min(width * 2, 384), _HEIGHT // 10
-    return _DRAWING.format(*sizes, label, *paths, f"M0 {mean}h{width}")
-
-
-@functools.cache
-def _steps(bars: int) -> str:
-    """Return the path of bars, to be filled with their heights; a style makes them 3 wide."""
-    return "".join(f"M{4 * bar + 1.5} {_HEIGHT}v%d" for bar in range(bars))
 
 
 _STATES: Final = {True: "passed", False: "failed", None: "not checked"}

@@ -21,7 +21,8 @@ from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.paper.benchmarks import check_folder
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
 from capmoe_eval.report.tables.filled import VERSIONS, cell_config, measured_table, published_table
-from capmoe_eval.report.tables.table import Table, to_markdown, write
+from capmoe_eval.report.tables.formats import to_markdown, write
+from capmoe_eval.report.tables.table import Table
 
 ALL = "all"
 

@@ -16,7 +16,13 @@ from capmoe_eval.experiment.commands import override, row_command
 from capmoe_eval.experiment.datasource import EMBEDDED
 from capmoe_eval.experiment.record import Record, Score
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
-from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, PrintedNumber
+from capmoe_eval.report.tables.table import (
+    Entry,
+    EntryPart,
+    Missing,
+    PairedTest,
+    PrintedNumber,
+)
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
 
@@ -82,12 +88,16 @@ class RecordEntries:
         needs = (column.needs for column in lacking if column.needs)
         overrides = list(dict.fromkeys((*self._overrides, *needs)))
         missing = Missing(row_command(*fields, seeds=self._seeds, overrides=overrides))
-        cells = [_entry(runs, layout.scale) if runs else missing for runs in columns]
+        cells = [
+            _entry(runs, column.heading, layout.scale) if runs else missing
+            for column, runs in zip(layout.tasks, columns, strict=True)
+        ]
         if layout.average is not None:
             tasks = [cell for cell in cells if isinstance(cell, Entry)]
             mean = statistics.fmean(task.value for task in tasks) if not absent else 0.0
             error = _error_of_mean([task.stderr for task in tasks], layout)
-            cells.append(missing if absent else Entry(mean, error))
+            parts = tuple(part for task in tasks for part in task.parts)
+            cells.append(missing if absent else Entry(mean, error, parts=parts))
         if not method.is_stock:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, columns, baselines, layout))
@@ -116,7 +126,7 @@ class RecordEntries:
         ]
 
 
-def _entry(runs: Sequence[_Run], scale: float) -> Entry | Missing:
+def _entry(runs: Sequence[_Run], column: str, scale: float) -> Entry | Missing:
     """Return one entry for all evaluations of one cell and task; see :class:`RecordEntries`."""
     for record, score in runs:
         if not math.isfinite(score.value + (score.stderr or 0.0)):
@@ -140,13 +150,13 @@ def _entry(runs: Sequence[_Run], scale: float) -> Entry | Missing:
     if len(errors) == len(values):
         spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
         stderr = scale * math.hypot(statistics.fmean(errors), spread)
-    by_seed = sorted(records, key=lambda record: record.seed or 0)
+    by_seed = sorted(runs, key=lambda run: run.record.seed or 0)
     return Entry(
         value=scale * statistics.fmean(values),
         stderr=stderr,
-        seeds=tuple(record.seed for record in by_seed if record.seed is not None),
+        seeds=tuple(run.record.seed for run in by_seed if run.record.seed is not None),
         documents=scores[0].n,
-        records=tuple(by_seed),
+        parts=tuple(EntryPart(column, scale * run.score.value, run.record) for run in by_seed),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,15 @@ from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, ShownRun
 from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.printed import MACHINE, find_rows
-from capmoe_eval.report.tables.table import CellText, Entry, Missing, PrintedNumber, Row, Table
+from capmoe_eval.report.tables.table import (
+    CellText,
+    Entry,
+    EntryPart,
+    Missing,
+    PrintedNumber,
+    Row,
+    Table,
+)
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Point, Prefill, Timing
@@ -56,6 +65,7 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
     """
     record = next((record for record in records if record.cell.method.is_stock), None)
     (heading, *_), *lines = layout.words
+    columns = ("Token Count", "Share (%)", "Token Count (paper)")
     cells: Sequence[tuple[Entry | Missing, ...]]
     if record is None:
         cells = [(Missing(f"capmoe-eval run experiment={layout.records}"),) * 2] * len(lines)
@@ -64,7 +74,13 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
     else:
         by = {name: part.tokens / record.n for name, part in record.load.modalities.items()}
         counts = by["image"], by["text"], by["image"] + by["text"]
-        cells = [(Entry(count), Entry(100 * count / counts[-1])) for count in counts]
+        cells = [
+            tuple(
+                Entry(value, parts=(EntryPart(name, value, record),))
+                for name, value in zip(columns, (count, 100 * count / counts[-1]), strict=False)
+            )
+            for count in counts
+        ]
     # A block each: counts are not compared with each other.
     blocks = [
         [Row((label,), (*ours, CellText(printed)))]
@@ -73,7 +89,6 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
     notes = []
     if record:
         notes = [f"{record.model}: the mean over {record.n:,} queries of {record.task}."]
-    columns = ("Token Count", "Share (%)", "Token Count (paper)")
     return Table.of(layout, [heading], columns, blocks, notes)
 
 
@@ -100,7 +115,12 @@ def workload_table(layout: WorkloadLayout, bench: Bench) -> Table:
         cells: list[Entry | Missing] = []
         for place in places:
             timing = _timing(layout, timed[place]) if place in timed else None
-            cells.append(entry(timing, printed[place]) if timing else Missing(bench_command(STUDY)))
+            if run and timing:
+                filled = entry(timing, printed[place])
+                parts = (EntryPart(place, filled.value, run.study.path),)
+                cells.append(dataclasses.replace(filled, parts=parts))
+            else:
+                cells.append(Missing(bench_command(STUDY)))
         return Row((name,), tuple(cells))
 
     rows = [row("one MoE layer", points, _entry)]

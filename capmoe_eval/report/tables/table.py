@@ -1,29 +1,19 @@
-"""A filled table, and its text as Markdown, LaTeX, CSV and HTML: the same table, the same bytes."""
+"""A filled table: its numbers with what they were taken from, and its cells in words."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from capmoe_eval.experiment.files import write_text
-from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import PaperTable
-from capmoe_eval.report.templates import render
 
 ALPHA: Final = 0.05
 """A paired test is significant where its p, corrected for the table's tests, is below this."""
 _MARKS: Final = {"better": "▲", "worse": "▼", None: ""}
-_SUFFIXES: Final = (
-    *("", " stderr", " low", " high", " published", " difference", " z"),
-    *(" effect", " p", " p corrected"),
-)
-"""Endings of a number's columns in CSV, in their order; the first two are always there."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +48,14 @@ class PairedTest:
         return "better" if self.effect > 0 else "worse"
 
 
+class EntryPart(NamedTuple):
+    """The number of one source: an entry is that of one, or the mean of several."""
+
+    column: str  # where it stands in the table
+    value: float  # in the entry's units
+    source: Record | Path  # a path is of a file of timings
+
+
 @dataclass(frozen=True)
 class Entry:
     """One number of a table, in its display units (percent, where the layout says so).
@@ -73,8 +71,8 @@ class Entry:
     test: PairedTest | None = None  # with the same model's baseline
     untested: str = ""  # why there is no test where there should be
     quartiles: tuple[float, float] | None = None  # of timings whose median is the value
-    # What it was taken from, of several seeds the lowest first.
-    records: tuple[Record, ...] = field(default=(), compare=False, repr=False)
+    # What it was taken from, by column, of several seeds the lowest first.
+    parts: tuple[EntryPart, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or not math.isfinite(self.stderr or 0.0):
@@ -233,72 +231,6 @@ class Table:
         return tuple(any(isinstance(row[n], CellText) for row in cells) for n in columns)
 
 
-def to_markdown(table: Table) -> str:
-    """Return a GitHub-flavoured Markdown section.
-
-    The best entries of a block are bold, ▼ and ▲ mark what differs from the baseline, and standard
-    errors follow as "± 2.2", quartiles as "(1.1–1.3)". What the paper prints for a row is a row
-    below it. Below the table stand the commands that fill the missing entries, and the notes.
-    """
-    return render("table.md", table=table)
-
-
-def to_latex(table: Table) -> str:
-    """Return a LaTeX ``table`` that needs the booktabs package and nothing else.
-
-    It shows what :func:`to_markdown` does; commands that fill missing entries are comments.
-    """
-    return render("table.tex", table=table)
-
-
-def to_html(table: Table) -> str:
-    """Return one ``<table class="capmoe">`` element for any page.
-
-    Published numbers stand in ``<small>``. The tooltip (``title``) of an entry tells its standard
-    error, seeds, documents and test, that of a missing one the command that fills it.
-    """
-    return render("table.html", table=table)
-
-
-def to_csv(table: Table) -> str:
-    """Return one line per row, with full labels and full precision.
-
-    Each column of numbers is followed by its "… stderr", in the same display units; where the
-    table has them, by its quartiles "… low" and "… high", by its "… published", "… difference" and
-    "… z", and by its "… effect", "… p" and "… p corrected" of the paired test. Unknown and missing
-    numbers are empty, and "+∞" is ``inf``, so that pandas reads numbers as numbers.
-    """
-    present = {suffix for entry in table.entries for suffix in _numbers(entry)}
-    suffixes = [suffix for suffix in _SUFFIXES if suffix in present] or _SUFFIXES[:2]
-    headings = list(table.label_headings)
-    for heading, words in zip(table.columns, table.columns_of_words, strict=True):
-        headings += [heading] if words else [heading + suffix for suffix in suffixes]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, headings, lineterminator="\n")
-    writer.writeheader()
-    for row in table.rows:
-        labels = [{NO_LIMIT: "inf", NO_GAMMA: ""}.get(label, label) for label in row.labels]
-        cells: dict[str, object] = dict(zip(table.label_headings, labels, strict=True))
-        for heading, cell in zip(table.columns, row.entries, strict=True):
-            cells |= {heading + suffix: part for suffix, part in _numbers(cell).items()}
-        writer.writerow(cells)
-    return buffer.getvalue()
-
-
-def _numbers(cell: TableCell) -> dict[str, object]:
-    """Return what CSV has of a cell, by the suffix of its column."""
-    if not isinstance(cell, Entry):
-        return {"": cell.text} if isinstance(cell, CellText) else {}
-    numbers: dict[str, object] = {"": cell.value, " stderr": cell.stderr}
-    if cell.quartiles:
-        numbers[" low"], numbers[" high"] = cell.quartiles
-    if there := cell.published:
-        numbers |= {" published": there.value, " difference": there.difference, " z": there.z}
-    if test := cell.test:
-        numbers |= {" effect": test.effect, " p": test.p, " p corrected": test.corrected}
-    return numbers
-
-
 def _in_words(cell: TableCell, best: bool, decimals: int) -> CellInWords:
     if isinstance(cell, CellText):
         return CellInWords(words=cell.text)
@@ -335,16 +267,3 @@ def _in_words(cell: TableCell, best: bool, decimals: int) -> CellInWords:
 def _signed(number: float, decimals: int) -> str:
     text = f"{abs(number):.{decimals}f}"
     return f"{'−' if number < 0 else '+'}{text}" if float(text) else text
-
-
-RENDERERS: Final = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
-"""Renderer of each file suffix."""
-
-
-def write(table: Table, directory: Path) -> list[Path]:
-    """Write a table in every format, each file whole or not at all; return their paths."""
-    # All are rendered before the first is written: a failure leaves no mixture of old and new.
-    texts = {directory / f"{table.name}.{suffix}": r(table) for suffix, r in RENDERERS.items()}
-    for path, text in texts.items():
-        write_text(path, text)
-    return list(texts)

@@ -13,7 +13,7 @@ from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.layout import TABLES
-from capmoe_eval.report.site import inventory, pages
+from capmoe_eval.report.site import inventory, pages, tables
 from capmoe_eval.report.site.command import cell_pages, list_pages, main_pages, write_pages
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from tests import records
@@ -65,6 +65,7 @@ def few_tables() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inventory, "TABLES", few)
         patch.setattr(pages, "TABLES", few)
+        patch.setattr(tables, "TABLES", few)
         yield
 
 

@@ -12,10 +12,11 @@ from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.paper.replication import replication_claims
 from capmoe_eval.report.figures.catalogue import FIGURES
-from capmoe_eval.report.site import inventory, page, pages
+from capmoe_eval.report.site import inventory, page, pages, tables
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from capmoe_eval.report.site.page import Address
-from capmoe_eval.report.site.pages import overview_page, tables_page
+from capmoe_eval.report.site.pages import overview_page
+from capmoe_eval.report.site.tables import tables_page
 from tests import records
 from tests.report.site import material
 from tests.report.site.conftest import overrides
@@ -26,6 +27,7 @@ def _tables_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     few = tuple(table for table in TABLES if table.key in pages.IMAGE_TABLES)
     monkeypatch.setattr(inventory, "TABLES", few)
     monkeypatch.setattr(pages, "TABLES", few)
+    monkeypatch.setattr(tables, "TABLES", few)
 
 
 def shown(taken: Inventory, root: Path) -> str:
@@ -72,9 +74,9 @@ def test_a_profile_without_a_model_of_images_says_why(tmp_path: Path) -> None:
     assert "has no model for this experiment" in text
     assert "<section" not in text
     assert "make " not in text
-    tables = tables_page(taken, Address(page.TABLES, tmp_path / "reports"))
-    assert "Table 4: multimodal inference on …, MME" in tables
-    assert "{model}" not in tables
+    text = tables_page(taken, Address(page.TABLES, tmp_path / "reports"))
+    assert "Table 4: multimodal inference on …, MME" in text
+    assert "{model}" not in text
 
 
 def test_verdicts_that_cannot_be_read_are_named(tmp_path: Path) -> None:

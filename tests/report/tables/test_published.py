@@ -25,8 +25,9 @@ from capmoe_eval.paper.layout import (
 from capmoe_eval.paper.printed import find_row, printed_rows
 from capmoe_eval.report.tables.entries import RecordEntries
 from capmoe_eval.report.tables.filled import fill, published_table
+from capmoe_eval.report.tables.formats import to_markdown
 from capmoe_eval.report.tables.others import settings_table
-from capmoe_eval.report.tables.table import CellText, Entry, Missing, Table, to_markdown
+from capmoe_eval.report.tables.table import CellText, Entry, Missing, Table
 
 GOLDEN = Path(__file__).parent / "golden"
 TABLE5 = find_layout("table5")

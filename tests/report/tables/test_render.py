@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.report.tables.table import (
+from capmoe_eval.report.tables.formats import (
     RENDERERS,
+    to_csv,
+    to_html,
+    to_latex,
+    to_markdown,
+    write,
+)
+from capmoe_eval.report.tables.table import (
     CellText,
     Entry,
     Missing,
@@ -19,11 +26,6 @@ from capmoe_eval.report.tables.table import (
     Row,
     RowBlock,
     Table,
-    to_csv,
-    to_html,
-    to_latex,
-    to_markdown,
-    write,
 )
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.report.tables.filled import measured_table
-from capmoe_eval.report.tables.table import Entry, Missing, to_csv, to_html, to_latex, to_markdown
+from capmoe_eval.report.tables.formats import to_csv, to_html, to_latex, to_markdown
+from capmoe_eval.report.tables.table import Entry, Missing
 from tests.experiment.timings import files
 
 COMMAND = "capmoe-eval bench ep --study workload"

@@ -1,0 +1,150 @@
+"""A number of a page leads to the records that it was computed from."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.packs import SUFFIX, open_pack
+from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.report.figures.pooling import rank_peak
+from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords
+from tests.pages import DOCS, ROOT, glance, pages
+
+VERDICTS = DOCS / "zoo" / "replication.md"
+REPLICATION = DOCS / "zoo" / "replication.records.json"
+_LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]+\.records\.json)#L(\d+)(?:-L(\d+))?\)")
+
+
+class NumberLink(NamedTuple):
+    """A number of a page, and the lines of the records that it leads to."""
+
+    text: str
+    file: Path
+    lines: tuple[ContrastRecords, ...]
+
+
+@cache
+def contrasts(file: Path) -> tuple[ContrastRecords, ...]:
+    """Return the contrasts of a file, each from the line that a link names."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert (lines[0], lines[-1]) == ("[", "]")
+    return tuple(ContrastRecords.model_validate_json(line.rstrip(",")) for line in lines[1:-1])
+
+
+def links(text: str, folder: Path) -> Iterator[NumberLink]:
+    for number, name, first, last in _LINK.findall(text):
+        file = (folder / name).resolve()
+        named = contrasts(file)[int(first) - 2 : int(last or first) - 1]
+        assert named, (number, name, first)
+        yield NumberLink(" ".join(number.split()), file, named)
+
+
+def with_links() -> list[Path]:
+    return [page for page in [*pages(), VERDICTS] if _LINK.search(page.read_text("utf-8"))]
+
+
+def read(contrast: ContrastRecords, folder: Path) -> list[Record]:
+    return [read_record((folder / path).resolve()) for path in contrast.paths]
+
+
+def by_model(values: Mapping[str, Iterable[float]]) -> float:
+    """Return the mean over families of the mean over the training seeds of each."""
+    families: dict[str, list[float]] = {}
+    for model, of_model in values.items():
+        families.setdefault(family(model), []).append(statistics.fmean(of_model))
+    return statistics.fmean(map(statistics.fmean, families.values()))
+
+
+def effect_of(contrast: ContrastRecords, folder: Path) -> float | None:
+    """Return the difference of the scores without its sign; None where names tell no two sides."""
+    records = read(contrast, folder)
+    methods = {record.method for record in records}
+
+    def side(record: Record) -> str:
+        """Return its method where sides differ in that, else its name without ranks and seed."""
+        name = re.sub(r"-ep\d+|-s\d+$", "", record.path.stem.rpartition("-")[0])
+        return record.method if len(methods) == 2 else name
+
+    sides = sorted(set(map(side, records)))
+    if len(sides) != 2 or contrast.label.endswith("mixed batches"):
+        return None
+    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        of_task = scores.setdefault((record.model, record.task), {})
+        of_task.setdefault(side(record), []).append(100 * record.value)
+    gaps: dict[str, list[float]] = {}
+    for (model, _), of_task in scores.items():
+        first, second = (statistics.fmean(of_task[name]) for name in sides)
+        gaps.setdefault(model, []).append(first - second)
+    return abs(by_model(gaps))
+
+
+def test_the_pages_lead_to_records() -> None:
+    names = {page.relative_to(ROOT).as_posix() for page in with_links()}
+    assert names == {
+        *("README.md", "docs/index.md", "docs/explanation/replication.md"),
+        "docs/zoo/replication.md",
+    }
+
+
+@pytest.mark.parametrize("file", [REPLICATION, glance.RECORDS], ids=lambda file: file.name)
+def test_every_record_of_a_line_is_there(file: Path) -> None:
+    assert ContrastFile(contrasts(file)).to_json() == file.read_text(encoding="utf-8")
+    for contrast in contrasts(file):
+        for name, records in contrast.files.items():
+            path = file.parent / name
+            assert path.is_file(), name
+            assert bool(records) == name.endswith(SUFFIX)
+            if records:
+                pack = open_pack(path)
+                assert pack is not None
+                assert {f"{record}.json" for record in records} <= pack.summaries.keys(), name
+
+
+def test_every_effect_of_the_verdicts_leads_to_its_own_line() -> None:
+    claim, count = "", 0
+    for line in VERDICTS.read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"## (?:\((\w+)\))?", line):
+            claim = heading[1] or ""
+        cells = line.strip("| ").split(" | ")
+        for place, link in enumerate(links(line, VERDICTS.parent)):
+            (contrast,) = link.lines
+            count += 1
+            assert link.text == f"{contrast.effect:+.2f}"
+            if claim:
+                assert (contrast.claim, contrast.label) == (claim, cells[0])
+            elif line.startswith("| ("):  # what decided a claim
+                assert f"({contrast.claim})" == cells[0]
+                assert cells[-1].startswith(f"{contrast.label}: [{link.text}]")
+            else:  # the gaps of Table 1, by the sequences that share a capacity
+                assert contrast.claim == cells[0]
+                sides = [("score", "random"), ("random", "reverse"), ("reverse", "order")]
+                first, second = (side.split()[0] for side in contrast.label.split(" − "))
+                assert (first, second) == sides[place]
+    linked = {(contrast.claim, contrast.label) for contrast in contrasts(REPLICATION)}
+    assert count == len(linked) + 23, "each once, and once more where it decided a claim"
+
+
+CONTRAST = re.compile(r"[^:]+ − [^:]+")  # of scores: the labels of measures have a colon
+
+
+@pytest.mark.slow
+def test_the_records_of_a_line_give_its_effect() -> None:
+    checked, wrong = 0, []
+    for file in (REPLICATION, glance.RECORDS):
+        for contrast in filter(lambda each: CONTRAST.fullmatch(each.label), contrasts(file)):
+            gap = effect_of(contrast, file.parent)
+            if gap is not None:
+                checked += 1
+                if abs(gap - abs(contrast.effect)) > 1e-4:
+                    wrong.append((contrast.claim, contrast.label, contrast.effect, gap))
+    assert wrong == []
+    assert checked > 80
