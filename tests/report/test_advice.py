@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 import json
 import re
 import shlex
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 import pytest
 import yaml
+from matplotlib.axes import Axes
 
 from capmoe_eval.__main__ import main
-from capmoe_eval.report.advice.page import content, text, to_html
+from capmoe_eval.report.advice.page import content, front_names, text, to_html
+from capmoe_eval.report.advice.picture import front_panel
+from capmoe_eval.report.figures.panels import Words, draw
 from capmoe_eval.report.site.efficiency import example_words, serving_page
 from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.page import SERVING, Address
-from capmoe_eval.serving.advice import Advice, Budget
+from capmoe_eval.serving.advice import Advice, Budget, Recommendation
 from capmoe_eval.serving.advising import ServingDeployment, advise_on_trace
 from capmoe_eval.serving.exports import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
+from capmoe_eval.serving.settings import cost, with_front
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.serving.trace_file import load_trace, save_trace
 from tests.records import planned
@@ -147,7 +154,7 @@ def test_the_page_needs_nothing_besides_and_the_site_shows_the_same(
     page = (out / "advice.html").read_text()
     assert page == to_html(advice)
     alone, site = Tags(page), Tags(serving_page(Inventory("zoo"), address))
-    assert alone.loaded == []
+    assert [link.partition(",")[0] for link in alone.loaded] == ["data:image/svg+xml;base64"]
     for said in (advice.recommendation.sentence, *advice.unknown, "score γ=0.5 per device"):
         assert said in alone.text
         assert said in site.text
@@ -185,3 +192,91 @@ def test_the_front_names_who_is_kept_once_and_the_page_has_what_it_leaves_out() 
     assert placed.title in to_html(advice)
     layered = next(one for one in advice.settings if one.layer_gammas is not None)
     assert f"γ {', '.join(map(str, layered.layer_gammas or ()))}" in to_html(advice)
+
+
+def drawn(advice: Advice) -> Axes:
+    """The axes of the picture on the page, whose legend is the figure's."""
+    (axes,) = draw(front_panel(advice, front_names(advice))).axes
+    return axes
+
+
+def legend(axes: Axes) -> list[str]:
+    return [text.get_text().replace("\n", " ") for text in axes.figure.legends[0].get_texts()]
+
+
+def advised(budget: Budget) -> Advice:
+    return advise_on_trace(skewed(), (0.5, 1.0), ServingDeployment(4), budget).advice
+
+
+def test_the_picture_names_the_front_and_marks_the_recommended_setting() -> None:
+    advice = advised(Budget(at_least_speedup=1.2))
+    names = front_names(advice)
+    assert len(names) >= 2
+    axes = drawn(advice)
+    recommended = advice.settings[advice.recommendation.setting or 0]
+    assert set(legend(axes)) >= {*names, f"recommended: {recommended.title}"}
+    (star,) = (line for line in axes.get_lines() if line.get_marker() == "*")
+    lost = 100 * (cost(recommended, advice.axis) or 0.0)
+    assert star.get_xydata().tolist() == [[recommended.reached, pytest.approx(lost)]]
+    # Every number of the legend is beside the point of its name.
+    marks = {line.get_label(): line.get_marker() for line in axes.get_lines()}
+    points = [(one.reached, 100 * (cost(one, advice.axis) or 0.0)) for one in names.values()]
+    numbers = [str(number) for number in range(1, len(names) + 1)]
+    assert [marks[fill(name, 50)] for name in names] == [f"${number}$" for number in numbers]
+    written = {
+        place: text.get_text() for text in axes.texts for place in text.get_text().split(", ")
+    }
+    assert sorted(written, key=int) == numbers
+    for first, label in written.items():
+        if label.startswith(first):
+            (words,) = (words for words in axes.texts if words.get_text() == label)
+            assert words.xy == pytest.approx(points[int(first) - 1])
+    assert axes.get_xlabel() == "speedup of the expert step, at most (×)"
+    assert axes.get_ylabel() == "the dropped share of the pairs, %"
+
+
+def test_the_page_shows_the_picture_and_says_it_in_words() -> None:
+    advice = advised(Budget(at_least_speedup=1.2))
+    page = to_html(advice)
+    assert page == to_html(advice)
+    svg = b64decode(page.partition("data:image/svg+xml;base64,")[2].partition('"')[0]).decode()
+    texts = [html.unescape(text) for text in re.findall("<!-- (.*?) -->", svg)]
+    words = page.partition(' alt="')[2].partition('"')[0]
+    recommended = advice.settings[advice.recommendation.setting or 0].title
+    assert f"recommended: {recommended}" in texts
+    assert f"Recommended: {recommended}, " in words
+    for number, name in enumerate(front_names(advice), start=1):
+        assert name in texts
+        assert f"{number}: {name}, " in words
+
+
+def test_without_a_recommendation_nothing_is_marked() -> None:
+    axes = drawn(advised(Budget(at_least_speedup=1e6)))
+    assert not any(text.startswith("recommended") for text in legend(axes))
+    assert "*" not in {line.get_marker() for line in axes.get_lines()}
+
+
+def test_a_recommended_setting_of_unknown_cost_is_a_line_at_its_speedup() -> None:
+    advice = advised(Budget(at_least_speedup=1.2))
+    place = next(n for n, s in enumerate(advice.settings) if not s.is_lossless and s.speedup)
+    recommendation = Recommendation(kind="capacity", setting=place, sentence="This.")
+    settings = with_front(advice.settings, "points")
+    update = {"axis": "points", "settings": settings, "recommendation": recommendation}
+    axes = drawn(advice.model_copy(update=update))
+    chosen = advice.settings[place]
+    (upright,) = (line for line in axes.get_lines() if line.get_linestyle() == ":")
+    assert (upright.get_xdata()[0], f"recommended: {chosen.title}") == (
+        chosen.reached,
+        str(upright.get_label()).replace("\n", " "),
+    )
+
+
+def test_near_points_of_the_front_share_a_label() -> None:
+    advice = advised(Budget(at_least_speedup=1.2))
+    one, other = list(front_names(advice).values())[:2]
+    twin = one.model_copy(update={"speedup": one.reached + 1e-6})
+    front = {"one": one, "twin": twin, "other": other}
+    settings = (*advice.settings, twin)
+    picture = front_panel(advice.model_copy(update={"settings": settings}), front)
+    labels = [mark.text for mark in picture.rows[0][0].marks if isinstance(mark, Words)]
+    assert labels == ["1, 2", "3"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from capmoe_eval.report.templates import ABSENT, columns, render, shown
 from capmoe_eval.serving.advice import Advice
 from capmoe_eval.serving.exports import MEGATRON
-from capmoe_eval.serving.settings import AXES, Change, ServingSetting, cost, priced
+from capmoe_eval.serving.settings import AXES, Change, ServingSetting, cost
 from capmoe_eval.serving.trace import steps_in_words
 
 
@@ -16,6 +16,8 @@ def to_html(advice: Advice) -> str:
 
 def content(advice: Advice) -> dict[str, object]:
     """Return what the templates show of an advice."""
+    from capmoe_eval.report.advice.picture import front_picture
+
     place = advice.recommendation.setting
     cells = [_cells(setting, advice.expert_bytes) for setting in advice.settings]
     rows = [
@@ -32,7 +34,7 @@ def content(advice: Advice) -> dict[str, object]:
         ),
         "rows": rows,
         "axis": AXES[advice.axis],
-        "picture": _picture(advice),
+        "picture": front_picture(advice, front_names(advice)),
     }
 
 
@@ -105,7 +107,8 @@ def text(advice: Advice) -> str:
     if advice.assumed_steps is not None:
         lines.append(f"steps: {advice.assumed_steps}")
     lines += ["", f"{advice.recommendation.sentence} {remark(advice)}".rstrip(), ""]
-    lines += columns([heads, *_front_rows(advice)])
+    front = front_names(advice).items()
+    lines += columns([heads, *([name, *_front_cells(setting, advice)] for name, setting in front)])
     if advice.activation:
         lines += ["", advice.activation]
     lines += ["", "Not known:", *(f"- {line}" for line in advice.unknown)]
@@ -114,25 +117,28 @@ def text(advice: Advice) -> str:
     return "\n".join(lines)
 
 
-def _front_rows(advice: Advice) -> list[list[str]]:
-    """Return the rows of the front, one for settings that differ in who is kept alone."""
-    names: dict[tuple[str, ...], list[str]] = {}
+def front_names(advice: Advice) -> dict[str, ServingSetting]:
+    """Return the front by name, once for settings that differ in who is kept alone."""
+    names: dict[tuple[str, ...], list[ServingSetting]] = {}
     front = (setting for setting in advice.settings if setting.is_on_front)
     for setting in sorted(front, key=lambda setting: setting.reached):
-        cells = (
-            shown(setting.straggler, "{:.2f}"),
-            shown(setting.speedup, "{:.2f}×"),
-            shown(setting.drop_rate, "{:.1%}"),
-            shown(setting.active, "{:.1f}"),
-            _cost(setting, advice),
-        )
         key = setting.name if setting.is_lossless else setting.bound
-        names.setdefault((key, *cells), []).append(setting.title)
-    rows = []
-    for (key, *numbers), titles in names.items():
-        kept = ", ".join(title.partition(" γ")[0] for title in titles)
-        rows.append([titles[0] if len(titles) == 1 else f"{kept} {key}", *numbers])
-    return rows
+        names.setdefault((key, *_front_cells(setting, advice)), []).append(setting)
+    named = {}
+    for (key, *_), same in names.items():
+        kept = ", ".join(setting.title.partition(" γ")[0] for setting in same)
+        named[same[0].title if len(same) == 1 else f"{kept} {key}"] = same[0]
+    return named
+
+
+def _front_cells(setting: ServingSetting, advice: Advice) -> tuple[str, ...]:
+    return (
+        shown(setting.straggler, "{:.2f}"),
+        shown(setting.speedup, "{:.2f}×"),
+        shown(setting.drop_rate, "{:.1%}"),
+        shown(setting.active, "{:.1f}"),
+        _cost(setting, advice),
+    )
 
 
 def _cost(setting: ServingSetting, advice: Advice) -> str:
@@ -141,37 +147,3 @@ def _cost(setting: ServingSetting, advice: Advice) -> str:
     if setting.change is not None:
         return str(setting.change)
     return shown(cost(setting, advice.axis), "{:.1%}")
-
-
-_WIDTH, _HEIGHT, _LEFT, _TOP = 560, 260, 56, 8
-
-
-def _picture(advice: Advice) -> dict[str, object]:
-    """Return the places of all settings of known cost in a picture of speedup and cost."""
-    costs = priced(advice.settings, advice.axis)
-    speedups = [setting.reached for setting in costs] or [1.0]
-    least, most = min(speedups), max(speedups)
-    dearest = max(costs.values(), default=0.0) or 1.0
-    span = (most - least) or 1.0
-
-    def place(setting: ServingSetting, lost: float) -> tuple[float, float]:
-        across = _LEFT + _WIDTH * (setting.reached - least) / span
-        return round(across, 1), round(_TOP + _HEIGHT * (1 - lost / dearest), 1)
-
-    points = [(*place(setting, lost), setting) for setting, lost in costs.items()]
-    front = sorted((point for point in points if point[2].is_on_front), key=lambda point: point[0])
-    scale = 1 if advice.axis == "points" else 100
-    return {
-        "width": _WIDTH + _LEFT + 12,
-        "height": _HEIGHT + _TOP + 40,
-        "left": _LEFT,
-        "top": _TOP,
-        "right": _LEFT + _WIDTH,
-        "bottom": _TOP + _HEIGHT,
-        "points": points,
-        "line": " ".join(f"{x},{y}" for x, y, _ in front),
-        "least": f"{least:.2f}×",
-        "most": f"{most:.2f}×",
-        "dearest": f"{scale * dearest:.3g}",
-        "cost": f"{AXES[advice.axis]}{' lost' if advice.axis == 'points' else ', %'}",
-    }

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer
 
 _T = TypeVar("_T")
+When = Literal["before", "after"]
+"""The method; a load is counted on both sides of it."""
 
 
 def layers_of(records: Iterable[Record]) -> list[Layer]:
@@ -56,7 +58,7 @@ def pooled_grid(layers: Sequence[Layer]) -> PooledGrid:
     )
 
 
-def normalised(layer: Layer, when: Literal["before", "after"] = "before") -> list[float]:
+def normalised(layer: Layer, when: When = "before") -> list[float]:
     """Return each expert's load before or after drops, over the mean load N̄ asked for [E]."""
     mean = layer.assignments / layer.n_experts
     return [n / mean for n in (layer.load_before if when == "before" else layer.load_after)]
@@ -127,9 +129,10 @@ def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> 
     return statistics.fmean(means) if means else None
 
 
-def rank_peak(records: Iterable[Record]) -> float:
-    """Return the fullest rank after drops over the mean load, mean over layers and forwards."""
-    return statistics.fmean(layer.peak.device_after.mean for layer in layers_of(records))
+def rank_peak(records: Iterable[Record], when: When = "after") -> float:
+    """Return the fullest rank over the mean load, mean over layers and forwards."""
+    peaks = (getattr(layer.peak, f"device_{when}") for layer in layers_of(records))
+    return statistics.fmean(peak.mean for peak in peaks)
 
 
 def shared_gamma(records: Iterable[Record]) -> float | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.timings.rows import Balance
 from capmoe_eval.paper.statistics import interval
-from capmoe_eval.report.figures import losses
+from capmoe_eval.report.figures import comparators, losses
 from capmoe_eval.report.figures.adaptive import adaptive
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.panels import Level, draw
+from capmoe_eval.report.figures.panels import BLUE, GREY, Level, draw
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests.records import calibrated, of_images, record_of
@@ -26,8 +28,12 @@ STOCK = create_method("baseline")
 def found(
     method: Method, task: str, wrong: int, peak: float = 2.0, after: float | None = None
 ) -> Record:
-    """A record with so many wrong answers, whose forwards would activate 20 experts."""
-    load = {"mean_peak_after": peak, "activated_before": after and 20.0, "activated_after": after}
+    """A record with so many wrong answers, whose forwards would activate 20 experts.
+
+    The router alone would load the fullest expert with 6 times the mean, the fullest rank with 2.
+    """
+    load = {"mean_peak_before": 6.0, "mean_peak_after": peak}
+    load |= {"activated_before": after and 20.0, "activated_after": after}
     parts = {"load": load, "layers": [peaked("device_after", peak / 2)]}
     return record_of(method, [0] * wrong + RIGHT[wrong:], task=task, parts=parts)
 
@@ -42,60 +48,143 @@ def balance(method: str, straggler: float, on: str = "piqa", judged: str = "piqa
     )
 
 
-def beside_others(balances: tuple[Balance, ...] = (), models: int = 1) -> FigureRecords:
-    drop, ranks = create_method("score", 1.0, ep_size=1), create_method("score", 1.0, ep_size=8)
-    oea = create_method("oea", k0=2)
-    steps = create_method("xshare", expert_budget=0.25, decode="only")
-    records = {
-        "stock": [found(STOCK, task, 0) for task in ("obqa", "piqa", "gsm8k")],
-        "drop": [found(drop, "obqa", 4, 1.0, 20.0), found(drop, "piqa", 8, 1.5, 19.0)],
-        "ranks": [found(ranks, "obqa", 2, 1.8), found(ranks, "piqa", 2, 2.2)],
-        "oea": [found(oea, "obqa", 0, 5.0, 10.0), found(oea, "piqa", 1, 7.0, 12.0)],
-        "half": [found(create_method("oea", k0=3), "obqa", 0, 5.0, 10.0)],
-        "steps": [found(steps, "gsm8k", 30, 6.0, 5.0)],
-    }
+DROP = create_method("score", 1.0, ep_size=1)
+OEA = create_method("oea", k0=2)
+STEPS = create_method("xshare", expert_budget=0.25, decode="only")
+RANKS = create_method("score", 1.0, ep_size=8)
+REROUTE = create_method("token_reroute", 1.5, granularity="device", ep_size=8)
+
+
+def of_models(models: int = 1, **parts: list[Record]) -> FigureRecords:
     titles = {"m": "Mine"} | {f"m{number}": f"M{number}" for number in range(1, models)}
-    return material.evidence({"models": titles, "balances": balances}, **records)
+    stock = [found(STOCK, task, 0) for task in ("obqa", "piqa", "gsm8k")]
+    return material.evidence({"models": titles}, stock=stock, **parts)
 
 
-def test_a_comparator_stands_at_what_its_records_say() -> None:
-    picture = losses.comparators(beside_others())
-    activated, experts, ranks, steps, *_ = panels(picture)
-    assert activated.y.label == "questions (OBQA, PIQA):\npoints lost"
-    assert steps.y.label == "generation (GSM8K):\npoints lost"
-    oea, drop = activated.marks[:2]
-    assert (drop.x, drop.y) == ([pytest.approx(39 / 40)], (pytest.approx(15),))  # type: ignore[union-attr]
+def on_questions() -> FigureRecords:
+    return of_models(
+        drop=[found(DROP, "obqa", 4, 1.0, 20.0), found(DROP, "piqa", 8, 1.5, 19.0)],
+        oea=[found(OEA, "obqa", 0, 5.0, 10.0), found(OEA, "piqa", 1, 7.0, 12.0)],
+        uncounted=[found(create_method("laser"), task, 2, 3.0) for task in ("obqa", "piqa")],
+        half=[found(create_method("oea", k0=3), "obqa", 0, 5.0, 10.0)],
+    )
+
+
+def test_a_comparator_stands_at_what_its_records_say_beside_token_drop_and_no_limit() -> None:
+    picture = comparators.comparators(on_questions())
+    assert picture.title == "questions (OBQA, PIQA)"
+    (activated, experts), (uncounted, _) = picture.rows
+    assert [row[0].title for row in picture.rows] == ["OEA", "LASER"]
+    assert {row[0].y.label for row in picture.rows} == {"points lost"}
+    assert [panel.x.label.replace("\n", " ") for panel in picture.rows[-1]] == [
+        "activated experts / without a limit",
+        "fullest expert / mean load",
+    ]
+    assert curves(activated) == {
+        "Token Drop": [(pytest.approx(39 / 40), pytest.approx(15))],
+        "no limit": [(1.0, 0.0)],
+        "Mine": [(pytest.approx(0.55), pytest.approx(1.25))],
+    }
+    drop = named(activated)["Token Drop"]
     lost = interval({"obqa": [100] * 4 + [0] * 36, "piqa": [100] * 8 + [0] * 32})
-    assert (drop.low[0], drop.high[0]) == pytest.approx((lost.low, lost.high))  # type: ignore
-    assert oea.x == [pytest.approx(0.55)]  # type: ignore[union-attr]
-    assert [mark.x for mark in experts.marks[:3]] == [[6.0], [1.25], [2.0]]  # type: ignore[union-attr]
-    # What was counted on one rank says nothing of ranks, nor an older record of activated experts.
-    assert [(m.x, m.y) for m in ranks.marks[:-1]] == [([1.0], (pytest.approx(5),))]  # type: ignore
-    assert (steps.marks[0].x, steps.marks[0].y) == ([0.25], (75,))  # type: ignore[union-attr]
+    assert (drop.low[0], drop.high[0]) == pytest.approx((lost.low, lost.high))
+    assert curves(experts) == {
+        "Token Drop": [(1.25, pytest.approx(15))],
+        "no limit": [(6.0, 0.0)],
+        "Mine": [(6.0, pytest.approx(1.25))],
+    }
+    # An older record says nothing of activated experts.
+    assert (curves(uncounted)["Mine"], curves(uncounted)["no limit"]) == ([], [])
     assert "Mine, questions: OEA is left out: not every task is there." in picture.notes
+
+
+def test_the_method_alone_has_a_colour_in_its_panels() -> None:
+    figure = draw(comparators.comparators(on_questions()))
+    for axes in figure.axes:
+        colours = {
+            text: to_hex(line.get_color())
+            for line in axes.get_lines()
+            for text in [str(line.get_label())]
+            if not text.startswith("_")
+        }
+        assert {colours["Token Drop"], colours["no limit"]} == {GREY.lower()}
+        assert BLUE.lower() not in colours.values()
+        assert {to_hex(box.lines[0].get_color()) for box in axes.containers} == {BLUE.lower()}
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "Token Drop",
+        "no limit",
+        "Mine",
+    ]
+
+
+def test_knobs_that_grow_along_a_line_are_in_its_title() -> None:
+    others = [
+        found(create_method("sere", k0=1, min_similarity=least), "obqa", 1, after=9.0)
+        for least in (0.5, 0.0, 0.3)
+    ]
+    ((activated, _),) = comparators.comparators(of_models(sere=others)).rows
+    assert activated.title == "SERE: similarity 0 → 0.5"
+
+
+def test_decode_steps_are_a_picture_of_their_own() -> None:
+    picture = comparators.comparators(of_models(steps=[found(STEPS, "gsm8k", 30, 6.0, 5.0)]))
+    assert picture.title == "generation (GSM8K)"
+    ((activated, _),) = picture.rows
+    assert curves(activated)["Mine"] == [(0.25, 75)]
+
+
+def on_ranks(*balances: Balance) -> FigureRecords:
+    evidence = of_models(
+        ranks=[found(RANKS, "obqa", 2, 1.8), found(RANKS, "piqa", 2, 2.2)],
+        reroute=[found(REROUTE, task, 0, 3.0) for task in ("obqa", "piqa")],
+        steps=[found(replace(REROUTE, decode="only"), "gsm8k", 4, 2.4)],
+    )
+    return replace(evidence, balances=balances)
+
+
+def test_rerouting_stands_beside_token_drop_on_the_same_ranks() -> None:
+    picture = comparators.ranks(on_ranks())
+    questions, steps = panels(picture)
+    assert [questions.title, steps.title] == [
+        "Mine, questions (OBQA, PIQA)",
+        "Mine, generation (GSM8K)",
+    ]
+    assert curves(questions) == {
+        "Token Drop": [(1.0, pytest.approx(5))],
+        "no limit": [(2.0, 0.0)],
+        "Token Reroute, devices": [(1.5, 0.0)],
+    }
+    assert curves(steps)["Token Reroute, devices"] == [(1.2, pytest.approx(10))]
     assert any("bench placement" in note for note in picture.notes)
 
 
-def test_balancing_without_loss_is_a_line_across_the_ranks_alone() -> None:
-    rows = (
-        balance("contiguous", 2.0),
-        balance("EPLB", 1.5),
-        balance("EPLB+8", 1.1),
-        balance("LPLB+8", 1.05),
-        balance("EPLB+8", 1.7, on="winogrande"),  # a stale plan
-        balance("EPLB+8", 1.2, on="winogrande", judged="winogrande"),  # none of the figure's tasks
+def test_balancing_without_loss_is_a_line_across_the_ranks() -> None:
+    picture = comparators.ranks(
+        on_ranks(
+            balance("contiguous", 2.0),
+            balance("EPLB", 1.5),
+            balance("EPLB+8", 1.1),
+            balance("LPLB+8", 1.05),
+            balance("EPLB+8", 1.7, on="winogrande"),  # a stale plan
+            balance("EPLB+8", 1.2, on="winogrande", judged="winogrande"),  # no task of the figure
+        )
     )
-    picture = losses.comparators(beside_others(rows))
     uprights = [
-        [mark.at for mark in panel.marks if isinstance(mark, Level) and mark.is_upright]
+        {mark.name: mark.at for mark in panel.marks if isinstance(mark, Level) and mark.is_upright}
         for panel in panels(picture)
     ]
-    assert uprights == [[], [], [2.0, 1.1, 1.05], [], [], []]
+    assert uprights == [{"EPLB+R, nothing dropped": 1.1, "LPLB+R, nothing dropped": 1.05}, {}]
     assert "Balancing of questions was measured on PIQA." in picture.notes
 
 
 def test_more_models_than_markers_are_drawn() -> None:
-    figure = draw(losses.comparators(beside_others(models=9)))
+    names = ["m", *(f"m{number}" for number in range(1, 9))]
+    evidence = of_models(9, oea=[])
+    records = {
+        part: [record_of(method, RIGHT, model=name, task="obqa") for name in names]
+        for part, method in (("stock", STOCK), ("oea", OEA))
+    }
+    figure = draw(comparators.comparators(replace(evidence, records=records)))
     texts = {text.get_text() for text in figure.legends[0].get_texts()}
     assert {"Mine", "M8"} <= texts
 

@@ -99,6 +99,8 @@ def test_the_paper_has_these_figures() -> None:
         "images_macs",
         "decode",
         "comparators",
+        "comparators_decode",
+        "comparators_ranks",
         "adaptive",
         "granularity",
         "placement",
