@@ -32,12 +32,13 @@ GROUPS: Final[Mapping[str, Mapping[str, Subcommand]]] = {
         ),
         "train": Subcommand("train an embedded model from its recipe", "evaluation.train"),
         "lm-eval": Subcommand(
-            "lm-eval's own command line, with the model capmoe", "evaluation.lm_eval_command"
+            "lm-eval's own command line, with the model types capmoe and capmoe-multimodal",
+            "evaluation.lm_eval_command",
         ),
     },
     "Report on finished results": {
-        "table": Subcommand("render a table of the paper", "report.tables.command"),
-        "figure": Subcommand("draw a figure", "report.figures.command"),
+        "table": Subcommand("render a table of the paper: table2", "report.tables.command"),
+        "figure": Subcommand("draw a figure: fig7", "report.figures.command"),
         "claims": Subcommand(
             "list every claim of the paper with its verdict", "report.claims.command"
         ),
@@ -70,6 +71,7 @@ usage: {PROGRAM} SUBCOMMAND …    (or python -m capmoe_eval SUBCOMMAND …)
 
 Capacity-aware inference of Mixture-of-Experts models: from a capacity factor to the paper's tables.
 A first result: {PROGRAM} run gamma=1.0 method=score tasks=obqa
+A table:        {PROGRAM} run experiment=table2, then {PROGRAM} table table2
 """
 _MORE: Final = f"""
 {PROGRAM} SUBCOMMAND --help lists the options of a subcommand; {PROGRAM} run --help also the models,

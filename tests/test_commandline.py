@@ -63,7 +63,7 @@ def shell(
 def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:
     status, out, err = shell("gamma=1.0", "method=score", "tasks=[obqa,rte]", "limit=4")
     assert status == 0
-    heading, obqa, rte, count, note = out.splitlines()
+    heading, obqa, rte, legend, count, note = out.splitlines()
     assert heading.split() == [
         "task",
         "model",
@@ -85,6 +85,7 @@ def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:
     assert f" {record.load.effective_gamma:.2f} " in obqa
     assert f"{100 * record.load.drop_rate:.1f} %" in obqa
     assert f"{record.load.peak_before:.2f} → " in obqa
+    assert all(f"{column}: " in legend for column in ("score", "dropped", "peak"))
     assert count == "2 computed, 0 finished before, 0 failed"
     assert "closed mini-world" in note
     assert "[2/2] zoo_olmoe rte" in err
@@ -488,8 +489,11 @@ def test_paper_profiles_plan_the_papers_grids() -> None:
 
 def test_a_table_shows_what_is_there_and_how_to_fill_the_rest(shell: Shell) -> None:
     words = ("grid.model=[zoo_olmoe]", "limit=2")
-    shell("experiment=table2", *words, "tasks=[obqa,rte]")
-    shell("tasks=obqa", "limit=1")  # a finished cell that is none of the table's
+    _, out, _ = shell("experiment=table2", *words, "tasks=[obqa,rte]", "threads=1")
+    end = "Next: capmoe-eval table table2 'grid.model=[zoo_olmoe]' limit=2 'tasks=[obqa,rte]'"
+    assert out.splitlines()[-1] == end
+    _, out, _ = shell("tasks=obqa", "limit=1")  # a finished cell that is none of the table's
+    assert "Next:" not in out
     status, out, _ = shell("table2", *words, main=tables.main)
     assert status == 0
     rows = [row for row in out.splitlines() if row.startswith("| ") and "Baseline" in row]
@@ -568,6 +572,25 @@ def test_lm_evals_command_line_knows_capmoe(shell: Shell, tmp_path: Path, hub: P
     assert told["method"]["ep_size"] == 2
     assert told["summary"]["dropped"] > 0
     assert all(proof["passed"] for proof in told["proofs"].values())
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "hint"),
+    [
+        ("hf", "pretrained=zoo:olmoe", "capmoe-eval run model=zoo_olmoe tasks=NAME"),
+        ("capmoe", "pretrained=tiny:mixtral,gamma=1.0", "capmoe-eval run model=tiny_mixtral"),
+        ("capmoe", "pretrained=zoo:banking77", "capmoe-eval run model=banking77 tasks=NAME"),
+        ("hf", "pretrained=/models/mine,method=score", "--model hf: has no method"),
+    ],
+)
+def test_lm_evals_command_line_hints_at_capmoe(
+    model: str, arguments: str, hint: str, shell: Shell
+) -> None:
+    words = ("run", "--model", model, "--model_args", arguments, "--tasks", "piqa")
+    status, _, error = shell(*words, main=lm_eval_commandline.main)
+    assert status == 2
+    assert hint in error
+    assert "--model capmoe" in error
 
 
 @pytest.mark.parametrize("own", [["--include_path=mine"], ["--include_path", "mine"], []])

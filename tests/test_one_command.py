@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ from capmoe_eval.__main__ import GROUPS, SUBCOMMANDS, main
 from capmoe_eval.completion import main as completion
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import command as evaluation
+from capmoe_eval.experiment.composition import options
+from capmoe_eval.paper.layout import TABLES
+from capmoe_eval.report.figures.catalogue import FIGURES
+from tests.pages import ROOT, pages
 
 _COMPLETE = """
 source script.bash
@@ -35,6 +40,23 @@ def test_each_subcommand_has_a_help(name: str, capsys: pytest.CaptureFixture[str
         main([name, "--help"])
     assert not done.value.code
     assert "capmoe-eval" in capsys.readouterr().out or name == "lm-eval"
+
+
+def test_every_command_that_a_page_names_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    others = "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md"
+    texts = [path.read_text("utf-8") for path in (*pages(), *(ROOT / name for name in others))]
+    main(["--help"])
+    texts.append(capsys.readouterr().out)
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    listed = "\n".join(re.findall(r"(?ms)^(?:\.PHONY:|TABLES  |FIGURES ).*?[^\\]$", makefile))
+    targets = {*re.findall(r"[a-z0-9_-]+", listed)} | {"ep"}
+    wrong = []
+    for text in texts:
+        used = re.findall(r"(?m)(?:^ +|`)make ([a-z0-9_ -]+)", text)
+        wrong += [word for words in used for word in words.split() if word not in targets]
+        used = re.findall(r"capmoe-eval ([a-z][a-z-]*)(?![\w=/.-])", text)
+        wrong += [word for word in used if word not in SUBCOMMANDS]
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -61,6 +83,34 @@ def test_a_sweep_is_a_run_with_m(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "main", calls.append)
     main(["sweep", "gamma=1.0,1.5"])
     assert calls == [["-m", "gamma=1.0,1.5"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "report"),
+    [
+        (["experiment=table1_v1"], "capmoe-eval table table1_v1"),
+        (["experiment=table2", "limit=4", "shard=1/2"], "capmoe-eval table table2 limit=4"),
+        (["+experiment=figures", "device_map=auto"], "capmoe-eval figure all"),
+        (["experiment=replicate", "profile=tiny"], "capmoe-eval replicate profile=tiny"),
+        (["experiment=smoke"], None),
+        (["tasks=obqa"], None),
+    ],
+)
+def test_an_experiment_ends_with_its_report(words: list[str], report: str | None) -> None:
+    assert evaluation.report_command(words) == report
+
+
+def test_the_report_of_an_experiment_is_there() -> None:
+    lines = [evaluation.report_command([f"experiment={name}"]) for name in options("experiment")]
+    words = [line.split()[1:] for line in lines if line]
+    assert len(words) >= 15
+    for subcommand, *names in words:
+        assert subcommand in SUBCOMMANDS
+        assert {*names} <= {
+            "all",
+            *(figure.name for figure in FIGURES),
+            *(layout.key for layout in TABLES),
+        }
 
 
 @pytest.mark.parametrize(

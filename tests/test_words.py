@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,13 @@ INSTEAD = {
     r"goes with the cell's end": "removed when the cell ends",
 }
 """What is not written, and the words for it."""
-READ = [*pages(), *sorted((ROOT / "capmoe_eval/extensions").glob("*/README.md"))]
-MOST_WORDS = 30  # of a cell of a table
+READ = [
+    *pages(),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
+    *sorted((ROOT / "capmoe_eval").rglob("README.md")),
+]
+IN_A_CELL, IN_A_SENTENCE = 30, 36
+"""Words at most: of a cell of a table, and of a sentence."""
 MODULES = sorted(
     path for package in ("capmoe_eval", "hydra_plugins") for path in (ROOT / package).rglob("*.py")
 )
@@ -37,6 +43,32 @@ def prose(page: str) -> str:
     text = re.sub(r"^```.*?^```", "", without_blocks(page), flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
     return "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a text, an entry of a list or of arguments by itself.
+
+    Code is one word.
+    """
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"(?::\w+:)?(`+)[^`]*\1", "`code`", text)
+    for paragraph in re.split(r"\n\s*\n|\n\s*[-*#] |\n\s*\d+\. |\n {4}(?=\S)", text):
+        yield from re.split(r"(?<=[.?!])[)*\"”]*\s+(?=[^a-z])", paragraph.strip())
+
+
+def too_long(text: str) -> list[str]:
+    """Return the sentences that nobody reads once."""
+    return [each for each in sentences(text) if len(each.split()) > IN_A_SENTENCE]
+
+
+def documented() -> Iterator[tuple[Path, str]]:
+    """Yield every docstring of the package, with its file."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kinds):
+                yield path.relative_to(ROOT), ast.get_docstring(node) or ""
 
 
 def old_words(text: str) -> list[str]:
@@ -62,19 +94,29 @@ def test_a_cell_of_a_table_is_read_at_a_glance(path: Path) -> None:
         if line.startswith("|")
         for cell in re.split(r"(?<!\\)\|", line)
     ]
-    assert [cell for cell in cells if len(cell.split()) > MOST_WORDS] == []
+    assert [cell for cell in cells if len(cell.split()) > IN_A_CELL] == []
+
+
+@pytest.mark.parametrize("path", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_sentence_of_a_page_is_read_once(path: Path) -> None:
+    text = re.sub(r"(?m)^(?:\|| {4}).*", "", path.read_text(encoding="utf-8"))
+    assert too_long(text) == []
 
 
 def test_docstrings_use_the_words_of_the_field() -> None:
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    wrong = [
-        f"{path.relative_to(ROOT)}: {words}"
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, kinds)
-        for words in old_words(ast.get_docstring(node) or "")
-    ]
-    assert wrong == []
+    assert [f"{path}: {words}" for path, text in documented() for words in old_words(text)] == []
+
+
+def test_a_sentence_of_a_docstring_is_read_once() -> None:
+    read = ((path, text) for path, text in documented() if "zoo" not in path.parts)
+    assert [f"{path}: {words}" for path, text in read for words in too_long(text)] == []
+
+
+def test_a_long_sentence_is_seen() -> None:
+    long = "word " * IN_A_SENTENCE + "`code`."
+    assert too_long(f"Short.\n\n- An entry\n- {long} Next sentence.") == [long]
+    assert too_long(f"Args:\n    name: {long}\n    other: {'word ' * 30}") == [f"name: {long}"]
+    assert too_long("- " + "word " * 30 + "\n- " + "`of code`" * 30) == []
 
 
 def test_an_old_word_is_seen() -> None:

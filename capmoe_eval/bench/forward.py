@@ -144,9 +144,9 @@ def skewed_model(
 ) -> tuple[Any, Tensor, list[float]]:
     """Return a model, a batch [B, S] without pads, and each layer's highest load over the mean.
 
-    Embeddings share a direction, as trained models' hidden states do, and each router's weights
-    along it are the experts' popularities (quantiles of a normal distribution), with the strength
-    that gives the fullest expert ``peak`` times the mean load. No number is put into the forward.
+    Embeddings share a direction, as trained models' hidden states do. Each router's weights along
+    it are the experts' popularities: quantiles of a normal distribution, with the strength that
+    gives the fullest expert ``peak`` times the mean load. No number is put into the forward.
     ``prompt`` is the number of tokens of each of ``batch`` sequences.
     """
     shape = setting.shape

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Final
 
 from omegaconf import DictConfig
 
@@ -23,6 +26,7 @@ from capmoe_eval.experiment.composition import (
 )
 from capmoe_eval.experiment.configuration import (
     CellPlan,
+    DeviceConfig,
     check_overrides,
     model_notes,
     plans,
@@ -32,11 +36,24 @@ from capmoe_eval.experiment.packing import pack_idle
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.settings import CALIBRATE
 
+_REPORTS: Final = {
+    "figures": "figure all",
+    "replicate": "replicate",
+    **{name: f"figure {name}" for name in ("adaptive", "comparators", "images_macs")},
+}
+"""Commands that report on experiments, beside those of the tables."""
+_OF_A_RUN: Final = {
+    *("plan", "shard", "overwrite", "allow_code_execution", "save_trace", "trace_tokens"),
+    *(field.name for field in fields(DeviceConfig)),
+}
+"""Keys of a command line that say nothing to a report."""
 
-def execute(plans: Sequence[CellPlan], ask: bool | str = False) -> int:
+
+def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[str] = ()) -> int:
     """Compute the plans and print the results; return 0 if every cell is finished, else 1.
 
     ``ask`` is the key ``plan``: true or ``calibrate`` for a forecast in place of the results.
+    ``words`` are those of the command line, for the command that reports on its experiment.
 
     Raises:
         UsageError: For a mistake that concerns all planned cells.
@@ -64,10 +81,12 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False) -> int:
         others = f"{outcome.by_others} by other processes, " if outcome.by_others else ""
         print(f"{outcome.computed} computed, {others}{skipped} finished before, {failed} failed")
     _print_notes(plans)
+    if outcome.finished and (following := report_command(words)):
+        print(f"Next: {following}")
     for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
     if outcome.failures:
-        print("the same command tries again what failed, and that alone", file=sys.stderr)
+        print("The same command computes the failed cells again, and no others.", file=sys.stderr)
     return 1 if outcome.failures else 0
 
 
@@ -90,6 +109,19 @@ def report(plans: Sequence[CellPlan]) -> int:
     return 1 if missing else 0
 
 
+def report_command(words: Sequence[str]) -> str | None:
+    """Return the command that reports on the experiment of a command line; None without one."""
+    from capmoe_eval.paper.layout import TABLES
+
+    asked = [(word.lstrip("+~").partition("="), word) for word in words]
+    names = [value for (key, _, value), _ in asked if key == "experiment"]
+    reports = {layout.key: f"table {layout.key}" for layout in TABLES} | _REPORTS
+    if not names or names[-1] not in reports:
+        return None
+    kept = [word for (key, *_), word in asked if key not in {"experiment", *_OF_A_RUN}]
+    return shlex.join([*f"capmoe-eval {reports[names[-1]]}".split(), *kept])
+
+
 def _print_notes(plans: Sequence[CellPlan]) -> None:
     for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
         print(f"Note: {note}")
@@ -97,13 +129,14 @@ def _print_notes(plans: Sequence[CellPlan]) -> None:
 
 def _compute(words: Sequence[str], *, swept: bool) -> int:
     """Evaluate the cells of a command line, of a sweep all together: a model is loaded once."""
-    words = for_hydra(words)
-    jobs = sweep_jobs(words) if swept else [words]
+    spelled = for_hydra(words)
+    jobs = sweep_jobs(spelled) if swept else [spelled]
     planned: dict[Path, CellPlan] = {}
     for job, config in zip(jobs, compose_jobs(jobs), strict=True):
         check_overrides(config, job)
         planned |= {plan.path: plan for plan in plans(config)}
-    return execute(share(list(planned.values()), config.shard), config.plan)
+    cells = share(list(planned.values()), config.shard)
+    return execute(cells, config.plan, () if swept else words)
 
 
 def _task(config: DictConfig) -> int:

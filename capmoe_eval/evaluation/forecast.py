@@ -66,7 +66,7 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
     plans = with_documents(plans)
     missing = [plan for plan in plans if plan.overwrite or finished_record(plan) is None]
     if not missing:
-        return f"All {len(plans)} cells are finished."
+        return f"Missing cells: 0 of {len(plans)}. Nothing is left to compute."
     counter, progress = WorkCounter(missing), Progress(len(missing))
     sandbox, refused = sandbox_for(missing) if calibrate else (None, {})
     # Methods have the same documents, and models, too: a task's requests are made once.
@@ -100,7 +100,10 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
         else:
             name = first.cell.model.name
             notes.append(f"{name}: its tokens and its memory are not known: {weights}")
-    head = f"{len(missing)} of {len(plans)} cells are missing; none was computed now."
+    head = (
+        f"Missing cells: {len(missing)} of {len(plans)}. None was computed now; the same command "
+        "without plan=… computes them."
+    )
     notes += _calibration_notes(missing)
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, _time_line(times)])
 
@@ -205,9 +208,9 @@ def _calibration_notes(missing: Sequence[CellPlan]) -> list[str]:
         paths = {(plan.root, kind.path_of(plan.root, plan.cell)) for plan in waiting}
         if absent := sum(stored(root, path) is None for root, path in paths):
             lines.append(
-                f"{kind.asked_by}: {len(waiting)} cells need {len(paths)} calibrations, {absent} "
-                f"of them missing: {calibration.DOCUMENTS} other documents each, which are not "
-                "counted here."
+                f"{kind.asked_by}: missing calibrations: {absent} of {len(paths)}, which "
+                f"{len(waiting)} of the cells need. A run measures each of them first, on "
+                f"{calibration.DOCUMENTS} other documents, which are not counted here."
             )
     return lines
 

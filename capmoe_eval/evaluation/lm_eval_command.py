@@ -10,12 +10,15 @@ The result file's ``config.capmoe`` holds the method, the loads and the proofs.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.composition import options
 
 _HELP: Final = """\
 lm-eval's own command line with two more models, capmoe and capmoe-multimodal:
@@ -24,8 +27,11 @@ lm-eval's own command line with two more models, capmoe and capmoe-multimodal:
     --model_args pretrained=allenai/OLMoE-1B-7B-0924,method=score,gamma=1.0,ep_size=8
 
 --model_args takes the arguments of lm-eval's model hf, and the methods and knobs that
-capmoe-eval run --help lists.
+capmoe-eval run --help lists. pretrained is a hub id or a directory; an embedded model is evaluated
+with capmoe-eval run model=zoo_olmoe.
 """
+_EMBEDDED: Final = re.compile(r"\bpretrained=((?:zoo|tiny):(\w*))")
+_CAPACITY: Final = re.compile(r"(?:^|[\s,])(method|gamma)=")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -39,12 +45,27 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(status)
 
 
+def _check(line: str) -> None:
+    """Refuse what the user means for ``capmoe``, and lm-eval would refuse without a hint."""
+    if embedded := _EMBEDDED.search(line):
+        names = (embedded[1].replace(":", "_"), embedded[2])
+        config = next((name for name in names if name in options("model")), "zoo_olmoe")
+        raise UsageError(
+            f"{embedded[0]}: an embedded model, which lm-eval's command line cannot load; evaluate "
+            f"it with capmoe-eval run model={config} tasks=NAME, or give a hub id or a directory "
+            "to --model capmoe"
+        )
+    if re.search(r"--model[= ]hf\b", line) and (knob := _CAPACITY.search(line)):
+        raise UsageError(f"--model hf: has no {knob[1]} and no capacity; write --model capmoe")
+
+
 def _run() -> None:
+    _check(" ".join(sys.argv[1:]))
     from lm_eval.__main__ import cli_evaluate
 
     import capmoe_eval.evaluation.lm  # noqa: F401 - registers both models
 
-    options = {word.partition("=")[0] for word in sys.argv}
-    if "--include_path" not in options and sys.argv[1:2] == ["run"]:
+    named = {word.partition("=")[0] for word in sys.argv}
+    if "--include_path" not in named and sys.argv[1:2] == ["run"]:
         sys.argv += ["--include_path", str(Path(__file__).parent)]
     cli_evaluate()

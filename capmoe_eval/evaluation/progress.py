@@ -14,6 +14,10 @@ from capmoe_eval.experiment.record import Record
 _ERASE = "\r\x1b[2K"
 # Columns of numbers, whose ends are in line.
 _NUMBERS = {"score", "±", "n", "effective γ", "dropped"}
+_LEGEND = (
+    "score: in %; dropped: (token, expert) pairs that no expert computes; peak: load of the "
+    "fullest expert over the mean, before → after drops"
+)
 SHOWN = 48
 """Records that are shown, the first of all."""
 
@@ -152,7 +156,8 @@ def summary(records: Sequence[Record], number: int) -> str:
     """
     lines = [aligned([_row(record) for record in records], _NUMBERS)]
     if number > len(records):
-        lines.append(f"… and {number - len(records)} more")
+        lines.append(f"… and {number - len(records)} more records")
+    lines.append(_LEGEND)
     return "\n".join(lines)
 
 

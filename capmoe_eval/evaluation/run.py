@@ -56,9 +56,9 @@ def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> RunSumma
     ``progress`` is the display; a new one on standard error by default.
 
     Raises:
-        UsageError: For an unwritable results directory, a file there that is not a whole record, a
-            dataset that is not in ``data.root``, or a mistake that concerns all cells, such as a
-            model that cannot be loaded. Nothing was computed.
+        UsageError: For an unwritable results directory, a file there that is not a whole record, or
+            a dataset that is not in ``data.root``. Also for a mistake that concerns all cells, such
+            as a model that cannot be loaded. Nothing was computed.
         UnwritableError: Also if the disk is full in the middle of a run, which then stops.
     """
     for plan in plans:

@@ -72,12 +72,18 @@ def load_frame(root: Path | str) -> pd.DataFrame:
 
     The first columns are :data:`IDENTITY`, every field of a cell's identity: two cells differ in
     one of them at least. A field is missing where it has no effect, such as ``gamma`` where the
-    method has none. The others are ``label`` (the method and its knobs), ``value`` and ``stderr``
-    (fractions), ``n`` (documents), ``drop_rate``, ``pad_waste``, ``effective_gamma`` (capacity over
-    the mean load; missing without a capacity), ``peak_before``, ``peak_after`` (highest expert load
-    over the mean), ``proven`` (no invariant failed), ``examined`` (the share of the forwards that
-    an independent check examined; missing in records from before it), ``seconds``, ``results_dir``
-    and ``path``.
+    method has none. The other columns are:
+
+    - ``label``: the method and its knobs
+    - ``value`` and ``stderr``: fractions
+    - ``n``: documents
+    - ``drop_rate`` and ``pad_waste``: fractions of pairs and of slots
+    - ``effective_gamma``: capacity over the mean load; missing without a capacity
+    - ``peak_before`` and ``peak_after``: the highest expert load over the mean
+    - ``proven``: whether no invariant failed
+    - ``examined``: the share of the forwards that an independent check examined; missing in records
+      from before the check
+    - ``seconds``, ``results_dir`` and ``path``
 
     A file that is no whole record is left out, with a warning that names it; so are all records of
     methods that are not registered, with a warning that counts them. ``root`` is the

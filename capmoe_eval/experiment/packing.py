@@ -78,9 +78,9 @@ DONE: Final = {False: "packed", True: "unpacked"}
 def pack(root: Path, least: int = 1, say: Callable[[str], None] = print_warning) -> list[Path]:
     """Pack the records of a results directory that have files of their own; return the packs.
 
-    A pack is on the disk before the first of these files goes, and as long as both are there the
-    file counts, so that no record is lost or counted twice wherever this process is killed. What is
-    no whole record stays as it is, and so does a record that another process is writing.
+    A pack is on the disk before the first of these files goes. As long as both are there the file
+    counts. So no record is lost or counted twice, wherever this process is killed. What is no whole
+    record stays as it is, and so does a record that another process is writing.
 
     Args:
         root: The results directory; a shipped one that is read with it is left alone.

@@ -39,7 +39,6 @@ class StatusLines:
 
     def __call__(self, line: str) -> None:
         """Print a line, unless another was printed within the last seconds."""
-        """Print a line, unless another was printed within the last seconds."""
         now = self._clock()
         if now - self._printed >= _SECONDS:
             self._printed = now

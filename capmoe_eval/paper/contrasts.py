@@ -180,9 +180,9 @@ def read_contrasts(raw: Sequence[str | Mapping[str, Any]]) -> tuple[Contrast, ..
 def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
     """Return a finding for each contrast of a claim.
 
-    A contrast is decided by the test of the bound that is nearest to its effect, with a p below
-    :data:`LEVEL` after correction for the number of contrasts (Holm 1979): over documents, and for
-    a verdict on more than these models also over families.
+    The test of the bound that is nearest to the effect decides a contrast. Its p must be below
+    :data:`LEVEL` after correction for the number of contrasts (Holm 1979). The test is over
+    documents, and for a verdict on more than these models also over families.
     """
     effects = [evidence.effect(c.first, c.second, c.model) for c in contrasts]
     depths = [

@@ -210,9 +210,9 @@ def sign_flip(tasks: Sequence[Floats]) -> float:
 
     Tasks count equally. What counts of the documents is how many differ by how much: of n
     differences of one size, the number with a positive sign is binomial. Where all are of one size,
-    this is McNemar's exact test. Else it is exact where the sizes are multiples of one step, as
-    means of few right and wrong answers are, and their sum has at most :data:`LATTICE` values;
-    otherwise :data:`RESAMPLES` sums are drawn, from one seed. Neither the order of tasks and
+    this is McNemar's exact test. It is also exact where the sizes are multiples of one step and
+    their sum has at most :data:`LATTICE` values, as for means of few right and wrong answers.
+    Otherwise :data:`RESAMPLES` sums are drawn, from one seed. Neither the order of tasks and
     documents, nor the sides, nor the unit plays a part.
 
     Args:

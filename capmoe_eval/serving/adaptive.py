@@ -5,10 +5,11 @@ times the mean load. Over the grid of γ, a layer is a set of points (d, s). One
 is chosen so that the sum of s is smallest while the mean of d is within the budget: a
 multiple-choice knapsack; the tests define it by trying every choice.
 
-:func:`choose` takes steps on each layer's lower convex hull, from the point that drops least: first
-the step, in any layer, that gains most of s for each d, and so on until one does not fit (Sinha and
-Zoltners 1979; Lagrange multipliers give the same points). It reaches the best choice wherever the
-budget is used up to a step, never exceeds the budget, and with a larger budget no layer's γ rises.
+:func:`choose` takes steps on each layer's lower convex hull, from the point that drops least. The
+next step is always the one, in any layer, that gains most of s for each d, until a step does not
+fit (Sinha and Zoltners 1979; Lagrange multipliers give the same points). It reaches the best choice
+wherever the budget is used up to a step, never exceeds the budget, and with a larger budget no
+layer's γ rises.
 """
 
 from __future__ import annotations

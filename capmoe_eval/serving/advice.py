@@ -113,12 +113,12 @@ class Advice(AdvicePart):
 def choose(settings: Sequence[ServingSetting], budget: Budget) -> ServingSetting | None:
     """Return the recommended setting, or None if none is known to keep the budget.
 
-    It is one of those that can be compared.
+    It is one of those that can be compared. Of equals it is the first.
 
-    If a speedup is asked, it is the setting that loses least: one without loss before every
-    capacity, of these the simplest (:func:`_complexity`); of capacities one whose loss is measured,
-    and of those whose interval reaches the smallest loss, the one that drops least.
-    If only a loss is allowed, it is the fastest. Of equals it is the first.
+    If a speedup is asked, it is the setting that loses least. A setting without loss comes before
+    every capacity; of several the simplest does (:func:`_complexity`). Of capacities, those with a
+    measured loss come first. Among those whose interval reaches the smallest loss, it is the one
+    that drops least. If only a loss is allowed, it is the fastest.
     """
     keeping = [setting for setting in comparable(settings) if budget.holds(setting)]
     axis = axis_of(settings)

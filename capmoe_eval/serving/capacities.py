@@ -2,8 +2,8 @@
 
 A capacity of an expert bounds its pairs, wherever it is; a capacity of a device bounds those that
 its slots compute. Replicas of an expert take its pairs in turn, as tokens come, before any drop. An
-expert with replicas has no capacity of its own here: whether its copies share one or each have one
-is a choice that no server makes, and copies are there to compute what it would drop.
+expert with replicas has no capacity of its own here: no server says whether its copies share one or
+each have one. Copies are there to compute what such a capacity would drop.
 """
 
 from __future__ import annotations

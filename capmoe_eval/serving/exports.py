@@ -2,10 +2,11 @@
 
 The tests have the servers' schemas, from their public sources:
 
-- SGLang, ``--init-expert-location``: the counts that its own EPLB places experts by. sgl-project/
-  sglang, ``python/sglang/srt/eplb/expert_location.py``, commit 01fec5c,
-  ``compute_initial_expert_location_metadata``: a path that ends in ``.json`` holds an object with
-  ``logical_count`` [layers, experts], a row for every layer of the model, dense ones too. LPLB is
+- SGLang, ``--init-expert-location``: the counts that its own EPLB places experts by. A path that
+  ends in ``.json`` holds an object with ``logical_count`` [layers, experts], a row for every layer
+  of the model, dense ones too (sgl-project/sglang, commit 01fec5c,
+  ``compute_initial_expert_location_metadata`` in ``python/sglang/srt/eplb/expert_location.py``).
+  LPLB is
   pull request 24515, which takes few models, on GPUs of compute capability 9.0 and more.
 - TensorRT-LLM, ``moe_load_balancer.yaml``: the expert in every slot. NVIDIA/TensorRT-LLM,
   ``examples/wide_ep/ep_load_balancer/README.md``, commit 2a595f8, and ``MoeLoadBalancerConfig`` in

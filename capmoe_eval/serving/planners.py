@@ -149,9 +149,9 @@ class LeastLoaded:
 def least_loaded(load_XE: ArrayLike, ranks: int, settings: LeastLoaded) -> Counts:
     """Return the pairs of each expert that each rank computes [X, R, E].
 
-    Experts are at home as in :func:`contiguous`. From the most loaded expert to the least, its home
-    takes what fits under m_α beside the home's own other experts, and the rest goes to the ranks
-    that are least loaded with all that is theirs.
+    Experts are at home as in :func:`contiguous`. They are placed from the most loaded to the least.
+    An expert's home takes what fits under m_α beside the home's other experts. The rest goes to the
+    ranks that are least loaded with all that is theirs.
 
     ``load_XE`` are pairs of each expert, a row for each layer of each step.
 

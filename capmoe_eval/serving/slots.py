@@ -184,7 +184,7 @@ def slots_in_turn(expert_P: Counts, step_P: Counts, placement: SlotPlan, layer: 
     """Return the slot that computes each pair [P] of a layer, if replicas take pairs in turn.
 
     The i-th pair of an expert in a step goes to its (i mod n)-th slot, of n from the first rank to
-    the last: which pairs that are, ``round_robin`` leaves open, and how many is the same.
+    the last. A slot gets as many pairs as under ``round_robin``, which leaves open which pairs.
 
     ``expert_P`` is the expert of every pair, in the order of the tokens, and ``step_P`` its step.
     """

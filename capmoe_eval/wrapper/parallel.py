@@ -32,9 +32,11 @@ _OTHERS = ("pixel_values_videos", "input_features", "image_input_idx")
 def own_images(arguments: dict[str, Any], image_BS: Tensor | None, rows: slice) -> None:
     """Leave in the arguments of a forward the images of some of its sequences, ``rows``.
 
-    The images lie in the order of the sequences: each a row of ``pixel_values``, with as many
-    tokens as any other, or as many rows as ``image_grid_thw`` says, with tokens in proportion; or
-    each of their tokens a row of features.
+    The images lie in the order of the sequences, in one of three ways:
+
+    - a row of ``pixel_values`` for each image, with as many tokens as any other;
+    - as many rows as ``image_grid_thw`` says, with tokens in proportion;
+    - a row of features for each token.
 
     Raises:
         UsageError: For video, sound and MolmoE's crops, and for images that cannot be told apart.

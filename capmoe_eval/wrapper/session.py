@@ -152,9 +152,9 @@ def capacity_aware(
         gamma: Capacity factor γ, where the method is a name and has one.
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
-        calibrated: What a calibration measured of each MoE layer, where the method needs that: for
-            ``sere`` the similarity [E, E] of its experts, for ``macs`` their modality [E], for
-            ``placement="eplb"`` the experts of each rank [R, E/R], rising.
+        calibrated: What a calibration measured of each MoE layer, where the method needs one. For
+            ``sere`` it is the similarity [E, E] of the experts, for ``macs`` their modality [E],
+            for ``placement="eplb"`` the experts of each rank [R, E/R], rising.
         **knobs: The other knobs of the method, where it is a name.
 
     Yields:
@@ -253,8 +253,7 @@ def _why_another_number(model: nn.Module) -> str:
     for layer in model.modules():
         if "moe_mm_token_type_ids" in inspect.signature(layer.forward).parameters:  # ERNIE-4.5-VL
             return (
-                "text and images have experts of their own, which never compete for one capacity, "
-                "so that neither can be dropped before the other; this architecture is not "
-                "supported"
+                "text and images have separate experts, so neither can be dropped first; this "
+                "architecture is not supported"
             )
     return "this architecture is not supported"

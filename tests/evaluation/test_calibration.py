@@ -51,10 +51,10 @@ def records(root: Path) -> list[Record]:
     plans = [plan(root, 0.05), plan(root, 0.3), plan(root, 0.3, budget_of="scores")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving_calibration, "DOCUMENTS", 8)
-        assert "1 calibrations, 1 of them missing" in forecast(plans, calibrate=False)
+        assert "missing calibrations: 1 of 1" in forecast(plans, calibrate=False)
         done = run(plans)
         assert not done.failures
-        assert "All 3 cells are finished" in forecast(plans, calibrate=False)
+        assert "Missing cells: 0 of 3" in forecast(plans, calibrate=False)
     return done.records
 
 

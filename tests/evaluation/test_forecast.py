@@ -58,7 +58,7 @@ def test_a_forecast_writes_no_record_and_names_each_task(tmp_path: Path) -> None
     where = f"results_dir={tmp_path / 'r'}"
     plans = [plan for task in ("obqa", "rte") for plan in small(f"tasks={task}", where)]
     text = forecast(plans, calibrate=False)
-    assert "2 of 2 cells are missing; none was computed now." in text
+    assert "Missing cells: 2 of 2. None was computed now;" in text
     assert [line.split()[1] for line in text.splitlines()[2:4]] == ["obqa", "rte"]
     assert "for 0 of 2 rows; plan=calibrate" in text
     assert not (tmp_path / "r").exists()
@@ -127,7 +127,9 @@ def test_a_model_out_of_reach_is_looked_for_again_unless_the_hub_is(
 def test_a_finished_grid_needs_no_forecast(tmp_path: Path) -> None:
     plans = small("tasks=obqa", f"results_dir={tmp_path}")
     run(plans)
-    assert forecast(plans, calibrate=False) == "All 1 cells are finished."
+    assert forecast(plans, calibrate=False) == (
+        "Missing cells: 0 of 1. Nothing is left to compute."
+    )
 
 
 def test_an_unknown_tokenizer_leaves_the_documents(tmp_path: Path) -> None:

@@ -95,17 +95,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     [
         (
             "loads",
-            "placement=eplb: 2 cells need 1 calibrations, 1 of them missing",
+            "placement=eplb: missing calibrations: 1 of 1, which 2 of the cells need",
             ["score-g0.5-ep4-device-eplb", "score-g0.5-ep2-device-eplb", "score-g0.5-ep4-device"],
         ),
         (
             "similarity",
-            "method=sere: 3 cells need 1 calibrations, 1 of them missing",
+            "method=sere: missing calibrations: 1 of 1, which 3 of the cells need",
             ["sere-k1-sim0.0", "sere-k1-sim0.5", "sere-k2-sim0.0"],
         ),
         (
             "modalities",
-            "method=macs: 2 cells need 1 calibrations, 1 of them missing",
+            "method=macs: missing calibrations: 1 of 1, which 2 of the cells need",
             [
                 "macs-g0.5-ep2",
                 "macs-g0.5-ep2-modality_threshold0.9",

@@ -92,9 +92,10 @@ def caption() -> str:
     ]
     return paragraph(
         f"*Effects of routing methods on {len(replication().models)} tiny trained models "
-        f"({len(families)} architectures, {seeds} training seeds of each), a panel for each claim: "
-        "pooled, with 95 % intervals over documents and, thin, over families and documents; the "
-        "dashed line is the equivalence margin, grey ticks are single models. Points of accuracy: "
+        f"({len(families)} architectures, {seeds} training seeds of each), a panel for each claim. "
+        "Pooled effects have 95 % intervals over documents and, thin, over families and documents. "
+        "The dashed line is the equivalence margin, grey ticks are single models. In points of "
+        "accuracy: "
         f"at γ=1 Token Drop (“Score” in Table 1) beats the other selection metrics by "
         f"[{scores}](../{of_scores}). At the models' own γ Expanded Drop − Token Drop is "
         f"{_linked('c2', expanded)}; Table 2, at those of its models, prints gains from "

@@ -46,8 +46,8 @@ def scores() -> str:
         + "\n"
         + paragraph(
             "Token Drop − no capacity, in points over these models with 95 % intervals over "
-            f"documents: {_losses('p')} with a capacity on the prompt alone, {_losses('p2')} with "
-            "a capacity on every step. The steps drop "
+            f"documents. With a capacity on the prompt alone: {_losses('p')}. With a capacity on "
+            f"every step: {_losses('p2')}. The steps drop "
             f"{span((100 * load.drop_rate for load in steps), '{:.0f}')} % of the pairs, at an "
             f"effective γ of {span(_gammas(load.effective_gamma for load in steps), '{:.1f}')}."
         )

@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -14,6 +16,28 @@ from tests.pages import ROOT, glance, pages
 
 MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+QUERIES = {
+    "out of memory": "reference/errors",
+    "capacity factor": "explanation/capacity",
+    "my model is not supported": "reference/models",
+    "slurm": "how-to/clusters",
+    "vllm plugin": "server",
+    "resume after interruption": "how-to/evaluate",
+    "padding": "reference/generation",
+    "expert parallel ranks": "how-to/expert_parallel",
+    "write own method": "tutorials/own_method",
+    "what does peak mean": "start/terms",
+    "gated dataset offline": "reference/errors",
+    "cite": "index",
+    "custom model data.root": "tutorials/own_model",
+    "number of experts record size": "reference/records",
+    "sglang trace": "reference/traces",
+    "effective gamma": "explanation/capacity",
+    "humaneval sandbox": "how-to/run_programs",
+    "multi gpu": "tutorials/cluster",
+}
+"""Words that users search for, and a page that must be among the first three."""
+_RESULT = ".md-search-result__item > a"
 LINKING = [
     *pages(),
     *sorted((ROOT / "capmoe_eval/extensions").glob("*/README.md")),
@@ -89,21 +113,34 @@ def test_the_api_has_the_public_names(site: Path) -> None:
         assert f'{name}"' in page
 
 
-@pytest.mark.slow
-def test_the_search_works_from_the_disk(site: Path) -> None:
+@pytest.fixture(scope="module")
+def search(site: Path) -> Iterator[Callable[[str], list[str]]]:
+    """A search of the site from the disk; it returns the pages, the best first."""
     playwright = pytest.importorskip("playwright.sync_api")
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip("there is no chromium")
-    asked: list[str] = []
+    requested: list[str] = []
     with playwright.sync_playwright() as engines:
         browser = engines.chromium.launch(executable_path=program, args=["--no-sandbox"])
         page = browser.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto((site / "index.html").as_uri())
-        page.click(".md-search__input")
-        page.keyboard.type("straggler factor")
-        page.wait_for_selector(".md-search-result__item", state="attached")
-        assert "matching" in page.inner_text(".md-search-result__meta")
+        page.on("request", lambda request: requested.append(request.url))
+
+        def results(query: str) -> list[str]:
+            page.goto(f"{(site / 'index.html').as_uri()}?q={quote(query)}")
+            page.wait_for_selector(_RESULT, state="attached")
+            links = page.eval_on_selector_all(_RESULT, "links => links.map(link => link.href)")
+            places = (link.removeprefix(f"{site.as_uri()}/") for link in links)
+            return list(dict.fromkeys(re.split("[?#]", place)[0] for place in places))
+
+        yield results
         browser.close()
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert [url for url in requested if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("query", "page"), QUERIES.items())
+def test_a_query_leads_to_its_page(
+    query: str, page: str, search: Callable[[str], list[str]]
+) -> None:
+    assert f"{page}.html" in search(query)[:3]

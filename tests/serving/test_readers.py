@@ -364,7 +364,11 @@ def test_megatron_trace(tmp_path: Path) -> None:
 
 def test_a_path_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("")
-    for path, said in ((tmp_path, "manifest.json"), (tmp_path / "a.csv", "must end in")):
+    directory = r"not the directory of a workload of Megatron-LM.*, or a file that ends in \.npz"
+    for path, said in (
+        (tmp_path, directory),
+        (tmp_path / "a.csv", r"must be a file that ends in \.npz"),
+    ):
         with pytest.raises(UsageError, match=said):
             read_trace(path)
     with pytest.raises(UsageError, match="no such file"):

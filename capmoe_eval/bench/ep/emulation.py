@@ -163,12 +163,15 @@ def _slowest(
 def balanced(layer: EmulatedLayer, machine: ReferenceMachine, *, width: int, tokens: float) -> Link:
     """Return a link that leaves communication and computation in a machine's proportion.
 
-    The speed of the experts is measured on this device, dropless. The link is then as much slower
-    than the machine's as the device is, with three corrections, so that the exchanges take the same
-    share of the experts' time that they take there at full size and in bfloat16: a row of fewer
-    bytes or more; an expert whose work per row is smaller by the width; and, for the latency, a
-    layer whose whole work is smaller. ``width`` and ``tokens`` are the divisors of the layer's
-    widths and of the number of its tokens.
+    The speed of the experts is measured on this device, dropless. The exchanges take the same share
+    of the experts' time as on the machine at full size and in bfloat16. So the link is as much
+    slower than the machine's as the device is, with three corrections:
+
+    - a row has fewer bytes or more;
+    - an expert's work per row is smaller by the width;
+    - for the latency, the whole work of a layer is smaller.
+
+    ``width`` and ``tokens`` are the divisors of the layer's widths and of the number of its tokens.
     """
     setting, dropless = layer.setting, create_method("baseline")
     times = [layer.run(dropless).seconds["experts"] for _ in range(_PASSES + 1)][1:]

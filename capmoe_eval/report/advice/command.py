@@ -61,7 +61,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="capmoe-eval advise",
         description="Compare dropping with lossless load balancing on the routing of a server, and "
-        "recommend a setting, or none. Writes a page, JSON, and the files that servers take.",
+        "recommend a setting, or none. Writes a page, JSON, and the files that servers take. An "
+        "example: capmoe-eval advise example --ranks 8 --at-least-speedup 1.2",
     )
     parser.add_argument(
         "source",
@@ -94,16 +95,20 @@ def _parser() -> Parser:
     served.add_argument(
         "--expert-bytes",
         type=BYTES,
-        help="bytes of one expert's weights, so that the page has what is sent in MB",
+        help="bytes of one expert's weights; with it the page says in MB what is sent",
     )
     quality = parser.add_argument_group("accuracy")
     quality.add_argument("--results", type=PATH, help="results directory with records of the model")
     quality.add_argument("--model", help="name of the model there (default: the trace's)")
     traces = parser.add_argument_group("of a trace")
-    traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors γ")
-    traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
-    traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang responses")
-    traces.add_argument("--step-tokens", type=TOKENS, help="tokens of a step, if it has none")
+    traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors γ to try")
+    traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, which responses lack")
+    traces.add_argument(
+        "--top-k", type=EXPERTS, help="experts of a token, which SGLang's responses lack"
+    )
+    traces.add_argument(
+        "--step-tokens", type=TOKENS, help="tokens of a step, where a trace has no steps"
+    )
     traces.add_argument("--only", choices=KINDS, help="judge the steps of one kind alone")
     parser.add_argument(
         "--out",

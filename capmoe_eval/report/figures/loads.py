@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(
         prog="capmoe-eval loads",
         description="Summarise the expert loads of a trace: peaks, stragglers, and what each γ "
-        "would drop. Or draw those of a record.",
+        "would drop. Or draw those of a record. An example: capmoe-eval loads example --ranks 8 "
+        "--gammas 1 1.5 2",
     )
     parser.add_argument(
         "source",
@@ -68,16 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     of_traces.add_argument(
         "--json", type=PATH, help="also write the summary of every layer to a file"
     )
-    of_traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
-    of_traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang responses")
+    of_traces.add_argument(
+        "--experts", type=EXPERTS, help="experts of a layer, which responses lack"
+    )
+    of_traces.add_argument(
+        "--top-k", type=EXPERTS, help="experts of a token, which SGLang's responses lack"
+    )
     of_traces.add_argument(
         "--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)"
     )
-    of_traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors γ")
+    of_traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors γ to try")
     of_traces.add_argument(
         "--step-tokens",
         type=TOKENS,
-        help=f"tokens of a step, where the trace does not say which are (default: {STEP_TOKENS})",
+        help=f"tokens of a step, where a trace has no steps (default: {STEP_TOKENS})",
     )
     of_traces.add_argument("--only", choices=KINDS, help="count the steps of one kind alone")
     options = parser.parse_args(arguments)

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         "verdicts, from the finished records of experiment=replicate.",
     )
     parser.add_argument(
-        "--results", type=PATH, help=f"directory of {VERDICTS} (default: results_dir)"
+        "--results", type=PATH, help=f"directory for {VERDICTS} (default: results_dir)"
     )
     parser.add_argument(
         "--out",

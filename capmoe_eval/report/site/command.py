@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 import capmoe_eval
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import Parser, report_options
+from capmoe_eval.experiment.arguments import PATH, Parser, report_options
 from capmoe_eval.experiment.composition import config_directory
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
@@ -84,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--replication",
-        type=Path,
+        type=PATH,
         help=f"verdicts of the replication (default: {VERDICTS} in the results directory)",
     )
     parser.add_argument(

@@ -31,7 +31,9 @@ def main(words: Sequence[str] | None = None, reader: Reader | None = None) -> No
     """Render tables and exit: 0 rendered, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval table",
-        description="Render a table of the paper from finished results, or as it was published.",
+        description="Render a table of the paper from finished results, or as it was published. "
+        "Missing entries stand with the commands that compute them; capmoe-eval run "
+        "experiment=TABLE computes all of them.",
     )
     names = ", ".join(layout.key for layout in TABLES)
     parser.add_argument("name", metavar="TABLE", help=f"one of {names}; or {ALL}, each of them")

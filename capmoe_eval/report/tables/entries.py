@@ -52,8 +52,8 @@ class RecordEntries:
     """Entries from finished evaluations; those that no row asks for are passed over.
 
     Several seeds of one cell are averaged. They saw the same documents, so the sampling error does
-    not shrink with their number: it is the mean of their standard errors, to which the standard
-    error of the mean over seeds is added in quadrature. One seed alone shows no spread between
+    not shrink with their number: it is the mean of their standard errors. The standard error of the
+    mean over seeds is added in quadrature. One seed alone shows no spread between
     seeds. The average over n tasks is missing where a task is, and its standard error is
     sqrt(Σ se²) / n: the tasks share no documents. Where they do (``Layout.same_documents``) it is
     the mean of theirs, an upper bound.

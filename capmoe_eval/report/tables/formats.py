@@ -49,9 +49,9 @@ def to_html(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Return one line per row, with full labels and full precision.
 
-    Each column of numbers is followed by its "… stderr", in the same display units; where the
-    table has them, by its quartiles "… low" and "… high", by its "… published", "… difference" and
-    "… z", and by its "… effect", "… p" and "… p corrected" of the paired test. Unknown and missing
+    Each column of numbers is followed by its "… stderr", in the same display units. Where the table
+    has them, there follow the quartiles "… low" and "… high"; "… published", "… difference" and
+    "… z"; and "… effect", "… p" and "… p corrected" of the paired test. Unknown and missing
     numbers are empty, and "+∞" is ``inf``, so that pandas reads numbers as numbers.
     """
     present = {suffix for entry in table.entries for suffix in _numbers(entry)}

@@ -14,6 +14,10 @@ from capmoe_eval.serving.trace_file import OWN_ARRAYS, SUFFIXES, check_regular, 
 
 EXAMPLE: Final = "example"
 """Stands for the trace in the package."""
+_FILES: Final = (
+    f"that ends in {', '.join(SUFFIXES)} (ours), .jsonl (responses of vLLM or SGLang) or .pt "
+    "(SGLang)"
+)
 
 
 def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = None) -> Trace:
@@ -56,9 +60,8 @@ def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
     if path.suffix == ".pt":
         return read_sglang(path, n_experts)
     raise UsageError(
-        f"{shown(path)}: not the name of a trace; must end in {', '.join(SUFFIXES)} (ours), .jsonl "
-        "(responses of vLLM or SGLang) or .pt (SGLang), or be a directory (Megatron-LM); for "
-        f"{OWN_ARRAYS}"
+        f"{shown(path)}: not the name of a trace; must be a file {_FILES}, or a directory "
+        f"(Megatron-LM); for {OWN_ARRAYS}"
     )
 
 
@@ -71,6 +74,6 @@ def _in_directory(path: Path) -> Trace:
             f"such as {recorded[0]}"
         )
     raise UsageError(
-        f"{shown(path)}: a directory without {MANIFEST}; give a file, or the directory of one "
-        "workload of Megatron-LM"
+        f"{shown(path)}: not the directory of a workload of Megatron-LM, which has a {MANIFEST}; "
+        f"give such a directory, or a file {_FILES}"
     )

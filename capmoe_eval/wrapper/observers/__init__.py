@@ -134,9 +134,9 @@ class Tally:
 class Observer:
     """Sees forwards of a model and their layers; this one keeps nothing.
 
-    A forward begins, shows each layer that ran, in the layers' order, and ends; one that is broken
-    off does not end, and what it changed is taken back: the observer's attributes, the attributes
-    of its :attr:`sums`, and lists and dictionaries among both.
+    A forward begins, shows each layer that ran, in the layers' order, and ends. A forward that is
+    broken off does not end, and its changes are taken back: those of the observer's attributes, of
+    the attributes of its :attr:`sums`, and of lists and dictionaries among both.
     """
 
     every_forward: ClassVar[bool] = False  # whether it asks for forwards without a capacity, too

@@ -149,7 +149,7 @@ def weights_off(
 
     A pair of the router's own choice has the router's own weight, bit for bit. A weight that the
     suite computes is a sum of at most E scores in float32, a quotient and two products, rounded to
-    the precision of the router's weights: its error is at most (E + 4) roundings in float32 and one
+    the precision of the router's weights. Its error is at most (E + 4) roundings in float32 and one
     in that precision.
     """
     moved = method.combine_weights(tokens)
