@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links to the pages of the site, and find the verdicts, which have all words, last."""
     source = page.file.src_uri
     if source.startswith("zoo/"):
-        page.meta["search"] = {"boost": 0.1}
+        page.meta["search"] = {"boost": 0.01}
     is_extension = source.startswith("extensions/")
     home = EXTENSIONS.format(PurePosixPath(source).stem) if is_extension else f"docs/{source}"
 

@@ -124,10 +124,11 @@ def search(site: Path) -> Iterator[Callable[[str], list[str]]]:
     with playwright.sync_playwright() as engines:
         browser = engines.chromium.launch(executable_path=program, args=["--no-sandbox"])
         page = browser.new_page()
+        page.set_default_timeout(600_000)  # a loaded machine starts a page slowly
         page.on("request", lambda request: requested.append(request.url))
 
         def results(query: str) -> list[str]:
-            page.goto(f"{(site / 'index.html').as_uri()}?q={quote(query)}")
+            page.goto(f"{(site / 'index.html').as_uri()}?q={quote(query)}", wait_until="commit")
             page.wait_for_selector(_RESULT, state="attached")
             links = page.eval_on_selector_all(_RESULT, "links => links.map(link => link.href)")
             places = (link.removeprefix(f"{site.as_uri()}/") for link in links)
