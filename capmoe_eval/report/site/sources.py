@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from markupsafe import Markup
-
 from capmoe_eval.report.claims.render import LedgerClaim, LedgerFile, WrittenDetail
 from capmoe_eval.report.replication.records import RECORDS, ContrastFile
 from capmoe_eval.report.site import page
