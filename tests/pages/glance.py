@@ -18,7 +18,7 @@ from capmoe_eval.report.figures.write import images_of
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords, by_file
 from capmoe_eval.report.templates import shown
 from tests.pages import DOCS, paragraph, signed, span, table
-from tests.pages.effects import lines_of, replication
+from tests.pages.effects import replication
 from tests.pages.names import FAMILIES, records
 
 PICTURE: Final = DOCS / "pictures" / "at_a_glance.svg"
@@ -32,7 +32,6 @@ _TITLES: Final = {
     "order": "Order",
 }
 _STOCK: Final = Side(method="baseline")
-_ABOVE: Final = ("random", "order")  # the first and last rule that claim (a) compares at γ=1
 
 
 @cache
@@ -111,25 +110,34 @@ def picture() -> p.Picture:
     )
 
 
+def gains() -> dict[Side, Effect]:
+    """Return by how much Token Drop is better than each other rule at γ=1."""
+    first, *others = (Side(method=method, gamma=1.0) for method in _TITLES)
+    return {other: evidence().effect(first, other) for other in others}
+
+
+@cache
 def sources() -> ContrastFile:
-    """Return the records behind each effect and straggler factor of the picture."""
-    settings = [(method, gamma) for gamma in _GAMMAS for method in _TITLES]
+    """Return the records behind the picture, README's caption and the overview, a line each."""
+    sides = [Side(method=method, gamma=gamma) for gamma in _GAMMAS for method in _TITLES]
+    effects = {f"{side} − {_STOCK}": evidence().effect(side, _STOCK) for side in sides}
+    effects |= {f"{sides[0]} − {other}": effect for other, effect in gains().items()}
     return ContrastFile(
         tuple(
             ContrastRecords(
                 claim="at a glance",
-                label=f"{Side(method=method, gamma=gamma)} − {_STOCK}",
-                effect=round(change(method, gamma).points or 0.0, 5),
-                files=by_file(change(method, gamma).records, RECORDS.parent),
+                label=label,
+                effect=round(effect.points or 0.0, 5),
+                files=by_file(effect.records, RECORDS.parent),
             )
-            for method, gamma in settings
+            for label, effect in effects.items()
         )
     )
 
 
-def _source(first: str, last: str = "") -> str:
-    """Return where the records of methods at γ=1 are named, from docs/."""
-    lines = [f"L{2 + list(_TITLES).index(method)}" for method in (first, last) if method]
+def _source(*labels: str) -> str:
+    """Return where the records of effects that stand below each other are named, from docs/."""
+    lines = [f"L{sources().lines()['at a glance', label]}" for label in labels]
     return f"pictures/{RECORDS.name}#{'-'.join(lines)}"
 
 
@@ -144,7 +152,8 @@ def caption() -> str:
     documents = f"{effect.documents:,} questions"
     others = [-(change(m, 1.0).points or 0.0) for m in _TITLES if m != "score"]
     before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
-    drop, rest = f"docs/{_source('score')}", f"docs/{_source('reverse_order', 'order')}"
+    drop = f"docs/{_source('score γ=1 − baseline')}"
+    rest = f"docs/{_source('reverse order γ=1 − baseline', 'order γ=1 − baseline')}"
     mean, interval = _points(effect).split(" ", 1)
     return paragraph(
         f"*{len(effect.models)} tiny trained models ({_families(before)}), {documents}. At γ=1 the "
@@ -160,30 +169,26 @@ def caption() -> str:
 def headline() -> str:
     """Return the four numbers of the overview."""
     effect = change("score", 1.0)
-    others = [
-        evidence().effect(Side(method="score", gamma=1.0), Side(method=m, gamma=1.0))
-        for m in _TITLES
-        if m != "score"
-    ]
-    gains = [each.points or 0.0 for each in others]
+    points = [each.points or 0.0 for each in gains().values()]
     before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
     verdicts = [claim.verdict for claim in replication().claims]
     counts = {word: verdicts.count(word) for word in dict.fromkeys(verdicts)}
     confirmed = counts.pop("confirmed", 0)
     rest = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
-    better = lines_of("a", *(f"score γ=1 − {m.replace('_', ' ')} γ=1" for m in _ABOVE))
+    drop = _source("score γ=1 − baseline")
+    better = _source("score γ=1 − reverse order γ=1", "score γ=1 − order γ=1")
     mean, interval = _points(effect).split(" ", 1)
     rows = (
         (
-            f"[{_mean(before)} → {_mean(after)}]({_source('score')})",
+            f"[{_mean(before)} → {_mean(after)}]({drop})",
             "the load of the fullest rank over the mean, without a capacity and at γ=1",
         ),
         (
-            f"[{mean}]({_source('score')}) {interval} points",
+            f"[{mean}]({drop}) {interval} points",
             "of accuracy: Token Drop at γ=1 against no capacity",
         ),
         (
-            f"[{span(gains, '{:.1f}')}]({better}) points",
+            f"[{span(points, '{:.1f}')}]({better}) points",
             "Token Drop is better than Order, Reverse Order and Random at γ=1",
         ),
         (

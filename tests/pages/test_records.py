@@ -94,6 +94,40 @@ def test_the_pages_lead_to_records() -> None:
     }
 
 
+def stragglers(contrast: ContrastRecords, folder: Path) -> list[float]:
+    """Return the fullest rank over the mean load before and after the drops of Token Drop."""
+    after: dict[str, list[float]] = {}
+    before: dict[str, list[float]] = {}
+    for record in read(contrast, folder):
+        if record.method == "score":
+            after.setdefault(record.model, []).append(rank_peak([record]))
+            peaks = [layer.peak.device_before.mean for layer in record.layers]
+            before.setdefault(record.model, []).append(statistics.fmean(peaks))
+    return [by_model(side) for side in (before, after)]
+
+
+def is_of(stated: str, values: Iterable[float]) -> bool:
+    """Return whether a number, as it is printed and without its sign, is one of some values."""
+    decimals = len(stated.partition(".")[2])
+    return any(abs(float(stated) - abs(value)) <= 0.5 * 10**-decimals + 1e-5 for value in values)
+
+
+def test_a_number_of_a_page_is_that_of_its_lines() -> None:
+    count = 0
+    for page in with_links():
+        for link in links(page.read_text("utf-8"), page.parent) if page != VERDICTS else ():
+            stated = re.findall(r"\d+\.\d+", link.text)
+            effects = sorted(abs(contrast.effect) for contrast in link.lines)
+            values = [effects[0], effects[-1]]
+            if link.file == glance.RECORDS and len(link.lines) == 1:
+                values += stragglers(link.lines[0], link.file.parent)
+            assert stated, link.text
+            assert all(is_of(number, values) for number in stated), (link.text, values)
+            assert len(stated) == 1 or len(effects) == 1 or is_of(stated[0], effects[:1]), link.text
+            count += 1
+    assert count == 4 + 3 + 8, "of README, the first page and the picture of the replication"
+
+
 @pytest.mark.parametrize("file", [REPLICATION, glance.RECORDS], ids=lambda file: file.name)
 def test_every_record_of_a_line_is_there(file: Path) -> None:
     assert ContrastFile(contrasts(file)).to_json() == file.read_text(encoding="utf-8")

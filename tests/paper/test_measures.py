@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,6 +187,7 @@ def test_much_text_refutes_nothing_that_is_said_of_little(
     first, *others = text_kept(Evidence("zoo", (found,)))
     assert first.outcome is outcome
     assert first.effect == pytest.approx(100 * lost)
+    assert first.records == (str(found.path),)
     assert [one.outcome for one in others] == [Outcome.ABSENT] * 3
 
 
@@ -206,7 +208,7 @@ def permutations(whole: float, split: float, tied: float) -> Evidence:
         for model in ("olmoe", "another")
         for method, ranks, is_distinct, changed in [*kinds, ("order", 1, True, 0.5)]
     ]
-    file = SimpleNamespace(permutations=tuple(rows))
+    file = SimpleNamespace(permutations=tuple(rows), path=Path("permutation.json"))
     records = (record_of(create_method("baseline"), model="olmoe"),)
     return Evidence("zoo", records, bench=Bench(evaluations=(file,)))  # type: ignore[arg-type]
 
@@ -223,6 +225,7 @@ def test_order_of_a_batch_is_judged_for_one_capacity_and_for_those_of_devices(
     whole: float, split: float, outcomes: list[Outcome]
 ) -> None:
     findings = permuted(permutations(whole, split, 0.145))
+    assert {finding.records for finding in findings} == {("permutation.json",)}
     assert [finding.outcome for finding in findings] == outcomes
     assert [finding.models for finding in findings] == [
         {"olmoe": 100 * whole},

@@ -49,18 +49,18 @@ class ContrastFile(RootModel[tuple[ContrastRecords, ...]]):
 
 def contrast_records(file: VerdictFile, folder: Path) -> ContrastFile:
     """Return the records of all contrasts with an effect, as seen from a directory."""
-    contrasts = [(claim.id, found) for claim in file.claims for found in claim.contrasts]
+    contrasts = [(claim.id, finding) for claim in file.claims for finding in claim.contrasts]
     contrasts += [(row.label, gap) for row in file.grouping for gap in row.gaps]
     return ContrastFile(
         tuple(
             ContrastRecords(
                 claim=claim,
-                label=found.label,
-                effect=found.effect,
-                files=by_file(found.records, folder),
+                label=finding.label,
+                effect=finding.effect,
+                files=by_file(finding.records, folder),
             )
-            for claim, found in contrasts
-            if found.effect is not None and found.records
+            for claim, finding in contrasts
+            if finding.effect is not None and finding.records
         )
     )
 
