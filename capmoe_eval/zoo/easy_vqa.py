@@ -1,8 +1,8 @@
 """Read easy-VQA, a real set of questions about drawn pictures, from its own package.
 
 The package ``easy-vqa`` (Victor Zhou, MIT; https://github.com/vzhou842/easy-VQA) is an extra of the
-suite. Its test split has 1,000 pictures of 64 × 64 pixels, each of one shape on a light ground, and
-9,673 questions: for the shape, for its colour, and questions that are answered by yes or no.
+suite. Its test split has 1,000 pictures of 64 × 64 pixels, each of one shape on a light ground. Its
+9,673 questions ask for the shape, for its colour, or for yes or no.
 """
 
 from __future__ import annotations

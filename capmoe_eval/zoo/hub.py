@@ -5,7 +5,7 @@
 
 The names of the files contain a hash of the content. The cache of ``datasets`` is keyed by the name
 of a local directory and the paths in the header, not by the directory's place or the files'
-content: with plain names it would return the rows of another directory that it has read before.
+content. With plain names it would return the rows of another directory that it has read before.
 """
 
 from __future__ import annotations

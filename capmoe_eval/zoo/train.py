@@ -3,9 +3,9 @@
 ``capmoe-eval train <name>`` runs it. Checkpoints are written at intervals, whole or
 not at all; a killed training continues from the last one and ends with the same weights.
 
-A dense model is upcycled into a Mixture-of-Experts model like Mixtral, whose every expert is a copy
-of the dense MLP, or like Qwen1.5-MoE, whose shared expert is a part of it and whose routed experts
-get the other parts, each of which several experts get. Noise makes the copies different.
+A dense model is upcycled into a Mixture-of-Experts model in one of two ways. As in Mixtral, every
+expert is a copy of the dense MLP. As in Qwen1.5-MoE, the shared expert is a part of the MLP, and
+each other part goes to several routed experts. Noise makes the copies different.
 """
 
 from __future__ import annotations
