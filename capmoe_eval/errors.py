@@ -58,8 +58,12 @@ def first_line(error: Exception) -> str:
 def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
     """Return the error for a name that is none of ``choices``, with the closest one if there is."""
     names = list(choices)
-    close = difflib.get_close_matches(str(value), names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = ""
+    if isinstance(value, (list, tuple)):
+        values = ",".join(map(str, value))
+        hint = f"is a list; evaluate each by capmoe-eval sweep {field}={shown(values)}, or "
+    elif close := difflib.get_close_matches(str(value), names, n=1):
+        hint = f"did you mean {close[0]!r}? "
     listed = ", ".join(names) if len(names) <= _LISTED else f"{len(names)} names"
     return UsageError(f"{field}={shown(value)}: {hint}choose one of {listed}")
 

@@ -273,6 +273,8 @@ def _memory_of(plan: CellPlan) -> tuple[str, int]:
 
 def _time_line(times: Sequence[float | None]) -> str:
     timed = [seconds for seconds in times if seconds is not None]
+    if not timed:
+        return "No row has a time yet; plan=calibrate times a few batches of each."
     line = f"In one process: {duration(sum(timed))}, without loading models"
     if len(timed) < len(times):
         line += f", for {len(timed)} of {len(times)} rows; plan=calibrate times the others"

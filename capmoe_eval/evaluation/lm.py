@@ -33,7 +33,7 @@ from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
-from capmoe_eval.wrapper.checkpoint import load_checkpoint, one_line
+from capmoe_eval.wrapper.checkpoint import check_tokenizer, load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.wrapper.session import routed
@@ -93,6 +93,8 @@ class CapmoeLM(HFLM):
         is_name = isinstance(pretrained, str)
         with one_line("pretrained", pretrained) if is_name else nullcontext():
             super().__init__(pretrained, **kwargs)
+        if is_name:
+            check_tokenizer("pretrained", pretrained, self.tokenizer)
         self._lengths: list[int] = []  # of the sequences of the next padded batch
         self._batch: list[Any] = []  # its requests
         self._asked: list[Document] = []  # the document of each log-likelihood that is asked for

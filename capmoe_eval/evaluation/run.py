@@ -7,10 +7,12 @@ import gc
 import io
 import itertools
 import os
+import traceback
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
@@ -277,4 +279,7 @@ def _written(plan: CellPlan) -> Record:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
+    if not text:  # a bare assertion: its place says more
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
     return text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"[:500]

@@ -93,6 +93,8 @@ def run_command(command: Callable[[], int | None], unexpected: tuple[str, int] =
 def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """End the process for words that a parser does not take; stands in for ``parser.error``."""
     line = " ".join(message.removeprefix("argument ").replace(": =", "=", 1).split())
+    if parser.prog == "capmoe-eval" and line.startswith("unrecognized arguments: --"):
+        line += "; write a setting as KEY=VALUE, such as gamma=1.0"
     parser.exit(2, f"error: {line}; {parser.prog} --help says what there is\n")
 
 
@@ -227,14 +229,20 @@ def _hydra_line(error: Exception) -> str | None:
     from capmoe_eval.experiment.composition import options
 
     if isinstance(error, MissingConfigException):
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        missing = str(error.missing_cfg_file)
+        group, _, option = missing.partition("/")
+        if group == "hydra":
+            group, _, option = missing.rpartition("/")
         if group == "hydra/launcher" and option.startswith("submitit_"):
             return (
                 f"{group}={option}: needs hydra-submitit-launcher, which is not installed; "
                 "pip install 'capmoe-eval[slurm]'"
             )
         choices = error.options or options(group)  # Hydra gives no options for one of several
-        return str(bad_choice(group, option, choices) if group and choices else error)
+        if not group or not choices:
+            return str(error)
+        others = "; capmoe-eval lm-eval has lm-eval's other tasks and yours (--include_path)"
+        return f"{bad_choice(group, option, choices)}{others if group == 'tasks' else ''}"
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return _refused(error)
     wrong = (TypeError, ValueError, AttributeError, AssertionError, RecursionError)
@@ -305,7 +313,16 @@ def _refused(error: Exception) -> str:
     message = f"{error} {error.__cause__ or ''}"
     unknown = re.search(r"Key '([^']+)' is not in struct", message)
     if unknown is None:
+        several = re.search(r"Ambiguous value for argument '([^=']+)=([^']*)'", message)
+        if several:
+            key, values = several.groups()
+            return (
+                f"{shown(f'{key}={values}')}: is several values; write {key}=[{shown(values)}] for "
+                f"a list, or evaluate each by capmoe-eval sweep {key}={shown(values)}"
+            )
         word = getattr(error, "override", None)  # an override that cannot be parsed
+        if word and "=" not in word and "missing EQUAL" in message:
+            return f"{shown(word)}: is no setting; write KEY=VALUE without spaces, such as gamma=1.0"
         return f"{shown(word)}: {str(error).replace(word, shown(word))}" if word else str(error)
     section = re.search(r"full_key: (\w+)\.", message)
     if section and fields(section[1]):

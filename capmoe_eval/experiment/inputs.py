@@ -45,8 +45,10 @@ def check(
     """
     now = _inputs(cell, provenance)
     recorded_inputs: _Inputs = {}
+    origin: dict[str, Path] = {}
     for directory in reversed(directories(root)):
         recorded_inputs |= (there := _known(directory))
+        origin |= dict.fromkeys(there, directory)
         _refuse(directory, there, now, finished, cell.path(root))
     for identity, entry in now.items():
         then = recorded_inputs.get(identity, {}).get("computed_by", {})
@@ -57,8 +59,8 @@ def check(
         ]
         if differing:
             return (
-                f"the results of {_title(entry)} in {root} were computed under other conditions "
-                f"({'; '.join(differing)}); numbers may differ in the last digits"
+                f"the results of {_title(entry)} in {origin[identity]} were computed under other "
+                f"conditions ({'; '.join(differing)}); numbers may differ in the last digits"
             )
     return None
 

@@ -23,11 +23,11 @@ from torch import Tensor
 
 HIGHEST = 0x7FFFFFFF
 """The highest bit pattern of a non-negative float32."""
-KEY_BITS = 33
-"""Keys are below 2**33: 31 bits of a score, an index or a random number, and two above them."""
-ADDED = 1 << 31
+KEY_BITS = 34
+"""Keys are below 2**34: 32 bits of a score, an index or a random number, and two above them."""
+ADDED = 1 << 32
 """The bit of a key for added candidates, where the router's own choice comes first."""
-DROPPED_FIRST = 1 << 32
+DROPPED_FIRST = 1 << 33
 """The bit of a key for tokens of the modality that is dropped first."""
 
 FEW = 2048  # pairs that are sorted as they are
@@ -39,9 +39,16 @@ _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 def score_key(score_TS: Tensor) -> Tensor:
-    """Return keys in [0, 2^31) that order non-negative float32 scores from the highest down."""
+    """Return keys in [0, 2^32) that order float32 scores of any sign from the highest down."""
     bits_TS = score_TS.float().contiguous().view(torch.int32)
-    return (~bits_TS).bitwise_and_(HIGHEST)  # without the sign bit, so that -0.0 equals 0.0
+    magnitude_TS = (bits_TS & HIGHEST).long()  # without the sign bit, so that -0.0 equals 0.0
+    return HIGHEST - torch.where(bits_TS < 0, -magnitude_TS, magnitude_TS)
+
+
+def gate_key(score_TS: Tensor) -> Tensor:
+    """Return the keys of :func:`score_key` for gate scores, which are not negative, as int32."""
+    bits_TS = score_TS.float().contiguous().view(torch.int32)
+    return (~bits_TS).bitwise_and_(HIGHEST)
 
 
 def best_first(bucket_P: Tensor, score_P: Tensor) -> Tensor:

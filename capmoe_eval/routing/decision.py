@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, keep_best, score_key
+from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, gate_key, keep_best
 from capmoe_eval.routing.scores import Scores, addable
 from capmoe_eval.routing.tokens import TokenGroups, moved
 
@@ -103,7 +103,7 @@ def expert_load(index: Tensor, n_experts: int) -> Tensor:
 
 def score_keys(scores: Scores, index_TS: Tensor) -> Tensor:
     """Return keys [T, S] by which a unit keeps its best-scoring pairs (Equations 7 to 10)."""
-    return score_key(scores.score_TE.gather(1, index_TS))
+    return gate_key(scores.score_TE.gather(1, index_TS))
 
 
 def added_bit(scores: Scores, index_TS: Tensor) -> Tensor:
@@ -128,12 +128,20 @@ def keep_within_capacity(
         tokens: The capacity group of each token.
         layer: The capacities.
         index_TS: The expert of each slot.
-        key_TS: The order in which a unit keeps pairs, below 2³¹, or below 2³² with
-            :data:`ADDED`.
+        key_TS: The order in which a unit keeps pairs: whole numbers from 0 to 2³² - 1, to which
+            :data:`ADDED` may be added.
         n_experts: Routed experts E.
         valid_TS: False for a slot without a pair; None if all are valid.
+
+    Raises:
+        TypeError: If the keys are no whole numbers.
     """
     assert layer.limit_G is not None
+    if key_TS.is_floating_point():
+        raise TypeError(
+            f"key_TS: keys are whole numbers, not {key_TS.dtype}; make them of scores by "
+            "capmoe_eval.routing.buckets.score_key(score_TS), which puts the highest score first"
+        )
     if layer.image_T is not None and method.modality != "uniform":
         last_T = layer.image_T if method.modality == "image_first" else ~layer.image_T
         key_TS = key_TS + last_T[:, None].long() * DROPPED_FIRST

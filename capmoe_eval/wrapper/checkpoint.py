@@ -99,7 +99,23 @@ def load_checkpoint(
 def load_tokenizer(field: str, name: str, revision: str) -> Any:
     """Load a tokenizer as :func:`load_checkpoint` loads a model."""
     with one_line(field, name):
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    check_tokenizer(field, name, tokenizer)
+    return tokenizer
+
+
+def check_tokenizer(field: str, name: str, tokenizer: Any) -> None:
+    """Refuse an empty tokenizer, which transformers makes for a directory without one.
+
+    Raises:
+        UsageError: If it has no tokens but special ones.
+    """
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        setting = "model.tokenizer" if field.startswith("model.") else "tokenizer"
+        raise UsageError(
+            f"{field}={name}: has no tokenizer; save one there with "
+            f"tokenizer.save_pretrained, or set {setting}=PATH"
+        )
 
 
 def load_processor(field: str, name: str, revision: str) -> Any:
@@ -138,8 +154,10 @@ def one_line(field: str, name: str | Path) -> Iterator[None]:
             reason = "no such directory"
         elif not isinstance(error, (OSError, ValueError)):
             reason = f"{type(error).__name__}: {reason}"
+        if not field.startswith("model.") and str(name).startswith(("zoo:", "tiny:")):
+            reason = "the embedded models are those of capmoe-eval run"
+        embedded = ", or use an embedded model, for example model=tiny_olmoe"
         raise UsageError(
             f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or "
-            "HF_ENDPOINT to a mirror of the hub, or use an embedded model, for example "
-            "model=tiny_olmoe"
+            f"HF_ENDPOINT to a mirror of the hub{embedded if field.startswith('model.') else ''}"
         ) from error

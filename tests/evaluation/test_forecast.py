@@ -60,7 +60,8 @@ def test_a_forecast_writes_no_record_and_names_each_task(tmp_path: Path) -> None
     text = forecast(plans, calibrate=False)
     assert "Missing cells: 2 of 2. None was computed now;" in text
     assert [line.split()[1] for line in text.splitlines()[2:4]] == ["obqa", "rte"]
-    assert "for 0 of 2 rows; plan=calibrate" in text
+    assert "No row has a time yet; plan=calibrate" in text
+    assert "0 s" not in text
     assert not (tmp_path / "r").exists()
 
 

@@ -199,6 +199,15 @@ def test_a_checkpoint_that_is_not_whole_is_refused(damage: Damage, line: str, co
         CapmoeLM(str(copied), device="cpu")  # as lm-eval's command line loads it
 
 
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    """transformers makes an empty one, which encodes every text as no token."""
+    tiny_model("olmoe", vocab_size=64).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=rf"model\.pretrained={tmp_path}: has no tokenizer; .*=PATH"):
+        load(tmp_path)
+    with pytest.raises(UsageError, match=rf"^pretrained={tmp_path}: has no tokenizer; .* tokenizer="):
+        CapmoeLM(str(tmp_path), device="cpu")
+
+
 def test_tensors_of_other_parts_and_tied_ones_are_no_damage(copied: Path) -> None:
     extra = {"vision.layers.0.weight": torch.ones(2), "model.rotary_emb.inv_freq": torch.ones(2)}
     without("lm_head")(copied)

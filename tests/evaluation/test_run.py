@@ -140,6 +140,12 @@ def test_threads_are_those_of_a_models_own_cells(tmp_path: Path) -> None:
     assert threads == [before + 1, before, before + 2]
 
 
+def test_a_failure_without_words_names_its_place(tmp_path: Path, wrap: Any) -> None:
+    wrap(evaluation, "evaluate", fail_with(AssertionError(), lambda cell: cell.method.is_stock))
+    ((_, reason),) = run(grid(tmp_path)).failures
+    assert re.fullmatch(r"AssertionError: \w+\.py, line \d+: raise .+", reason)
+
+
 def test_a_failed_cell_does_not_stop_the_others(
     tmp_path: Path, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

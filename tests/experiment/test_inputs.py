@@ -257,6 +257,15 @@ def test_other_conditions_are_worth_a_warning(
     assert str(tmp_path) in warning
 
 
+def test_the_warning_names_the_directory_of_the_results(computed: Record, tmp_path: Path) -> None:
+    """``results/local-zoo`` is empty, and ``results/zoo`` has the results."""
+    shipped, local = tmp_path / "zoo", tmp_path / "local-zoo"
+    write(variant(computed, shipped), shipped)
+    warning = check(variant(computed, local, threads=7), local)
+    assert warning is not None
+    assert f"in {shipped} were computed" in warning
+
+
 def test_a_run_warns_once(computed: Record, tmp_path: Path, capsys: Any) -> None:
     write(variant(computed, tmp_path, threads=7), tmp_path)
     plans = [plan(tmp_path, "tiny:olmoe", create_method(name, 1.0)) for name in ("score", "order")]

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from capmoe_eval.routing import buckets
-from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, KEY_BITS, keep_best, score_key
+from capmoe_eval.routing.buckets import (
+    ADDED,
+    DROPPED_FIRST,
+    KEY_BITS,
+    gate_key,
+    keep_best,
+    score_key,
+)
+from capmoe_eval.routing.decision import LayerContext, keep_within_capacity
 
 N_CASES = 300
 
@@ -111,7 +120,21 @@ def test_the_highest_key_of_a_bucket_comes_before_the_next_bucket() -> None:
 
 
 def test_keys_of_scores_fall_as_scores_rise() -> None:
-    score_S = torch.tensor([1.0, 0.5, 1e-30, 1e-45, 0.0, -0.0])
+    score_S = torch.tensor([1.0, 0.5, 1e-30, 1e-45, 0.0, -1e-45, -0.5, -1.0, -torch.inf])
     key_S = score_key(score_S)
-    assert (key_S.diff()[:-1] > 0).all()
-    assert key_S[-2:].tolist() == [0x7FFFFFFF] * 2
+    assert (key_S.diff() > 0).all()
+    assert 0 <= int(key_S.min()) <= int(key_S.max()) < ADDED
+    assert torch.equal(score_key(-torch.zeros(1)), score_key(torch.zeros(1)))
+
+
+def test_keys_of_gate_scores_are_those_of_scores() -> None:
+    score_S = torch.tensor([1.0, 0.5, 1e-30, 1e-45, 0.0, -0.0])
+    assert gate_key(score_S).tolist() == score_key(score_S).tolist()
+
+
+def test_keys_that_are_no_whole_numbers_are_refused() -> None:
+    """Their order would be lost in the whole numbers of buckets."""
+    layer = LayerContext(limit_G=torch.ones(1, dtype=torch.long))
+    slots = {"index_TS": torch.zeros(4, 1, dtype=torch.long), "key_TS": torch.rand(4, 1)}
+    with pytest.raises(TypeError, match="whole numbers, not torch.float32; .*score_key"):
+        keep_within_capacity(Mock(), Mock(), layer, n_experts=1, **slots)
