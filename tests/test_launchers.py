@@ -48,7 +48,7 @@ def test_the_results_of_all_jobs_are_printed_in_the_end(
     assert status == 0
     end = out.index("2 finished, 0 missing")
     assert out[:end].count("1 computed, 0 finished before, 0 failed") == 2
-    heading, order, score = out[end - 3 : end]
+    heading, order, score, _ = out[end - 4 : end]
     assert heading.startswith("task")
     assert "order-g1" in order
     assert "score-g1" in score

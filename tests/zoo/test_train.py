@@ -276,7 +276,7 @@ def test_a_shipped_model_knows_something_and_not_everything(name):
     said = json.loads((recipes.WEIGHTS / name / "card.json").read_text())
     accuracy = said["accuracy"]
     assert 70 <= statistics.mean(accuracy.values()) <= 90
-    assert max(accuracy.values()) < 99
+    assert max(accuracy.values()) < 100
     for task in accuracy.keys() - {"rte", "boolq"}:  # what follows from a fact is learned last
         chance = cards.CHANCE[task]
         guess = chance / 100  # and three standard errors of it over 300 documents

@@ -194,6 +194,7 @@ def test_a_contrast_has_one_effect_and_one_verdict_on_both_pages() -> None:
         for finding in (f for result in verdict.results for f in result.findings if f.bounds):
             written = WrittenFinding.of(finding)
             if other := replicated.get((written.label, written.bounds)):
-                assert written == other
+                # The file names the records of a contrast elsewhere.
+                assert written.model_dump() == other.model_dump()
                 shared += 1
     assert shared > 30
