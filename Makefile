@@ -62,7 +62,7 @@ table5: install  ## the evaluation settings, beside the paper's
 # Its tokens are counted by the records of Table 4.
 table8: install  ## the tokens of a query with an image
 	@$(call run,table4); \
-	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval table table8 profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	if [ $$status -le 1 ]; then $(RENDER) table table8 profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 
 table10: install  ## speedups by workload, from results/bench, beside the paper's
@@ -74,7 +74,7 @@ tables: install  ## render every table from finished results, and as published
 
 figures: install  ## run what the figures lack, then draw all of them
 	@$(call run,figures); \
-	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval figure all profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	if [ $$status -le 1 ]; then $(RENDER) figure all profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 
 # Runs the cells of this figure alone.
@@ -84,7 +84,7 @@ $(FIGURES): install
 
 replicate: install  ## test the paper's claims on every model of the profile, and report
 	@$(call run,replicate); \
-	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval replicate profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	if [ $$status -le 1 ]; then $(RENDER) replicate profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 
 # Computes an experiment in JOBS processes; the highest status is kept.
@@ -95,10 +95,13 @@ run = status=0; pids=; \
 	done; \
 	for pid in $$pids; do s=0; wait $$pid || s=$$?; [ $$s -le $$status ] || status=$$s; done
 
+# A plan computes nothing, so nothing is rendered after it.
+RENDER   = $(if $(filter plan=true plan=calibrate,$(ARGS)),:,$(PY) -m capmoe_eval)
+
 # A failed cell leaves a hole in the table, not no table; the status still tells.
 define run-and-render
 	@$(call run,$(1)); \
-	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval table $(1) profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	if [ $$status -le 1 ]; then $(RENDER) table $(1) profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 endef
 

@@ -257,7 +257,8 @@ MAIN: Mapping[str, str] = {
     "-m seed=0 gamma=1.0,2.0 gamma=abc": "gamma is set before",
     f"gamma={'[' * 500}{']' * 500}": "maximum recursion depth exceeded",
     f"gamma={'{a:' * 300}1{'}' * 300}": "maximum recursion depth exceeded",
-    "x" * 10_000: f"error: {'x' * 100}…: Error parsing override '{'x' * 100}…'",
+    "x" * 10_000: f"error: {'x' * 100}…: is no setting",
+    f"x=[{'x' * 10_000}": f"error: x=[{'x' * 97}…: Error parsing override 'x=[{'x' * 97}…'",
     # Grids.
     "grid=null": "grid=null: must be keys with lists of values",
     "grid=[1]": "grid=[1]",

@@ -322,7 +322,7 @@ def _refused(error: Exception) -> str:
             )
         word = getattr(error, "override", None)  # an override that cannot be parsed
         if word and "=" not in word and "missing EQUAL" in message:
-            return f"{shown(word)}: is no setting; write KEY=VALUE without spaces: gamma=1.0"
+            return f"{shown(word)}: is no setting; write KEY=VALUE without spaces"
         return f"{shown(word)}: {str(error).replace(word, shown(word))}" if word else str(error)
     section = re.search(r"full_key: (\w+)\.", message)
     if section and fields(section[1]):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from tests.pages import DOCS, ROOT
 from tests.records import planned
 
@@ -27,12 +28,55 @@ def blocks(path: Path, *kinds: str) -> list[tuple[str, str]]:
     ]
 
 
+def execute(script: str, folder: Path) -> str:
+    """Run a script of bash with this environment's tools; return what it prints."""
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": tools, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-c", script]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A directory that is like a checkout for who reads it, and takes what is written."""
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "zoo").symlink_to(ROOT / "results" / "zoo")
     return tmp_path
+
+
+def test_git_ignores_what_the_commands_of_the_pages_write() -> None:
+    """Who has followed a page finds ``git status`` clean."""
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    texts = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"(?:results_dir|save_trace)=([a-z][\w/]*)", texts)) - {"results/zoo"}
+    assert "results/mine" in named
+    command = ["git", "check-ignore", *(f"{name}/file" for name in sorted(named))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode == 128:
+        pytest.skip("no checkout")
+    assert done.stdout.splitlines() == command[2:]
+
+
+@pytest.mark.slow
+def test_a_task_of_ones_own_runs_under_a_capacity(folder: Path) -> None:
+    page = DOCS / "how-to" / "evaluate.md"
+    text = dict(blocks(page, "yaml", "json", "sh", "python"))
+    (folder / "my_tasks").mkdir()
+    (folder / "my_tasks" / "my_animals.yaml").write_text(text["yaml"], encoding="utf-8")
+    (folder / "my_tasks" / "animals.jsonl").write_text(20 * text["json"], encoding="utf-8")
+    tokenizer = tiny_tokenizer()
+    tiny_model("olmoe", vocab_size=len(tokenizer)).save_pretrained(folder / "mine")
+    tokenizer.save_pretrained(folder / "mine")
+    (folder / "step.py").write_text(text["python"], encoding="utf-8")
+    command = text["sh"].replace("/models/mine", str(folder / "mine"))
+    printed = execute(f"set -eu\n{command}python step.py", folder)
+    rate, proofs = printed.splitlines()[-2:]
+    assert 0 < float(rate) < 1
+    assert "'bound_holds': True" in proofs
 
 
 def test_there_are_tutorials() -> None:
@@ -53,13 +97,7 @@ def test_a_tutorial_runs(path: Path, folder: Path) -> None:
         if kind == "python":
             (folder / f"step{number}.py").write_text(text, encoding="utf-8")
         script.append(f"python step{number}.py" if kind == "python" else text)
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": tools, "PYTHONPATH": str(ROOT)}
-    command = ["bash", "-c", "\n".join(script)]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    execute("\n".join(script), folder)
 
 
 def commands(text: str) -> list[list[str]]:

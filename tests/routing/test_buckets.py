@@ -136,5 +136,5 @@ def test_keys_that_are_no_whole_numbers_are_refused() -> None:
     """Their order would be lost in the whole numbers of buckets."""
     layer = LayerContext(limit_G=torch.ones(1, dtype=torch.long))
     slots = {"index_TS": torch.zeros(4, 1, dtype=torch.long), "key_TS": torch.rand(4, 1)}
-    with pytest.raises(TypeError, match=r"whole numbers, not torch.float32; .*score_key"):
+    with pytest.raises(TypeError, match=r"whole numbers, not torch\.float32; .*score_key"):
         keep_within_capacity(Mock(), Mock(), layer, n_experts=1, **slots)
