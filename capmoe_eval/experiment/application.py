@@ -323,7 +323,9 @@ def _refused(error: Exception) -> str:
         word = getattr(error, "override", None)  # an override that cannot be parsed
         if word and "=" not in word and "missing EQUAL" in message:
             return f"{shown(word)}: is no setting; write KEY=VALUE without spaces"
-        return f"{shown(word)}: {str(error).replace(word, shown(word))}" if word else str(error)
+        if not word:
+            return str(error)
+        return f"{shown(word)}: {str(error).replace(word, shown(word))[:500]}"
     section = re.search(r"full_key: (\w+)\.", message)
     if section and fields(section[1]):
         return str(bad_choice(section[1], unknown[1], fields(section[1])))
