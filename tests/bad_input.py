@@ -578,7 +578,7 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=/no/such,batch_size=4": "batch_size=4: is an option of lm-eval",
     f"{_RUN} pretrained=/no/such": "/no/such",
     f"{_RUN} pretrained=file": "file",
-    f"{_RUN} pretrained=zoo:olmoe": "the embedded models are those of capmoe-eval run",
+    f"{_RUN} pretrained=zoo:olmoe": "which lm-eval's command line cannot load",
     f"{_RUN} method=baseline": "pretrained",
     f"{_RUN} pretrained=/no/such --batch_size -4": "batch_size=-4",
     f"{_RUN} pretrained=/no/such --nope": "--nope",

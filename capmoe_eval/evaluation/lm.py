@@ -1,9 +1,8 @@
 """Define ``capmoe`` and ``capmoe-multimodal``: lm-eval's Hugging Face models, under a capacity.
 
-Two things differ from lm-eval's ``hf``: the routing, and that the true lengths of a right-padded
-log-likelihood batch are known, so that pads never count. The inputs of the model are those of
-``hf``; with ``method=baseline`` its log-likelihoods are, too. ``capmoe-multimodal`` sends requests
-with images to lm-eval's ``hf-multimodal``, and those of text to ``hf``.
+Beside lm-eval's ``hf``, the routing is under a method, and the true lengths of a right-padded batch
+are known, so that pads never count. With ``method=baseline`` its inputs and log-likelihoods are
+those of ``hf``. ``capmoe-multimodal`` sends requests with images to lm-eval's ``hf-multimodal``.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class CapmoeLM(HFLM):
         pretrained: As for ``hf``: a hub id, a path, or a loaded model.
         method: A name of :func:`capmoe_eval.routing.registry.method_names`.
         gamma: Capacity factor γ.
-        **kwargs: The other knobs of :class:`Method` (``ep_size``, ``candidates``, …), and whatever
-            ``hf`` takes.
+        **kwargs: The other knobs of :class:`Method` (``ep_size``, …), and whatever ``hf`` takes.
 
     Raises:
         UsageError: For a bad knob, an automatic batch size under a capacity, or several processes.

@@ -82,7 +82,7 @@ def test_every_kind_of_page_works_without_network(tab: Tab, site: Site) -> None:
         for width in (400, 1000, 1300):
             page.set_viewport_size({"width": width, "height": 700})
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
-    assert len(kinds) == 8
+    assert len(kinds) == 10
     assert len(tab.requests) > 10
 
 
