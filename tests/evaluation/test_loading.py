@@ -202,10 +202,10 @@ def test_a_checkpoint_that_is_not_whole_is_refused(damage: Damage, line: str, co
 def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     """transformers makes an empty one, which encodes every text as no token."""
     tiny_model("olmoe", vocab_size=64).save_pretrained(tmp_path)
-    said = f"pretrained={tmp_path}: has no tokenizer; .*"
-    with pytest.raises(UsageError, match=rf"^model\.{said}model\.tokenizer="):
+    message = f"pretrained={tmp_path}: has no tokenizer; .*"
+    with pytest.raises(UsageError, match=rf"^model\.{message}model\.tokenizer="):
         load(tmp_path)
-    with pytest.raises(UsageError, match=rf"^{said} tokenizer="):
+    with pytest.raises(UsageError, match=rf"^{message} tokenizer="):
         CapmoeLM(str(tmp_path), device="cpu")
 
 

@@ -220,7 +220,7 @@ def test_the_picture_names_the_front_and_marks_the_recommended_setting() -> None
     assert star.get_xydata().tolist() == [[recommended.reached, pytest.approx(lost)]]
     # Every number of the legend is beside the point of its name.
     marks = {line.get_label(): line.get_marker() for line in axes.get_lines()}
-    points = [(one.reached, 100 * (cost(one, advice.axis) or 0.0)) for one in names.values()]
+    points = [(s.reached, 100 * (cost(s, advice.axis) or 0.0)) for s in names.values()]
     numbers = [str(number) for number in range(1, len(names) + 1)]
     assert [marks[fill(name, 50)] for name in names] == [f"${number}$" for number in numbers]
     written = {
@@ -273,9 +273,9 @@ def test_a_recommended_setting_of_unknown_cost_is_a_line_at_its_speedup() -> Non
 
 def test_near_points_of_the_front_share_a_label() -> None:
     advice = advised(Budget(at_least_speedup=1.2))
-    one, other = list(front_names(advice).values())[:2]
-    twin = one.model_copy(update={"speedup": one.reached + 1e-6})
-    front = {"one": one, "twin": twin, "other": other}
+    first, second = list(front_names(advice).values())[:2]
+    twin = first.model_copy(update={"speedup": first.reached + 1e-6})
+    front = {"first": first, "twin": twin, "second": second}
     settings = (*advice.settings, twin)
     picture = front_panel(advice.model_copy(update={"settings": settings}), front)
     labels = [mark.text for mark in picture.rows[0][0].marks if isinstance(mark, Words)]

@@ -365,11 +365,11 @@ def test_megatron_trace(tmp_path: Path) -> None:
 def test_a_path_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("")
     directory = r"not the directory of a workload of Megatron-LM.*, or a file that ends in \.npz"
-    for path, said in (
+    for path, message in (
         (tmp_path, directory),
         (tmp_path / "a.csv", r"must be a file that ends in \.npz"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             read_trace(path)
     with pytest.raises(UsageError, match="no such file"):
         read_trace(tmp_path / "nowhere.npz")

@@ -96,12 +96,12 @@ def test_nothing_of_an_advice_is_cut(browser: sync_api.Browser, tmp_path: Path, 
     page.goto((tmp_path / "advice.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("pre").evaluate("box => box.scrollWidth <= box.clientWidth")
-    shown = page.locator("img.front").evaluate("""image => {
-      const [box, paper] = [image, image.parentElement].map((one) => one.getBoundingClientRect());
+    picture = page.locator("img.front").evaluate("""image => {
+      const [box, paper] = [image, image.parentElement].map((node) => node.getBoundingClientRect());
       return [image.complete && image.naturalWidth > 0, paper.right <= innerWidth, box.width];
     }""")
-    assert shown[:2] == [True, True]
-    assert shown[2] >= min(0.8 * width, 500)
+    assert picture[:2] == [True, True]
+    assert picture[2] >= min(0.8 * width, 500)
     first = page.locator(".settings tbody th").first
     assert first.evaluate("cell => cell.clientWidth") >= min(0.45 * width, 200)
     page.close()

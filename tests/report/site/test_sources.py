@@ -111,8 +111,8 @@ def check_mean(number: Number, file: Path, place: str) -> None:
         values = []
         for seed, href, _ in _LINK.findall(part):
             record, _ = target(file, unescape(href))
-            own = next(iter(scores(record.read_text(encoding="utf-8")).values()))
-            values.append(own / 100 * layout.scale)
+            score = next(iter(scores(record.read_text(encoding="utf-8")).values()))
+            values.append(score / 100 * layout.scale)
             check_record(number, values[-1], heading, record, seed)
         means.append(statistics.fmean(values))
     assert abs(statistics.fmean(means) - number.value) < 0.0051 * layout.scale / 100
