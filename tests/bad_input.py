@@ -583,7 +583,7 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=/no/such --batch_size -4": "batch_size=-4",
     f"{_RUN} pretrained=/no/such --nope": "--nope",
     f"{_RUN} pretrained=/no/such --config nowhere.yaml": "nowhere.yaml",
-    "run --model capmoe --tasks nosuch --model_args pretrained=/no/such": "nosuch",
+    "run --model capmoe --tasks piqaa --model_args pretrained=/no/such": "did you mean 'piqa'",
     "run --model capmo --tasks piqa": "capmo",
 }
 

@@ -26,6 +26,7 @@ from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.preparation import trace_path
+from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
@@ -120,6 +121,8 @@ def evaluate(
             "data_fingerprint": library.fingerprint(cell.task, source),
         },
     }
+    if (code := method_source(cell.method)) is not None:
+        content["capmoe"]["provenance"]["method_source"] = code
     if applied is not None:
         content["capmoe"]["calibration"] = applied.calibrated.model_dump()
     if (composition := getattr(lm, "composition", None)) is not None:

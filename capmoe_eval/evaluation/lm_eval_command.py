@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.composition import options
 
@@ -68,4 +68,12 @@ def _run() -> None:
     named = {word.partition("=")[0] for word in sys.argv}
     if "--include_path" not in named and sys.argv[1:2] == ["run"]:
         sys.argv += ["--include_path", str(Path(__file__).parent)]
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except ValueError as error:
+        unknown = str(error).removeprefix("Tasks not found: ")
+        if unknown == str(error):
+            raise
+        from lm_eval.tasks import TaskManager
+
+        raise bad_choice("--tasks", unknown, TaskManager().all_tasks) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import PROGRAMS, TINY, ZOO, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
@@ -155,7 +156,7 @@ def finished_record(plan: CellPlan) -> Record | None:
     """Return a cell's record, or None if there is none.
 
     Raises:
-        UsageError: If it is not whole, or of other documents.
+        UsageError: If it is not whole, of other documents, or of other code of a user's method.
     """
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
     if (place := plan.stored) is None:
@@ -167,6 +168,13 @@ def finished_record(plan: CellPlan) -> Record | None:
             f"{record.path}: computed from other documents (fingerprint {recorded}, now "
             f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, "
             "or delete the old results"
+        )
+    code, now = record.provenance.method_source, method_source(plan.cell.method)
+    if None not in (code, now) and code != now:
+        raise UsageError(
+            f"{record.path}: computed by other code of method {record.method} (source {code}, now "
+            f"{now}); compute it again with overwrite=true, choose another results_dir, or delete "
+            "the old results"
         )
     return record
 

@@ -13,6 +13,8 @@ import json
 import platform
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ from capmoe_eval import __version__
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from capmoe_eval.routing.method import Method
 
 _LIBRARIES = ("torch", "transformers", "lm-eval", "datasets", "hydra-core", "tokenizers")
 _SAMPLE = 1 << 16  # hashed values of a tensor
@@ -109,6 +113,38 @@ def reader_hash(reader: Any) -> str:
         text = json.dumps([content, special, *images], sort_keys=True)
         reader.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
     return str(reader.capmoe_hash)
+
+
+def method_source(method: Method) -> str | None:
+    """Return a hash of the source files of a method, or None for a method of this suite.
+
+    The files are the modules of its class, its base classes and its form of γ; of a module in a
+    package, all modules of the package. The hash is that of the first call, as is the code that a
+    process runs.
+    """
+    classes = {*type(method).__mro__, *type(method.factor).__mro__}
+    return _hash_modules(frozenset(c.__module__ for c in classes))
+
+
+@functools.cache
+def _hash_modules(names: frozenset[str]) -> str | None:
+    files = {file for name in names for file in _source_files(name)}
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(files, key=lambda file: (file.name, file)):
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _source_files(name: str) -> Iterator[Path]:
+    """Yield the files of a module that is neither of this suite nor of Python."""
+    package = name.partition(".")[0]
+    module = sys.modules.get(name)
+    file = Path(getattr(module, "__file__", None) or "")
+    if package in ("capmoe_eval", *sys.stdlib_module_names) or not file.is_file():
+        return
+    yield from file.parent.rglob("*.py") if getattr(module, "__package__", None) else (file,)
 
 
 def hub_commit(documents: Any) -> str | None:

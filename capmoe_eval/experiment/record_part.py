@@ -341,3 +341,4 @@ class Provenance(Part):
     threads: Positive
     parallel: dict[str, str | int | None] | None
     data_fingerprint: str | None
+    method_source: str | None = None  # of a method that is not of this suite

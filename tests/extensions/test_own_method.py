@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.routing.registry import ENTRY_POINTS
+from capmoe_eval.evaluation.provenance import method_source
+from capmoe_eval.routing import registry
+from capmoe_eval.routing.registry import ENTRY_POINTS, create_method
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/own_method.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -53,15 +56,16 @@ def install(folder: Path, *parts: str) -> None:
     (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}\n")
 
 
-def run(folder: Path, *words: str) -> str:
+def run(folder: Path, *words: str, status: int = 0) -> str:
+    """Return what a command prints; its error where it is to fail."""
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{root}"}
     command = [sys.executable, *words]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
 
 
 def test_the_example_is_short() -> None:
@@ -105,3 +109,44 @@ def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
     assert "order_weight" in usage
     table = run(tmp_path, "-m", "capmoe_eval", "table", "table2", "profile=tiny")
     assert "written: " in table
+
+
+@pytest.mark.slow
+def test_a_record_is_of_the_code_of_its_method(tmp_path: Path) -> None:
+    words = ["-m", "capmoe_eval", "sweep", "method=score,score_and_order", "gamma=1.0"]
+    words += ["model=tiny_olmoe", "tasks=obqa", "limit=2", "results_dir=results"]
+    install(tmp_path, METHOD)
+    assert "2 computed" in run(tmp_path, *words)
+    assert "2 finished before" in run(tmp_path, *words)
+    install(tmp_path, METHOD.replace("1 - torch.arange", "2 - torch.arange"))
+    (line,) = run(tmp_path, *words, status=2).splitlines()
+    (path,) = tmp_path.glob("results/*/*/score_and_order-*.json")
+    assert line.startswith(f"error: results/{path.relative_to(tmp_path / 'results')}: ")
+    assert "by other code of method score_and_order" in line
+    assert "overwrite=true" in line
+    assert "2 computed" in run(tmp_path, *words, "overwrite=true")
+    assert "2 finished before" in run(tmp_path, *words)
+    (builtin,) = tmp_path.glob("results/*/*/score-g*.json")
+    assert "method_source" not in builtin.read_text(encoding="utf-8")
+
+
+def test_the_code_of_a_method_is_its_module_or_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    sources = set()
+    for name, helper in (("alone", ""), ("packed.method", "A = 1"), ("packet.method", "A = 2")):
+        file = tmp_path / f"{name.replace('.', '/')}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(METHOD, encoding="utf-8")
+        if helper:
+            (file.parent / "helper.py").write_text(helper, encoding="utf-8")
+        registry.METHODS.pop("score_and_order", None)
+        method = importlib.import_module(name).ScoreAndOrder(gamma=1.0)
+        sources.add(method_source(method))
+        registry.knobs.cache_clear()
+    assert len(sources - {None}) == 3
+    for name in registry.method_names():
+        if name != "score_and_order":
+            assert method_source(create_method(name, 1.0)) is None

@@ -104,7 +104,7 @@ def _measured_table(
 
 def _results_table(layout: Layout, cells: Finished, overrides: Sequence[str]) -> Table:
     """Return a table filled with the finished records of its experiment."""
-    fills = [word for word in overrides if not word.startswith((*GRIDS, "profile="))]
+    fills = [word for word in overrides if not word.startswith((*GRIDS, "profile=", "plan="))]
     source = RecordEntries(cells.records, fills, list(cells.config.profile.seeds))
     table = fill(layout, _slots(cells.config, layout.key), source.row)
     table = dataclasses.replace(table, notes=(*table.notes, *cells.notes, *cells.broken))

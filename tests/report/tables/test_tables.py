@@ -109,6 +109,12 @@ def test_marks_say_what_a_capacity_did(command: Command) -> None:
     assert float(rows[-1]["OBQA p corrected"]) > float(rows[-1]["OBQA p"])
 
 
+def test_the_command_of_an_entry_computes_the_entry(command: Command) -> None:
+    _, out, _ = command("table2", "profile=tiny", "plan=true", "limit=4")
+    assert "capmoe-eval run limit=4 model=" in out
+    assert "plan=" not in out
+
+
 def test_the_tokens_of_a_query_are_those_of_table_4s_baseline(command: Command) -> None:
     status, out, _ = command("table8")
     assert status == 0
