@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -28,10 +27,6 @@ from tests.server.engines import NEEDS_VLLM, Engine, engine, make, prompts
 from tests.server.stand_ins import HIDDEN, CPUUnquantizedExperts, Layer, Model, Router, runner_of
 from tests.server.test_layers import METHODS, steps, under_method
 
-NEEDS_CLIENT = pytest.mark.skipif(
-    importlib.util.find_spec("prometheus_client") is None,
-    reason="prometheus_client is not installed, which vLLM brings",
-)
 E, K = 7, 3
 PAIRS = ("routed", "kept", "dropped", "added")
 MIXED = StepRows(("a", "b", "c"), (9, 1, 4), (0, 12, 3), (9, 8, 7))
@@ -41,10 +36,9 @@ MIXED = StepRows(("a", "b", "c"), (9, 1, 4), (0, 12, 3), (9, 8, 7))
 @pytest.fixture(autouse=True)
 def values_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep values in memory, where registries of tests do not share them."""
-    if importlib.util.find_spec("prometheus_client"):
-        from prometheus_client import values
+    from prometheus_client import values
 
-        monkeypatch.setattr(values, "ValueClass", values.MutexValue)
+    monkeypatch.setattr(values, "ValueClass", values.MutexValue)
 
 
 class Observed:
@@ -90,7 +84,6 @@ class Observed:
         }
 
 
-@NEEDS_CLIENT
 @given(
     rows=st.lists(steps(), min_size=1, max_size=2),
     chosen=st.sampled_from(METHODS),
@@ -129,7 +122,6 @@ def test_every_pair_is_counted_once_by_layer_and_phase(
     assert sum(observed["capmoe_added_pairs_total"].values()) == summary["added"]
 
 
-@NEEDS_CLIENT
 @pytest.mark.parametrize("knobs", [{}, {"granularity": "device"}, {"decode": "constrained"}])
 def test_loads_and_the_effective_gamma_are_those_of_the_meter(knobs: dict[str, Any]) -> None:
     observed = Observed("score", 0.5, **knobs)
@@ -159,7 +151,6 @@ def test_loads_and_the_effective_gamma_are_those_of_the_meter(knobs: dict[str, A
         assert effective == pytest.approx(layer["effective_gamma"])
 
 
-@NEEDS_CLIENT
 def test_a_step_that_is_broken_off_is_not_counted() -> None:
     observed = Observed("score", 0.5, decode="constrained")
     observed.compute(MIXED, layers=1)
@@ -170,7 +161,6 @@ def test_a_step_that_is_broken_off_is_not_counted() -> None:
     assert sum(observed["capmoe_tokens_total"].values()) == MIXED.n_rows
 
 
-@NEEDS_CLIENT
 def test_every_metric_is_there_before_the_first_request_but_no_gauge_of_a_step() -> None:
     observed = Observed("score", 0.5)
     names = {s.name for metric in observed.registry.collect() for s in metric.samples}
@@ -183,7 +173,6 @@ def test_every_metric_is_there_before_the_first_request_but_no_gauge_of_a_step()
     }
 
 
-@NEEDS_CLIENT
 def test_a_server_without_a_capacity_has_no_effective_gamma() -> None:
     observed = Observed("baseline", 1.0)
     observed.compute(MIXED)
@@ -229,7 +218,6 @@ def exposed() -> dict[str, float]:
     return {s.name: s.value for of in registry.collect() for s in of.samples if not s.labels}
 
 
-@NEEDS_CLIENT
 def test_counts_of_other_processes_are_seen_though_the_client_was_imported_before(
     shared: Path,
 ) -> None:
@@ -245,7 +233,6 @@ def test_counts_of_other_processes_are_seen_though_the_client_was_imported_befor
     assert Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]) == shared
 
 
-@NEEDS_CLIENT
 def test_a_directory_for_metrics_that_cannot_be_made_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
