@@ -154,8 +154,6 @@ def one_line(field: str, name: str | Path) -> Iterator[None]:
             reason = "no such directory"
         elif not isinstance(error, (OSError, ValueError)):
             reason = f"{type(error).__name__}: {reason}"
-        if not field.startswith("model.") and str(name).startswith(("zoo:", "tiny:")):
-            reason = "the embedded models are those of capmoe-eval run"
         embedded = ", or use an embedded model, for example model=tiny_olmoe"
         raise UsageError(
             f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or "
