@@ -10,9 +10,9 @@ from typing import Final, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import load_option
-from capmoe_eval.experiment.configuration import profile_name
+from capmoe_eval.experiment.configuration import CellPlan, profile_name
 from capmoe_eval.experiment.names import gamma_column, gamma_text
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import (
@@ -44,13 +44,15 @@ from capmoe_eval.report.tables.others import (
     workload_table,
 )
 from capmoe_eval.report.tables.table import ALPHA, Entry, Row, Table
-from capmoe_eval.routing.registry import knobs
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import STOCK, create_method, knobs
 
 GRIDS = ("grid.", "parts.")
 """Overrides of an experiment, which say nothing to a single cell."""
 VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
 RowSource: TypeAlias = Callable[[Layout, ModelSlot, RowSpec], Cells]
 """The entries of a row for a model, in display units: one per task, then the average."""
+_ADDED: Final = "†: added by the command line; the paper's table has no such row."
 _PUBLISHED = (
     "published: what the paper prints, and in parentheses our difference to it and its z: over our "
     "standard error and the sampling error of the printed value on as many documents, as if they "
@@ -106,7 +108,8 @@ def _results_table(layout: Layout, cells: Finished, overrides: Sequence[str]) ->
     """Return a table filled with the finished records of its experiment."""
     fills = [word for word in overrides if not word.startswith((*GRIDS, "profile=", "plan="))]
     source = RecordEntries(cells.records, fills, list(cells.config.profile.seeds))
-    table = fill(layout, _slots(cells.config, layout.key), source.row)
+    slots = _slots(cells.config, layout.key)
+    table = fill(_as_planned(layout, slots, cells.plans), slots, source.row)
     table = dataclasses.replace(table, notes=(*table.notes, *cells.notes, *cells.broken))
     backend = str(cells.config.backend)
     if backend == "transformers":
@@ -135,6 +138,51 @@ def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
             else [load_option("model", key) for key in config.grid.model]
         )
     ]
+
+
+def _as_planned(layout: Layout, slots: Sequence[ModelSlot], cells: Sequence[CellPlan]) -> Layout:
+    """Return a layout with the rows of the planned methods and γ alone.
+
+    Methods without a row in the layout, as ``grid.method`` may name, have rows below. A layout
+    whose rows have no names takes none (UsageError).
+    """
+
+    def is_planned(spec: RowSpec) -> bool:
+        methods = [spec.method_on(slot) for slot in slots]
+        return any((method.name, method.uniform_gamma) in settings for method in methods)
+
+    settings = {(plan.cell.method.name, plan.cell.method.uniform_gamma) for plan in cells}
+    blocks = [tuple(filter(is_planned, block)) for block in layout.blocks]
+    named = {STOCK, *(spec.method for block in layout.blocks for spec in block)}
+    slot_by_key = {slot.key: slot for slot in slots}
+    added: list[RowSpec] = []
+    for plan in cells:
+        if plan.cell.method.name not in named:
+            spec = _added_row(plan.cell.method, slot_by_key[plan.cell.model.name])
+            added += [] if spec in added else [spec]
+    if added and not any("{name}" in template for _, template in layout.labels):
+        raise UsageError(
+            f"{layout.key}: its rows are of one method and have no place for "
+            f"{added[0].method}; take another table, such as table2"
+        )
+    return dataclasses.replace(
+        layout,
+        blocks=tuple(block for block in (*blocks, tuple(added)) if block),
+        notes=(*layout.notes, *([_ADDED] if added else [])),
+    )
+
+
+def _added_row(method: Method, slot: ModelSlot) -> RowSpec:
+    """Return the row of a method on a model, for a table that has none of the method."""
+    plain = create_method(method.name, method.factor, **slot.knobs).identity()
+    settings = {
+        knob: value
+        for knob, value in method.identity().items()
+        if knob not in ("gamma", "seed") and value != plain.get(knob)
+    }
+    gamma = method.uniform_gamma
+    name = " ".join([method.title, *(f"{knob}={shown(v)}" for knob, v in settings.items()), "†"])
+    return RowSpec(name, method.name, OWN if gamma == slot.gamma else gamma, settings)
 
 
 def published_table(name: str, version: str = "v2") -> Table:

@@ -100,13 +100,37 @@ def test_marks_say_what_a_capacity_did(command: Command) -> None:
     write_all(planned("experiment=table1", *words), graded)
     _, out, _ = command("table1", *words)
     scores = [line.split(" | ")[2] for line in out.splitlines() if line.startswith("| Score ")]
-    # γ = 2: 2 of 40 lost; γ = 1.5: not there; γ = 1: 30 of 40 lost.
-    assert [score.split(" ±")[0].replace("**", "") for score in scores] == ["70.0", "—", "0.0▼"]
+    # γ = 2: 2 of 40 lost; γ = 1: 30 of 40 lost.
+    assert [score.split(" ±")[0].replace("**", "") for score in scores] == ["70.0", "0.0▼"]
     assert "Holm-corrected for the 72 tests" in out
     rows = list(csv.DictReader(Path("reports/zoo/table1.csv").read_text().splitlines()))
     assert float(rows[-1]["OBQA effect"]) == -75.0
     assert float(rows[-1]["OBQA p"]) == pytest.approx(2 / 2**30)
     assert float(rows[-1]["OBQA p corrected"]) > float(rows[-1]["OBQA p"])
+
+
+def test_the_rows_are_those_of_the_methods_that_the_grid_names(command: Command) -> None:
+    """Also of one that the paper's table lacks, as is a user's own."""
+    finished = "baseline,score,oea"
+    words = ("profile=tiny", "grid.model=[tiny_olmoe]", f"grid.method=[{finished},xshare]")
+    write_all(planned("experiment=table2", *words[:2], f"grid.method=[{finished}]"), graded)
+    _, out, _ = command("table2", *words, "expert_budget=0.5")
+    rows = list(csv.DictReader(Path("reports/tiny/table2.csv").read_text().splitlines()))
+    assert [row["Method"] for row in rows] == ["Baseline", "Token Drop", "OEA †", "XShare †"]
+    assert [row["OBQA"] != "" for row in rows] == [True, True, True, False]
+    assert "method=xshare" in out
+    assert "expert_budget=0.5" in out
+    assert "†: added by the command line" in out
+    _, out, _ = command("table2", "profile=tiny", "grid.model=[tiny_olmoe]")
+    assert "†" not in out
+    assert "Expanded Drop" in out
+
+
+def test_a_table_of_one_method_takes_no_other(command: Command) -> None:
+    status, _, error = command("table11", "profile=tiny", "parts.baseline.method=[xshare]")
+    assert status == 2
+    assert error.startswith("error: table11: its rows are of one method")
+    assert error.count("\n") == 1
 
 
 def test_the_command_of_an_entry_computes_the_entry(command: Command) -> None:
