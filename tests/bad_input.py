@@ -584,6 +584,7 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=/no/such --nope": "--nope",
     f"{_RUN} pretrained=/no/such --config nowhere.yaml": "nowhere.yaml",
     "run --model capmoe --tasks piqaa --model_args pretrained=/no/such": "did you mean 'piqa'",
+    "run --model capmoe --tasks capmoe_humanevel,x --model_args pretrained=x": "capmoe_humaneval",
     "run --model capmo --tasks piqa": "capmo",
 }
 
