@@ -26,14 +26,16 @@ INSTEAD = {
     r"goes with the cell's end": "removed when the cell ends",
 }
 """What is not written, and the words for it."""
-READ = [
-    *pages(),
-    *(
-        ROOT / name
-        for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
-    ),
-    *sorted((ROOT / "capmoe_eval").rglob("README.md")),
-]
+READ = sorted(
+    {
+        *pages(),
+        *(
+            ROOT / name
+            for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
+        ),
+        *(ROOT / "capmoe_eval").rglob("README.md"),
+    }
+)
 IN_A_CELL, IN_A_SENTENCE = 30, 36
 """Words at most: of a cell of a table, and of a sentence."""
 MODULES = sorted(

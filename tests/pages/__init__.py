@@ -20,9 +20,10 @@ _BLOCK = re.compile(r"<!-- ([\w-]+): make pages -->\n(.*?)<!-- end of \1 -->\n",
 
 
 def pages() -> list[Path]:
-    """Return README and the pages of ``docs/``, without the verdicts that a command wrote."""
+    """Return every README and the pages of ``docs/``, without the verdicts that a command wrote."""
     docs = (path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "zoo")
-    return [ROOT / "README.md", *docs]
+    extensions = sorted((ROOT / "capmoe_eval" / "extensions").glob("*/README.md"))
+    return [ROOT / "README.md", *docs, *extensions]
 
 
 def present() -> dict[str, str]:

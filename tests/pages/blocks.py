@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from tests.pages import benchmarks, effects, generation, glance, images
+from tests.pages import benchmarks, comparators, effects, generation, glance, images
 from tests.pages.commands import first_result, printed
 from tests.pages.knobs import knob_table
 
@@ -41,5 +41,6 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "emulation": benchmarks.emulation,
     "generation": generation.scores,
     "images": images.scores,
-    "macs": images.macs,
+    "laser": comparators.laser,
+    "macs": comparators.macs,
 }

@@ -6,9 +6,7 @@ import json
 from typing import Final
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.report.figures.losses import lost
-from capmoe_eval.report.figures.pooling import by_key
-from tests.pages import ROOT, paragraph, signed, span, table
+from tests.pages import ROOT, paragraph, span, table
 from tests.pages.names import records
 
 _SETS: Final = {"mme": "MME", "mmbench": "MMBench", "seedbench": "SEED-Bench"}
@@ -85,36 +83,3 @@ def scores() -> str:
         + "\n"
         + paragraph(f"With all alike: {others}.")
     )
-
-
-def macs() -> str:
-    """Return what MACS and Token Drop drop and lose on MME, at equal γ."""
-    asked = [record for record in records("experiment=images_macs") if record.task == "mme"]
-    by_gamma = by_key([r for r in asked if r.gamma is not None], lambda record: record.gamma)
-    rows = []
-    for gamma, same in sorted(by_gamma.items(), reverse=True):
-        drops = [r for r in same if r.method == "score" and r.cell.method.modality == "uniform"]
-        of_macs = [
-            record
-            for record in same
-            if record.method == "macs"
-            and record.knobs["rho"]
-            and record.knobs["reroute"] == "local"
-        ]
-        if drops and of_macs:
-            interval = lost(of_macs, drops, ["mme"])
-            assert not isinstance(interval, str), interval
-            both = (drops[0].load, of_macs[0].load)
-            rows.append(
-                (
-                    f"{gamma:g}",
-                    *(f"{100 * load.drop_rate:.1f} %" for load in both),
-                    *(f"{load.mean_peak_after:.2f}" for load in both),
-                    signed(*interval, 1),
-                )
-            )
-    head = (
-        *("γ", "dropped, Token Drop", "dropped, MACS", "fullest expert / mean load, Token Drop"),
-        *("MACS", "points, MACS − Token Drop"),
-    )
-    return table(head, rows)

@@ -40,7 +40,6 @@ QUERIES = {
 _RESULT = ".md-search-result__item > a"
 LINKING = [
     *pages(),
-    *sorted((ROOT / "capmoe_eval/extensions").glob("*/README.md")),
     ROOT / "examples/README.md",
     ROOT / "LOG.md",
 ]
