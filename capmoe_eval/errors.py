@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,9 +79,10 @@ def check_choice(field: str, value: object, choices: Iterable[str]) -> None:
 def unwritable(field: str, path: Path, error: OSError) -> UnwritableError:
     """Return the error for a directory or file, named by a setting, that cannot be written."""
     reason = error.strerror or error
+    space = "free some space or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return UnwritableError(
-        f"{field}={shown(path)}: cannot be written ({reason}); free some space or choose "
-        f"another path with {field}=PATH"
+        f"{field}={shown(path)}: cannot be written ({reason}); {space}choose another path with "
+        f"{field}=PATH"
     )
 
 

@@ -258,7 +258,9 @@ MAIN: Mapping[str, str] = {
     f"gamma={'[' * 500}{']' * 500}": "maximum recursion depth exceeded",
     f"gamma={'{a:' * 300}1{'}' * 300}": "maximum recursion depth exceeded",
     "x" * 10_000: f"error: {'x' * 100}…: is no setting",
-    f"x=[{'x' * 10_000}": f"error: x=[{'x' * 97}…: no viable alternative",
+    f"x=[{'x' * 10_000}": f"error: x=[{'x' * 97}…: has no closing bracket",
+    "tasks=[obqa,": "tasks=[obqa,: has no closing bracket; quote the word",
+    "method=mine": "a method of your own needs its package installed",
     # Grids.
     "grid=null": "grid=null: must be keys with lists of values",
     "grid=[1]": "grid=[1]",

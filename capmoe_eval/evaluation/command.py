@@ -86,7 +86,11 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[
     for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
     if outcome.failures:
-        print("The same command computes the failed cells again, and no others.", file=sys.stderr)
+        print(
+            "The same command computes the failed cells again, and no others; CAPMOE_DEBUG=1 stops "
+            "at the first failure with its traceback.",
+            file=sys.stderr,
+        )
     return 1 if outcome.failures else 0
 
 

@@ -279,7 +279,9 @@ def _written(plan: CellPlan) -> Record:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
-    if not text:  # a bare assertion: its place says more
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
-    return text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"[:500]
+    if isinstance(error, UsageError):
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    text = text[:400] or str(frame.line)  # a bare assertion has no text
+    return f"{type(error).__name__}: {text} ({place})"

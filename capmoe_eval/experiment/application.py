@@ -323,6 +323,8 @@ def _refused(error: Exception) -> str:
         word = getattr(error, "override", None)  # an override that cannot be parsed
         if word and "=" not in word and "missing EQUAL" in message:
             return f"{shown(word)}: is no setting; write KEY=VALUE without spaces"
+        if word and word.count("[") > word.count("]"):  # the shell splits a list with spaces
+            return f"{shown(word)}: has no closing bracket; quote the word: 'KEY=[VALUE,VALUE]'"
         if not word:
             return str(error)
         return f"{shown(word)}: {str(error).replace(word, shown(word))[:500]}"

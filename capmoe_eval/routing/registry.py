@@ -107,7 +107,8 @@ def method_class(name: object) -> type[Method]:
     """
     names = method_names()
     if not isinstance(name, str) or name not in names:
-        raise bad_choice("method", name, names)
+        mistake = bad_choice("method", name, names)
+        raise UsageError(f"{mistake}; a method of your own needs its package installed")
     return METHODS[name]
 
 
@@ -166,7 +167,7 @@ def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
     values = {}
     for knob, value in settings.items():
         if knob not in declared:
-            raise bad_choice("knob", knob, sorted(declared))
+            raise bad_choice("knob", knob, sorted({*declared, "gamma"}))
         values[knob] = check(knob, value, declared[knob].annotation)
     method.check_settings(values)
     method_knobs = declared_knobs(method)

@@ -112,7 +112,7 @@ def _described(about: Any) -> dict[str, Any]:
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a path that is not one of a trace file of ours."""
+    """Refuse a path without the suffix of a trace file of this suite."""
     if path.suffix not in SUFFIXES:
         raise bad_choice(f"{shown(path)}: format", path.suffix or "none", SUFFIXES)
 

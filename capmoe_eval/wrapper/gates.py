@@ -171,7 +171,7 @@ def misread_T(scores: Scores, slack: float) -> Tensor:
     """Return a mask [T] of the tokens whose top-k is not the best of their eligible experts.
 
     That is so where an expert outside the top-k ranks above one inside it, or one inside is not
-    eligible. ``slack`` is the share of the ranking's largest number that rounding explains.
+    eligible. A difference of at most ``slack`` times the ranking's largest number is rounding.
     """
     ranking_TE = scores.ranking_TE
     # Without a bias an expert that is not eligible has the score 0, which others may have, too.

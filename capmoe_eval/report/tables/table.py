@@ -98,10 +98,10 @@ TableCell: TypeAlias = Entry | Missing | CellText
 
 @dataclass(frozen=True)
 class Row:
-    """One line: the labels that name it, one cell per column, and what it is of in a filter.
+    """One row: its labels, one cell per column, and what a page filters it by.
 
-    The keys of its model and method, and its γ as shown, are empty in a table that is not of
-    evaluations.
+    A page filters by the keys of the model and the method, and by γ as shown; these are empty in a
+    table that is not of evaluations.
     """
 
     labels: tuple[str, ...]
