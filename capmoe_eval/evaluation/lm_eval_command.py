@@ -66,15 +66,14 @@ def _run() -> None:
     import capmoe_eval.evaluation.lm  # noqa: F401 - registers both models
 
     named = {word.partition("=")[0] for word in sys.argv}
-    folder = str(Path(__file__).parent)
     if "--include_path" not in named and sys.argv[1:2] == ["run"]:
-        sys.argv += ["--include_path", folder]
+        sys.argv += ["--include_path", str(Path(__file__).parent)]
     try:
         cli_evaluate()
     except ValueError as error:
         if not (unknown := re.match(r"Tasks not found: ([^,]*)", str(error))):
             raise
-        from lm_eval.tasks import TaskManager
+        from capmoe_eval.evaluation.tasks import task_manager
 
-        tasks = TaskManager(include_path=folder).all_tasks
+        tasks = task_manager(unknown[1]).all_tasks
         raise bad_choice("--tasks", unknown[1], tasks) from error

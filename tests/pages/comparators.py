@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from capmoe_eval.report.figures.losses import lost
 from capmoe_eval.report.figures.pooling import by_key
 from tests.pages import signed, table
@@ -47,29 +45,27 @@ def laser() -> str:
     """Return what LASER moves, evens out and costs, by model, task and viable score."""
     asked = records("experiment=comparators")
     stock = {(r.model, r.task): r for r in asked if r.cell.method.is_stock}
-    groups = by_key(
-        [record for record in asked if record.method == "laser"],
-        lambda record: (record.model, record.task, record.cell.method.decode),
-    )
-
-    def rows() -> Iterator[tuple[str, ...]]:
-        for (model, task, decode), group in sorted(groups.items()):
-            steps = ", decode steps alone" if decode == "only" else ""
-            for record in sorted(group, key=lambda record: -record.knobs["viable_score"]):
-                load = record.load
-                experts = load if load.decode is None else load.decode
-                yield (
-                    f"{FAMILIES[model]}, {task}{steps}",
-                    f"{record.knobs['viable_score']:g}",
-                    f"{100 * stock[model, task].value:.1f}",
-                    f"{100 * record.value:.1f}",
-                    f"{100 * load.drop_rate:.1f} %",
-                    f"{load.mean_peak_before:.2f} → {load.mean_peak_after:.2f}",
-                    f"{experts.activated_before:.1f} → {experts.activated_after:.1f}",
-                )
-
+    rows = []
+    for record in sorted(
+        (record for record in asked if record.method == "laser"),
+        key=lambda record: (record.model, record.task, -record.knobs["viable_score"]),
+    ):
+        load = record.load
+        steps = "" if load.decode is None else ", decode steps alone"
+        experts = load.decode or load
+        rows.append(
+            (
+                f"{FAMILIES[record.model]}, {record.task}{steps}",
+                f"{record.knobs['viable_score']:g}",
+                f"{100 * stock[record.model, record.task].value:.1f}",
+                f"{100 * record.value:.1f}",
+                f"{100 * load.drop_rate:.1f} %",
+                f"{load.mean_peak_before:.2f} → {load.mean_peak_after:.2f}",
+                f"{experts.activated_before:.1f} → {experts.activated_after:.1f}",
+            )
+        )
     head = (
         *("model, task", "`viable_score`", "score, top-k alone", "score, LASER", "pairs moved"),
         *("fullest expert / mean load", "activated experts"),
     )
-    return table(head, rows())
+    return table(head, rows)

@@ -81,12 +81,12 @@ def test_a_registered_method_is_created_by_its_name() -> None:
             create_method(name, 1.0, step=0)
 
 
-@pytest.mark.usefixtures("registered")
 def test_a_mistyped_gamma_is_recognised() -> None:
     with pytest.raises(UsageError, match="knob=gama: did you mean 'gamma'"):
         create_method("score", gama=1.0)
 
 
+@pytest.mark.usefixtures("registered")
 def test_a_class_may_be_registered_twice_and_its_name_not() -> None:
     assert register(Baseline) is Baseline  # as when a module is loaded anew
     with pytest.raises(ValueError, match=r"^Mine: Baseline has the name 'baseline' already$"):
