@@ -284,7 +284,7 @@ SCORE = create_method("score", 1.0)
     ("knobs", "line"),
     [
         ({"method": "scroe", "gamma": 1.0}, "did you mean 'score'"),
-        ({"gama": 1.0, "gamma": 1.0}, "knob=gama: choose one of"),
+        ({"gama": 1.0, "gamma": 1.0}, "knob=gama: did you mean 'gamma'"),
         ({"method": SCORE, "gamma": 2.0}, "gamma: is a knob of the method; set it there"),
         ({"method": SCORE, "ep_size": 2}, "ep_size: is a knob of the method; set it there"),
         ({"gamma": 1.0, "ep_size": 3}, "ep_size=3: 8 experts cannot be spread evenly"),
