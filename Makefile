@@ -29,12 +29,15 @@ install: $(VENV)/.installed  ## create .venv from the locked versions, checked b
 PIP    = -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 LOCKED = $(PY) $(PIP) --require-hashes
 
-# Torch is the build for CPUs where pip finds one (an index or a directory of its settings), else that for GPUs.
+# TORCH is cpu or gpu. The build for GPUs is installed where a GPU of NVIDIA is, or where pip finds none for CPUs (in an
+# index or a directory of its settings).
+TORCH ?= $(if $(shell command -v nvidia-smi),gpu)
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(LOCKED) -r lock/build.txt
 	$(LOCKED) -r lock/suite.txt
-	$(LOCKED) -r lock/torch-cpu.txt || { echo "No torch for CPUs: installing torch for GPUs"; $(LOCKED) -r lock/torch-gpu.txt; }
+	$(if $(TORCH),$(LOCKED) -r lock/torch-$(TORCH).txt,$(LOCKED) -r lock/torch-cpu.txt || \
+	  { echo "No torch for CPUs: installing torch for GPUs"; $(LOCKED) -r lock/torch-gpu.txt; })
 	$(PY) $(PIP) -e .
 	$(PY) -m pip check
 	touch $@

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from capmoe_eval.__main__ import main as program_main
 from capmoe_eval.evaluation import command as commandline
@@ -265,6 +266,24 @@ def test_a_limit_of_subtasks_says_how_many_documents_it_is(shell: Shell) -> None
     assert "subtasks" not in err
     _, out, _ = shell("run", "--help")
     assert "of mmlu, which has 57, limit=4 takes 228" in out
+
+
+@pytest.mark.slow
+def test_a_knob_that_no_method_of_the_run_has_is_warned_of(shell: Shell) -> None:
+    words = "model=tiny_olmoe", "tasks=obqa", "limit=1", "seed=2"
+    said = "warning: seed=2: has no effect on order; it is a knob of random"
+    _, _, err = shell(*words, "gamma=1.0", "method=order")
+    assert err.count(said) == 1
+    _, _, err = shell("-m", *words, "gamma=1.0", "method=order,random")
+    assert "has no effect" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
+def test_a_device_map_without_a_gpu_is_warned_of(shell: Shell) -> None:
+    _, _, err = shell("model=tiny_olmoe", "tasks=obqa", "limit=1", "device_map=auto")
+    said = f"warning: device_map=auto: torch {torch.__version__} sees no GPU here; the model is "
+    assert err.count(f"{said}computed on the CPU") == 1
 
 
 @pytest.mark.slow

@@ -28,12 +28,14 @@ from capmoe_eval.experiment.configuration import (
     CellPlan,
     DeviceConfig,
     check_overrides,
+    knobs_without_effect,
     model_notes,
     plans,
     share,
 )
 from capmoe_eval.experiment.packing import pack_idle
 from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.experiment.settings import CALIBRATE
 
 _REPORTS: Final = {
@@ -139,6 +141,8 @@ def _compute(words: Sequence[str], *, swept: bool) -> int:
     for job, config in zip(jobs, compose_jobs(jobs), strict=True):
         check_overrides(config, job)
         planned |= {plan.path: plan for plan in plans(config)}
+    for line in knobs_without_effect(words, planned.values()):
+        print_warning(line)
     cells = share(list(planned.values()), config.shard)
     return execute(cells, config.plan, () if swept else words)
 

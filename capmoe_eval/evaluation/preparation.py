@@ -289,9 +289,19 @@ def _checkpoint_problem(model: ModelId) -> str | None:
     return None
 
 
-def limit_notes(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
-    """Return a line for each task with several subtasks, of each of which a limit is."""
-    lines = []
+def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
+    """Return a line for each setting that does less, or more, than its user may think.
+
+    These are a ``device_map`` without a GPU, and a limit, which is of each subtask of a task.
+    """
+    import torch
+
+    lines = [
+        f"device_map={device_map}: torch {torch.__version__} sees no GPU here; the model is "
+        "computed on the CPU"
+        for device_map in dict.fromkeys(p.placement.device_map for p in plans)
+        if device_map is not None and not torch.accelerator.is_available()
+    ]
     for task, source, limit in dict.fromkeys((p.cell.task, p.source, p.cell.limit) for p in plans):
         parts = library.parts(task, source).values()
         if limit is not None and len(parts) > 1:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
 from capmoe_eval.evaluation.preparation import (
+    cautions,
     check_backend,
     check_processes,
     check_traces,
     finished_record,
     join_ranks,
-    limit_notes,
     load_lm,
     model_refusals,
     reserving,
@@ -110,7 +110,7 @@ def _prepare(
     allowed = [plan for plan in missing if plan.path not in refused]
     library = task_library(allowed)
     progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
-    for line in limit_notes(allowed, library):
+    for line in cautions(allowed, library):
         progress.warn(line)
     job = _Job(allowed, list(others.values()), library, sandbox, world, progress, summary)
     for plan in missing:

@@ -17,7 +17,13 @@ from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choic
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option, load_options, options
 from capmoe_eval.experiment.datasource import DataSource, data_source
-from capmoe_eval.experiment.settings import TASK_DEFAULTS, check_key, check_keys
+from capmoe_eval.experiment.settings import (
+    TASK_DEFAULTS,
+    check_key,
+    check_keys,
+    methods_in_words,
+    methods_with,
+)
 from capmoe_eval.experiment.values import Name
 from capmoe_eval.routing.knobs import check
 from capmoe_eval.routing.registry import create_method, knobs
@@ -175,7 +181,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = error.full_key
-        raise UsageError(f"Missing mandatory value: {key}; say {key}=…") from error
+        raise UsageError(f"{key}: has no value; set {key}=…") from error
     check_keys({key: plain.get(key) for key in ("model", "tasks", "data", *plain)})
     return dict(plain)
 
@@ -191,6 +197,18 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
             raise UsageError(
                 f"{override}: {key} is set by the experiment's grid; change the grid instead: "
                 f"'{name}.{key}=[…]'"
+            )
+
+
+def knobs_without_effect(overrides: Sequence[str], planned: Iterable[CellPlan]) -> Iterator[str]:
+    """Yield a line for each override, ``knob=value``, that no method of the planned cells has."""
+    names = list(dict.fromkeys(plan.cell.method.name for plan in planned))
+    for override in overrides:
+        knob = override.partition("=")[0]
+        if knob in knobs() and not {*names} & {*methods_with(knob)}:
+            yield (
+                f"{override}: has no effect on {', '.join(names)}; it is a knob of "
+                f"{methods_in_words(knob)}"
             )
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import load_option, options
-from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.benchmarks import Bench
@@ -191,13 +191,14 @@ class Evidence:
 
     def remark(self, first: Side, second: Side) -> str:
         """Return what a reader of a contrast must know of its models; empty for most."""
-        shares = [
-            f"{model}{gamma_suffix(shares[0])} drops {shares[1]:.1%}, Expert Drop {shares[2]:.1%}"
+        shares = {
+            model: shares
             for side in (first, second)
             for model in self.models
             if side.gamma == "matched" and (shares := self._matched(side, model))
-        ]
-        texts = [f"the nearest shares are: {'; '.join(shares)}"] if shares else []
+        }
+        words = "γ={} drops {}, Expert Drop {}", ("{:g}", "{:.1%}", "{:.1%}")
+        texts = [f"the nearest shares are: {by_family(shares, *words)}"] if shares else []
         if left_out := self.left_out(first, second):
             texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
         return "; ".join(texts)
@@ -313,6 +314,27 @@ def _most(values: Sequence[Any], default: Any) -> Any:
     """Return the most frequent value, the largest of equally frequent ones."""
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], str(value))) if counts else default
+
+
+def by_family(numbers: Mapping[str, Sequence[float]], words: str, patterns: Sequence[str]) -> str:
+    """Return a clause for each family of models, with its smallest and largest numbers.
+
+    Args:
+        numbers: The numbers of each model, as many for each as ``patterns``.
+        words: The clause after the family's name, with a place for each number.
+        patterns: How each number is written.
+    """
+    families: dict[str, list[Sequence[float]]] = {}
+    for model, values in numbers.items():
+        families.setdefault(family(model), []).append(values)
+    clauses = []
+    for name, rows in families.items():
+        spans = [
+            " to ".join(dict.fromkeys(pattern.format(end(values)) for end in (min, max)))
+            for pattern, values in zip(patterns, zip(*rows, strict=True), strict=True)
+        ]
+        clauses.append(f"{name} {words.format(*spans)}")
+    return "; ".join(clauses)
 
 
 def not_paired(model: str, task: str, reason: str) -> UsageError:

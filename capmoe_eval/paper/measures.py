@@ -12,7 +12,7 @@ from capmoe_eval.experiment.names import family, is_stock
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.effects import documents
-from capmoe_eval.paper.evidence import Batches, Evidence, Side, not_paired
+from capmoe_eval.paper.evidence import Batches, Evidence, Side, by_family, not_paired
 from capmoe_eval.paper.nulls import FLATTER, noise_step
 from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.paper.printed import figure
@@ -96,7 +96,7 @@ def decay(evidence: Evidence) -> list[Finding]:
     step is also smaller than :data:`FLATTER` of that of Gaussian router logits whose scores fall as
     fast inside the top-k.
     """
-    ratios, outcomes, notes, records = {}, [], [], list[Record]()
+    ratios, outcomes, tails, records = {}, [], {}, list[Record]()
     for model in evidence.models:
         steps, inside, sizes = [], [], (0, 0)
         for record in itertools.chain(*evidence.find(Side(method="baseline"), model).values()):
@@ -113,8 +113,9 @@ def decay(evidence: Evidence) -> list[Finding]:
             ratios[model] = step / noise
             gentle = Outcome.HOLDS if step < FLATTER * noise else Outcome.UNDECIDED
             outcomes.append(gentle if step < fall else Outcome.FAILS)
-            notes.append(f"{model} {math.exp(-step):.2f}, noise {math.exp(-noise):.2f}")
-    note = f"score of rank K+1 over that of rank K: {', '.join(notes)}" if notes else ""
+            tails[model] = math.exp(-step), math.exp(-noise)
+    ranks = by_family(tails, "{}, noise {}", ("{:.2f}", "{:.2f}"))
+    note = f"score of rank K+1 over that of rank K: {ranks}" if ranks else ""
     label = f"step from rank K to K+1, over that of noise; asked below {FLATTER:g}"
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.MIXED
     return [_by_model(label, "× noise", ratios, outcome, note, _paths(records))]

@@ -285,6 +285,7 @@ SCORE = create_method("score", 1.0)
     [
         ({"method": "scroe", "gamma": 1.0}, "did you mean 'score'"),
         ({"gama": 1.0, "gamma": 1.0}, "knob=gama: did you mean 'gamma'"),
+        ({"method": type(SCORE), "gamma": 2.0}, "method=TokenDrop: is a class; make a method"),
         ({"method": SCORE, "gamma": 2.0}, "gamma: is a knob of the method; set it there"),
         ({"method": SCORE, "ep_size": 2}, "ep_size: is a knob of the method; set it there"),
         ({"gamma": 1.0, "ep_size": 3}, "ep_size=3: 8 experts cannot be spread evenly"),
