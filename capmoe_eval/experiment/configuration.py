@@ -17,6 +17,7 @@ from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choic
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option, load_options, options
 from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.settings import (
     TASK_DEFAULTS,
     check_key,
@@ -73,12 +74,19 @@ class CellPlan:
 
 
 def model_notes(planned: Iterable[CellPlan], title: Callable[[str], str] = str) -> list[str]:
-    """Return each caution about the models' numbers once, behind the models' titles."""
+    """Return each caution about the models' numbers once, behind the models' titles.
+
+    A further training seed is left out beside the model that it is of.
+    """
     models: dict[str, dict[str, None]] = {}
     for plan in planned:
         if plan.note:
-            models.setdefault(plan.note, {})[title(plan.cell.model.name)] = None
-    return [f"{', '.join(names)}: {note}." for note, names in models.items()]
+            models.setdefault(plan.note, {})[plan.cell.model.name] = None
+    return [
+        f"{', '.join(title(name) for name in names if family(name) not in {*names} - {name})}: "
+        f"{note}."
+        for note, names in models.items()
+    ]
 
 
 def profile_name(config: DictConfig) -> str:

@@ -15,6 +15,7 @@ from capmoe_eval.experiment.configuration import (
     CellPlan,
     check_overrides,
     expand_parts,
+    model_notes,
     plans,
     share,
 )
@@ -127,6 +128,12 @@ def test_an_override_of_what_a_part_sets_is_refused() -> None:
     config = composed(["experiment=replicate"])
     with pytest.raises(UsageError, match=r"gamma=1: gamma is set .* 'parts\.keep\.gamma=\[…\]'"):
         check_overrides(config, ["gamma=1"])
+
+
+def test_a_caution_names_a_further_training_seed_only_without_its_model() -> None:
+    models = "grid.model=[zoo_olmoe,zoo_olmoe_s1,zoo_mixtral_s2]"
+    (caution,) = model_notes(planned("experiment=table1", models))
+    assert caution.startswith("zoo_olmoe, zoo_mixtral_s2: trained on a closed mini-world")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

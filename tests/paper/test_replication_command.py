@@ -79,7 +79,7 @@ def test_records_become_verdicts_and_the_same_bytes(run: Run, results: Path) -> 
     for claim in file["claims"]:
         assert f"| ({claim['id']}) | {claim['statement']} | " in text
         assert f"What would refute it: {claim['refuted_by']}" in text
-    assert "## These margins are fixed before the new models are evaluated." in text
+    assert "## Margins, fixed before the models were evaluated" in text
     for margin in file["margins"]:
         assert f"| {margin['id']} | {margin['points']:.2f} | {margin['meaning']} | " in text
     assert "closed mini-world" in text
