@@ -7,11 +7,13 @@ import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""The numbers of an OSError that the next file would have as well."""
 _SHOWN = 100  # characters of a value
 _LISTED = 100  # names that a line lists; lm-eval has 14,000 tasks
 

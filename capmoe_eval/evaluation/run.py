@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import io
 import itertools
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.errors import UnwritableError, UsageError, unwritable
+from capmoe_eval.errors import DISK_ERRORS, UnwritableError, UsageError, unwritable
 from capmoe_eval.evaluation.preparation import (
     cautions,
     check_backend,
@@ -43,10 +42,6 @@ if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.tasks import TaskLibrary
     from capmoe_eval.wrapper.ranks import World
-
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Errors of the disk, which every further cell would have as well."""
 
 
 def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> RunSummary:
@@ -180,7 +175,7 @@ class _Job:
                     lm = lm or self._load(plan)
                     record = self._compute(turn, lm)
             except Exception as error:
-                if isinstance(error, OSError) and error.errno in _DISK:
+                if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                     raise unwritable("results_dir", plan.root, error) from error
                 if self._is_ended_by(error, plan, loaded=lm is not None):
                     raise

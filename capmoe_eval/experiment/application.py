@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib.util
 import os
 import platform
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from capmoe_eval.errors import (
+    DISK_ERRORS,
     EnforcementError,
     UnwritableError,
     UsageError,
@@ -37,8 +37,6 @@ from capmoe_eval.experiment.interrupts import (
 )
 from capmoe_eval.experiment.processes import of_submitit, process_rank
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of writing to an open file, which name none."""
 DEBUG = "CAPMOE_DEBUG"
 """The environment variable with which every error is printed with its traceback."""
 
@@ -123,7 +121,7 @@ def _status(command: Callable[[], int | None], unexpected: tuple[str, int] = (""
     except Exception as error:
         if of_submitit(error):  # it tells its launcher that the job has ended
             raise
-        if isinstance(error, OSError) and not error.filename and error.errno in _DISK:
+        if isinstance(error, OSError) and not error.filename and error.errno in DISK_ERRORS:
             raise _unwritable_output(error) from error
         if (mistake := _mistake(error)) is not None:
             return _say(mistake, error)
