@@ -46,12 +46,14 @@ class TaskLibrary:
         _keep_templates()
         self._built: dict[tuple[DataSource, str, str | None], dict[str, Any]] = {}
 
-    def get(self, name: str, source: DataSource, dataset: str | None = None) -> dict[str, Any]:
+    def get(
+        self, name: str, source: DataSource, dataset: str | None = None, setting: str = ""
+    ) -> dict[str, Any]:
         """Return lm-eval's tasks and groups of that name, or ours, as its ``evaluate`` takes them.
 
         The documents are in place (:func:`ready`). ``dataset`` is the data set that it reads, of a
         group all of them, joined by ``+``; None for that of its file. Only a task that is no group
-        can read another than its file says.
+        can read another than its file says. ``setting`` is what the user wrote, for errors.
 
         Raises:
             UsageError: If the task or its dataset does not exist or cannot be reached.
@@ -71,10 +73,10 @@ class TaskLibrary:
             except Exception as error:  # damaged files make datasets raise many kinds
                 if source.root is None:
                     raise UsageError(
-                        f"task={name}: its dataset cannot be loaded from the hub "
+                        f"{setting or f'task={name}'}: its dataset cannot be loaded from the hub "
                         f"({first_line(error)}); set data.root=DIR to a directory in hub layout"
                     ) from error
-                raise UsageError(f"task={name}: {first_line(error)}") from error
+                raise UsageError(f"{setting or f'task={name}'}: {first_line(error)}") from error
             for task in tasks["tasks"].values():
                 task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             self._built[key] = tasks
@@ -82,7 +84,8 @@ class TaskLibrary:
 
     def parts(self, task: TaskId, source: DataSource) -> dict[str, Any]:
         """Return the tasks that a task consists of by name, as :meth:`get`."""
-        tasks: dict[str, Any] = self.get(task.lm_eval, source, task.dataset)["tasks"]
+        setting = f"tasks={task.name}"
+        tasks: dict[str, Any] = self.get(task.lm_eval, source, task.dataset, setting)["tasks"]
         return tasks
 
     def fingerprint(self, task: TaskId, source: DataSource) -> str | None:

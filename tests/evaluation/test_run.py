@@ -292,7 +292,7 @@ def test_damaged_documents_give_one_line_before_a_model_is_loaded(
     file.write_bytes(file.read_bytes()[:-20])
     monkeypatch.setattr(loading, "load_lm", lambda *_: pytest.fail("a model was loaded"))
     damaged = plan(tmp_path / "results", BASELINE, source=data_source(str(tmp_path / "data")))
-    with pytest.raises(UsageError, match="task=openbookqa: ") as error:
+    with pytest.raises(UsageError, match="tasks=obqa: ") as error:
         run([damaged])
     assert "\n" not in str(error.value)
 
