@@ -15,6 +15,10 @@ FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14
            fig20 v1_fig7 pareto waste companions images_pareto images_text images_position images_macs decode \
            comparators comparators_decode comparators_ranks adaptive granularity placement skew
 
+# A setting of the suite, such as gamma=1.0, is no variable of make, which would ignore it. Settings are lower-case.
+SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z,$(filter $(letter)%,$(MAKEOVERRIDES)))
+$(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
+
 .DEFAULT_GOAL := help
 .PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-all coverage test-numeric install-server test-server serve-demo check clean
 

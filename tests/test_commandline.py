@@ -7,13 +7,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from capmoe_eval.__main__ import main as program_main
+from capmoe_eval.errors import EnforcementError
 from capmoe_eval.evaluation import command as commandline
+from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import lm_eval_command as lm_eval_commandline
 from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.tasks import OURS, TaskLibrary
@@ -269,6 +272,20 @@ def test_a_limit_of_subtasks_says_how_many_documents_it_is(shell: Shell) -> None
 
 
 @pytest.mark.slow
+def test_a_broken_invariant_is_said_to_need_mending(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise EnforcementError("capacity not enforced")
+
+    monkeypatch.setattr(evaluation, "evaluate", broken)
+    status, _, err = shell("model=tiny_olmoe", "tasks=[obqa,rte]", "limit=1")
+    assert status == 1
+    assert err.count("FAILED: EnforcementError: capacity not enforced") == 2
+    assert err.count("An invariant is broken: mend the method, or report it") == 1
+
+
+@pytest.mark.slow
 def test_a_knob_that_no_method_of_the_run_has_is_warned_of(shell: Shell) -> None:
     words = "model=tiny_olmoe", "tasks=obqa", "limit=1", "seed=2"
     said = "warning: seed=2: has no effect on order; it is a knob of random"
@@ -407,17 +424,19 @@ def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Pat
     tokenizer = tiny_tokenizer()
     tiny_model("mixtral", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "weights")
     tokenizer.save_pretrained(tmp_path / "weights")
-    status, out, _ = shell(
-        "model=custom",
-        "model.name=mine",
-        "model.pretrained=./weights",
-        "tasks=obqa",
-        "limit=2",
-        "data.root=miniworld",
-        "ep_size=4",
+    words = (
+        *("model=custom", "model.name=mine", "model.pretrained=./weights"),
+        *("tasks=obqa", "limit=2", "data.root=miniworld", "ep_size=4"),
     )
+    status, out, err = shell(*words)
     assert status == 0
     assert "results/local-custom/mine/obqa/score-g1-ep4-" in out
+    newer = "model.pretrained=./weights: has files that are newer than finished results"
+    _, _, again = shell(*words)
+    assert newer not in err + again
+    future = time.time() + 60
+    os.utime(tmp_path / "weights/model.safetensors", (future, future))
+    assert newer in shell(*words)[2]
 
 
 @pytest.mark.slow

@@ -59,6 +59,13 @@ def test_every_command_that_a_page_names_is_there(capsys: pytest.CaptureFixture[
     assert wrong == []
 
 
+def test_make_refuses_a_setting_that_it_would_ignore() -> None:
+    command = ["make", "-n", "table2", "gamma=1.0", "PROFILE=tiny"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert 'gamma=1.0: no variable of this Makefile; write ARGS="gamma=1.0"' in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "rest"),
     [

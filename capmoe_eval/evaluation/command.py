@@ -13,7 +13,7 @@ from typing import Final
 
 from omegaconf import DictConfig
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.evaluation.provenance import version_line
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.composition import (
@@ -91,6 +91,11 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[
         print(
             "The same command computes the failed cells again, and no others; CAPMOE_DEBUG=1 stops "
             "at the first failure with its traceback.",
+            file=sys.stderr,
+        )
+    if any(reason.startswith(EnforcementError.__name__) for _, reason in outcome.failures):
+        print(
+            "An invariant is broken: mend the method, or report it (docs/reference/errors.md).",
             file=sys.stderr,
         )
     return 1 if outcome.failures else 0

@@ -55,6 +55,9 @@ def _check(line: str) -> None:
             f"it with capmoe-eval run model={config} tasks=NAME, or give a hub id or a directory "
             "to --model capmoe"
         )
+    for directory in re.findall(r"--include_path[= ](\S+)", line):
+        if not Path(directory).is_dir():
+            raise UsageError(f"--include_path={directory}: no such directory")
     if re.search(r"--model[= ]hf\b", line) and (knob := _CAPACITY.search(line)):
         raise UsageError(f"--model hf: has no {knob[1]} and no capacity; write --model capmoe")
 
@@ -76,4 +79,5 @@ def _run() -> None:
         from capmoe_eval.evaluation.tasks import task_manager
 
         tasks = task_manager(unknown[1]).all_tasks
-        raise bad_choice("--tasks", unknown[1], tasks) from error
+        mistake = bad_choice("--tasks", unknown[1], tasks)
+        raise UsageError(f"{mistake}; --include_path DIR has tasks of your own") from error

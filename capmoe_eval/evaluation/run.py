@@ -24,6 +24,7 @@ from capmoe_eval.evaluation.preparation import (
     join_ranks,
     load_lm,
     model_refusals,
+    newer_checkpoints,
     reserving,
     sandbox_for,
     task_library,
@@ -36,6 +37,7 @@ from capmoe_eval.experiment.files import check_writable, remove_strays
 from capmoe_eval.experiment.processes import of_submitit, process_rank
 from capmoe_eval.experiment.queue import Queue, Turn, loads
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.reservations import print_warning
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.evaluate import AnyLM
@@ -89,6 +91,9 @@ def _prepare(
         else:
             summary.add(number, record)
             others.setdefault(inputs.decisive(record), record)
+    if not process_rank():
+        for line in newer_checkpoints(others.values()):
+            print_warning(line)
     check_traces(plans, {plans[number].path for number in absent})
     world = join_ranks(plans)
     missing = [plans[number] for number in (absent if world is None else world.tell(absent))]

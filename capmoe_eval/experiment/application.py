@@ -239,14 +239,19 @@ def _hydra_line(error: Exception) -> str | None:
         choices = error.options or options(group)  # Hydra gives no options for one of several
         if not group or not choices:
             return str(error)
-        others = "; capmoe-eval lm-eval has lm-eval's other tasks and yours (--include_path)"
-        return f"{bad_choice(group, option, choices)}{others if group == 'tasks' else ''}"
+        return f"{bad_choice(group, option, choices)}{_OTHERS.get(group, '')}"
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return _refused(error)
     wrong = (TypeError, ValueError, AttributeError, AssertionError, RecursionError)
     if isinstance(error, wrong) and _raised_in(error) & {"hydra", "omegaconf"}:
         return f"{shown(_unreadable_word())}: {first_line(error)}; --help says what there is"
     return None
+
+
+_OTHERS: Final = {
+    "model": "; for a checkpoint: model=custom model.name=NAME model.pretrained=PATH",
+    "tasks": "; capmoe-eval lm-eval has lm-eval's other tasks and yours (--include_path)",
+}
 
 
 def _raised_in(error: Exception) -> set[str]:
@@ -306,7 +311,8 @@ _PROJECTS: Final = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
 def _refused(error: Exception) -> str:
     """Return the error line for an override that Hydra refused, with the closest known key."""
     from capmoe_eval.experiment.composition import config_directory
-    from capmoe_eval.experiment.settings import fields, keys
+    from capmoe_eval.experiment.settings import LISTS, fields, keys
+    from capmoe_eval.routing.registry import method_class
 
     message = f"{error} {error.__cause__ or ''}"
     unknown = re.search(r"Key '([^']+)' is not in struct", message)
@@ -314,21 +320,30 @@ def _refused(error: Exception) -> str:
         several = re.search(r"Ambiguous value for argument '([^=']+)=([^']*)'", message)
         if several:
             key, values = several.groups()
+            a_list = f"write {key}=[{shown(values)}] for a list, or " if key in LISTS else ""
             return (
-                f"{shown(f'{key}={values}')}: is several values; write {key}=[{shown(values)}] for "
-                f"a list, or evaluate each by capmoe-eval sweep {key}={shown(values)}"
+                f"{shown(f'{key}={values}')}: is several values; {a_list}evaluate each by "
+                f"capmoe-eval sweep {key}={shown(values)}"
             )
         word = getattr(error, "override", None)  # an override that cannot be parsed
         if word and "=" not in word and "missing EQUAL" in message:
             return f"{shown(word)}: is no setting; write KEY=VALUE without spaces"
         if word and word.count("[") > word.count("]"):  # the shell splits a list with spaces
             return f"{shown(word)}: has no closing bracket; quote the word: 'KEY=[VALUE,VALUE]'"
+        if word and (word.endswith(",") or " " in word):
+            return f"{shown(word)}: cannot be read; each setting is one word, KEY=VALUE or KEY=A,B"
         if not word:
             return str(error)
         return f"{shown(word)}: {str(error).replace(word, shown(word))[:500]}"
     section = re.search(r"full_key: (\w+)\.", message)
     if section and fields(section[1]):
         return str(bad_choice(section[1], unknown[1], fields(section[1])))
+    for word in sys.argv[1:]:
+        if word.startswith("method="):  # a knob of a method that is not there
+            try:
+                method_class(word.removeprefix("method="))
+            except UsageError as mistake:
+                return str(mistake)
     groups = {path.name for path in config_directory().iterdir() if path.is_dir()}
     every = {*keys(), "data", "grid", "parts", *groups} - {"hydra"}
     return str(bad_choice("key", unknown[1], sorted(every)))

@@ -27,7 +27,7 @@ from capmoe_eval.experiment.settings import (
 )
 from capmoe_eval.experiment.values import Name
 from capmoe_eval.routing.knobs import check
-from capmoe_eval.routing.registry import create_method, knobs
+from capmoe_eval.routing.registry import create_method, knobs, method_names
 
 _GRIDS = ("grid", "parts")
 _OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens")
@@ -210,7 +210,9 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 
 def knobs_without_effect(overrides: Sequence[str], planned: Iterable[CellPlan]) -> Iterator[str]:
     """Yield a line for each override, ``knob=value``, that no method of the planned cells has."""
-    names = list(dict.fromkeys(plan.cell.method.name for plan in planned))
+    named = [word.partition("=")[2] for word in overrides if word.startswith("method=")]
+    names = [*dict.fromkeys(plan.cell.method.name for plan in planned)]
+    names += [name for name in method_names() if any(name in words.split(",") for words in named)]
     for override in overrides:
         knob = override.partition("=")[0]
         if knob in knobs() and not {*names} & {*methods_with(knob)}:

@@ -39,6 +39,12 @@ def _method(name: object) -> object:
 
 
 def _gamma(gamma: object) -> object:
+    if isinstance(gamma, (list, tuple)):
+        values = shown(",".join(map(str, gamma)))
+        raise UsageError(
+            f"gamma=[{values}]: must be one capacity factor; evaluate each by capmoe-eval sweep "
+            f"gamma={values}, or set layer_gammas=[{values}] for one of each MoE layer"
+        )
     if gamma is not None and gamma not in [form.keyword for form in factor_forms()]:
         parse_factor(gamma)
     return gamma
@@ -114,6 +120,8 @@ class Settings:
     shard: values.Shard | values.EveryDocument
 
 
+LISTS: Final = ("tasks", "layer_gammas")
+"""The keys whose value may be a list."""
 TASK_DEFAULTS: Final = {"images": False, "batch_size": None, "data_root": None, **BERTSCORE}
 """The fields that a task need not have."""
 

@@ -84,7 +84,10 @@ def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrain
     kind = model_class(recipe(name))
     directory = WEIGHTS / name
     if not (directory / "model.safetensors").is_file():
-        raise UsageError(f"no weights in {directory}; `capmoe-eval train {name}` makes them")
+        raise UsageError(
+            f"model.pretrained=zoo:{name}: no weights in {directory}; `capmoe-eval train {name}` "
+            "makes them"
+        )
     model: PreTrainedModel = load_checkpoint(directory, kind=kind, dtype=dtype)
     return model
 

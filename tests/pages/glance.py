@@ -157,9 +157,10 @@ def caption() -> str:
     mean, interval = _points(effect).split(" ", 1)
     return paragraph(
         f"*{len(effect.models)} tiny trained models ({_families(before)}), {documents}. At γ=1 the "
-        f"fullest rank has [{_mean(after)}]({drop}) times the mean load instead of "
-        f"[{_mean(before)}]({drop}). Token Drop, which keeps the pairs with the highest gate "
-        f"scores, changes accuracy by [{mean}]({drop}) {interval} points; the other rules lose "
+        f"load of the fullest rank falls from [{_mean(before)}]({drop}) to "
+        f"[{_mean(after)}]({drop}) times the mean load before drops. Token Drop, which keeps the "
+        f"pairs with the highest gate scores, changes accuracy by [{mean}]({drop}) {interval} "
+        "points; Reverse Order, Random and Order lose "
         f"[{span(others, '{:.1f}')}]({rest}). A number leads to the names of its records. Bands, "
         "left: 95 % intervals over questions. Bands, right: the lowest and the highest family, "
         "without a capacity (grey) and under Token Drop.*"
@@ -181,7 +182,7 @@ def headline() -> str:
     rows = (
         (
             f"[{_mean(before)} → {_mean(after)}]({drop})",
-            "the load of the fullest rank over the mean, without a capacity and at γ=1",
+            "the load of the fullest rank over the mean load before drops, at γ=1",
         ),
         (
             f"[{mean}]({drop}) {interval} points",
