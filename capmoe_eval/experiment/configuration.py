@@ -210,9 +210,10 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 
 def knobs_without_effect(overrides: Sequence[str], planned: Iterable[CellPlan]) -> Iterator[str]:
     """Yield a line for each override, ``knob=value``, that no method of the planned cells has."""
-    named = [word.partition("=")[2] for word in overrides if word.startswith("method=")]
-    names = [*dict.fromkeys(plan.cell.method.name for plan in planned)]
-    names += [name for name in method_names() if any(name in words.split(",") for words in named)]
+    # A method may be recorded as another, as which it computes; a user knows the one that is named.
+    words = ",".join(word.partition("=")[2] for word in overrides if word.startswith("method="))
+    named = [name for name in method_names() if name in words.split(",")]
+    names = dict.fromkeys([*named, *(plan.cell.method.name for plan in planned)])
     for override in overrides:
         knob = override.partition("=")[0]
         if knob in knobs() and not {*names} & {*methods_with(knob)}:
