@@ -633,8 +633,10 @@ def test_lm_evals_command_line_hints_at_capmoe(
 
 @pytest.mark.parametrize("own", [["--include_path=mine"], ["--include_path", "mine"], []])
 def test_lm_evals_command_line_keeps_a_folder_of_tasks(
-    own: list[str], monkeypatch: pytest.MonkeyPatch
+    own: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
     folder = str(Path(lm_eval_commandline.__file__).parent)
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: None)
     monkeypatch.setattr("sys.argv", ["lm_eval", "run", *own])

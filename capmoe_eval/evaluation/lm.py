@@ -7,12 +7,11 @@ those of ``hf``. ``capmoe-multimodal`` sends requests with images to lm-eval's `
 
 from __future__ import annotations
 
-import difflib
 import functools
 import gc
 import inspect
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,7 @@ from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import STOCK, create_method, knobs
+from capmoe_eval.routing.registry import create_method, knobs
 from capmoe_eval.wrapper.checkpoint import check_tokenizer, load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
@@ -42,26 +41,13 @@ from capmoe_eval.wrapper.session import routed
 _REMEMBERED = 2**18
 
 
-def _refuse_misspelt(kind: type, arguments: Iterable[str]) -> None:
-    """Refuse an argument that lm-eval does not know and that is nearly a knob's name.
-
-    lm-eval hands any other on to transformers.
-    """
-    makers = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
-    taken = {name for maker in makers for name in inspect.signature(maker).parameters}
-    names = ["method", "gamma", *knobs()]
-    for argument in sorted({*arguments} - taken):
-        if close := difflib.get_close_matches(argument, names, n=1, cutoff=0.75):
-            raise UsageError(f"{argument}: did you mean {close[0]!r}?")
-
-
 @register_model("capmoe")
 class CapmoeLM(HFLM):
     """A Mixture-of-Experts model of lm-eval whose experts have a capacity.
 
     Args:
         pretrained: As for ``hf``: a hub id, a path, or a loaded model.
-        method: A name of :func:`capmoe_eval.routing.registry.method_names`; the baseline if none.
+        method: A name of :func:`capmoe_eval.routing.registry.method_names`.
         gamma: Capacity factor γ.
         **kwargs: The other knobs of :class:`Method` (``ep_size``, …), and whatever ``hf`` takes.
 
@@ -87,15 +73,11 @@ class CapmoeLM(HFLM):
     def __init__(
         self,
         pretrained: Any,
-        method: str | Method | None = None,
+        method: str | Method = "baseline",
         gamma: float | None = None,
         **kwargs: Any,
     ) -> None:
         settings = {knob: kwargs.pop(knob) for knob in knobs().keys() & kwargs.keys()}
-        _refuse_misspelt(type(self), kwargs)
-        if method is None and (said := [*([] if gamma is None else ["gamma"]), *sorted(settings)]):
-            raise UsageError(f"{said[0]}: has no effect without a method; add method=score")
-        method = STOCK if method is None else method
         chosen = method if isinstance(method, Method) else create_method(method, gamma, **settings)
         size = kwargs.get("batch_size") or 1
         check_batch_size(int(size) if str(size).isdecimal() else size, chosen)

@@ -10,6 +10,8 @@ The result file's ``config.capmoe`` holds the method, the loads and the proofs.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import re
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from typing import Final
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.composition import options
+from capmoe_eval.routing.registry import knobs
 
 _HELP: Final = """\
 lm-eval's own command line with two more models, capmoe and capmoe-multimodal:
@@ -62,12 +65,36 @@ def _check(line: str) -> None:
         raise UsageError(f"--model hf: has no {knob[1]} and no capacity; write --model capmoe")
 
 
+def _check_arguments(line: str, kind: type) -> None:
+    """Refuse ``--model_args`` that have no effect, or that lm-eval does not know.
+
+    lm-eval hands what it does not know on to transformers, so that a name is refused only where it
+    is nearly that of a knob. ``kind`` is the class of the model.
+    """
+    arguments = re.search(r"--model_args[= ](.*?)(?= --|$)", line)
+    if arguments is None or not re.search(r"--model[= ]capmoe", line):
+        return
+    names = re.findall(r"(?:^|[\s,])(\w+)=", arguments[1])
+    settings = ["gamma", *knobs()]
+    if "method" not in names:
+        for name in names:
+            if name in settings:
+                raise UsageError(f"{name}: has no effect without a method; add method=score")
+    makers = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    taken = {name for maker in makers for name in inspect.signature(maker).parameters}
+    for name in {*names} - taken - {*settings}:
+        if close := difflib.get_close_matches(name, ["method", *settings], 1, 0.75):
+            raise UsageError(f"{name}: did you mean {close[0]!r}?")
+
+
 def _run() -> None:
-    _check(" ".join(sys.argv[1:]))
+    line = " ".join(sys.argv[1:])
+    _check(line)
     from lm_eval.__main__ import cli_evaluate
 
-    import capmoe_eval.evaluation.lm  # noqa: F401 - registers both models
+    from capmoe_eval.evaluation.lm import CapmoeMultimodalLM  # its module registers both models
 
+    _check_arguments(line, CapmoeMultimodalLM)
     named = {word.partition("=")[0] for word in sys.argv}
     if "--include_path" not in named and sys.argv[1:2] == ["run"]:
         sys.argv += ["--include_path", str(Path(__file__).parent)]

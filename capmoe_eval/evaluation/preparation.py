@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import gc
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -178,23 +177,6 @@ def finished_record(plan: CellPlan) -> Record | None:
             "the old results"
         )
     return record
-
-
-def newer_checkpoints(records: Iterable[Record]) -> Iterator[str]:
-    """Yield a line for each local checkpoint with files that are newer than finished records."""
-    first: dict[str, datetime.datetime] = {}
-    for record in records:
-        date = datetime.datetime.fromisoformat(record.provenance.date)
-        name = record.cell.model.pretrained
-        first[name] = min(date, first.get(name, date))
-    for name, date in first.items():
-        files = [path for path in Path(name).glob("*") if path.is_file()]
-        if any(path.stat().st_mtime > date.timestamp() for path in files):
-            yield (
-                f"model.pretrained={shown(name)}: has files that are newer than finished results "
-                f"({date:%Y-%m-%d %H:%M} UTC); if the weights are others, compute again with "
-                "overwrite=true, or in another results_dir"
-            )
 
 
 def trace_path(plan: CellPlan) -> Path:

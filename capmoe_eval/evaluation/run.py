@@ -24,7 +24,6 @@ from capmoe_eval.evaluation.preparation import (
     join_ranks,
     load_lm,
     model_refusals,
-    newer_checkpoints,
     reserving,
     sandbox_for,
     task_library,
@@ -92,7 +91,7 @@ def _prepare(
             summary.add(number, record)
             others.setdefault(inputs.decisive(record), record)
     if not process_rank():
-        for line in newer_checkpoints(others.values()):
+        for line in inputs.newer_checkpoints(others.values()):
             print_warning(line)
     check_traces(plans, {plans[number].path for number in absent})
     world = join_ranks(plans)

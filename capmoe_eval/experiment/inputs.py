@@ -7,12 +7,13 @@ the records.
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from capmoe_eval.errors import UsageError, reading, writing
+from capmoe_eval.errors import UsageError, reading, shown, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import read_bytes, remove_temporaries, write_text
 from capmoe_eval.experiment.record import Record
@@ -63,6 +64,23 @@ def check(
                 f"conditions ({'; '.join(differing)}); numbers may differ in the last digits"
             )
     return None
+
+
+def newer_checkpoints(records: Iterable[Record]) -> Iterator[str]:
+    """Yield a line for each local checkpoint with files that are newer than finished records."""
+    first: dict[str, datetime.datetime] = {}
+    for record in records:
+        date = datetime.datetime.fromisoformat(record.provenance.date)
+        name = record.cell.model.pretrained
+        first[name] = min(date, first.get(name, date))
+    for name, date in first.items():
+        files = [path for path in Path(name).glob("*") if path.is_file()]
+        if any(path.stat().st_mtime > date.timestamp() for path in files):
+            yield (
+                f"model.pretrained={shown(name)}: has files that are newer than finished results "
+                f"({date:%Y-%m-%d %H:%M} UTC); if the weights are others, compute again with "
+                "overwrite=true, or in another results_dir"
+            )
 
 
 def note(record: Record, root: Path, warn: Callable[[str], None] = print_warning) -> None:
