@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -288,9 +288,9 @@ def test_a_broken_invariant_is_said_to_need_mending(
 @pytest.mark.slow
 def test_a_knob_that_no_method_of_the_run_has_is_warned_of(shell: Shell) -> None:
     words = "model=tiny_olmoe", "tasks=obqa", "limit=1", "seed=2"
-    said = "warning: seed=2: has no effect on order; it is a knob of random"
+    message = "warning: seed=2: has no effect on order; it is a knob of random"
     _, _, err = shell(*words, "gamma=1.0", "method=order")
-    assert err.count(said) == 1
+    assert err.count(message) == 1
     _, _, err = shell("-m", *words, "gamma=1.0", "method=order,random")
     assert "has no effect" not in err
 
@@ -299,8 +299,8 @@ def test_a_knob_that_no_method_of_the_run_has_is_warned_of(shell: Shell) -> None
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
 def test_a_device_map_without_a_gpu_is_warned_of(shell: Shell) -> None:
     _, _, err = shell("model=tiny_olmoe", "tasks=obqa", "limit=1", "device_map=auto")
-    said = f"warning: device_map=auto: torch {torch.__version__} sees no GPU here; the model is "
-    assert err.count(f"{said}computed on the CPU") == 1
+    message = f"warning: device_map=auto: torch {torch.__version__} sees no GPU here; the model is "
+    assert err.count(f"{message}computed on the CPU") == 1
 
 
 @pytest.mark.slow
@@ -434,9 +434,11 @@ def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Pat
     newer = "model.pretrained=./weights: has files that are newer than finished results"
     _, _, again = shell(*words)
     assert newer not in err + again
-    future = time.time() + 60
-    os.utime(tmp_path / "weights/model.safetensors", (future, future))
-    assert newer in shell(*words)[2]
+    (path,) = tmp_path.glob("results/*/mine/obqa/*.json")
+    date = datetime.datetime.fromisoformat(read_record(path).provenance.date).timestamp()
+    for seconds, is_newer in ((0.9, False), (60, True)):  # the date is cut to the second
+        os.utime(tmp_path / "weights/model.safetensors", 2 * (date + seconds,))
+        assert (newer in shell(*words)[2]) == is_newer
 
 
 @pytest.mark.slow

@@ -75,7 +75,8 @@ def newer_checkpoints(records: Iterable[Record]) -> Iterator[str]:
         first[name] = min(date, first.get(name, date))
     for name, date in first.items():
         files = [path for path in Path(name).glob("*") if path.is_file()]
-        if any(path.stat().st_mtime > date.timestamp() for path in files):
+        end = date.timestamp() + 1  # a record's date is cut to the second
+        if any(path.stat().st_mtime >= end for path in files):
             yield (
                 f"model.pretrained={shown(name)}: has files that are newer than finished results "
                 f"({date:%Y-%m-%d %H:%M} UTC); if the weights are others, compute again with "
