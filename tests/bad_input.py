@@ -234,6 +234,7 @@ MAIN: Mapping[str, str] = {
     "model=mine": "model=custom model.name=NAME model.pretrained=PATH",
     "method=token_drop": "method=token_drop: Token Drop is method=score",
     "method=score_and_order order_weight=0.3": "method=score_and_order: choose one of",
+    "-m method=score,order gama=1.0": "key=gama: did you mean 'gamma'",
     "method=score,order": "is several values; evaluate each by capmoe-eval sweep method=",
     "gamma=[0.5,1.0]": "gamma=[0.5,1.0]: must be one capacity factor; evaluate each by ",
     "gamma=1.0, 2.0": "gamma=1.0,: cannot be read; each setting is one word",

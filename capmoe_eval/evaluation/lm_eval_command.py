@@ -82,7 +82,7 @@ def _check_arguments(line: str, kind: type) -> None:
                 raise UsageError(f"{name}: has no effect without a method; add method=score")
     makers = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
     taken = {name for maker in makers for name in inspect.signature(maker).parameters}
-    for name in {*names} - taken - {*settings}:
+    for name in sorted({*names} - taken - {*settings}):
         if close := difflib.get_close_matches(name, ["method", *settings], 1, 0.75):
             raise UsageError(f"{name}: did you mean {close[0]!r}?")
 

@@ -58,6 +58,7 @@ class TaskLibrary:
         Raises:
             UsageError: If the task or its dataset does not exist or cannot be reached.
         """
+        setting = setting or f"task={name}"
         key = (source, name, dataset)
         if key not in self._built:
             manager = task_manager(name)
@@ -73,10 +74,10 @@ class TaskLibrary:
             except Exception as error:  # damaged files make datasets raise many kinds
                 if source.root is None:
                     raise UsageError(
-                        f"{setting or f'task={name}'}: its dataset cannot be loaded from the hub "
+                        f"{setting}: its dataset cannot be loaded from the hub "
                         f"({first_line(error)}); set data.root=DIR to a directory in hub layout"
                     ) from error
-                raise UsageError(f"{setting or f'task={name}'}: {first_line(error)}") from error
+                raise UsageError(f"{setting}: {first_line(error)}") from error
             for task in tasks["tasks"].values():
                 task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             self._built[key] = tasks

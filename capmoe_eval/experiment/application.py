@@ -311,7 +311,7 @@ _PROJECTS: Final = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
 def _refused(error: Exception) -> str:
     """Return the error line for an override that Hydra refused, with the closest known key."""
     from capmoe_eval.experiment.composition import config_directory
-    from capmoe_eval.experiment.settings import LISTS, fields, keys
+    from capmoe_eval.experiment.settings import LISTS, fields, keys, named_methods
     from capmoe_eval.routing.registry import method_class
 
     message = f"{error} {error.__cause__ or ''}"
@@ -338,12 +338,11 @@ def _refused(error: Exception) -> str:
     section = re.search(r"full_key: (\w+)\.", message)
     if section and fields(section[1]):
         return str(bad_choice(section[1], unknown[1], fields(section[1])))
-    for word in sys.argv[1:]:
-        if word.startswith("method="):  # a knob of a method that is not there
-            try:
-                method_class(word.removeprefix("method="))
-            except UsageError as mistake:
-                return str(mistake)
+    try:  # the key may be a knob of a method that is not there
+        for name in named_methods(sys.argv[1:]):
+            method_class(name)
+    except UsageError as mistake:
+        return str(mistake)
     groups = {path.name for path in config_directory().iterdir() if path.is_dir()}
     every = {*keys(), "data", "grid", "parts", *groups} - {"hydra"}
     return str(bad_choice("key", unknown[1], sorted(every)))

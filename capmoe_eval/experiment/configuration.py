@@ -24,10 +24,11 @@ from capmoe_eval.experiment.settings import (
     check_keys,
     methods_in_words,
     methods_with,
+    named_methods,
 )
 from capmoe_eval.experiment.values import Name
 from capmoe_eval.routing.knobs import check
-from capmoe_eval.routing.registry import create_method, knobs, method_names
+from capmoe_eval.routing.registry import create_method, knobs
 
 _GRIDS = ("grid", "parts")
 _OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens")
@@ -83,8 +84,7 @@ def model_notes(planned: Iterable[CellPlan], title: Callable[[str], str] = str) 
         if plan.note:
             models.setdefault(plan.note, {})[plan.cell.model.name] = None
     return [
-        f"{', '.join(title(name) for name in names if family(name) not in {*names} - {name})}: "
-        f"{note}."
+        f"{', '.join(title(n) for n in names if family(n) == n or family(n) not in names)}: {note}."
         for note, names in models.items()
     ]
 
@@ -211,9 +211,8 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 def knobs_without_effect(overrides: Sequence[str], planned: Iterable[CellPlan]) -> Iterator[str]:
     """Yield a line for each override, ``knob=value``, that no method of the planned cells has."""
     # A method may be recorded as another, as which it computes; a user knows the one that is named.
-    words = ",".join(word.partition("=")[2] for word in overrides if word.startswith("method="))
-    named = [name for name in method_names() if name in words.split(",")]
-    names = dict.fromkeys([*named, *(plan.cell.method.name for plan in planned)])
+    recorded = (plan.cell.method.name for plan in planned)
+    names = dict.fromkeys([*named_methods(overrides), *recorded])
     for override in overrides:
         knob = override.partition("=")[0]
         if knob in knobs() and not {*names} & {*methods_with(knob)}:

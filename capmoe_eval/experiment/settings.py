@@ -196,6 +196,13 @@ def _check_section(name: str, section: object, types: Mapping[str, Any]) -> None
             check(f"{name}.{field}", section[field], annotation)
 
 
+def named_methods(words: Iterable[str]) -> list[str]:
+    """Return the names that ``method=NAME`` or ``method=NAME,NAME`` gives on a command line."""
+    values = [word.removeprefix("method=") for word in words if word.startswith("method=")]
+    plain = [value for value in values if re.fullmatch(r"\w+(,\w+)*", value)]
+    return [name for value in plain for name in value.split(",")]
+
+
 def methods_with(knob: str) -> tuple[str, ...]:
     """Return the methods that have a knob; those of a form of γ are of every method with a γ."""
     field = "gamma" if any(knob in form.knobs for form in factor_forms()) else knob

@@ -198,7 +198,7 @@ class Evidence:
             if side.gamma == "matched" and (shares := self._matched(side, model))
         }
         words = "γ={} drops {}, Expert Drop {}", ("{:g}", "{:.1%}", "{:.1%}")
-        texts = [f"the nearest shares are: {by_family(shares, *words)}"] if shares else []
+        texts = [f"the nearest shares are: {clauses_by_family(shares, *words)}"] if shares else []
         if left_out := self.left_out(first, second):
             texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
         return "; ".join(texts)
@@ -316,7 +316,9 @@ def _most(values: Sequence[Any], default: Any) -> Any:
     return max(counts, key=lambda value: (counts[value], str(value))) if counts else default
 
 
-def by_family(numbers: Mapping[str, Sequence[float]], words: str, patterns: Sequence[str]) -> str:
+def clauses_by_family(
+    numbers: Mapping[str, Sequence[float]], words: str, patterns: Sequence[str]
+) -> str:
     """Return a clause for each family of models, with its smallest and largest numbers.
 
     Args:

@@ -12,7 +12,7 @@ from capmoe_eval.experiment.names import family, is_stock
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.effects import documents
-from capmoe_eval.paper.evidence import Batches, Evidence, Side, by_family, not_paired
+from capmoe_eval.paper.evidence import Batches, Evidence, Side, clauses_by_family, not_paired
 from capmoe_eval.paper.nulls import FLATTER, noise_step
 from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.paper.printed import figure
@@ -114,7 +114,7 @@ def decay(evidence: Evidence) -> list[Finding]:
             gentle = Outcome.HOLDS if step < FLATTER * noise else Outcome.UNDECIDED
             outcomes.append(gentle if step < fall else Outcome.FAILS)
             tails[model] = math.exp(-step), math.exp(-noise)
-    ranks = by_family(tails, "{}, noise {}", ("{:.2f}", "{:.2f}"))
+    ranks = clauses_by_family(tails, "{}, noise {}", ("{:.2f}", "{:.2f}"))
     note = f"score of rank K+1 over that of rank K: {ranks}" if ranks else ""
     label = f"step from rank K to K+1, over that of noise; asked below {FLATTER:g}"
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.MIXED

@@ -166,17 +166,11 @@ def capacity_aware(
         EnforcementError: If an invariant is broken.
     """
     arguments = [*(["gamma"] if gamma is not None else []), *knobs]
-    kind: object = method
     if isinstance(method, Method):
         if arguments:
             knob, made_by = arguments[0], type(method).__name__
             raise UsageError(f"{knob}: is a knob of the method; set it there, {made_by}({knob}=…)")
         chosen = method.canonical()
-    elif isinstance(kind, type) and issubclass(kind, Method):
-        raise UsageError(
-            f"method={kind.__name__}: is a class; make a method of it, {kind.__name__}(…), or give "
-            f"its name, {kind.name!r}"
-        )
     else:
         chosen = create_method(method, gamma, **knobs)
     with routed(model, chosen, verify=verify, calibrated=calibrated) as meter:

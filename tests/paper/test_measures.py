@@ -12,7 +12,7 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.rows import Permutation
 from capmoe_eval.paper.benchmarks import Bench
-from capmoe_eval.paper.evidence import Evidence, ModelDefaults, by_family
+from capmoe_eval.paper.evidence import Evidence, ModelDefaults, clauses_by_family
 from capmoe_eval.paper.measures import balance, companions, decay, permuted, removed, text_kept
 from capmoe_eval.paper.trainings import SeedTraining
 from capmoe_eval.paper.verdicts import Outcome
@@ -153,7 +153,7 @@ def test_decay_states_what_noise_would_have() -> None:
 def test_a_clause_has_the_smallest_and_the_largest_number_of_a_family() -> None:
     numbers = {"m": (2.0, 0.1), "n": (1.0, 0.3), "m_s1": (2.0, 0.05), "m_s2": (2.0, 0.2)}
     words = "γ={} drops {}", ("{:g}", "{:.0%}")
-    assert by_family(numbers, *words) == "m γ=2 drops 5% to 20%; n γ=1 drops 30%"
+    assert clauses_by_family(numbers, *words) == "m γ=2 drops 5% to 20%; n γ=1 drops 30%"
 
 
 def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
