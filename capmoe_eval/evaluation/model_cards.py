@@ -190,6 +190,7 @@ def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
         "corpus_seed": recipes.corpus_seed(seed),
         "seed": seed,
         "steps": training.steps,
+        **({"restart": recipe.restart} if recipe.restart else {}),
         "dense_steps": recipe.dense_steps * training.steps // recipe.steps,
         "rate": recipe.rate,
         "auxiliary_loss": recipe.aux,

@@ -49,6 +49,7 @@ class Recipe:
     dense_steps: int = 0  # of the dense model that it is upcycled from; 0 for training from scratch
     noise: float = 0.5  # on upcycled experts, as a share of their own standard deviation
     rate: float = 3e-3  # highest learning rate
+    restart: int = 0  # the step at which the learning rate rises and falls a second time
     decay: float = 0.05  # of weights
     aux: float = 1e-5  # coefficient of the routers' auxiliary loss
     seed: int = 0  # of the first weights and of the corpus
@@ -156,7 +157,7 @@ def build(
     chosen = recipe(name)
     steps = chosen.steps if steps is None else steps
     start = chosen.seed if seed is None else seed
-    tokenizer, batches = _data(chosen, corpus_seed(start), steps)
+    tokenizer, batches = _data(chosen, corpus_seed(start), chosen.restart or steps)
     vocabulary = len(tokenizer)
     dense_steps = 0 if scratch else chosen.dense_steps * steps // chosen.steps
     model = _fresh(model_class(chosen), configuration(chosen, vocabulary), start)
@@ -174,7 +175,13 @@ def build(
     losses += train(
         model.to(device),
         batches,
-        Schedule(steps - dense_steps, rate=chosen.rate, decay=chosen.decay, aux=chosen.aux),
+        Schedule(
+            steps - dense_steps,
+            rate=chosen.rate,
+            decay=chosen.decay,
+            aux=chosen.aux,
+            restart=chosen.restart,
+        ),
         checkpoint=work / f"{name}-{start}-{steps}{'-scratch' if scratch else ''}.pt",
         first=dense_steps,
         say=say,

@@ -39,12 +39,15 @@ class Schedule:
     decay: float = 0.05  # AdamW's weight decay of matrices
     clip: float = 1.0  # largest norm of the gradient
     aux: float = 0.0  # coefficient of the auxiliary loss that balances the routers
+    restart: int = 0  # the step at which the rate rises and falls a second time; 0 for never
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step."""
+        start, end = (0, self.restart) if step < self.restart else (self.restart, self.steps)
+        step, steps = step - start, end - start
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        done = (step - self.warmup) / max(1, steps - self.warmup)
         return self.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
