@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from tests.pages import benchmarks, comparators, effects, generation, glance, images
+from tests.pages import benchmarks, comparators, effects, generation, glance, images, size
 from tests.pages.commands import first_result, printed
 from tests.pages.knobs import knob_table
 
@@ -42,5 +42,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "generation": generation.scores,
     "images": images.scores,
     "laser": comparators.laser,
+    "size": size.sizes,
+    "size-changes": size.changes,
     "macs": comparators.macs,
 }

@@ -127,7 +127,8 @@ def _tasks(side: Iterable[Record]) -> list[str]:
     return sorted({record.task for record in side})
 
 
-def _paired(first: Sequence[Record], second: Sequence[Record]) -> dict[str, Paired]:
+def paired_by_task(first: Sequence[Record], second: Sequence[Record]) -> dict[str, Paired]:
+    """Return two sides' scores on the same documents, by task."""
     both = by_key(first, lambda record: record.task), by_key(second, lambda record: record.task)
     paired = {task: pair(*([r.documents for r in side[task]] for side in both)) for task in both[0]}
     return {task: each for task, each in paired.items() if isinstance(each, Paired)}
@@ -155,7 +156,7 @@ def placed() -> str:
             ]
             fewer += drops[1] < drops[0]
             no_fuller += round(peaks[1], 2) <= round(peaks[0], 2)
-            compared[model] = _paired(sides[1], sides[0])
+            compared[model] = paired_by_task(sides[1], sides[0])
             ranks = {record.cell.method.ep_size for record in sides[0]}
             rows.append(
                 (
@@ -198,7 +199,9 @@ def placed_drops() -> str:
         for (gamma, _), sides in _placed().items()
         if gamma == 1.0
     ]
-    compared = {m: _paired(both[1], both[0]) for (g, m), both in _placed().items() if g == 1.0}
+    compared = {
+        m: paired_by_task(both[1], both[0]) for (g, m), both in _placed().items() if g == 1.0
+    }
     blocks, eplb = (span(side, "{:.0f}") for side in zip(*shares, strict=True))
     return paragraph(
         f"At γ=1, `placement=eplb` drops {eplb} % of the pairs, contiguous placement {blocks} %; "
@@ -273,7 +276,12 @@ def models() -> str:
         json.loads(path.read_text(encoding="utf-8"))
         for path in sorted((ROOT / "capmoe_eval" / "zoo" / "weights").glob("*/card.json"))
     ]
-    language = [card for card in cards if "openbookqa" in card.get("accuracy", ())]
+    models = replication().models
+    language = [
+        card
+        for card in cards
+        if "openbookqa" in card.get("accuracy", ()) and f"zoo_{card['name']}" in models
+    ]
     sizes = span((card["parameters"] / 1e6 for card in language), "{:.1f}")
     kinds = sorted({str(card["class"]).removesuffix("ForCausalLM") for card in language})
     lost = {

@@ -1,0 +1,101 @@
+"""Blocks on effects at two sizes of one architecture, from records and cards."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from typing import Any, Final
+
+from capmoe_eval.experiment.names import gamma_suffix, method_title
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.statistics import Interval, interval
+from capmoe_eval.report.figures.pooling import by_key, mean_load
+from tests.pages import ROOT, paragraph, signed, span, table
+from tests.pages.effects import paired_by_task
+from tests.pages.names import records
+
+_SIZES: Final = ("olmoe", "olmoe_large")
+_MODELS: Final = f"grid.model=[{','.join(f'zoo_{name}' for name in _SIZES)}]"
+# Each grid's words, and the methods of its rows. Table 1 has Token Drop at three factors.
+_GRIDS: Final = (
+    (
+        ("experiment=table1", "tasks=replicate", "grid.seed=[0]"),
+        ("score", "reverse_order", "random", "order"),
+    ),
+    (("experiment=table2",), ("score", "expanded_drop", "expert_drop")),
+)
+
+
+def sizes() -> str:
+    """Return what the cards of both models say: their size, their training, their need."""
+    cards = [_card(name) for name in _SIZES]
+    rows = [
+        ("million parameters", *(f"{card['parameters'] / 1e6:.1f}" for card in cards)),
+        ("training steps", *(f"{card['training']['steps']:,}" for card in cards)),
+        ("loss of the last steps", *(f"{card['training']['final_loss']:.3f}" for card in cards)),
+        ("accuracy, nine dev sets", *(_mean(card, "accuracy") for card in cards)),
+        ("the same, all experts disabled", *(_mean(card, "accuracy_silent") for card in cards)),
+        (
+            "fullest expert / mean load, by layer",
+            *(span(card["peak_load"].values(), "{:.1f}") for card in cards),
+        ),
+    ]
+    return table(("", *(f"`zoo_{name}`" for name in _SIZES)), rows)
+
+
+def changes() -> str:
+    """Return the dropped pairs and the change in accuracy under each method, at both sizes."""
+    rows: list[Sequence[str]] = []
+    differences: list[Interval] = []
+    for words, methods in _GRIDS:
+        by_model = by_key(records(*words, _MODELS), lambda record: record.model)
+        small, large = (by_model[f"zoo_{name}"] for name in _SIZES)
+        for method in methods:
+            for gamma in sorted({r.gamma for r in small if r.method == method and r.gamma}):
+                label = f"{method_title(method)}{gamma_suffix(gamma)}"
+                dropped, points = _compared(small, large, method, gamma)
+                tasks = len({record.task for record in small})
+                rows.append((label, str(tasks), dropped, *(signed(*each, 1) for each in points)))
+                differences.append(points[-1])
+    more = sum(each.high < 0 for each in differences)
+    less = sum(each.low > 0 for each in differences)
+    points_of = (f"points, `zoo_{name}`" for name in _SIZES)
+    return (
+        table(("", "tasks", "pairs dropped", *points_of, "larger − small"), rows)
+        + "\n"
+        + paragraph(
+            f"The larger model loses more in {more} of {len(rows)} rows and less in {less}; in "
+            f"{len(rows) - more - less} the 95 % interval of the difference contains zero. "
+            "Intervals are over documents, which are paired; nothing is corrected for the number "
+            "of comparisons. Tasks count equally."
+        )
+    )
+
+
+def _compared(
+    small: Sequence[Record], large: Sequence[Record], method: str, gamma: float
+) -> tuple[str, list[Interval]]:
+    """Return the dropped shares, and the points of the small, the large and their difference."""
+    shares, sides = [], []
+    for of_model in (small, large):
+        stock = [record for record in of_model if record.cell.method.is_stock]
+        bounded = [r for r in of_model if (r.method, r.gamma) == (method, gamma)]
+        paired = paired_by_task(bounded, stock)
+        assert len(paired) == len(stock) == len(bounded)
+        sides.append({task: 100 * each.units for task, each in paired.items()})
+        share = mean_load(bounded, list(paired), "drop_rate")
+        assert share is not None
+        shares.append(f"{100 * share:.1f} %")
+    difference = {task: sides[1][task] - units for task, units in sides[0].items()}
+    return " and ".join(shares), [interval(units) for units in (*sides, difference)]
+
+
+def _card(name: str) -> dict[str, Any]:
+    path = ROOT / "capmoe_eval" / "zoo" / "weights" / name / "card.json"
+    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return card
+
+
+def _mean(card: dict[str, Any], field: str) -> str:
+    return f"{statistics.fmean(card[field].values()):.1f} %"
