@@ -47,34 +47,37 @@ def sizes() -> str:
 def changes() -> str:
     """Return the dropped pairs and the change in accuracy under each method, at both sizes."""
     rows: list[Sequence[str]] = []
-    differences: list[Interval] = []
+    differences: dict[str, list[Interval]] = {}
     for words, methods in _GRIDS:
         by_model = by_key(records(*words, _MODELS), lambda record: record.model)
         small, large = (by_model[f"zoo_{name}"] for name in _SIZES)
         for method in methods:
-            for gamma in sorted({r.gamma for r in small if r.method == method and r.gamma}):
-                label = f"{method_title(method)}{gamma_suffix(gamma)}"
+            title, tasks = method_title(method), {record.task for record in small}
+            for gamma in sorted({r.gamma for r in small if r.method == method}, key=str):
                 dropped, points = _compared(small, large, method, gamma)
-                tasks = len({record.task for record in small})
-                rows.append((label, str(tasks), dropped, *(signed(*each, 1) for each in points)))
-                differences.append(points[-1])
-    more = sum(each.high < 0 for each in differences)
-    less = sum(each.low > 0 for each in differences)
+                label = f"{title}{gamma_suffix(gamma)}, {len(tasks)} tasks"
+                rows.append((label, dropped, *(signed(*each, 1) for each in points)))
+                differences.setdefault(title, []).append(points[-1])
+    more = [
+        f"{sum(each.high < 0 for each in rows_of)} of {len(rows_of)} rows of {title}"
+        for title, rows_of in differences.items()
+    ]
+    less = sum(each.low > 0 for rows_of in differences.values() for each in rows_of)
     points_of = (f"points, `zoo_{name}`" for name in _SIZES)
     return (
-        table(("", "tasks", "pairs dropped", *points_of, "larger − small"), rows)
+        table(("", "pairs dropped", *points_of, "larger − small"), rows)
         + "\n"
         + paragraph(
-            f"The larger model loses more in {more} of {len(rows)} rows and less in {less}; in "
-            f"{len(rows) - more - less} the 95 % interval of the difference contains zero. "
-            "Intervals are over documents, which are paired; nothing is corrected for the number "
-            "of comparisons. Tasks count equally."
+            f"The larger model loses more in {', '.join(more)}, by 95 % intervals of the "
+            f"difference; it loses less in {less} of {len(rows)} rows. Intervals are over "
+            "documents, which are paired; nothing is corrected for the number of comparisons. "
+            "Tasks count equally."
         )
     )
 
 
 def _compared(
-    small: Sequence[Record], large: Sequence[Record], method: str, gamma: float
+    small: Sequence[Record], large: Sequence[Record], method: str, gamma: float | None
 ) -> tuple[str, list[Interval]]:
     """Return the dropped shares, and the points of the small, the large and their difference."""
     shares, sides = [], []
