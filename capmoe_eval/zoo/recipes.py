@@ -157,6 +157,7 @@ def build(
     chosen = recipe(name)
     steps = chosen.steps if steps is None else steps
     start = chosen.seed if seed is None else seed
+    # After a restart the corpus goes on as it ended.
     tokenizer, batches = _data(chosen, corpus_seed(start), chosen.restart or steps)
     vocabulary = len(tokenizer)
     dense_steps = 0 if scratch else chosen.dense_steps * steps // chosen.steps

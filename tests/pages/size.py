@@ -59,19 +59,22 @@ def changes() -> str:
                 rows.append((label, dropped, *(signed(*each, 1) for each in points)))
                 differences.setdefault(title, []).append(points[-1])
     more = [
-        f"{sum(each.high < 0 for each in rows_of)} of {len(rows_of)} rows of {title}"
-        for title, rows_of in differences.items()
+        f"{title} {sum(each.high < 0 for each in of_method)} of {len(of_method)}"
+        for title, of_method in differences.items()
     ]
-    less = sum(each.low > 0 for rows_of in differences.values() for each in rows_of)
+    less = sum(each.low > 0 for of_method in differences.values() for each in of_method)
     points_of = (f"points, `zoo_{name}`" for name in _SIZES)
     return (
-        table(("", "pairs dropped", *points_of, "larger − small"), rows)
+        paragraph(
+            "Rows in which the larger model loses more, by the 95 % interval of the difference: "
+            f"{', '.join(more)}. Rows in which it loses less: {less} of {len(rows)}."
+        )
+        + "\n"
+        + table(("", "pairs dropped", *points_of, "larger − small"), rows)
         + "\n"
         + paragraph(
-            f"The larger model loses more in {', '.join(more)}, by 95 % intervals of the "
-            f"difference; it loses less in {less} of {len(rows)} rows. Intervals are over "
-            "documents, which are paired; nothing is corrected for the number of comparisons. "
-            "Tasks count equally."
+            "Intervals are over documents, which are paired; nothing is corrected for the number "
+            "of comparisons. Tasks count equally."
         )
     )
 

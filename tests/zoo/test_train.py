@@ -272,10 +272,11 @@ def test_a_shipped_model_was_made_by_its_recipe(name):
     assert not says(told | {"tie_word_embeddings": "no"}, recipe)
 
 
-@pytest.mark.parametrize("name", SHIPPED + FURTHER)
+@pytest.mark.parametrize("name", [*recipes.ZOO, *FURTHER])
 def test_a_card_is_of_a_training_by_the_recipe(name):
     trained = json.loads((recipes.WEIGHTS / name / "card.json").read_text())["training"]
     assert trained["steps"] == recipes.recipe(name).steps
+    assert trained.get("restart", 0) == recipes.recipe(name).restart
     assert trained["seed"] == recipes.recipe(name).seed
 
 
