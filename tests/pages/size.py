@@ -58,16 +58,19 @@ def changes() -> str:
                 label = f"{title}{gamma_suffix(gamma)}, {len(tasks)} tasks"
                 rows.append((label, dropped, *(signed(*each, 1) for each in points)))
                 differences.setdefault(title, []).append(points[-1])
-    more = [
-        f"{title} {sum(each.high < 0 for each in of_method)} of {len(of_method)}"
+    more = {
+        title: f"{title} {count} of {len(of_method)}"
         for title, of_method in differences.items()
-    ]
+        if (count := sum(each.high < 0 for each in of_method))
+    }
+    none = [title for title in differences if title not in more]
     less = sum(each.low > 0 for of_method in differences.values() for each in of_method)
     points_of = (f"points, `zoo_{name}`" for name in _SIZES)
     return (
         paragraph(
-            "Rows in which the larger model loses more, by the 95 % interval of the difference: "
-            f"{', '.join(more)}. Rows in which it loses less: {less} of {len(rows)}."
+            "The larger model loses more in these rows, by the 95 % interval of the difference: "
+            f"{', '.join(more.values())}. Under {', '.join(none)} it does so in no row. It loses "
+            f"less in {less} of {len(rows)} rows."
         )
         + "\n"
         + table(("", "pairs dropped", *points_of, "larger − small"), rows)
