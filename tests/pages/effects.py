@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ from capmoe_eval.serving.trial import (
     verdicts,
 )
 from tests.pages import DOCS, ROOT, paragraph, signed, span, table
-from tests.pages.names import FAMILIES, records
+from tests.pages.names import FAMILIES, card, records
 
 
 @cache
@@ -272,21 +271,13 @@ def adaptive_verdict() -> str:
 
 def models() -> str:
     """Return README's sentence on the embedded models, from their cards."""
-    cards = [
-        json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / "capmoe_eval" / "zoo" / "weights").glob("*/card.json"))
-    ]
-    models = replication().models
-    language = [
-        card
-        for card in cards
-        if "openbookqa" in card.get("accuracy", ()) and f"zoo_{card['name']}" in models
-    ]
-    sizes = span((card["parameters"] / 1e6 for card in language), "{:.1f}")
-    kinds = sorted({str(card["class"]).removesuffix("ForCausalLM") for card in language})
+    cards = [card(model) for model in sorted(replication().models)]
+    language = [each for each in cards if "openbookqa" in each["accuracy"]]
+    sizes = span((each["parameters"] / 1e6 for each in language), "{:.1f}")
+    kinds = sorted({str(each["class"]).removesuffix("ForCausalLM") for each in language})
     lost = {
         task: statistics.fmean(
-            card["accuracy"][task] - card["accuracy_silent"][task] for card in language
+            each["accuracy"][task] - each["accuracy_silent"][task] for each in language
         )
         for task in language[0]["accuracy"]
     }

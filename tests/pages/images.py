@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from capmoe_eval.experiment.record import Record
-from tests.pages import ROOT, paragraph, span, table
-from tests.pages.names import records
+from tests.pages import paragraph, span, table
+from tests.pages.names import card, records
 
 _SETS: Final = {"mme": "MME", "mmbench": "MMBench", "seedbench": "SEED-Bench"}
 _MODEL: Final = "zoo_llava_olmoe"
@@ -25,14 +24,16 @@ def _stock() -> dict[str, Record]:
 def scores() -> str:
     """Return what the model knows, how much is text, and what γ and the priority change."""
     stock = _stock()
-    card = json.loads(
-        (ROOT / "capmoe_eval" / "zoo" / "weights" / "llava_olmoe" / "card.json").read_text("utf-8")
-    )
+    written = card(_MODEL)
     rows = []
     for task, title in _SETS.items():
         parts = stock[task].load.modalities or {}
         text = parts["text"].tokens / sum(part.tokens for part in parts.values())
-        numbers = (100 * stock[task].value, card["accuracy"][task], card["accuracy_silent"][task])
+        numbers = (
+            100 * stock[task].value,
+            written["accuracy"][task],
+            written["accuracy_silent"][task],
+        )
         rows.append((title, *(f"{number:.1f} %" for number in numbers), f"{100 * text:.1f} %"))
     head = ("", "test set", "dev set", "dev set, experts disabled", "text tokens")
     lows = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import finished
+from capmoe_eval.zoo.recipes import WEIGHTS
 from tests.pages import ROOT
 
 READER: Final = Reader()
@@ -26,3 +28,10 @@ FAMILIES: Final = {
 def records(*words: str) -> Sequence[Record]:
     """Return the committed records of the cells that a command line names."""
     return finished([*words, "profile=zoo", f"results_dir={ROOT}/results/zoo"], READER).records
+
+
+def card(model: str) -> dict[str, Any]:
+    """Return the card of an embedded model."""
+    path = WEIGHTS / model.removeprefix("zoo_") / "card.json"
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content

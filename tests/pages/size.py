@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,12 +10,12 @@ from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.statistics import Interval, interval
 from capmoe_eval.report.figures.pooling import by_key, mean_load
-from tests.pages import ROOT, paragraph, signed, span, table
+from tests.pages import paragraph, signed, span, table
 from tests.pages.effects import paired_by_task
-from tests.pages.names import records
+from tests.pages.names import card, records
 
-_SIZES: Final = ("olmoe", "olmoe_large")
-_MODELS: Final = f"grid.model=[{','.join(f'zoo_{name}' for name in _SIZES)}]"
+_SIZES: Final = ("zoo_olmoe", "zoo_olmoe_large")
+_MODELS: Final = f"grid.model=[{','.join(_SIZES)}]"
 # Each grid's words, and the methods of its rows. Table 1 has Token Drop at three factors.
 _GRIDS: Final = (
     (
@@ -29,19 +28,19 @@ _GRIDS: Final = (
 
 def sizes() -> str:
     """Return what the cards of both models say: their size, their training, their need."""
-    cards = [_card(name) for name in _SIZES]
+    cards = [card(name) for name in _SIZES]
     rows = [
-        ("million parameters", *(f"{card['parameters'] / 1e6:.1f}" for card in cards)),
-        ("training steps", *(f"{card['training']['steps']:,}" for card in cards)),
-        ("loss of the last steps", *(f"{card['training']['final_loss']:.3f}" for card in cards)),
-        ("accuracy, nine dev sets", *(_mean(card, "accuracy") for card in cards)),
-        ("the same, all experts disabled", *(_mean(card, "accuracy_silent") for card in cards)),
+        ("million parameters", *(f"{each['parameters'] / 1e6:.1f}" for each in cards)),
+        ("training steps", *(f"{each['training']['steps']:,}" for each in cards)),
+        ("loss of the last steps", *(f"{each['training']['final_loss']:.3f}" for each in cards)),
+        ("accuracy, nine dev sets", *(_mean(each, "accuracy") for each in cards)),
+        ("the same, all experts disabled", *(_mean(each, "accuracy_silent") for each in cards)),
         (
             "fullest expert / mean load, by layer",
-            *(span(card["peak_load"].values(), "{:.1f}") for card in cards),
+            *(span(each["peak_load"].values(), "{:.1f}") for each in cards),
         ),
     ]
-    return table(("", *(f"`zoo_{name}`" for name in _SIZES)), rows)
+    return table(("", *(f"`{name}`" for name in _SIZES)), rows)
 
 
 def changes() -> str:
@@ -50,7 +49,7 @@ def changes() -> str:
     differences: dict[str, list[Interval]] = {}
     for words, methods in _GRIDS:
         by_model = by_key(records(*words, _MODELS), lambda record: record.model)
-        small, large = (by_model[f"zoo_{name}"] for name in _SIZES)
+        small, large = (by_model[name] for name in _SIZES)
         for method in methods:
             title, tasks = method_title(method), {record.task for record in small}
             for gamma in sorted({r.gamma for r in small if r.method == method}, key=str):
@@ -65,7 +64,7 @@ def changes() -> str:
     }
     none = [title for title in differences if title not in more]
     less = sum(each.low > 0 for of_method in differences.values() for each in of_method)
-    points_of = (f"points, `zoo_{name}`" for name in _SIZES)
+    points_of = (f"points, `{name}`" for name in _SIZES)
     return (
         paragraph(
             "The larger model loses more in these rows, by the 95 % interval of the difference: "
@@ -100,11 +99,5 @@ def _compared(
     return " and ".join(shares), [interval(units) for units in (*sides, difference)]
 
 
-def _card(name: str) -> dict[str, Any]:
-    path = ROOT / "capmoe_eval" / "zoo" / "weights" / name / "card.json"
-    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return card
-
-
-def _mean(card: dict[str, Any], field: str) -> str:
-    return f"{statistics.fmean(card[field].values()):.1f} %"
+def _mean(content: dict[str, Any], field: str) -> str:
+    return f"{statistics.fmean(content[field].values()):.1f} %"
