@@ -75,6 +75,7 @@ PARTS = (
         for pattern, title in (
             ("*_s[0-9]/card.json", "Cards of further training seeds, without their weights"),
             ("banking77/card.json", "Card of `banking77`, without its weights"),
+            ("icl_olmoe/card.json", "Card of `icl_olmoe`, without its weights"),
             ("qwen3_moe/*", "Card of `qwen3_moe`, without its weights"),
             ("olmoe_large/*", "Card of `olmoe_large`, without its weights"),
         )

@@ -414,7 +414,10 @@ def test_every_shipped_model_composes(name: str) -> None:
     assert len(planned) == 9
     assert {plan.cell.model.name for plan in planned} == {name}
     homes = {"tiny": "miniworld", "zoo": "miniworld", "banking77": "banking77"}
-    home = "pictures" if "llava" in name else homes.get(name.partition("_")[0], "hub")
+    home = homes.get(name.partition("_")[0], "hub")
+    home = {"llava": "pictures", "icl": "banking77"}.get(
+        name.partition("_")[2].partition("_")[0], home
+    )
     assert planned[0].cell.data == home
 
 

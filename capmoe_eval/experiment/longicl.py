@@ -20,6 +20,8 @@ INSTRUCTION = (
     "Given a customer service query, please predict the intent of the query. "
     "The predict answer must come from the demonstration examples with the exact format."
 )
+#: What a prompt begins with.
+INTRODUCTION = f"{INSTRUCTION} The examples are as follows: \n"
 #: The words that follow the answer in a continuation; nothing after them is scored.
 NEXT_QUERY = "service query"
 
@@ -61,7 +63,7 @@ def prompt(demonstrations: Iterable[Mapping[str, object]], text: str) -> str:
         for row in demonstrations
     )
     question = f"service query: {text}\nintent category: "
-    return f"{INSTRUCTION} The examples are as follows: \n{examples}{question}"
+    return f"{INTRODUCTION}{examples}{question}"
 
 
 def score(continuation: str, label: str) -> bool:

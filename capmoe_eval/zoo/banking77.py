@@ -68,10 +68,15 @@ class QueryBatches:
         draw = Draw(f"banking77-{self.seed}-{step}")
         while True:
             text, intent = draw.one(self.queries)
-            words = [word for word in text.split() if not draw.chance(LEFT_OUT)] or [text]
             yield (
                 ("service query:", False),
-                (" " + " ".join(words), draw.chance(READ)),
+                (f" {with_words_left_out(text, draw)}", draw.chance(READ)),
                 ("\nintent category:", False),
                 (f" {intent}", True),
             )
+
+
+def with_words_left_out(text: str, draw: Draw) -> str:
+    """Return a query without a random part of its words."""
+    words = [word for word in text.split() if not draw.chance(LEFT_OUT)] or [text]
+    return " ".join(words)

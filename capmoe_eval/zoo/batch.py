@@ -33,15 +33,31 @@ class Batch:
     position_ids_BS: Tensor  # in the document
     # The tokens again; IGNORED for pads, first tokens of documents, and pieces without a loss.
     labels_BS: Tensor
+    # The token, and the number of the class, as which the state after the recipe's middle layer is
+    # read, at its own position; IGNORED elsewhere.
+    middle_BS: Tensor | None = None
+    classes_BS: Tensor | None = None
+    # Whether a position (the third dimension) attends to another; None: to earlier ones of its
+    # document.
+    attended_B1SS: Tensor | None = None
+    # The positions that the first head of the layer after the middle is taught to attend to.
+    sought_BSS: Tensor | None = None
 
     def on(self, device: torch.device) -> Batch:
         """Return the batch with its tensors on a device."""
-        return replace(self, **{name: each.to(device) for name, each in vars(self).items()})
+        tensors = {name: each for name, each in vars(self).items() if each is not None}
+        return replace(self, **{name: each.to(device) for name, each in tensors.items()})
 
-    def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
-        """Return what else the model takes, by its names, and a loss of that, if it has one."""
+    def taken(self, model: Any) -> dict[str, Any]:
+        """Return what the model takes, by its names."""
         del model
-        return {}, None
+        inputs = {"input_ids": self.input_ids_BS, "position_ids": self.position_ids_BS}
+        if self.attended_B1SS is None:
+            return inputs
+        # Added to the logits, as every attention kernel takes it.
+        mask = torch.zeros(self.attended_B1SS.shape, device=self.attended_B1SS.device)
+        least = torch.finfo(mask.dtype).min
+        return inputs | {"attention_mask": mask.masked_fill(~self.attended_B1SS, least)}
 
 
 class NumberedBatches(Protocol):
@@ -106,3 +122,16 @@ def pack(
             position_ids_BS[place, end:] = torch.arange(width - end)
             start = end
     return Batch(input_ids_BS, position_ids_BS, labels_BS)
+
+
+def attended(group_BS: Tensor) -> Tensor:
+    """Return which positions [B, 1, S, S] attend to which.
+
+    A position attends to earlier ones of its group and of group 0, the picture of a row. The group
+    of an empty position is negative.
+    """
+    width = group_BS.shape[1]
+    earlier_SS = torch.ones(width, width, dtype=torch.bool).tril()
+    same_BSS = group_BS[:, :, None] == group_BS[:, None, :]
+    of_picture_BSS = (group_BS == 0)[:, None, :] & (group_BS >= 0)[:, :, None]
+    return ((same_BSS | of_picture_BSS) & earlier_SS)[:, None]

@@ -27,6 +27,7 @@ from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
 from capmoe_eval.zoo.batch import NumberedBatches
+from capmoe_eval.zoo.demonstrations import DemonstrationBatches, demonstrations_tokenizer
 from capmoe_eval.zoo.llava import llava_config, picture_processor
 from capmoe_eval.zoo.miniworld.corpus import Batches
 from capmoe_eval.zoo.miniworld.world import world
@@ -52,8 +53,10 @@ class Recipe:
     restart: int = 0  # the step at which the learning rate rises and falls a second time
     decay: float = 0.05  # of weights
     aux: float = 1e-5  # coefficient of the routers' auxiliary loss
+    middle: int | None = None  # the layer after which states are labelled, too; 0: before the first
+    classes: int = 0  # number of these labels; 0 where they are tokens
     seed: int = 0  # of the first weights and of the corpus
-    data: Literal["miniworld", "banking77", "pictures"] = "miniworld"
+    data: Literal["miniworld", "banking77", "demonstrations", "pictures"] = "miniworld"
     vision: Mapping[str, Any] | None = None  # fields of a CLIP tower's configuration, for a LLaVA
 
 
@@ -181,6 +184,8 @@ def build(
             rate=chosen.rate,
             decay=chosen.decay,
             aux=chosen.aux,
+            middle=chosen.middle,
+            classes=chosen.classes,
             restart=chosen.restart,
         ),
         checkpoint=work / f"{name}-{start}-{steps}{'-scratch' if scratch else ''}.pt",
@@ -199,6 +204,9 @@ def _data(chosen: Recipe, seed: int, steps: int) -> tuple[PreTrainedTokenizerFas
         tokenizer = picture_tokenizer()
         return tokenizer, PictureBatches(tokenizer, seed, steps)
     queries = train_split()
+    if chosen.data == "demonstrations":
+        tokenizer = demonstrations_tokenizer(queries)
+        return tokenizer, DemonstrationBatches(queries, tokenizer, seed, steps)
     tokenizer = banking77_tokenizer(queries)
     return tokenizer, QueryBatches(queries, tokenizer, seed)
 

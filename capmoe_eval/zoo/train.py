@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from capmoe_eval.experiment.files import whole_file
-from capmoe_eval.zoo.batch import IGNORED, Batch, NumberedBatches
+from capmoe_eval.zoo.batch import NumberedBatches
+from capmoe_eval.zoo.loss import Middle, batch_loss
 
 # Sorts tokens by expert; on a CPU it trains 1.2 times as fast as the loop over experts.
 TRAINING_KERNEL = "grouped_mm"
@@ -39,6 +39,8 @@ class Schedule:
     decay: float = 0.05  # AdamW's weight decay of matrices
     clip: float = 1.0  # largest norm of the gradient
     aux: float = 0.0  # coefficient of the auxiliary loss that balances the routers
+    middle: int | None = None  # the layer after which states have labels, too; 0: before the first
+    classes: int = 0  # number of the classes among these labels
     restart: int = 0  # the step at which the rate rises and falls a second time; 0 for never
 
     def rate_at(self, step: int) -> float:
@@ -76,11 +78,15 @@ def train(
     Returns:
         The loss of every step, those before a resumption included.
     """
-    optimizer = _optimizer(model, schedule)
+    middle = None
+    if schedule.middle is not None:
+        middle = Middle(model, schedule.middle, schedule.classes)
+    trained = nn.ModuleDict({"model": model} | ({"middle": middle} if middle else {}))
+    optimizer = _optimizer(trained, schedule)
     losses: list[float] = []
     if checkpoint is not None and checkpoint.is_file():
         state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
+        trained.load_state_dict(state["trained"])
         optimizer.load_state_dict(state["optimizer"])
         losses = state["losses"]
         say(f"resumed at step {len(losses)}")
@@ -91,9 +97,9 @@ def train(
         batch = batches[first + step].on(model.device)
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate_at(step)
-        loss = batch_loss(model, batch, schedule.aux)
+        loss = batch_loss(model, batch, schedule.aux, middle)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
+        nn.utils.clip_grad_norm_(trained.parameters(), schedule.clip)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
@@ -108,52 +114,11 @@ def train(
             )
             if checkpoint is not None:
                 with whole_file(checkpoint) as file:
-                    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                    state = {"trained": trained.state_dict(), "optimizer": optimizer.state_dict()}
                     torch.save(state | {"losses": losses}, file)
     _kernel(model, "eager")
     model.eval()
     return losses
-
-
-def batch_loss(model: PreTrainedModel, batch: Batch, aux: float) -> Tensor:
-    """Return the loss of a batch: cross-entropy of its labels, and the auxiliary loss.
-
-    The classes' own loss computes logits of every position, six times as many as have a label.
-    The auxiliary loss is that of Switch Transformer, E · Σ (share of the assignments · mean
-    probability), averaged over the layers, as the families were trained with. (transformers counts
-    all layers as one, and DeepSeek-V2's class has none.) Pads do not count.
-    """
-    seen, loss_seen = batch.seen(model)
-    next_BS = batch.labels_BS[:, 1:]
-    labelled_BS = next_BS != IGNORED
-    if loss_seen is not None and not labelled_BS.any():
-        return loss_seen
-    output = model.model(
-        input_ids=batch.input_ids_BS,
-        position_ids=batch.position_ids_BS,
-        use_cache=False,
-        **({"output_router_logits": True} if aux > 0 else {}),
-        **seen,
-    )
-    logits = model.lm_head(output.last_hidden_state[:, :-1][labelled_BS])
-    loss = functional.cross_entropy(logits, next_BS[labelled_BS])
-    if loss_seen is not None:
-        loss = loss + loss_seen
-    if aux > 0:
-        real_N = (batch.input_ids_BS != model.config.pad_token_id).flatten()
-        top_k = int(model.config.num_experts_per_tok)
-        losses = [_imbalance(gate[real_N], top_k) for gate in output.router_logits]
-        loss = loss + aux * torch.stack(losses).mean()
-    return loss
-
-
-def _imbalance(logits_NE: Tensor, top_k: int) -> Tensor:
-    """Return the auxiliary loss of a layer: 1 at balance, at most E/K."""
-    n_experts = logits_NE.shape[1]
-    probabilities_NE = logits_NE.softmax(-1)
-    chosen = probabilities_NE.detach().topk(top_k).indices.flatten()
-    share_E = chosen.bincount(minlength=n_experts) / len(chosen)
-    return n_experts * (share_E * probabilities_NE.mean(0)).sum()
 
 
 def _optimizer(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:

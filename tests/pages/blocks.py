@@ -6,7 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from tests.pages import benchmarks, comparators, effects, generation, glance, images, size
+from tests.pages import (
+    benchmarks,
+    comparators,
+    effects,
+    generation,
+    glance,
+    images,
+    in_context,
+    size,
+)
 from tests.pages.commands import first_result, printed
 from tests.pages.knobs import knob_table
 
@@ -41,6 +50,8 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "emulation": benchmarks.emulation,
     "generation": generation.scores,
     "images": images.scores,
+    "in-context": in_context.scores,
+    "in-context-choices": in_context.choices,
     "laser": comparators.laser,
     "size": size.sizes,
     "size-changes": size.changes,

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.longicl import INTRODUCTION
 from capmoe_eval.zoo.batch import Batch, Encoded, Parts, encoded, pack
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.hub import Row
@@ -109,7 +110,7 @@ class _Writer:
             return lists[kind]()
         title, between = "", questions.BETWEEN
         if kind == "banking77":
-            title, between = questions.BANKING77_DESCRIPTION, "\n"
+            title, between = INTRODUCTION, "\n"
             prompts = self._queries(number)
         elif kind == "mmlu":
             subject = draw.one(LEXICON.subjects)

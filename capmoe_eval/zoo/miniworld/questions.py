@@ -21,7 +21,6 @@ from typing import Any
 import jinja2
 
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.longicl import INSTRUCTION
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.hub import Row
 from capmoe_eval.zoo.miniworld.world import (
@@ -319,8 +318,6 @@ PromptAndAnswer = tuple[str, str]
 BETWEEN = "\n\n"
 #: Text before the first of the open questions.
 OPEN_DESCRIPTION = "Answer these questions:\n\n"
-#: Text before the first query of LongICLBench.
-BANKING77_DESCRIPTION = f"{INSTRUCTION} The examples are as follows: \n"
 
 _ENVIRONMENT = jinja2.Environment(keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
 _TEMPLATES = {

@@ -10,18 +10,17 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.zoo.batch import IGNORED, Batch
+from capmoe_eval.zoo.batch import IGNORED, Batch, attended
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.llava import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
 from capmoe_eval.zoo.pictures.drawing import picture
@@ -78,26 +77,14 @@ _TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trai
 
 @dataclass(frozen=True)
 class PictureBatch(Batch):
-    """The tensors of one training step, with a picture for each row."""
+    """The tensors of one training step, with a picture for each row; the patches have names."""
 
-    pixels_BCHW: Tensor  # normalised
-    attended_B1SS: Tensor  # whether a position (the third dimension) attends to another
-    names_BP: Tensor  # the token that names a patch, or IGNORED
+    pixels_BCHW: Tensor = field(kw_only=True)  # normalised
 
-    def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
-        """Return the pictures' features and the mask, and the loss of the patches' names.
-
-        A feature is read as the language model's last state is, so that it comes to lie near the
-        embedding of its name.
-        """
+    def taken(self, model: Any) -> dict[str, Any]:
+        """Return the tokens, the mask and the pictures' features."""
         features = model.model.get_image_features(self.pixels_BCHW, return_dict=True)
-        taken = {"attention_mask": self.attended_B1SS, "mm_encoder_outputs": {"image": features}}
-        named_BP = self.names_BP != IGNORED
-        if not named_BP.any():
-            return taken, None
-        features_NH = torch.stack(list(features.pooler_output))[named_BP]
-        logits = model.lm_head(model.get_decoder().norm(features_NH))
-        return taken, functional.cross_entropy(logits, self.names_BP[named_BP])
+        return {**super().taken(model), "mm_encoder_outputs": {"image": features}}
 
 
 def picture_tokenizer() -> PreTrainedTokenizerFast:
@@ -177,13 +164,13 @@ class PictureBatches:
         input_ids_BS[:, :IMAGE_TOKENS] = self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         position_ids_BS = torch.arange(width).repeat(n_rows, 1)
         labels_BS = torch.full((n_rows, width), IGNORED)
-        names_BP = torch.full((n_rows, IMAGE_TOKENS), IGNORED)
+        middle_BS = torch.full((n_rows, width), IGNORED)
         # Number of the question of a position: 0 for the picture, negative for an empty position.
         question_BS = torch.full((n_rows, width), -1)
         question_BS[:, :IMAGE_TOKENS] = 0
         for row in range(n_rows):
             for (down, right), word in patches[row].items():
-                names_BP[row, PATCHES * down + right] = self._token(word)
+                middle_BS[row, PATCHES * down + right] = self._token(word)
             start = IMAGE_TOKENS
             for number, (pieces, _) in enumerate(asked[row], start=1):
                 tokens = list(islice(encoded, len(pieces) + 1))
@@ -205,9 +192,9 @@ class PictureBatches:
             input_ids_BS,
             position_ids_BS,
             labels_BS,
-            torch.stack(images),
-            attended(question_BS),
-            names_BP,
+            middle_BS,
+            attended_B1SS=attended(question_BS),
+            pixels_BCHW=torch.stack(images),
         )
 
     def _token(self, word: str) -> int:
@@ -227,17 +214,3 @@ def _questions(picture_scene: Scene, stage: Stage, draw: Draw) -> Iterator[tuple
             kind = draw.one_of(kinds, weights)
             fact = draw.one([fact for fact in scene_facts if fact.kind == kind])
             yield _asked(fact, draw.one_of(range(len(stage.forms)), stage.forms), draw)
-
-
-def attended(question_BS: Tensor) -> Tensor:
-    """Return which positions [B, 1, S, S] attend to which.
-
-    A position attends to earlier ones of its question and of the picture. ``question_BS`` is the
-    number of a position's question, 0 for the picture, and negative for an empty position, which
-    attends to itself.
-    """
-    width = question_BS.shape[1]
-    earlier_SS = torch.ones(width, width, dtype=torch.bool).tril()
-    same_BSS = question_BS[:, :, None] == question_BS[:, None, :]
-    of_picture_BSS = (question_BS == 0)[:, None, :] & (question_BS >= 0)[:, :, None]
-    return ((same_BSS | of_picture_BSS) & earlier_SS)[:, None]

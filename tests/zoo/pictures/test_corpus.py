@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from capmoe_eval.zoo.batch import IGNORED
+from capmoe_eval.zoo.batch import IGNORED, attended
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
+from capmoe_eval.zoo.loss import Middle, batch_loss
 from capmoe_eval.zoo.pictures.corpus import (
     STAGES,
     PictureBatches,
-    attended,
     picture_tokenizer,
     pixels,
 )
@@ -21,7 +21,6 @@ from capmoe_eval.zoo.pictures.evaluation import documents
 from capmoe_eval.zoo.pictures.questions import prompt
 from capmoe_eval.zoo.pictures.scene import WORLD, scene
 from capmoe_eval.zoo.recipes import _fresh, configuration, model_class, recipe
-from capmoe_eval.zoo.train import batch_loss
 
 
 @pytest.fixture(scope="module", name="tokenizer")
@@ -44,7 +43,7 @@ def test_the_stages(tokenizer):
     alone, opened, all_forms = (batches[step] for step in (0, 30, 90))
     assert alone.input_ids_BS.shape == STAGES[0].shape
     assert opened.input_ids_BS.shape == all_forms.input_ids_BS.shape == STAGES[2].shape
-    named = [(batch.names_BP != IGNORED).sum() for batch in (alone, opened, all_forms)]
+    named = [(batch.middle_BS != IGNORED).sum() for batch in (alone, opened, all_forms)]
     assert named[0] > 0
     assert named[1] > 0
     assert named[2] == 0
@@ -97,24 +96,27 @@ def test_which_position_attends_to_which():
 
 @torch.no_grad()
 @pytest.mark.numeric
-def test_a_patch_is_learned_by_its_name_alone(tokenizer):
-    """Without a name there is no loss of the features, and the features are the model's own."""
+def test_a_patch_is_named_where_the_recipe_says(tokenizer):
     chosen = recipe("llava_olmoe")
     model = _fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
     batches = PictureBatches(tokenizer, seed=1, steps=100)
     alone, all_forms = batches[0], batches[90]
-    taken, loss = alone.seen(model)
+    taken = alone.taken(model)
+    states = model.model(**taken, output_hidden_states=True).hidden_states
     features = torch.stack(list(taken["mm_encoder_outputs"]["image"].pooler_output))
-    logits = model.lm_head(model.model.language_model.norm(features))
+    assert torch.equal(states[0][:, :IMAGE_TOKENS], features)
+    logits = model.lm_head(model.model.language_model.norm(states[chosen.middle]))
     total, count = 0.0, 0
-    for row, own in enumerate(alone.names_BP.tolist()):
-        for patch, name in enumerate(own):
+    for row, names in enumerate(alone.middle_BS.tolist()):
+        for position, name in enumerate(names):
             if name != IGNORED:
-                total -= logits[row, patch].log_softmax(-1)[name]
+                total -= logits[row, position].log_softmax(-1)[name]
                 count += 1
-    assert torch.allclose(loss, total / count, atol=1e-4)
-    assert batch_loss(model, alone, aux=0.0) == loss
-    assert all_forms.seen(model)[1] is None
+    middle = Middle(model, chosen.middle)
+    assert torch.allclose(batch_loss(model, alone, 0.0, middle), total / count, atol=1e-4)
+    assert batch_loss(model, alone, 0.0) == 0.0
+    without_names = batch_loss(model, all_forms, 0.0)
+    assert batch_loss(model, all_forms, 0.0, middle) == without_names > 0
 
 
 @torch.no_grad()
