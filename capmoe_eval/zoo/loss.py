@@ -52,8 +52,8 @@ def batch_loss(
 ) -> Tensor:
     """Return the loss of a batch: cross-entropy of its labels, and the auxiliary loss.
 
-    States in the middle are read, too, where they have labels. The classes' own loss computes logits
-    of every position, six times as many as have a label.
+    States in the middle are read, too, where they have labels. The classes' own loss computes
+    logits of every position, six times as many as have a label.
     The auxiliary loss is that of Switch Transformer, E · Σ (share of the assignments · mean
     probability), averaged over the layers, as the families were trained with. (transformers counts
     all layers as one, and DeepSeek-V2's class has none.) Pads do not count.
