@@ -413,12 +413,10 @@ def test_every_shipped_model_composes(name: str) -> None:
     planned = plans(config)
     assert len(planned) == 9
     assert {plan.cell.model.name for plan in planned} == {name}
-    homes = {"tiny": "miniworld", "zoo": "miniworld", "banking77": "banking77"}
-    home = homes.get(name.partition("_")[0], "hub")
-    home = {"llava": "pictures", "icl": "banking77"}.get(
-        name.partition("_")[2].partition("_")[0], home
-    )
-    assert planned[0].cell.data == home
+    homes = {"tiny": "miniworld", "zoo": "miniworld", "llava": "pictures"}
+    homes |= {"icl": "banking77", "banking77": "banking77"}
+    words = [word for word in name.split("_") if word in homes]
+    assert planned[0].cell.data == (homes[words[-1]] if words else "hub")
 
 
 def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Path) -> None:

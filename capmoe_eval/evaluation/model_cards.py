@@ -120,7 +120,7 @@ def write(
         "weights": weights_hash(model),  # as its records have it, in their provenance
         "training": before["training"] if training is None else _training(recipe, training),
     }
-    if recipe.data in ("miniworld", "pictures"):
+    if recipe.data in WORLDS:
         sets = miniworld_sets() if recipe.data == "miniworld" else picture_sets(directory)
         card |= _measured(name, model, sets, say)
         write_text(directory / "README.md", _readme(card, recipe))

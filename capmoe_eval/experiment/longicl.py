@@ -59,11 +59,14 @@ def prompt(demonstrations: Iterable[Mapping[str, object]], text: str) -> str:
     Queries are not stripped: a few of BANKING77's begin or end in newlines.
     """
     examples = "".join(
-        f"service query: {row['text']}\nintent category: {row['label_text']}\n"
-        for row in demonstrations
+        f"{question(str(row['text']))}{row['label_text']}\n" for row in demonstrations
     )
-    question = f"service query: {text}\nintent category: "
-    return f"{INTRODUCTION}{examples}{question}"
+    return f"{INTRODUCTION}{examples}{question(text)}"
+
+
+def question(text: str) -> str:
+    """Return a query with the words after it, which the name of its intent follows."""
+    return f"service query: {text}\nintent category: "
 
 
 def score(continuation: str, label: str) -> bool:

@@ -24,7 +24,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from capmoe_eval.experiment.longicl import INTRODUCTION
+from capmoe_eval.experiment.longicl import INTRODUCTION, question
 from capmoe_eval.zoo.banking77 import Query, with_words_left_out
 from capmoe_eval.zoo.batch import IGNORED, Batch, attended
 from capmoe_eval.zoo.draw import Draw
@@ -44,7 +44,6 @@ MOST_ALONE = 10
 #: Share of the learned names that are learned with the next tokens, and how many of these: the end
 #: of the line and "service query", where an answer ends.
 FOLLOWED, CONTINUED = 0.2, 3
-_ASK = "\nintent category: "
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ STAGES = (
 
 def demonstrations_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:
     """Train byte-level BPE on the queries; the name of every intent becomes one token."""
-    tokenizer = train_bpe([f"service query: {text}{_ASK}" for text, _ in queries], MAX_VOCABULARY)
+    tokenizer = train_bpe([question(text) for text, _ in queries], MAX_VOCABULARY)
     names = sorted({intent for _, intent in queries})
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
     return wrapped(tokenizer, MAX_POSITIONS)
@@ -152,7 +151,7 @@ class DemonstrationBatches:
                 intent = asked[place] if place < len(asked) else draw.one(asked)
                 query = with_words_left_out(draw.one(self._texts[intents[intent]]), draw)
                 tokens = [
-                    *self.tokenizer(f"service query: {query}{_ASK}")["input_ids"],
+                    *self.tokenizer(question(query))["input_ids"],
                     int(self.tokenizer.convert_tokens_to_ids(names[intent])),
                     *end,
                 ]

@@ -54,7 +54,7 @@ class Recipe:
     decay: float = 0.05  # of weights
     aux: float = 1e-5  # coefficient of the routers' auxiliary loss
     middle: int | None = None  # the layer after which states are labelled, too; 0: before the first
-    classes: int = 0  # number of these labels; 0 where they are tokens
+    classes: int = 0  # number of the classes among these labels
     seed: int = 0  # of the first weights and of the corpus
     data: Literal["miniworld", "banking77", "demonstrations", "pictures"] = "miniworld"
     vision: Mapping[str, Any] | None = None  # fields of a CLIP tower's configuration, for a LLaVA

@@ -24,17 +24,18 @@ def scores() -> str:
     rows = [_row("no capacity", stock)]
     rounds = {record.task: record.value for record in stock}
     assert rounds["longicl_5"] < rounds["longicl_1"]  # as the text says
-    changes, mean = [], np.zeros(0)
+    changes, n_documents = [], 0
     for side in bounded:
         title = f"{method_title(side[0].method)} γ={side[0].gamma:g}"
         rows.append(_row(title, side))
         paired = paired_by_task(side, stock)
         mean = np.mean([100 * paired[task].units for task in _ROUNDS], axis=0)
+        n_documents = len(mean)
         points = interval({"longicl": mean})
         dropped = span((100 * record.load.drop_rate for record in side), "{:.1f}")
         changes.append(f"{title} drops {dropped} % of the pairs and changes {signed(*points, 1)}.")
     return (
-        f"Right answers to {len(mean)} official test queries, by rounds of "
+        f"Right answers to {n_documents} official test queries, by rounds of "
         "demonstrations in the prompt:\n\n"
         + table(("", *_ROUNDS.values()), rows)
         + "\n"
@@ -52,12 +53,10 @@ def choices() -> str:
     asked = ("model=zoo_icl_olmoe", "tasks=longicl_1")
     (stock,) = records(*asked, "method=baseline")
     (silent,) = records(*asked, "method=score", "gamma=0.0")
-    sides = [
-        records(*asked, f"method={method}", "gamma=1.0")
-        for method in ("score", "expanded_drop", "random", "reverse_order", "order")
-    ]
     rows = [("no capacity", f"{100 * stock.value:.0f} %", "", "")]
-    rows += [_change(method_title(side[0].method), side[0], stock) for side in sides]
+    for method in ("score", "expanded_drop", "random", "reverse_order", "order"):
+        (bounded,) = records(*asked, f"method={method}", "gamma=1.0")
+        rows.append(_change(method_title(method), bounded, stock))
     rows.append(_change("all experts disabled", silent, stock))
     return table(("one round, γ=1", "right", "pairs dropped", "− no capacity"), rows)
 

@@ -15,6 +15,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import model_cards as cards
 from capmoe_eval.evaluation.train import main
 from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.hub import WORLDS
 from capmoe_eval.zoo.loss import batch_loss
 from capmoe_eval.zoo.miniworld.corpus import Batches
 from capmoe_eval.zoo.miniworld.world import world
@@ -25,7 +26,7 @@ from tests.rounding import tolerance
 
 WITH_WEIGHTS = ("olmoe", "qwen2_moe", "deepseek_v2", "mixtral", "llava_olmoe")  # in a clone
 SHIPPED = [name for name in recipes.ZOO if (recipes.WEIGHTS / name / "model.safetensors").is_file()]
-MEASURED = [name for name in SHIPPED if recipes.ZOO[name].data in ("miniworld", "pictures")]
+MEASURED = [name for name in SHIPPED if recipes.ZOO[name].data in WORLDS]
 FURTHER = sorted(path.name for path in recipes.WEIGHTS.glob("*_s*"))
 
 
