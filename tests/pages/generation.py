@@ -45,9 +45,9 @@ def scores() -> str:
         + table(("", *_TASKS.values()), rows)
         + "\n"
         + paragraph(
-            "Token Drop − no capacity, in points over these models with 95 % intervals over "
-            f"documents. With a capacity on the prompt alone: {_losses('p')}. With a capacity on "
-            f"every step: {_losses('p2')}. The steps drop "
+            "Token Drop − no capacity, in points over the training seeds of these families, with "
+            f"95 % intervals over documents. With a capacity on the prompt alone: {_losses('p')}. "
+            f"With a capacity on every step: {_losses('p2')}. In the table the steps drop "
             f"{span((100 * load.drop_rate for load in steps), '{:.0f}')} % of the pairs, at an "
             f"effective γ of {span(_gammas(load.effective_gamma for load in steps), '{:.1f}')}."
         )
