@@ -17,6 +17,7 @@ from tests.records import layer, record
 
 ONE = (
     "profile.retrained=[zoo_olmoe]",
+    "profile.matched=[zoo_olmoe]",
     "profile.retrained_table7=[zoo_olmoe]",
     "profile.retrained_images=[zoo_llava_olmoe]",
     "profile.table7=[zoo_olmoe]",
