@@ -153,9 +153,17 @@ def test_every_method_in_an_engine_is_the_method_of_the_suite(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_in_an_engine_is_the_family_of_the_suite(family: str, tmp_path: Path) -> None:
+def test_every_family_in_an_engine_is_the_family_of_the_suite(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {}
+    if family.startswith("deepseek"):  # has latent attention
+        # Where the processor has AMX, as is pretended here, vLLM chooses a kernel of latent
+        # attention for bfloat16 alone, unless another is asked for.
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+        options = {"attention_backend": "CPU_MLA"}
     model = make(family).eval()
     model.save_pretrained(tmp_path)
-    with engine(tmp_path, create_method("score", 1.0)) as started:
+    with engine(tmp_path, create_method("score", 1.0), **options) as started:
         for name, gamma, knobs in OF_FAMILIES:
             compare(started, model, create_method(name, gamma, **knobs), prompts(*LENGTHS))
