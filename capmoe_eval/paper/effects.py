@@ -17,6 +17,7 @@ from functools import cache
 from importlib import metadata, resources
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -64,16 +65,22 @@ class Effects:
         self._used: dict[str, Effect] = {}
 
     def of(
-        self, sides: Mapping[str, tuple[Records, Records]], without: Collection[str] = ()
+        self,
+        sides: Mapping[str, tuple[Records, Records]],
+        without: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> Effect:
         """Return the effect of the records of both sides, by model.
 
-        ``without`` names the tasks of lm-eval that have no part in it.
+        ``without`` names the tasks of lm-eval of each model that have no part in it.
         """
         key = _digest(sides, without)
         if key is None or key not in self._computed:
             effect = contrast(
-                {m: (documents(a, without), documents(b, without)) for m, (a, b) in sides.items()}
+                {
+                    model: (documents(first, idle), documents(second, idle))
+                    for model, (first, second) in sides.items()
+                    for idle in [without.get(model, ())]
+                }
             )
             if key is None or effect.points is None or effect.unpaired:
                 return effect
@@ -134,7 +141,9 @@ def code() -> str:
     return digest.hexdigest()
 
 
-def _digest(sides: Mapping[str, tuple[Records, Records]], without: Collection[str]) -> str | None:
+def _digest(
+    sides: Mapping[str, tuple[Records, Records]], without: Mapping[str, Collection[str]]
+) -> str | None:
     """Return a digest over all records, in their order; None where one was read from no file."""
     named = [
         (model, family(model), side, task, [record.checksum for record in records])
@@ -144,7 +153,8 @@ def _digest(sides: Mapping[str, tuple[Records, Records]], without: Collection[st
     ]
     if not all(all(checksums) for *_, checksums in named):
         return None
-    return hashlib.sha256(json.dumps([named, sorted(without)]).encode()).hexdigest()
+    left_out = sorted((model, *sorted(tasks)) for model, tasks in without.items())
+    return hashlib.sha256(json.dumps([named, left_out]).encode()).hexdigest()
 
 
 def _read(path: Path) -> dict[str, Effect]:

@@ -22,14 +22,10 @@ from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.statistics import Effect
-from capmoe_eval.paper.trainings import SeedTraining
+from capmoe_eval.paper.trainings import DevLosses, SeedTraining
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 
-NEEDED: Final = 20.0
-"""Points that a task must lose with all experts disabled, in the mean over the families and on the
-dev sets, to enter a contrast of several tasks. The rule was written before any test record of the
-models that it judges."""
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
 
 Batches = Literal["single", "mixed", "sized"]
@@ -110,8 +106,7 @@ class Evidence:
     trainings: tuple[SeedTraining, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
     pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
-    # Points that a task of lm-eval loses on the dev sets with all experts disabled.
-    losses: Mapping[str, float] = field(default_factory=dict)
+    losses: DevLosses = field(default_factory=DevLosses)
     effects: Effects = field(default_factory=Effects)  # those of contrasts
     _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
 
@@ -148,7 +143,7 @@ class Evidence:
 
         It is computed once, however many claims ask for it. ``model`` is a part of the names of the
         models that are compared; without it they are those of :attr:`pooled`. A contrast of several
-        tasks is of those that need experts (:attr:`idle_tasks`).
+        tasks leaves out those that hardly need experts (:class:`DevLosses`).
         """
         key = repr((first, second, model))
         if key not in self._effects:
@@ -159,7 +154,8 @@ class Evidence:
                 if (model in name if model else name in self.pooled or not self.pooled)
                 and name not in left_out
             }
-            effect = self.effects.of(sides, () if first.task else self.idle_tasks)
+            without = {} if first.task else {name: self.losses.idle_tasks(name) for name in sides}
+            effect = self.effects.of(sides, without)
             paths = {
                 str(record.path)
                 for name, tasks in effect.tasks.items()
@@ -170,18 +166,6 @@ class Evidence:
             }
             self._effects[key] = dataclasses.replace(effect, records=tuple(sorted(paths)))
         return self._effects[key]
-
-    @property
-    def idle_tasks(self) -> tuple[str, ...]:
-        """The tasks of lm-eval that hardly need experts: they lose less than :data:`NEEDED`."""
-        return tuple(task for task, loss in sorted(self.losses.items()) if loss < NEEDED)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks on all contrasts of several tasks."""
-        names = ", ".join(f"{task} ({self.losses[task]:.1f})" for task in self.idle_tasks)
-        reason = f"with all experts disabled they lose less than {NEEDED:g} points on the dev sets"
-        return (f"left out of contrasts of several tasks: {names}; {reason}",) if names else ()
 
     def gammas(self, side: Side, model: str) -> list[float]:
         """Return every γ at which a model has records of a side, whatever γ the side names."""

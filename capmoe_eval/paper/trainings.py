@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +19,11 @@ from capmoe_eval.paper.statistics import by_family
 
 TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""
+NEEDED: Final = 20.0
+"""Points that the dev set of a task must lose with all experts disabled, for the task to enter a
+contrast of several tasks: in the mean over the families, and for each model on the model itself.
+The first half was written before any test record of the models that it judges, the second after
+them (2026-11-27)."""
 
 
 class SeedTraining(BaseModel):
@@ -37,22 +43,56 @@ class _TrainingFile(BaseModel):
     trainings: tuple[SeedTraining, ...]
 
 
-@cache
-def dev_losses(models: frozenset[str]) -> Mapping[str, float]:
-    """Return what each task of lm-eval loses on the dev sets with all experts disabled, in points.
+@dataclass(frozen=True)
+class DevLosses:
+    """What the dev sets of tasks lose with all experts disabled."""
 
-    It is the mean over families of the mean over training seeds, from the cards of the embedded
-    models among ``models``; without a card nothing is known.
+    points: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # by task of lm-eval and model
+
+    def idle_tasks(self, model: str) -> list[str]:
+        """Return the tasks for which a model hardly needs experts; :data:`NEEDED` has the rule."""
+        return sorted(self._idle.get("", {}) | self._idle.get(model, {}))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on all contrasts of several tasks."""
+        names = ", ".join(
+            f"{task}{model and f' of {model}'} ({loss:.1f})"
+            for model, tasks in self._idle.items()
+            for task, loss in tasks.items()
+        )
+        reason = f"with all experts disabled they lose less than {NEEDED:g} points on the dev sets"
+        return (f"left out of contrasts of several tasks: {names}; {reason}",) if names else ()
+
+    @cached_property
+    def _idle(self) -> dict[str, dict[str, float]]:
+        """The losses below :data:`NEEDED` by model and task; those in the mean under ""."""
+        idle: dict[str, dict[str, float]] = {}
+        for task, losses in sorted(self.points.items()):
+            mean = fmean(by_family(losses).values())
+            for model, loss in ({"": mean} if mean < NEEDED else losses).items():
+                if loss < NEEDED:
+                    idle.setdefault(model, {})[task] = loss
+        return dict(sorted(idle.items()))
+
+
+@cache
+def dev_losses(models: frozenset[str]) -> DevLosses:
+    """Return the losses of the embedded models among ``models``, from their cards.
+
+    Without a card nothing is known of a model.
     """
     losses: dict[str, dict[str, float]] = {}
     weights = resources.files("capmoe_eval") / "zoo" / "weights"
-    for name in sorted(model.removeprefix("zoo_") for model in models):
-        card = weights / name / "card.json"
+    for model in sorted(models):
+        card = weights / model.removeprefix("zoo_") / "card.json"
         content = json.loads(card.read_text(encoding="utf-8")) if card.is_file() else {}
         for task, accuracy in content.get("accuracy", {}).items():
             loss = accuracy - content["accuracy_silent"][task]
-            losses.setdefault(task, {})[name] = loss
-    return {task: fmean(by_family(of_task).values()) for task, of_task in losses.items()}
+            losses.setdefault(task, {})[model] = loss
+    return DevLosses(losses)
 
 
 def read_trainings(path: Path | None, profile: str) -> tuple[SeedTraining, ...]:

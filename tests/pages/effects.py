@@ -15,6 +15,7 @@ from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.paper.pairing import Paired, pair
 from capmoe_eval.paper.printed import AVERAGE, pairs
 from capmoe_eval.paper.statistics import Interval, pooled
+from capmoe_eval.paper.trainings import NEEDED
 from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
 from capmoe_eval.report.replication.records import RECORDS, ContrastFile
@@ -108,7 +109,6 @@ def caption() -> str:
     )
 
 
-_NEEDED: Final = 20  # points that a task loses without experts, if they matter to it
 _PLACEMENTS: Final = ("contiguous", "eplb")
 
 
@@ -281,13 +281,13 @@ def models() -> str:
         )
         for task in language[0]["accuracy"]
     }
-    weak = [f"{task} {loss:.0f}" for task, loss in lost.items() if loss < _NEEDED]
+    weak = [f"{task} {loss:.0f}" for task, loss in lost.items() if loss < NEEDED]
     return paragraph(
         f"The embedded models are real transformers classes ({', '.join(kinds)}) of {sizes} "
         "million parameters, trained on a closed mini-world of simple English. With all experts "
         f"disabled a task loses {span(lost.values(), '{:.0f}')} points in the mean over models "
         "(dev sets, from the models' [cards](capmoe_eval/zoo/weights))"
-        + (f"; less than {_NEEDED}: {', '.join(weak)}." if weak else ".")
+        + (f"; less than {NEEDED}: {', '.join(weak)}." if weak else ".")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from capmoe_eval.paper.evidence import Evidence, ModelDefaults, Side
+from capmoe_eval.paper.trainings import DevLosses
 from tests.paper.fabricate import HOME, evidence, record
 
 
@@ -78,18 +79,40 @@ def test_a_task_that_hardly_needs_experts_enters_no_contrast_of_several() -> Non
     ]
     sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
     mixed = [side.model_copy(update={"batches": "mixed"}) for side in sides]
-    losses = {"openbookqa": 31.0, "rte": 4.0}
-    every, some = (evidence(*rows, *mixtures, losses=known) for known in ({}, losses))
+    losses = {"openbookqa": {"zoo_olmoe": 31.0}, "rte": {"zoo_olmoe": 4.0}}
+    every, some = (evidence(*rows, *mixtures, losses=DevLosses(of)) for of in ({}, losses))
     assert [every.effect(*both).points for both in (sides, mixed)] == [50, 50]
     assert [some.effect(*both).points for both in (sides, mixed)] == [100, 0]
     assert some.effect(*sides).tasks == {"zoo_olmoe": ("obqa",)}
     alone = [side.model_copy(update={"task": "rte"}) for side in sides]
     assert some.effect(*alone).points == 0
-    assert some.notes == (
+    assert some.losses.notes == (
         "left out of contrasts of several tasks: rte (4.0); with all experts disabled they lose "
         "less than 20 points on the dev sets",
     )
-    assert every.notes == ()
+    assert every.losses.notes == ()
+
+
+def test_a_task_that_one_model_hardly_needs_experts_for_leaves_out_that_model_alone() -> None:
+    """PIQA loses 30 points in the mean, and 19 on a model that has no other task."""
+    gains = {"zoo_olmoe": 0, "zoo_mixtral": 1}
+    rows = [
+        record(method, 1.0, [right] * 4, task="piqa", model=model)
+        for model, gain in gains.items()
+        for method, right in (("score", gain), ("random", 0))
+    ]
+    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
+    losses = DevLosses({"piqa": {"zoo_olmoe": 41.0, "zoo_mixtral": 19.0}})
+    effects = [evidence(*rows, losses=of).effect(*sides) for of in (DevLosses(), losses)]
+    assert [effect.points for effect in effects] == [50, 0]
+    assert [dict(effect.tasks) for effect in effects] == [
+        {model: ("piqa",) for model in sorted(gains)},
+        {"zoo_olmoe": ("piqa",)},
+    ]
+    assert losses.notes == (
+        "left out of contrasts of several tasks: piqa of zoo_mixtral (19.0); with all experts "
+        "disabled they lose less than 20 points on the dev sets",
+    )
 
 
 def test_other_models_are_asked_by_name_alone() -> None:

@@ -74,11 +74,12 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         trainings = read_trainings(parsed.trainings, profile)
         kept = (directory / FILE.format("replication") for directory in directories(results))
         effects = Effects(*kept, recompute=parsed.recompute)
+        losses = dev_losses(frozenset(plan.cell.model.name for plan in cells.plans))
         evidence = Evidence(
             profile,
             _alike(cells, reads),
             trainings=trainings,
-            losses=dev_losses(frozenset(plan.cell.model.name for plan in cells.plans)),
+            losses=losses,
             effects=effects,
         )
         file = VerdictFile(
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             models=evidence.models,
             records=len(evidence.records),
             missing=len(cells.plans) - len(cells.records),
-            notes=(*cells.notes, *evidence.notes, *cells.broken),
+            notes=(*cells.notes, *losses.notes, *cells.broken),
             level=LEVEL,
             margins=written_margins(),
             claims=tuple(judged(claim, evidence) for claim in replication_claims()),
