@@ -287,7 +287,7 @@ def models() -> str:
         "million parameters, trained on a closed mini-world of simple English. With all experts "
         f"disabled a task loses {span(lost.values(), '{:.0f}')} points in the mean over models "
         "(dev sets, from the models' [cards](capmoe_eval/zoo/weights))"
-        + (f"; less than {NEEDED}: {', '.join(weak)}." if weak else ".")
+        + (f"; less than {NEEDED:g}: {', '.join(weak)}." if weak else ".")
     )
 
 
