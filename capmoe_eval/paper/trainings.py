@@ -45,7 +45,7 @@ class _TrainingFile(BaseModel):
 
 @dataclass(frozen=True)
 class DevLosses:
-    """What the dev sets of tasks lose with all experts disabled."""
+    """The losses of dev sets with all experts disabled, and the tasks that hardly need experts."""
 
     points: Mapping[str, Mapping[str, float]] = field(
         default_factory=dict
