@@ -47,9 +47,8 @@ class _TrainingFile(BaseModel):
 class DevLosses:
     """The losses of dev sets with all experts disabled, and the tasks that hardly need experts."""
 
-    points: Mapping[str, Mapping[str, float]] = field(
-        default_factory=dict
-    )  # by task of lm-eval and model
+    # By task of lm-eval and model.
+    points: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def idle_tasks(self, model: str) -> list[str]:
         """Return the tasks for which a model hardly needs experts; :data:`NEEDED` has the rule."""
