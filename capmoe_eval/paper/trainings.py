@@ -52,29 +52,30 @@ class DevLosses:
 
     def idle_tasks(self, model: str) -> list[str]:
         """Return the tasks for which a model hardly needs experts; :data:`NEEDED` has the rule."""
-        return sorted(self._idle.get("", {}) | self._idle.get(model, {}))
+        return [
+            task
+            for task, mean in self._means.items()
+            if min(mean, self.points[task].get(model, mean)) < NEEDED
+        ]
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on all contrasts of several tasks."""
-        names = ", ".join(
-            f"{task}{model and f' of {model}'} ({loss:.1f})"
-            for model, tasks in self._idle.items()
-            for task, loss in tasks.items()
+        idle = [f"{task} ({mean:.1f})" for task, mean in self._means.items() if mean < NEEDED]
+        alone = sorted(
+            (model, task, loss)
+            for task, mean in self._means.items()
+            for model, loss in self.points[task].items()
+            if loss < NEEDED <= mean
         )
+        names = ", ".join(idle + [f"{task} of {model} ({loss:.1f})" for model, task, loss in alone])
         reason = f"with all experts disabled they lose less than {NEEDED:g} points on the dev sets"
         return (f"left out of contrasts of several tasks: {names}; {reason}",) if names else ()
 
     @cached_property
-    def _idle(self) -> dict[str, dict[str, float]]:
-        """The losses below :data:`NEEDED` by model and task; those in the mean under ""."""
-        idle: dict[str, dict[str, float]] = {}
-        for task, losses in sorted(self.points.items()):
-            mean = fmean(by_family(losses).values())
-            for model, loss in ({"": mean} if mean < NEEDED else losses).items():
-                if loss < NEEDED:
-                    idle.setdefault(model, {})[task] = loss
-        return dict(sorted(idle.items()))
+    def _means(self) -> dict[str, float]:
+        """The mean over the families of each task."""
+        return {t: fmean(by_family(losses).values()) for t, losses in sorted(self.points.items())}
 
 
 @cache

@@ -15,7 +15,7 @@ from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.paper.pairing import Paired, pair
 from capmoe_eval.paper.printed import AVERAGE, pairs
 from capmoe_eval.paper.statistics import Interval, pooled
-from capmoe_eval.paper.trainings import NEEDED
+from capmoe_eval.paper.trainings import NEEDED, dev_losses
 from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
 from capmoe_eval.report.replication.records import RECORDS, ContrastFile
@@ -275,12 +275,8 @@ def models() -> str:
     language = [each for each in cards if "openbookqa" in each["accuracy"]]
     sizes = span((each["parameters"] / 1e6 for each in language), "{:.1f}")
     kinds = sorted({str(each["class"]).removesuffix("ForCausalLM") for each in language})
-    lost = {
-        task: statistics.fmean(
-            each["accuracy"][task] - each["accuracy_silent"][task] for each in language
-        )
-        for task in language[0]["accuracy"]
-    }
+    points = dev_losses(frozenset(replication().models)).points
+    lost = {task: statistics.fmean(points[task].values()) for task in language[0]["accuracy"]}
     weak = [f"{task} {loss:.0f}" for task, loss in lost.items() if loss < NEEDED]
     return paragraph(
         f"The embedded models are real transformers classes ({', '.join(kinds)}) of {sizes} "
