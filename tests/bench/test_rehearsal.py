@@ -192,7 +192,7 @@ def test_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert missed["ratio"]["median"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("small")
 def test_every_method_runs_and_the_file_keeps_other_models(tmp_path: Path) -> None:
     rehearse(tmp_path, "molmoe", "parts.images.method=[baseline,score,expanded_drop]")

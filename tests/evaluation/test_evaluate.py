@@ -30,6 +30,7 @@ from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
+from tests.nightly import nightly_but
 
 # Table 5 of the paper; OBQA … HellaSwag normalised, GSM8K flexible as released.
 TABLE_5 = {
@@ -265,7 +266,7 @@ def real(real_hub: Path, real_tokenizer: Path) -> tuple[CapmoeLM, HFLM, DataSour
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", TABLE_5)
+@pytest.mark.parametrize("name", nightly_but(("obqa", "gsm8k"), TABLE_5))
 def test_real_documents(
     name: str, real: tuple[CapmoeLM, HFLM, DataSource], library: TaskLibrary
 ) -> None:

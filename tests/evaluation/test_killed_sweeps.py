@@ -27,6 +27,7 @@ from capmoe_eval.experiment.application import run_program
 from capmoe_eval.experiment.inputs import FILE
 from capmoe_eval.experiment.interrupts import INTERRUPTED
 from capmoe_eval.experiment.results import read_results
+from tests.nightly import nightly_but
 
 pytestmark = pytest.mark.slow
 
@@ -194,7 +195,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
     return contents
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", nightly_but(("SIGKILL", "a full disk"), FAULTS))
 def test_nothing_is_lost_or_wrong(
     kind: str, undisturbed: dict[int, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from tests.evaluation.test_parallel import records, run_here, without_origin
 
 pytestmark = [
     pytest.mark.skipif(bool(slurm.absent()), reason=slurm.absent()),
-    pytest.mark.slow,
+    pytest.mark.nightly,
 ]
 
 MODELS = ("tiny_olmoe", "tiny_mixtral")

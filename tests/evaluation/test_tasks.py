@@ -40,7 +40,7 @@ def parts(manager: TaskManager, name: Any) -> dict[str, Any]:
 
 
 # Beside ours: a group whose parts lie in other folders, and a tag.
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*NAMES, "openllm", "arithmetic"])
 def test_a_task_is_what_lm_eval_finds_in_all_folders(name: str, everything: TaskManager) -> None:
     assert parts(task_manager(name), name) == parts(everything, name)

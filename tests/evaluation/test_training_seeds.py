@@ -11,7 +11,7 @@ from capmoe_eval.evaluation import model_cards as cards
 from capmoe_eval.evaluation.train import main
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_trains_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "STUDIED_DOCUMENTS", 2)
     monkeypatch.setattr(cards, "STUDIED", ("openbookqa",))

@@ -19,6 +19,7 @@ from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.packs import record_bytes
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.registry import create_method, knobs, method_names, placements
+from tests.nightly import nightly_but
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "capmoe_eval"
@@ -97,7 +98,7 @@ def run(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="reads committed records")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(("eplb_placement", "sere"), NAMES))
 def test_what_remains_lacks_it_alone(name: str, tmp_path: Path) -> None:
     without(name, tmp_path)
     others = copy_records("baseline-*", tmp_path)
@@ -149,7 +150,7 @@ def test_a_cell_runs_without_any_extension(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(("eplb_placement", "sere"), NAMES))
 def test_a_cell_runs_without_each(name: str, tmp_path: Path) -> None:
     without(name, tmp_path)
     others = [

@@ -27,6 +27,7 @@ from capmoe_eval.paper.statistics import (
     share_of,
     sign_flip,
 )
+from tests.nightly import nightly_but
 
 SCORES = st.sampled_from([-1.0, -2 / 3, -0.2, -1 / 15, 0.0, 1 / 3, 0.6, 1.0])
 TASKS = st.lists(st.lists(SCORES, min_size=1, max_size=5), min_size=1, max_size=2)
@@ -371,7 +372,9 @@ def replications(seeds: Sequence[int], family_sd: float, shared_sd: float) -> It
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [(3, 1, 2), (1, 1, 3, 2), (3, 2, 2, 1, 3)])
+@pytest.mark.parametrize(
+    "seeds", nightly_but([(3, 1, 2)], [(3, 1, 2), (1, 1, 3, 2), (3, 2, 2, 1, 3)])
+)
 @pytest.mark.parametrize(("family_sd", "shared_sd"), [(2.0, 2.0), (1.0, 6.0), (0.0, 6.0), (0.5, 0)])
 def test_the_interval_over_families_covers_and_the_bootstrap_did_not(
     seeds: Sequence[int], family_sd: float, shared_sd: float

@@ -31,7 +31,7 @@ from tests.routing.reference import assign_reference
 
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
 STREAM = (1, 2)
-# Combinations that are tried of each method; the slow test tries all but of Expanded Drop and MACS.
+# Combinations that are tried of each method; nightly all are but those of Expanded Drop and MACS.
 FEW, MOST = 300, 4000
 CHANGES = 150  # of a knob
 
@@ -87,7 +87,7 @@ def methods_of(name: str, most: int) -> list[Method]:
     return [method for method in methods if method is not None]
 
 
-@pytest.mark.parametrize("most", [FEW, pytest.param(MOST, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [FEW, pytest.param(MOST, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", method_names())
 def test_the_canonical_form_decides_as_the_knobs_that_were_stated(name: str, most: int) -> None:
     """As the definition of the stated method, and so does that method itself."""

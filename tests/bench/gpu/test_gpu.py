@@ -40,7 +40,7 @@ def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return int(done.value.code or 0), json.loads(path.read_text()) if path.exists() else {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_runs_where_torch_transformers_and_pydantic_are_alone(tmp_path: Path) -> None:
     """From the start of the command to a file that is read and written back byte for byte."""
     site = bare_site(tmp_path / "site")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.nightly import nightly_but
 from tests.wrapper.mutations import slips, stages
 from tests.wrapper.mutations.mutation import Mutation
 from tests.wrapper.mutations.settings import SETTINGS, Setting, run, true_run
@@ -51,13 +52,10 @@ def survey(setting: Setting) -> Survey:
 
 
 QUICK = ("random", "expert_drop", "expanded_drop device", "xshare", "sere")
-"""Methods of several kinds; the others are slow tests."""
+"""Methods of several kinds."""
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SETTINGS],
-)
+@pytest.mark.parametrize("method", nightly_but(QUICK, SETTINGS))
 def test_every_wrong_decision_is_refused(method: str) -> None:
     names = survey(SETTINGS[method])
     assert names.without_effect == []

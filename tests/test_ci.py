@@ -1,0 +1,92 @@
+"""``.ci/run`` and ``.ci/nightly``: each test is in one of the two, and nothing is in neither."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+from tests.project import PROJECT, ROOT
+
+FOLDER = ROOT / ".ci"
+pytestmark = pytest.mark.skipif(not (FOLDER / "run").exists(), reason="no checkout of git")
+
+FUNCTION = r"(?ms)^(\w+)\(\) \{(.*?)\}$"
+MARKERS = [line.partition(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]]
+
+
+def reached(script: str) -> Mapping[str, str]:
+    """Return what a script runs: its lines, and the functions that they name, by name."""
+    texts = [(FOLDER / name).read_text("utf-8") for name in ("steps.sh", script)]
+    code = re.sub(r'(?m)"[^"\n]*"|(?<![$\w])#.*', '""', "\n".join(texts))
+    functions = dict(re.findall(FUNCTION, code))
+    body = {"": re.sub(FUNCTION, "", code)}
+    while new := {
+        name: text
+        for name, text in functions.items()
+        if name not in body and re.search(rf"(?<![\w.-]){name}(?![\w.-])", "\n".join(body.values()))
+    }:
+        body |= new
+    return body
+
+
+def targets(script: str) -> set[str]:
+    """Return the targets of make that a script runs."""
+    text = "\n".join(reached(script).values())
+    return {
+        word for words in re.findall(r"\bmake ([a-z][a-z0-9 -]*)", text) for word in words.split()
+    }
+
+
+def pytest_lines(target: str) -> list[list[str]]:
+    """Return the words after ``pytest`` of what a target runs."""
+    command = ["make", "--dry-run", target]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [shlex.split(line, comments=True) for line in done.stdout.splitlines()]
+    return [line[line.index("pytest") + 1 :] for line in lines if "pytest" in line]
+
+
+def selects(target: str, markers: Mapping[str, bool]) -> bool:
+    """Return if a target runs a test with these markers, whose names are those of Python."""
+    (words,) = pytest_lines(target)
+    return bool(eval(words[words.index("-m") + 1], {}, dict(markers)))
+
+
+def test_each_test_is_in_one_of_the_two() -> None:
+    assert "test-ci" in targets("run") - targets("nightly")
+    assert "test-nightly" in targets("nightly") - targets("run")
+    for values in itertools.product([False, True], repeat=len(MARKERS)):
+        markers = dict(zip(MARKERS, values, strict=True))
+        assert selects("test-ci", markers) != selects("test-nightly", markers), markers
+        assert selects("test-ci", markers) >= selects("test", markers), markers
+
+
+def test_no_check_is_in_neither() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    checks = {"check", "smoke", "docs", "report"} | set(
+        re.findall(r"(?m)^(test-[\w-]+):", makefile)
+    )
+    assert checks - targets("run") - targets("nightly") == {"test-all"}, "the sum of two others"
+    functions = re.findall(FUNCTION, (FOLDER / "steps.sh").read_text("utf-8"))
+    assert {name for name, _ in functions} <= reached("run").keys() | reached("nightly").keys()
+
+
+def test_what_needs_vllm_runs_where_it_is_installed() -> None:
+    folders = {word for line in pytest_lines("test-server") for word in line if "tests/" in word}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if path.name != "test_ci.py" and re.search(
+            r'NEEDS_VLLM|find_spec\("vllm"\)', path.read_text("utf-8")
+        ):
+            name = path.relative_to(ROOT).as_posix()
+            assert any(name.startswith(folder) for folder in folders), name
+
+
+def test_what_the_tests_of_the_server_depend_on_is_there() -> None:
+    steps = (FOLDER / "steps.sh").read_text("utf-8")
+    (inputs,) = re.findall(r"(?s)^server_inputs=\((.*?)\)", steps, re.MULTILINE)
+    for word in inputs.split():
+        assert (ROOT / word).exists(), word
