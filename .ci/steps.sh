@@ -66,9 +66,9 @@ packages() {
 # as an archive, named after the lock, the recipe and the Python, with its hash; a run unpacks it and never writes to it.
 environment() {
   local venv=$1 kept
-  kept=$cache/$venv-$({ cat lock/*.txt; make --dry-run "$venv/.locked"; python3 -VV; } | sha256sum | cut -c 1-16)
-  if [ "$(sha256sum < "$kept.tar")" = "$(cat "$kept.sha256")" ] 2> /dev/null; then
-    tar -xf "$kept.tar"
+  kept=$venv-$({ cat lock/*.txt; make --dry-run "$venv/.locked"; python3 -VV; } | sha256sum | cut -c 1-16)
+  if (cd "$cache" && sha256sum --status --check "$kept.sha256") 2> /dev/null; then
+    tar -xf "$cache/$kept.tar"
     grep -rlIZ "$(cat "$venv/.path")" "$venv/bin" "$venv/pyvenv.cfg" \
       | xargs -0 sed -i "s|$(cat "$venv/.path")|$PWD/$venv|g"
     touch "$venv/.locked"
@@ -76,8 +76,8 @@ environment() {
     make "$venv/.locked"
     echo "$PWD/$venv" > "$venv/.path"
     find "$cache" -name "$venv-*" -mtime +7 -delete
-    tar -cf "$kept.tar" "$venv"
-    sha256sum < "$kept.tar" > "$kept.sha256"
+    tar -cf "$cache/$kept.tar" "$venv"
+    (cd "$cache" && sha256sum "$kept.tar" > "$kept.sha256")
   fi
 }
 
