@@ -57,6 +57,9 @@ def test_steps_that_a_server_does_not_tell_are_assumed_and_said(
     assert "scores lost" not in printed
     assert loads(path) == 2
     assert "add --experts E" in capsys.readouterr().err
+    path.with_suffix(".json").write_text(json.dumps([completion(IDS.tolist())], indent=1))
+    assert loads(path.with_suffix(".json"), "--experts", 6) == 0
+    assert "5 tokens" in capsys.readouterr().out
 
 
 def test_the_example_has_scores_that_tell_the_methods_apart() -> None:

@@ -78,6 +78,9 @@ def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
         (completion("bm8="), "line 1: routed_experts: "),
         (completion(npy(np.array([None]))), "line 1: routed_experts: .*allow_pickle"),
         (completion(npy(IDS + 1)), "expert_TLK=6: experts are numbered from 0 to 5"),
+        (completion({"data": "AAAA", "shape": [2, 2, 2]}), "neither base64 nor base85 of"),
+        (completion(None, nvext={"routed_experts": {}}), "no response has routed_experts"),
+        (completion(None, choices=[{}, {}], nvext={"routed_experts": "k05V"}), "one of 2 choices"),
         (completion([[[0, -1]], [[1, 2]]]), "token 0 lacks experts"),
         (completion(npy(IDS * 0)), "all are 0 or -1, so that the server recorded no expert"),
         (completion(npy(IDS[:, :, :1].repeat(2, 2))), "expert 0 twice in layer 0.*leaves 0 where"),
@@ -139,11 +142,140 @@ def test_sglang_responses(name: str, requests: list[int]) -> None:
         golden(name)
 
 
+WIDE = np.concatenate([IDS, (IDS[::-1] + 1) % 6])  # [T=10, L=2, K=2]
+RAW = WIDE.astype("u1").tobytes()
+FLAT = base64.b64encode(WIDE.astype("<i4").tobytes()).decode()
+USAGE = {"prompt_tokens": 8, "completion_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        completion({"data": base64.b64encode(RAW).decode(), "shape": [10, 2, 2], "dtype": "uint8"}),
+        completion({"data": base64.b85encode(RAW).decode(), "shape": [10, 2, 2]}),
+        completion({"data": FLAT, "shape": [10, 2, 2]}),
+        completion(None, usage=USAGE, nvext={"routed_experts": FLAT}),  # of an SGLang worker
+        completion(None, nvext={"engine_data": {"routed_experts": npy(WIDE)}}),
+        {"custom_id": "a", "response": {"status_code": 200, "body": completion(npy(WIDE))}},
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_what_gateways_and_batches_wrap(response: Any, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"out{suffix}"
+    path.write_text(json.dumps([response]))
+    trace = read_trace(path, 6, 2)
+    assert trace.expert_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, WIDE)
+
+
+def test_responses_that_are_not_whole_are_left_out_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    whole = json.dumps(completion(npy(IDS)))
+    path.write_text("\n".join([whole, '{"error": "no"}', whole, whole[:-9]]))
+    trace = read_trace(path, 6)
+    assert trace.n_tokens == 10
+    assert trace.source == (
+        "vllm; without 2 of 4 responses (line 2: no response of vLLM or SGLang, which has choices, "
+        "or meta_info)"
+    )
+
+
 def generated(ids: Any, **fields: Any) -> dict[str, Any]:
     """Return SGLang's answer to /generate: a prompt of two tokens, and the others but one."""
     routed = base64.b64encode(np.ascontiguousarray(ids, "<i4").tobytes()).decode()
     counted = {"prompt_tokens": 2, "completion_tokens": len(ids) - 1}
     return {"text": "a", "meta_info": counted | {"routed_experts": routed} | fields}
+
+
+PROMPT = np.argsort(np.random.default_rng(1).random((40, 2, 6)), axis=2)[:, :, :2]
+"""Two blocks of a prefix cache, and a half."""
+
+
+def cached(server: str, ids: Any, tokens: int | None, prompt: int = 40) -> dict[str, Any]:
+    """Return a server's response of which so many tokens were in the prefix cache."""
+    counted = {"prompt_tokens": prompt, "completion_tokens": len(ids) - prompt + 1}
+    if server == "sglang":
+        return generated(ids, **counted, **({} if tokens is None else {"cached_tokens": tokens}))
+    details = None if tokens is None else {"cached_tokens": tokens}
+    usage = {**counted, "prompt_tokens_details": details}
+    if server == "vllm":
+        return completion(npy(ids), usage=usage)
+    lists = {"prompt_routed_experts": ids[:prompt].tolist(), "usage": usage}
+    return completion(ids[prompt:].tolist(), **lists)
+
+
+@pytest.mark.parametrize("server", ["sglang", "vllm", "vllm lists"])
+def test_cached_tokens_are_no_load(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server returns their experts again; some versions of vLLM leave out a 0."""
+    answers = [np.concatenate([PROMPT, part]) for part in (IDS, IDS[::-1], IDS[1:])]
+    sent = [cached(server, ids, n) for ids, n in zip(answers, (None, 32, 39), strict=True)]
+    trace = read_trace(lines(tmp_path / "out.jsonl", *sent), 6, 2)
+    assert trace.expert_TLK is not None
+    assert trace.request_T is not None
+    computed = np.concatenate([answers[0], answers[1][32:], answers[2][39:]])
+    np.testing.assert_array_equal(trace.expert_TLK, computed)
+    assert trace.request_T.tolist() == [0] * 45 + [1] * 13 + [2] * 5
+    assert trace.source == f"{server.split()[0]}; without 71 cached tokens of prompts"
+    assert not capsys.readouterr().err
+    sent[2] = cached(server, answers[2], 41)
+    assert "line 3: routed_experts: cached_tokens=41: the prompt has 40 tokens" in (
+        read_trace(lines(tmp_path / "out.jsonl", *sent), 6, 2).source
+    )
+
+
+@pytest.mark.parametrize("server", ["sglang", "vllm", "vllm lists"])
+def test_a_prefix_that_may_have_been_cached_is_counted_with_a_warning(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = np.concatenate([PROMPT, IDS])
+    path = lines(tmp_path / "out.jsonl", *[cached(server, ids, None)] * 2)
+    trace = read_trace(path, 6, 2)
+    assert trace.n_tokens == 90
+    assert "; with 32 tokens that may have been cached" in trace.source
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"warning: {path}: 32 of 90 tokens have the experts of an earlier")
+    assert printed.count("\n") == 1
+    read_trace(lines(path, cached(server, ids, None), cached(server, ids[1:], None, 39)), 6, 2)
+    assert not capsys.readouterr().err  # other tokens from the first on
+
+
+def test_one_of_several_choices_computed_the_prompt(tmp_path: Path) -> None:
+    """The number is that of the choice that ended last, which found the prompt of the first."""
+    answers = [np.concatenate([PROMPT, part]) for part in (IDS, IDS[::-1])]
+    response = cached("vllm", answers[0], 32)
+    response["choices"] = [{"index": n, "routed_experts": npy(answers[n])} for n in range(2)]
+    trace = read_trace(lines(tmp_path / "out.jsonl", response, response), 6)
+    assert trace.expert_TLK is not None
+    computed = np.concatenate([answers[0], *(answers[n][32:] for n in (1, 0, 1))])
+    np.testing.assert_array_equal(trace.expert_TLK, computed)
+
+
+def test_cached_tokens_that_were_not_returned_are_not_left_out_again(tmp_path: Path) -> None:
+    """As with vLLM's routed_experts_prompt_start."""
+    ids = np.concatenate([PROMPT, IDS])
+    response = cached("vllm", ids, 32)
+    response["choices"][0]["routed_experts"] = npy(ids[30:])
+    trace = read_trace(lines(tmp_path / "out.jsonl", response), 6)
+    assert trace.expert_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, ids[32:])
+
+
+def test_tokens_of_zeros_recorded_no_expert(tmp_path: Path) -> None:
+    """With K=1 a router may choose expert 0 in every layer, as it may any other expert."""
+    ids = np.random.default_rng(0).integers(1, 16, (40, 4, 1)).astype("u1")
+    ids[:30] = 0
+    path = tmp_path / "out.jsonl"
+    trace = read_trace(lines(path, completion(npy(ids))), 16)
+    assert trace.expert_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, ids[30:])
+    assert trace.source == "vllm; without 30 tokens that recorded no expert"
+    padded = np.concatenate([IDS, IDS[:1] * 0])
+    assert read_trace(lines(path, completion(npy(padded))), 6).n_tokens == 5
+    ids[:15] = 1  # as if a token had the same expert in every layer
+    assert read_trace(lines(path, completion(npy(ids))), 16).n_tokens == 40
+    assert read_trace(lines(path, completion(npy(ids[15:, :3]))), 16).n_tokens == 25
 
 
 @pytest.mark.parametrize(

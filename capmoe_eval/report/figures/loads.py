@@ -55,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "source",
         type=PATH,
-        help="a trace: of this suite (.npz, .parquet), responses of vLLM or SGLang (.jsonl), a "
-        "recording of SGLang (.pt), the directory of a workload of Megatron-LM; or example, the "
-        "trace in this package; or a record (.json)",
+        help="a trace: of this suite (.npz, .parquet), responses of vLLM or SGLang (.jsonl, or a "
+        "list in .json), a recording of SGLang (.pt), the directory of a workload of Megatron-LM; "
+        "or example, the trace in this package; or a record (.json)",
     )
     parser.add_argument(
         "out", type=PATH, nargs="?", help="also draw a picture: a .png, .svg or .pdf file"
@@ -86,9 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     of_traces.add_argument("--only", choices=KINDS, help="count the steps of one kind alone")
     options = parser.parse_args(arguments)
-    is_record = options.source.suffix == _RECORD and not options.source.is_dir()
 
     def command() -> int:
+        from capmoe_eval.serving.readers.formats import holds_responses
+
+        is_file = options.source.suffix == _RECORD and not options.source.is_dir()
+        is_record = is_file and not holds_responses(options.source)
         for name in ("out", "json"):
             if (path := getattr(options, name)) is not None:
                 check_file(name, path)
@@ -110,10 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not is_record:
             picture = _summarise(options)
         elif options.out is None:
-            raise UsageError(
-                "out: is required for a record; name a .png, .svg or .pdf file (responses of "
-                "servers are a trace if their name ends in .jsonl)"
-            )
+            raise UsageError("out: is required for a record; name a .png, .svg or .pdf file")
         else:
             check_regular(options.source)
             picture = load_picture(read_record(options.source), options.layer)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.serving.readers.recordings import MANIFEST, read_megatron, read_sglang
 from capmoe_eval.serving.readers.responses import read_responses
 from capmoe_eval.serving.trace import Trace
@@ -15,8 +18,8 @@ from capmoe_eval.serving.trace_file import OWN_ARRAYS, SUFFIXES, check_regular, 
 EXAMPLE: Final = "example"
 """Stands for the trace in the package."""
 _FILES: Final = (
-    f"that ends in {', '.join(SUFFIXES)} (ours), .jsonl (responses of vLLM or SGLang) or .pt "
-    "(SGLang)"
+    f"that ends in {', '.join(SUFFIXES)} (ours), .jsonl (responses of vLLM or SGLang, or a .json "
+    "list of them) or .pt (SGLang)"
 )
 
 
@@ -24,8 +27,9 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
     """Read a trace of ours, of vLLM, SGLang or Megatron-LM.
 
     Args:
-        path: Ours (``.npz``, ``.parquet``), responses of vLLM or SGLang (``.jsonl``), SGLang's
-            recording (``.pt``), the directory of a workload of Megatron-LM, or ``example``.
+        path: Ours (``.npz``, ``.parquet``), responses of vLLM or SGLang (``.jsonl``, or a
+            ``.json`` list of them), SGLang's recording (``.pt``), the directory of a workload of
+            Megatron-LM, or ``example``.
         n_experts: Routed experts E of a layer, which responses do not say.
         top_k: Experts K of a token, which SGLang's responses do not say.
 
@@ -52,10 +56,21 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
     return trace
 
 
+def holds_responses(path: Path) -> bool:
+    """Return whether a ``.json`` file has responses of a server, and is no record of a run."""
+    content: object = None
+    if path.suffix == ".json" and path.is_file():
+        with suppress(ValueError, RecursionError):  # whoever reads it says so
+            content = json.loads(read_bytes(path))
+    return isinstance(content, list) or (
+        isinstance(content, dict) and not content.keys().isdisjoint(("choices", "meta_info"))
+    )
+
+
 def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
     if path.suffix in SUFFIXES:
         return load_trace(path)
-    if path.suffix == ".jsonl":
+    if path.suffix == ".jsonl" or holds_responses(path):
         return read_responses(path, n_experts, top_k)
     if path.suffix == ".pt":
         return read_sglang(path, n_experts)

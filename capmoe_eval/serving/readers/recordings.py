@@ -24,7 +24,7 @@ import numpy as np
 
 from capmoe_eval.errors import UsageError, first_line, reading, shown
 from capmoe_eval.experiment.files import read_bytes
-from capmoe_eval.serving.readers.responses import left_out, without_padding
+from capmoe_eval.serving.readers.padding import left_out, without_padding
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 from capmoe_eval.serving.trace_checks import check_pairs
 from capmoe_eval.serving.trace_file import check_regular

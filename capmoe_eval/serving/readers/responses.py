@@ -1,4 +1,4 @@
-"""Read responses of vLLM or SGLang, a JSON object in each line, as the server sent them.
+"""Read responses of vLLM or SGLang, a JSON object in each line or a ``.json`` list of them.
 
 vLLM has the experts with ``--enable-return-routed-experts``. Layouts of vllm-project/vllm: lists,
 ``docs/training/routed_experts_replay.md`` of v0.21.0 (commit 0087e005); base64 of ``.npy``,
@@ -16,15 +16,27 @@ ones are 0 (``routed_experts.py``, commit 024911f2). It is
 - in ``meta_info`` of ``/generate``, and of a choice with ``return_meta_info`` (pull request 35323);
 - in ``sglext`` beside ``choices``, of the first choice alone (pull request 17648 and later);
 - in ``sgl_ext`` of each choice before that (pull request 17434).
+
+With a prefix cache, both return the experts of the whole sequence, read from the cache's slots. How
+many tokens were cached is in ``usage.prompt_tokens_details`` (vLLM only with
+``--enable-prompt-tokens-details``, and some versions leave a 0 out) or in SGLang's ``meta_info``.
+
+Others wrap them: ``vllm run-batch`` puts the response into ``response.body``. prime-rl has objects
+``{"data", "shape", "dtype"}`` in the choices (pull request 3051), in base64. NVIDIA Dynamo has the
+same in ``nvext``, earlier in base85 without ``dtype`` (pull request 9651), and of an SGLang worker
+what SGLang has.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
+import hashlib
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, NamedTuple
@@ -32,11 +44,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import NonNegativeInt
 
-from capmoe_eval.errors import UsageError, bad_choice, first_line, reading
+from capmoe_eval.errors import UsageError, bad_choice, first_line, reading, shown
+from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import check
+from capmoe_eval.serving.readers.padding import without_padding
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 
 _ROUTED = "routed_experts"
+_NPY = base64.b64encode(b"\x93NUMPY").decode()
+_BLOCK = 16  # tokens that vLLM's prefix cache keeps together by default
 _TYPES = {"int32": "<i4", "uint16": "<u2", "uint8": "u1"}
 _OF_RESPONSES = {"meta_info", "sglext", "sgl_ext"}
 _OF_CHOICES = {"meta_info", "sglext", "sgl_ext", "matched_stop"}
@@ -54,10 +70,11 @@ def read_responses(path: Path, n_experts: int | None, top_k: int | None = None) 
     """Read the experts of the tokens of responses; see the modules of the servers for the fields.
 
     Each choice is a request; the responses do not say which forward computed a token. The last
-    token of an answer has no experts, since nothing was computed from it.
+    token of an answer has no experts, since nothing was computed from it. Tokens that a response
+    says were cached are left out, and so are responses that cannot be read; ``source`` counts both.
 
     Raises:
-        UsageError: If the responses have no experts, or E (of SGLang also K) is not given.
+        UsageError: If no response has experts, or E (of SGLang also K) is not given.
     """
     with reading(path, "not read", "give a JSON response of vLLM or SGLang in each line"):
         if n_experts is None:
@@ -68,84 +85,180 @@ def read_responses(path: Path, n_experts: int | None, top_k: int | None = None) 
         return _trace(path, n_experts, top_k)
 
 
+class _Rows(NamedTuple):
+    """The experts of consecutive tokens of a choice."""
+
+    request: int
+    ids: Array  # [tokens, layers, top-k]
+    prompt: int  # the first tokens, as many as may be the prompt's
+    cached: int | None = None  # the first tokens, as many as were cached; None if not said
+    is_one_of_several: bool = False  # cached is the number of one choice, not known of which
+
+
 def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
-    parts: list[Array] = []
-    requests: list[int] = []
-    n_requests = 0
+    read: list[_Rows] = []
+    bad: list[str] = []
+    n_read = n_requests = 0
     models: set[str] = set()
     servers: set[str] = set()
-    for number, response in _responses(path):
+    for place, response in _responses(path, bad):
         of_sglang = _is_of_sglang(response)
-        servers.add("sglang" if of_sglang else "vllm")
-        models.add(str(response.get("model")))
+        if of_sglang and top_k is None:
+            raise UsageError(
+                "SGLang does not say how many experts a token has; add --top-k K "
+                "(num_experts_per_tok in the model's config.json)"
+            )
         try:
-            routed = list(_of_sglang(response, top_k) if of_sglang else _of_vllm(response))
+            each = list(_of_sglang(response, top_k or 1) if of_sglang else _of_vllm(response))
         except (
             *(ValueError, KeyError, TypeError, AttributeError, EOFError),
             # Of what the response, or the header of an array in it, says.
             *(MemoryError, OverflowError, RecursionError, SyntaxError, TokenError),
         ) as error:
-            raise UsageError(f"line {number}: routed_experts: {first_line(error)}") from error
-        parts += [_narrow(ids) for _, ids in routed]
-        requests += [n_requests + choice for choice, _ in routed]
+            bad.append(f"{place}: routed_experts: {first_line(error)}")
+            continue
+        n_read += 1
+        servers.add("sglang" if of_sglang else "vllm")
+        models.add(str(response.get("model")))
+        read += [
+            rows._replace(request=n_requests + rows.request, ids=_narrow(rows.ids)) for rows in each
+        ]
         n_requests += len(response.get("choices", (response,)))
-    if not servers:
-        raise UsageError("is empty; give a JSON response of vLLM or SGLang in each line")
-    if not parts:
-        flags = " or ".join(_FLAGS[server] for server in sorted(servers))
-        raise UsageError(f"no response has routed_experts; {flags}")
-    if len({part.shape[1:] for part in parts}) > 1:
+    if not read:
+        if servers:
+            flags = " or ".join(_FLAGS[server] for server in sorted(servers))
+            raise UsageError(f"no response has routed_experts; {flags}")
+        raise UsageError(
+            bad[0] if bad else "is empty; give a JSON response of vLLM or SGLang in each line"
+        )
+    if len({rows.ids.shape[1:] for rows in read}) > 1:
         raise UsageError("routed_experts: responses differ in layers or top-k; split the file")
+    cached, remark = _cached(path, read)
+    parts = [rows.ids[first:] for rows, first in zip(read, cached, strict=True)]
     recorded = without_padding(np.concatenate(parts))
     if "sglang" in servers:
         _check_top_k(recorded.ids, n_experts)
+    requests = [rows.request for rows in read]
     request_T = np.repeat(requests, [len(part) for part in parts])[recorded.token]
+    if bad:
+        reason = shown(bad[0].partition("; ")[0])
+        remark += f"; without {len(bad):,} of {n_read + len(bad):,} responses ({reason})"
     return Trace(
         n_experts=n_experts,
         expert_TLK=unsigned(recorded.ids),
         request_T=request_T,
         layers=tuple(map(str, recorded.layer)),
         model=", ".join(sorted(models - {"None"})) or None,
-        source=" and ".join(sorted(servers)) + recorded.remark,
+        source=" and ".join(sorted(servers)) + recorded.remark + remark,
     )
 
 
-def _responses(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the responses of a file with the numbers of their lines; a line may have a list."""
-    with path.open(encoding="utf-8") as file:
+def _cached(path: Path, read: Sequence[_Rows]) -> tuple[list[int], str]:
+    """Return how many first tokens were cached, and that in words to follow the source.
+
+    A choice that computed the prompt which the others found in the cache is not named. So of
+    several choices, those blocks of a prompt count as cached that an earlier request has.
+
+    If no response has a number, nothing is left out, and repeated prefixes get a warning.
+    """
+    says = any(rows.cached is not None for rows in read)
+    repeated = [0] * len(read)
+    if not says or any(rows.is_one_of_several for rows in read):
+        seen: set[bytes] = set()
+        repeated = [min(_repeated(rows.ids, seen), rows.prompt) for rows in read]
+    if says:
+        counts = [
+            first if rows.is_one_of_several else rows.cached or 0
+            for rows, first in zip(read, repeated, strict=True)
+        ]
+        total = sum(counts)
+        return counts, f"; without {total:,} cached tokens of prompts" if total else ""
+    if not (total := sum(repeated)):
+        return repeated, ""
+    tokens = sum(len(rows.ids) for rows in read)
+    print_warning(
+        f"{path}: {total:,} of {tokens:,} tokens have the experts of an earlier request's prefix, "
+        "and no response says how many were cached; all are counted. Start vLLM with "
+        "--enable-prompt-tokens-details, SGLang with --enable-cache-report"
+    )
+    return [0] * len(read), f"; with {total:,} tokens that may have been cached"
+
+
+def _repeated(ids: Array, seen: set[bytes]) -> int:
+    """Return how many first tokens are those of an earlier call, in whole blocks.
+
+    As a prefix cache finds them; ``seen`` has a digest of each block with all before it.
+    """
+    tokens, digest = 0, b""
+    for end in range(_BLOCK, len(ids) + 1, _BLOCK):
+        block = ids[end - _BLOCK : end]
+        digest = hashlib.sha256(digest + block.tobytes()).digest()
+        if digest in seen and block.max() > 0:  # not of tokens without experts
+            tokens = end
+        seen.add(digest)
+    return tokens
+
+
+def _responses(path: Path, bad: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the responses of a file, each with its place; ``bad`` takes what is none, and why."""
+    for place, content in _contents(path, bad):
+        try:
+            response = _unwrapped(content)
+        except (ValueError, TypeError, AttributeError) as error:
+            bad.append(f"{place}: {first_line(error)}")
+        else:
+            yield place, response
+
+
+def _contents(path: Path, bad: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what is in the list of a ``.json`` file, or in each line, which may have a list."""
+    with path.open(encoding="utf-8", errors="replace") as file:  # of text that is not needed
+        if path.suffix == ".json":
+            content = json.load(file)
+            for number, each in enumerate(content if isinstance(content, list) else [content], 1):
+                yield f"response {number}", each
+            return
         for number, line in enumerate(file, 1):
-            if line.strip():
-                content = _parsed(line, number)
-                for response in content if isinstance(content, list) else [content]:
-                    _check(response, number)
-                    yield number, response
+            if not line.strip():
+                continue
+            place = f"line {number}"
+            try:
+                content = json.loads(line)
+            except json.JSONDecodeError as error:
+                bad.append(
+                    f"{place}: not a whole JSON object ({error.msg} at column {error.colno}); give "
+                    "a response in each line (jq -c), without stream"
+                )
+            except RecursionError:
+                bad.append(f"{place}: nested too deeply; give a response in each line")
+            else:
+                for each in content if isinstance(content, list) else [content]:
+                    yield place, each
 
 
-def _parsed(line: str, number: int) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"line {number}: not a whole JSON object ({error.msg} at column {error.colno}); give a "
-            "response in each line (jq -c), without stream"
-        ) from error
-    except RecursionError as error:
-        raise UsageError(
-            f"line {number}: nested too deeply; give a response in each line"
-        ) from error
+def _unwrapped(content: Any) -> dict[str, Any]:
+    """Return the response that a batch or a gateway wrapped, with the experts at their place.
 
-
-def _check(response: Any, number: int) -> None:
-    """Refuse what is no response: no object with choices, and none of SGLang's ``/generate``."""
-    fields = response if isinstance(response, dict) else {}
-    choices = fields.get("choices")
-    if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
-        return
-    if choices is None and isinstance(fields.get("meta_info"), dict):
-        return
-    raise UsageError(
-        f"line {number}: no response of vLLM or SGLang, which has choices, or meta_info"
-    )
+    Raises:
+        UsageError: If it is no object with choices, and none of SGLang's ``/generate``.
+    """
+    response = content if isinstance(content, dict) else {}
+    if isinstance(batched := response.get("response"), dict):
+        response = batched.get("body") or {}
+    choices = response.get("choices")
+    if choices is None and isinstance(response.get("meta_info"), dict):
+        return response
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise UsageError("no response of vLLM or SGLang, which has choices, or meta_info")
+    extension = response.get("nvext") or {}
+    routed = extension.get(_ROUTED) or (extension.get("engine_data") or {}).get(_ROUTED)
+    if not routed:
+        return response
+    if len(choices) != 1:
+        raise UsageError(f'nvext.routed_experts: of one of {len(choices)} choices; send "n": 1')
+    if isinstance(routed, str) and not routed.startswith(_NPY):  # of an SGLang worker
+        return response | {"sglext": {_ROUTED: routed}}
+    return response | {"choices": [choices[0] | {_ROUTED: routed}]}
 
 
 def _narrow(ids: Array) -> Array:
@@ -162,18 +275,18 @@ def _is_of_sglang(response: Mapping[str, Any]) -> bool:
     )
 
 
-def _of_sglang(response: Mapping[str, Any], top_k: int | None) -> Iterator[tuple[int, Array]]:
-    """Yield the experts [tokens, layers, top-k], each with the number of its choice.
+def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[_Rows]:
+    """Yield the experts of each choice that has some.
 
     Raises:
-        UsageError: If K is None, or the response has another number of experts than its tokens.
+        UsageError: If the response has another number of experts than its tokens.
     """
     choices = response.get("choices", [response])
     of_choices = [choice.get("meta_info") or {} for choice in choices]
     if any(meta.get(_ROUTED) for meta in of_choices):
         for number, meta in enumerate(of_choices):
             if meta.get(_ROUTED):
-                yield number, _by_usage(meta, meta, top_k)
+                yield _by_usage(number, meta, meta, top_k)
         return
     for part in (response, *choices):
         extension = part.get("sglext") or part.get("sgl_ext") or {}
@@ -184,7 +297,7 @@ def _of_sglang(response: Mapping[str, Any], top_k: int | None) -> Iterator[tuple
                 f"{len(choices)} choices, and usage has the tokens of all together; send "
                 '"return_meta_info": true, or "n": 1'
             )
-        yield 0, _by_usage(extension, response["usage"], top_k)
+        yield _by_usage(0, extension, response["usage"], top_k)
 
 
 def _check_top_k(ids: Array, n_experts: int) -> None:
@@ -206,41 +319,63 @@ def _check_top_k(ids: Array, n_experts: int) -> None:
         )
 
 
-def _by_usage(part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int | None) -> Array:
-    if top_k is None:
-        raise UsageError(
-            "SGLang does not say how many experts a token has; add --top-k K (num_experts_per_tok "
-            "in the model's config.json)"
-        )
+def _by_usage(choice: int, part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int) -> _Rows:
     name = part.get("routed_experts_dtype") or "int32"
     if name not in _TYPES:
         raise bad_choice("routed_experts_dtype", name, _TYPES)
     ids = np.frombuffer(base64.b64decode(part[_ROUTED], validate=True), dtype=_TYPES[name])
-    for field in ("prompt_tokens", "completion_tokens"):
+    prompt, answer = (
         check(field, usage[field], NonNegativeInt)
-    tokens = usage["prompt_tokens"] + usage["completion_tokens"] - 1
+        for field in ("prompt_tokens", "completion_tokens")
+    )
+    tokens = prompt + answer - 1
     if tokens < 1 or not ids.size or ids.size % (tokens * top_k):
         raise UsageError(
             f"{ids.size} ids are no multiple of {tokens} tokens (prompt_tokens + completion_tokens "
             f"− 1) × top_k={top_k}; set --top-k to num_experts_per_tok, and leave "
             "routed_experts_start_len out of the requests"
         )
-    return ids.reshape(tokens, -1, top_k)
+    return _Rows(choice, ids.reshape(tokens, -1, top_k), prompt, _cached_tokens(usage, prompt))
 
 
-def _of_vllm(response: dict[str, Any]) -> Iterator[tuple[int, Array]]:
-    """Yield the experts [tokens, layers, top-k], each with the number of its choice.
+def _cached_tokens(usage: Mapping[str, Any], prompt: int) -> int | None:
+    """Return how many tokens of a prompt were cached; None if the server does not say."""
+    cached = usage.get("cached_tokens")  # of SGLang's meta_info
+    if cached is None:
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    if cached is None:
+        return None
+    if (tokens := int(check("cached_tokens", cached, NonNegativeInt))) > prompt:
+        raise UsageError(f"cached_tokens={tokens}: the prompt has {prompt} tokens")
+    return tokens
+
+
+def _of_vllm(response: Mapping[str, Any]) -> Iterator[_Rows]:
+    """Yield the experts of the prompt and of each choice, or of both together.
 
     They are in ``choices[].routed_experts``: of the generated tokens, with the prompt's in
     ``prompt_routed_experts`` beside ``choices`` (v0.21, lists); or of prompt and answer together
     (later, base64 of an ``.npy``).
     """
-    if (prompt := response.get("prompt_routed_experts")) is not None:
-        yield 0, _decoded(prompt)
-    for number, choice in enumerate(response["choices"]):
-        ids = choice.get("routed_experts")  # null where the request was aborted
-        if ids not in (None, [], ""):
-            yield number, _decoded(ids)
+    choices, usage = response["choices"], response.get("usage") or {}
+    is_several = len(choices) > 1
+    if (routed := response.get("prompt_routed_experts")) is not None:
+        ids = _decoded(routed)
+        yield _Rows(0, ids, len(ids), _cached_tokens(usage, len(ids)), is_several)
+    for number, choice in enumerate(choices):
+        if choice.get(_ROUTED) in (None, [], ""):  # null where the request was aborted
+            continue
+        ids = _decoded(choice[_ROUTED])
+        if routed is not None:
+            yield _Rows(number, ids, 0)
+            continue
+        prompt = check("prompt_tokens", usage.get("prompt_tokens") or len(ids), NonNegativeInt)
+        cached = _cached_tokens(usage, prompt)
+        if cached and not is_several:
+            # The first tokens are missing where the request had routed_experts_prompt_start.
+            missing = prompt + usage.get("completion_tokens", 0) - 1 - len(ids)
+            cached = max(cached - max(missing, 0), 0)
+        yield _Rows(number, ids, prompt, cached, is_several)
 
 
 def _decoded(content: Any) -> Array:
@@ -248,6 +383,8 @@ def _decoded(content: Any) -> Array:
     if isinstance(content, str):
         data = base64.b64decode(content, validate=True)
         ids = np.load(io.BytesIO(data), allow_pickle=False)
+    elif isinstance(content, dict):
+        ids = _of_object(content["data"], content["shape"], content.get("dtype"))
     else:
         try:
             ids = np.array(content)
@@ -258,55 +395,14 @@ def _decoded(content: Any) -> Array:
     return ids
 
 
-class RecordedIds(NamedTuple):
-    """The part of an array of expert ids that holds experts."""
-
-    ids: Array  # [T, L, K], all at least 0
-    token: Array  # which rows of the array are left [T]
-    layer: Array  # which layers of it are left [L]
-    remark: str  # which layers were left out, to follow the source of a trace; empty if none
-
-
-def without_padding(ids: Array) -> RecordedIds:
-    """Return expert ids without layers, tokens and places that a server did not record.
-
-    Servers begin with a buffer of 0 (vLLM, and SGLang's responses) or of −1, and write the layers
-    that have a router. So a layer without an id above 0 has no experts. Tokens that were not
-    computed (vLLM: a cached prefix) and places beyond the model's top-k (SGLang) are −1.
-
-    Raises:
-        UsageError: If nothing is left, or a token lacks some of its experts.
-    """
-    n_layers = ids.shape[1]
-    highest_L = ids.max(axis=0).max(axis=1) if ids.size else np.zeros(n_layers)
-    layer = np.flatnonzero(highest_L > 0)
-    if not len(layer):
-        raise UsageError(
-            "expert ids: all are 0 or -1, so that the server recorded no expert; its MoE kernel "
-            "may not record them: serve with another MoE backend, or a newer version"
-        )
-    remark = left_out(layer, n_layers)
-    left = ids if len(layer) == n_layers else ids[:, layer]
-    if (lowest := int(left.min())) >= 0:
-        return RecordedIds(left, np.arange(len(ids)), layer, remark)
-    if lowest < -1:
-        raise UsageError(f"expert ids: {lowest} is none; must be at least 0, or -1 for no expert")
-    filled = left >= 0
-    token, place = (np.flatnonzero(filled.any(axis=axes)) for axes in ((1, 2), (0, 1)))
-    left = left[np.ix_(token, np.arange(len(layer)), place)]
-    if (left < 0).any():
-        row, column, _ = np.argwhere(left < 0)[0]
-        raise UsageError(
-            f"expert ids: token {token[row]} lacks experts (-1) in layer {layer[column]} alone; "
-            "only a whole token, layer or place may be -1"
-        )
-    return RecordedIds(left, token, layer, remark)
-
-
-def left_out(layer: Array, n_layers: int) -> str:
-    """Return in words which of the model's layers have no experts; empty where all have some."""
-    if len(layer) == n_layers:
-        return ""
-    others = np.setdiff1d(np.arange(n_layers), layer)
-    numbers = ", ".join(map(str, others))
-    return f"; without layer{'s'[: len(others) > 1]} {numbers}, which recorded no expert"
+def _of_object(data: str, shape: Sequence[int], dtype: str | None) -> Array:
+    """Return the numbers of a ``data`` in base64 or base85; its size tells these apart."""
+    size = math.prod(shape)
+    for decode in (functools.partial(base64.b64decode, validate=True), base64.b85decode):
+        try:
+            content = decode(data)
+        except ValueError:
+            continue
+        if size and len(content) % size == 0:
+            return np.frombuffer(content, dtype or f"u{len(content) // size}").reshape(shape)
+    raise UsageError(f"data: is neither base64 nor base85 of {shown(list(shape))} whole numbers")
