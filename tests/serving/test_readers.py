@@ -217,7 +217,7 @@ def test_cached_tokens_are_no_load(
     computed = np.concatenate([answers[0], answers[1][32:], answers[2][39:]])
     np.testing.assert_array_equal(trace.expert_TLK, computed)
     assert trace.request_T.tolist() == [0] * 45 + [1] * 13 + [2] * 5
-    assert trace.source == f"{server.split()[0]}; without 71 cached tokens of prompts"
+    assert trace.source == f"{server.split(maxsplit=1)[0]}; without 71 cached tokens of prompts"
     assert not capsys.readouterr().err
     sent[2] = cached(server, answers[2], 41)
     assert "line 3: routed_experts: cached_tokens=41: the prompt has 40 tokens" in (

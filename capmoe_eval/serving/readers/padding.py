@@ -64,17 +64,17 @@ def _is_blank(ids: Array) -> Array:
     """Return which tokens are 0 throughout because a server did not record them [T].
 
     With a top-k of 2 or more all are, since a router chooses an expert once. With 1 it may have
-    chosen expert 0 in every layer, by chance in one of E^L tokens. To a router expert 0 is like any
-    other. So these tokens are blank if there are four layers or more, and more than twice as many of
-    them as of tokens that have any other expert in every layer.
+    chosen expert 0 in every layer; an even router does so for one token in E^L. To a router expert
+    0 is like any other. So these tokens are blank if there are at least four layers, and if no
+    other expert has half as many tokens to itself in every layer.
     """
-    is_zero_T = ~ids.any(axis=(1, 2))
+    is_zero_T: Array = np.logical_not(ids.any(axis=(1, 2)))
     if ids.shape[2] > 1 or not is_zero_T.any():
         return is_zero_T
     constant = ids[(ids == ids[:, :1]).all(axis=(1, 2)), 0, 0]
     tokens_E = np.bincount(constant)
     is_chance = ids.shape[1] < 4 or tokens_E[0] <= 2 * tokens_E[1:].max(initial=0)
-    return is_zero_T & (not is_chance)
+    return np.zeros_like(is_zero_T) if is_chance else is_zero_T
 
 
 def left_out(layer: Array, n_layers: int) -> str:
