@@ -56,10 +56,10 @@ def index_once() -> Iterator[None]:
     build, built = TaskIndex.build, {}
 
     def cached(paths: list[Path], **options: object) -> dict[str, object]:
-        key = tuple(map(str, paths))
-        if key not in built:
-            built[key] = build(paths, **options)
-        return dict(built[key])
+        for path in paths:
+            if path not in built:
+                built[path] = build([path], **options)
+        return {name: entry for path in paths for name, entry in built[path].items()}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TaskIndex, "build", staticmethod(cached))
