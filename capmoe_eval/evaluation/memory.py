@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.wrapper.call import caches
 
 
 def weights_bytes(model: ModelId) -> int:
@@ -53,7 +54,7 @@ def batch_bytes(model: ModelId, *, sequences: int, longest: int, new: int, score
             if scored:
                 torch.log_softmax(built(tokens_BS).logits, dim=-1)
             else:
-                cache = built(tokens_BS, logits_to_keep=1).past_key_values
+                cache = caches(built(tokens_BS, logits_to_keep=1))
                 at_the_end = live.alive * longest // prompt  # keys and values
                 live.peak = max(live.peak, at_the_end)
                 del cache

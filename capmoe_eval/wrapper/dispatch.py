@@ -131,7 +131,8 @@ class KeptPairs(EPImplementation):  # type: ignore[misc]
             )
         # One world for all layers of a model, which share the mesh.
         self.world = getattr(ep_mesh, EXPERTS_RANKS, None) or World(ep_mesh.get_group())
-        self.n_experts = int(self.num_local_experts) * self.world.size
+        self.n_experts = int(experts.num_experts) * self.world.size  # type: ignore[arg-type]
+        self._experts_forward = experts.forward
         for owner in (ep_mesh, experts):
             setattr(owner, EXPERTS_RANKS, self.world)
 
@@ -146,7 +147,7 @@ class KeptPairs(EPImplementation):  # type: ignore[misc]
         packed = pack(hidden_TH, index_TS, n_experts=self.n_experts, size=self.world.size)
         exchange = announce(packed.counts_RL, group)
         arrived_AH = send_rows(packed.rows_PH, exchange, group)
-        done_AH = run_experts(self.experts_forward, arrived_AH, exchange)
+        done_AH = run_experts(self._experts_forward, arrived_AH, exchange)
         return combine_rows(send_back(done_AH, exchange, group), packed, weight_TS)
 
 

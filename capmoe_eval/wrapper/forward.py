@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.wrapper.call import cached_positions, check_unpacked, read_call
 from capmoe_eval.wrapper.generation import Decoding, Generation
 from capmoe_eval.wrapper.hook import LayerHook
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart, ImageFinder, new_columns, read_call
+from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart, ImageFinder, new_columns
 from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: B sequences, S positions, M columns of a mask over cache and new positions.
@@ -207,8 +208,7 @@ class _ForwardHooks:
         """Return the plan of the forward that begins: its counted tokens, images and groups."""
         meter = self._meter
         arguments, tokens = read_call(self._signature, args, kwargs)
-        cache = arguments.get("past_key_values")
-        n_cached = 0 if cache is None else int(cache.get_seq_length())
+        n_cached = cached_positions(arguments)
         step = self.generation.step()
         decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
         prompt_length = tokens.shape[1]  # positions of this forward that are no generated tokens
@@ -217,6 +217,8 @@ class _ForwardHooks:
         elif decode:
             prompt_length = max(0, step.prompt_length - n_cached) if step else 0
         mask, first_column = self._mask(arguments, tokens, step, n_cached)
+        if step is None and arguments.get("attention_mask") is None:
+            check_unpacked(arguments.get("position_ids"), mask)
         start = ForwardStart(
             meter.forwards,
             mask,

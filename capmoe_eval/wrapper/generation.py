@@ -216,7 +216,7 @@ _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 def _replace_loops() -> None:
     names = [*_LOOPS, (ContinuousMixin, "init_continuous_batching")]
-    _STOCK.update({(owner, name): vars(owner)[name] for owner, name in names})
+    _STOCK.update({(owner, name): getattr(owner, name) for owner, name in names})
     for (owner, name), stock in _STOCK.items():
         follow = _LOOPS.get((owner, name))
         setattr(owner, name, _refused(stock) if follow is None else _followed(stock, follow))

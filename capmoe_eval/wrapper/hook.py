@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups
 from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
+from capmoe_eval.wrapper.kernel import experts_call
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
 
@@ -47,7 +47,6 @@ class LayerHook:
         # Returns the plan of the forward that runs, and whether a backward pass computes it again.
         self._running = running
         self._experts: Any = layer.experts
-        self._signature = inspect.signature(type(layer.experts).forward)
         # See LayerForward.computed; None while nobody asks for it.
         self._computed: list[Tensor] | None = None
 
@@ -88,17 +87,16 @@ class LayerHook:
         routed: _Routed | None = plan.routed.pop(self._number, None)
         if routed is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
-        call = self._signature.bind(experts, *args, **kwargs).arguments
-        hidden_NH, index_NA, weight_NA = list(call.values())[1:4]  # behind self
+        call = ExpertsCall(*experts_call(experts, args, kwargs))
         event = LayerForward(
             plan=plan,
             number=self._number,
             layer=self.layer,
             method=self._method,
-            calibrated=self.calibrated_on(index_NA.device),
+            calibrated=self.calibrated_on(call.index_NA.device),
             router=routed.router,
             assignment=routed.assignment,
-            experts=ExpertsCall(hidden_NH, index_NA, weight_NA),
+            experts=call,
             computed=None if self._computed is None else tuple(self._computed),
         )
         self._computed = None  # an observer may have the experts compute other tokens

@@ -9,13 +9,17 @@ gets a dropped slot: grouped_mm would leave its row uninitialised.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from capmoe_eval.wrapper.seam import TRANSFORMERS
 
 KERNEL = "capmoe"
 
@@ -27,6 +31,29 @@ def stock_experts(experts: nn.Module, implementation: str) -> Callable[..., Tens
     eager = type(experts).forward.__wrapped__  # type: ignore[attr-defined]
     kernel: Callable[..., Tensor] = ALL_EXPERTS_FUNCTIONS.get_interface(implementation, eager)
     return kernel
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def experts_call(
+    experts: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the hidden states [T, H], indices and weights [T, S] that experts are called with.
+
+    Raises:
+        UsageError: If these are not what they are called with, in this order.
+    """
+    call = _signature(type(experts).forward).bind(experts, *args, **kwargs).arguments
+    _, *tensors = call.values()
+    floats = [isinstance(part, Tensor) and part.is_floating_point() for part in tensors]
+    if floats != [True, False, True]:
+        raise TRANSFORMERS.moved(
+            f"{type(experts).__name__} is called with {', '.join([*call][1:])}, and not with "
+            "hidden states, experts and weights"
+        )
+    hidden_TH, index_TS, weight_TS = tensors
+    return hidden_TH, index_TS, weight_TS
 
 
 @contextmanager
@@ -55,16 +82,15 @@ def kept_pairs_kernel(
         del experts.capmoe_stock, experts.capmoe_untouched, experts.capmoe_counted
 
 
-def kept_pairs_forward(
-    experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor
-) -> Tensor:
+def kept_pairs_forward(experts: Any, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """Return the weighted sum [T, H] of the kept experts' outputs, in float32 and in slot order.
 
-    ``index_TS`` is the expert of each slot; ``num_experts`` marks a slot that is not computed. If
+    It is called as the experts. ``num_experts`` marks a slot that is not computed. If
     this forward drops and adds nothing (``experts.capmoe_untouched``), the stock kernel
     (``experts.capmoe_stock``) runs on all slots. ``experts.capmoe_counted`` may be indices with the
     number of their kept pairs, so that nothing waits here for a device that has them.
     """
+    hidden_TH, index_TS, weight_TS = experts_call(experts, args, kwargs)
     if experts.capmoe_untouched:
         return experts.capmoe_stock(hidden_TH, index_TS, weight_TS)  # type: ignore[no-any-return]
     keep_TS = index_TS < experts.num_experts

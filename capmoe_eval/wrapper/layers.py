@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
 from capmoe_eval.errors import UsageError, first_line
 from capmoe_eval.wrapper.gates import (
@@ -36,8 +37,16 @@ _DEQUANTISE = (
 
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module is a layer's experts, dispatched through ``ExpertsInterface``."""
-    # transformers' `use_experts_implementation` sets the first on every class it decorates.
-    return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
+    return _registry(type(module)) is not None and hasattr(module, "num_experts")
+
+
+@functools.cache
+def _registry(kind: type[nn.Module]) -> ExpertsInterface | None:
+    """Return the registry of kernels that a class's forward is dispatched through, if it is."""
+    # Where transformers' `use_experts_implementation` keeps it.
+    closure = getattr(kind.forward, "__closure__", None) and inspect.getclosurevars(kind.forward)
+    held = closure.nonlocals.values() if closure else ()
+    return next((part for part in held if isinstance(part, ExpertsInterface)), None)
 
 
 @dataclass(frozen=True)
@@ -114,15 +123,13 @@ class _Reading(NamedTuple):
 
 
 def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> _Reading:
-    forward: Any = type(experts).forward
-    interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
-    if interface is not ALL_EXPERTS_FUNCTIONS:  # another registry of kernels (FP8)
+    if _registry(type(experts)) is not ALL_EXPERTS_FUNCTIONS:  # another registry of kernels (FP8)
         raise UsageError(
             f"model={model_name}: the experts of {name} ({type(experts).__name__}) have kernels of "
             f"their own, which know of no dropped pairs; {_DEQUANTISE}"
         )
     ranks: Ranks = getattr(experts, EXPERTS_RANKS, ALONE)
-    if experts._is_expert_parallel and ranks is ALONE:
+    if getattr(experts, "_is_expert_parallel", False) and ranks is ALONE:
         raise UsageError(
             f"model={model_name}: its experts are spread over processes by another implementation; "
             'load it with ep_implementation="capmoe", which drops before it sends'

@@ -9,16 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.distributed import DistributedConfig
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 from transformers.generation.utils import _slice_mm_encoder_output as rows_of_features
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.wrapper.call import caches, read_call
 from capmoe_eval.wrapper.dispatch import IMPLEMENTATION
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.plan import ImageFinder, read_call
+from capmoe_eval.wrapper.plan import ImageFinder
 from capmoe_eval.wrapper.ranks import ALONE, World, own_rows, ranks_in
 
 # Shape suffixes: B sequences, S positions, I images.
@@ -104,7 +105,9 @@ def shard_experts(model: Any, device_type: str = "cpu") -> None:
             f"{missing[0]}; evaluate it with parallel=none"
         )
     mesh = init_device_mesh(device_type, (size, 1), mesh_dim_names=("ep", "tp"))
-    apply_expert_parallelism(model, mesh["ep"], mesh["tp"], plan, IMPLEMENTATION)
+    apply_expert_parallelism(
+        model, ep_mesh=mesh["ep"], tp_mesh=mesh["tp"], plan=plan, ep_implementation=IMPLEMENTATION
+    )
 
 
 def distributed_config(size: int) -> Any:
@@ -155,7 +158,8 @@ def split_batches(model: nn.Module) -> None:
         return (), arguments
 
     def gather_all(_model: nn.Module, _args: Any, output: Any) -> Any:
-        follow_beams(getattr(output, "past_key_values", None), world)
+        for cache in caches(output).values():
+            follow_beams(cache, world)
         for name in ("logits", "last_hidden_state"):  # the states of a model without a head
             rows = getattr(output, name, None)
             if rows is not None:
@@ -168,7 +172,7 @@ def split_batches(model: nn.Module) -> None:
     world.splits = True
 
 
-def follow_beams(cache: Any, world: World) -> None:
+def follow_beams(cache: Cache, world: World) -> None:
     """Have a cache of this process's sequences take the beams [B] of the whole batch."""
 
     def reorder(beam_B: Tensor) -> None:
@@ -191,5 +195,4 @@ def follow_beams(cache: Any, world: World) -> None:
                 layer.values = world.gather(layer.values.contiguous(), n_sequences)
             layer.reorder_cache(world.own(beam_B))
 
-    if hasattr(cache, "reorder_cache"):
-        cache.reorder_cache = reorder
+    cache.reorder_cache = reorder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -119,29 +118,6 @@ class ImageFinder:
 
 GAMMA_GRID: tuple[float, ...] = tuple(step / 4 for step in range(17))
 """γ = 0, 0.25, … 4, for which the meter counts drops beside the run's own γ (Figures 7, 17-20)."""
-
-
-def read_call(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], Tensor]:
-    """Return the arguments of a forward by name, and its tokens or their embeddings [B, S, …].
-
-    Raises:
-        UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``, or packs sequences.
-    """
-    arguments = dict(kwargs)
-    if args:  # binding takes a while, and `generate` names all of them
-        arguments = signature.bind_partial(*args, **kwargs).arguments
-        arguments |= arguments.pop("kwargs", {})
-    if arguments.get("cu_seq_lens_q") is not None:
-        raise UsageError(
-            "cu_seq_lens_q: sequences are packed into one row, whose ranks and groups cannot be "
-            "told; call the model with a padded batch and its attention_mask"
-        )
-    for name in ("input_ids", "inputs_embeds"):
-        if arguments.get(name) is not None:
-            return arguments, arguments[name]
-    raise UsageError("model: call it with input_ids or inputs_embeds")
 
 
 def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:

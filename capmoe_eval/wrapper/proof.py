@@ -16,7 +16,7 @@ from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.forward import hooked
-from capmoe_eval.wrapper.kernel import kept_pairs_kernel
+from capmoe_eval.wrapper.kernel import experts_call, kept_pairs_kernel
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.plan import placeholder_ids
@@ -143,7 +143,9 @@ def _compare_kernels(
     def compare(
         experts: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], stock_TH: Tensor
     ) -> None:
-        pairs.extend(_both_kernels(experts, *args, *kwargs.values(), stock_TH=stock_TH))
+        pairs.extend(
+            _both_kernels(experts, *experts_call(experts, args, kwargs), stock_TH=stock_TH)
+        )
 
     with ExitStack() as stack:
         for layer in layers:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from accelerate.hooks import ModelHook
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 from transformers import PreTrainedModel
@@ -90,7 +91,7 @@ def _check_loaded(model: PreTrainedModel) -> None:
     offloaded = {
         part
         for module in model.modules()
-        if hasattr(module, "_hf_hook")
+        if any(isinstance(held, ModelHook) for held in vars(module).values())
         for part in module.modules()
     }
     missing = [

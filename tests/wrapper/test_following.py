@@ -324,6 +324,16 @@ def test_a_custom_loop_that_runs_transformers_own_is_followed() -> None:
             "cu_seq_lens_q: sequences are packed into one row",
         ),
         (
+            lambda m: m(batch(n_sequences=1), seq_idx=torch.tensor([[0] * 4 + [1] * 8])),
+            UsageError,
+            "seq_idx: sequences are packed into one row",
+        ),
+        (
+            lambda m: m(batch(), position_ids=torch.tensor([[*range(4), *range(8)]])),
+            UsageError,
+            "position_ids: do not count on within a row: sequences are packed into one row",
+        ),
+        (
             lambda m: make("mixtral").generate(batch(n_sequences=1), assistant_model=m),
             UsageError,
             ASSISTED,

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin, OlmoeModel, PreTrainedModel
+from transformers import GenerationMixin, OlmoeModel, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.core_model_loading import Chunk, Concatenate, WeightConverter, WeightRenaming
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from capmoe_eval.wrapper.molmoe import MolmoeConfig, MolmoeVisionConfig
 
@@ -187,7 +187,7 @@ class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
     config_class = MolmoeConfig
     input_modalities = ("image", "text")
     _no_split_modules: ClassVar = ["OlmoeDecoderLayer", "Block"]
-    _skip_keys_device_placement: ClassVar = ["past_key_values"]
+    _skip_keys_device_placement: ClassVar = ["cache", "past_key_values"]  # to and from 5.24
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -211,28 +211,26 @@ class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         pixel_values: Tensor | None = None,
         image_masks: Tensor | None = None,
         image_input_idx: Tensor | None = None,
         logits_to_keep: int = 0,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> MoeCausalLMOutputWithPast:
         """Return the logits of a batch, and the cache.
 
         Args:
             input_ids: Tokens [B, S], or ``inputs_embeds`` in their place.
             attention_mask: 1 for tokens and 0 for pads, of the cache as well.
             position_ids: The number of each position; by default pads have none.
-            past_key_values: The cache of a generation.
             inputs_embeds: Embeddings [B, S, H].
             pixel_values: Crops of the sequences' images as patches [B, N, P, D].
             image_masks: Share of each patch that is no padding [B, N, P].
             image_input_idx: Position of each token of the crops [B, N, I]; negative for one that
                 has none, as all of a crop that fills up the batch.
             logits_to_keep: How many positions from the end get logits; 0 for all.
-            **kwargs: Passed to the language model.
+            **kwargs: Passed to the language model, the cache among them, whatever its name.
 
         Raises:
             ValueError: If the crops' tokens are not where the placeholders are.
@@ -252,15 +250,11 @@ class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             **kwargs,
         )
-        return CausalLMOutputWithPast(
-            logits=self.lm_head(outputs.last_hidden_state[:, -logits_to_keep:]),
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        logits = self.lm_head(outputs["last_hidden_state"][:, -logits_to_keep:])
+        rest = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return MoeCausalLMOutputWithPast(logits=logits, **rest)
 
     def _with_images(
         self,

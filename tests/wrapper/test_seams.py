@@ -1,0 +1,102 @@
+"""What the suite takes from inside transformers is there, or the version is refused in one line."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.wrapper.generation import _LOOPS
+from capmoe_eval.wrapper.kernel import experts_call
+from capmoe_eval.wrapper.seam import TRANSFORMERS, Library, Part
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.models import batch, make
+
+PARTS = [pytest.param(part, id=part[1]) for part in TRANSFORMERS.parts]
+
+
+def alone(part: Part) -> Library:
+    return Library(("transformers",), ("5.1", "5.2"), (part,))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_installed_version_has_it(part: Part) -> None:
+    alone(part).check()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_version_without_it_is_refused(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, path, parameters = part
+    monkeypatch.setattr("capmoe_eval.wrapper.seam.version", lambda _name: "5.99.0")
+    for absent in parameters[:1]:
+        with pytest.raises(UsageError) as caught:
+            alone((module, path, (*parameters, f"no_{absent}"))).check()
+        assert f"{path} has no parameter no_{absent}, so that" in str(caught.value)
+    monkeypatch.delattr(importlib.import_module(module), path.partition(".")[0].removesuffix("()"))
+    with pytest.raises(UsageError) as caught:
+        alone(part).check()
+    assert str(caught.value) == (
+        f"transformers==5.99.0: there is no {module}.{path}, so that a capacity cannot be "
+        "enforced; install transformers==5.1 or 5.2"
+    )
+
+
+def test_a_library_that_is_absent_is_no_version() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        Library(("no_such_library",), (), (("no_such_library.part", "name", ()),)).check()
+
+
+def test_every_loop_that_is_replaced_is_a_part() -> None:
+    assert {f"{owner.__name__}.{name}" for owner, name in _LOOPS} < {
+        p[1] for p in TRANSFORMERS.parts
+    }
+
+
+# The experts' call.
+
+
+def in_another_order(self: Any, hidden: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+    return hidden
+
+
+def with_more(self: Any, hidden: Tensor, index: Tensor, weights: Tensor, scale: Any) -> Tensor:
+    return hidden
+
+
+@pytest.mark.parametrize("forward", [in_another_order, with_more])
+def test_experts_that_are_called_otherwise_are_refused(
+    forward: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = make("olmoe").model.layers[0].mlp.experts
+    hidden, index, weights = torch.zeros(4, 8), torch.zeros(4, 2).long(), torch.zeros(4, 2)
+    names = {"hidden_states": hidden, "top_k_weights": weights, "top_k_index": index}
+    assert experts_call(experts, (), names)[1] is index
+    monkeypatch.setattr(type(experts), "forward", forward)
+    call = {"hidden": hidden, "index": index, "weights": weights}
+    if forward is with_more:
+        call["scale"] = None
+    with pytest.raises(UsageError, match=r"transformers==.* OlmoeExperts is called with hidden, "):
+        experts_call(experts, (), call)
+
+
+def test_a_model_may_name_the_arguments_of_its_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("olmoe")
+    block = type(model.model.layers[0].mlp)
+    stock = model(batch()).logits
+
+    def forward(self: Any, hidden_BSH: Tensor) -> Tensor:
+        rows = hidden_BSH.flatten(0, 1)
+        _, weights, index = self.gate(rows)
+        named = {"top_k_weights": weights, "top_k_index": index, "hidden_states": rows}
+        return self.experts(**named).view_as(hidden_BSH)
+
+    monkeypatch.setattr(block, "forward", forward)
+    with capacity_aware(model, "score", gamma=1e9):
+        assert torch.equal(model(batch()).logits, stock)
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        model(batch())
+    assert meter.summary()["dropped"] > 0
