@@ -41,11 +41,14 @@ def is_experts(module: nn.Module) -> bool:
 
 
 @functools.cache
-def _registry(kind: type[nn.Module]) -> ExpertsInterface | None:
-    """Return the registry of kernels that a class's forward is dispatched through, if it is."""
-    # Where transformers' `use_experts_implementation` keeps it.
-    closure = getattr(kind.forward, "__closure__", None) and inspect.getclosurevars(kind.forward)
-    held = closure.nonlocals.values() if closure else ()
+def _registry(kind: Any) -> ExpertsInterface | None:
+    """Return the registry of kernels that a class's forward is dispatched through; None without.
+
+    transformers' ``use_experts_implementation`` keeps it in the closure of the forward.
+    """
+    if not inspect.isfunction(kind.forward):
+        return None
+    held = inspect.getclosurevars(kind.forward).nonlocals.values()
     return next((part for part in held if isinstance(part, ExpertsInterface)), None)
 
 

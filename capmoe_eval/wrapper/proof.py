@@ -143,9 +143,8 @@ def _compare_kernels(
     def compare(
         experts: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], stock_TH: Tensor
     ) -> None:
-        pairs.extend(
-            _both_kernels(experts, *experts_call(experts, args, kwargs), stock_TH=stock_TH)
-        )
+        call = experts_call(experts, args, kwargs)
+        pairs.extend(_both_kernels(experts, *call, stock_TH=stock_TH))
 
     with ExitStack() as stack:
         for layer in layers:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from capmoe_eval.errors import UsageError
 
 Part = tuple[str, str, tuple[str, ...]]
-"""Module, name, and the parameters that are passed or read by name; ``A().b`` is one of an ``A``."""
+"""Module, name, and parameters that are passed or read by name; ``A().b`` is one of an ``A``."""
 
 
 @dataclass(frozen=True)

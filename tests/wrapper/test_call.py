@@ -110,7 +110,7 @@ def test_a_row_that_is_one_sequence_is_taken(positions: Tensor | None) -> None:
     ],
 )
 def test_a_row_of_several_sequences_is_refused(positions: Tensor) -> None:
-    with pytest.raises(UsageError, match="position_ids: .* attention_mask"):
+    with pytest.raises(UsageError, match=r"position_ids: .* attention_mask"):
         check_unpacked(positions, None)
 
 

@@ -51,9 +51,8 @@ def test_a_library_that_is_absent_is_no_version() -> None:
 
 
 def test_every_loop_that_is_replaced_is_a_part() -> None:
-    assert {f"{owner.__name__}.{name}" for owner, name in _LOOPS} < {
-        p[1] for p in TRANSFORMERS.parts
-    }
+    replaced = {f"{owner.__name__}.{name}" for owner, name in _LOOPS}
+    assert replaced < {path for _, path, _ in TRANSFORMERS.parts}
 
 
 # The experts' call.
