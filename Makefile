@@ -20,7 +20,7 @@ SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z
 $(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric install-server test-server serve-demo check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -174,6 +174,14 @@ coverage: install  ## every test, and which lines they run; it takes half as lon
 test-numeric: install  ## the tests that compare models' numbers, as for another processor (.ci/nightly)
 	$(PYTEST) -q -m 'numeric and not slow and not nightly and not real_data' $(ARGS)
 
+# The newest transformers that pyproject.toml allows, over the locked environment: nothing else is another.
+NEWEST = $(VENV)-newest
+test-transformers: install  ## the tests of the wrapper under the newest transformers that is allowed
+	rm -rf $(NEWEST)
+	$(PY) $(PIP) --target $(NEWEST) "$$(sed -n 's/^ *"\(transformers>[^;]*\);.*/\1/p' pyproject.toml)"
+	PYTHONPATH=$(abspath $(NEWEST)) $(PYTEST) -q -m 'not slow and not nightly' \
+	  tests/wrapper tests/evaluation/test_lm.py tests/evaluation/test_image_lm.py $(ARGS)
+
 # Tests of the suite that do not ask for vLLM are those of `make test-all`.
 test-server: install-server  ## the tests of the plugin, in .venv-server
 	$(SERVER)/bin/python -m pytest -q tests/server $(ARGS)
@@ -189,5 +197,5 @@ check: install  ## linters, types, import contract
 	$(BIN)/lint-imports
 
 clean:  ## remove the environments and what tools left behind; results stay
-	rm -rf $(VENV) $(SERVER) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf $(VENV) $(SERVER) $(NEWEST) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import math
 from collections.abc import Mapping
@@ -37,10 +36,9 @@ _DEQUANTISE = (
 
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module is a layer's experts, dispatched through ``ExpertsInterface``."""
-    return _registry(type(module)) is not None and hasattr(module, "num_experts")
+    return hasattr(module, "num_experts") and _registry(type(module)) is not None
 
 
-@functools.cache
 def _registry(kind: Any) -> ExpertsInterface | None:
     """Return the registry of kernels that a class's forward is dispatched through; None without.
 

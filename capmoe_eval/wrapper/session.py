@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from accelerate.hooks import ModelHook
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 from transformers import PreTrainedModel
@@ -88,10 +88,12 @@ def _is_compiled(module: nn.Module) -> bool:
 def _check_loaded(model: PreTrainedModel) -> None:
     """Refuse a model with weights that no one has loaded; accelerate loads those it offloads."""
     name = type(model).__name__
+    # Of accelerate, which need not be installed where nothing is offloaded.
+    hook: Any = getattr(sys.modules.get("accelerate.hooks"), "ModelHook", ())
     offloaded = {
         part
         for module in model.modules()
-        if any(isinstance(held, ModelHook) for held in vars(module).values())
+        if any(isinstance(held, hook) for held in vars(module).values())
         for part in module.modules()
     }
     missing = [
