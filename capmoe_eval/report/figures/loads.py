@@ -20,6 +20,7 @@ from capmoe_eval.experiment.status_lines import StatusLines
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS, images_of
 from capmoe_eval.report.templates import columns, shown
+from capmoe_eval.serving.readers.response_files import holds_responses
 from capmoe_eval.serving.trace import KINDS, STEP_TOKENS, in_known_steps, steps_in_words
 from capmoe_eval.serving.trace_file import check_regular
 
@@ -88,8 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     def command() -> int:
-        from capmoe_eval.serving.readers.formats import holds_responses
-
         is_file = options.source.suffix == _RECORD and not options.source.is_dir()
         is_record = is_file and not holds_responses(options.source)
         for name in ("out", "json"):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.serving.readers.recordings import MANIFEST, read_megatron, read_sglang
+from capmoe_eval.serving.readers.response_files import holds_responses
 from capmoe_eval.serving.readers.responses import read_responses
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.serving.trace_file import OWN_ARRAYS, SUFFIXES, check_regular, load_trace
@@ -54,17 +52,6 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
         if asked not in (None, value) and value is not None:
             raise UsageError(f"{field}={asked}: {shown(path)} has {value}; leave {option} out")
     return trace
-
-
-def holds_responses(path: Path) -> bool:
-    """Return whether a ``.json`` file has responses of a server, and is no record of a run."""
-    content: object = None
-    if path.suffix == ".json" and path.is_file():
-        with suppress(ValueError, RecursionError):  # whoever reads it says so
-            content = json.loads(read_bytes(path))
-    return isinstance(content, list) or (
-        isinstance(content, dict) and not content.keys().isdisjoint(("choices", "meta_info"))
-    )
 
 
 def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:

@@ -20,11 +20,6 @@ ones are 0 (``routed_experts.py``, commit 024911f2). It is
 With a prefix cache, both return the experts of the whole sequence, read from the cache's slots. How
 many tokens were cached is in ``usage.prompt_tokens_details`` (vLLM only with
 ``--enable-prompt-tokens-details``, and some versions leave a 0 out) or in SGLang's ``meta_info``.
-
-Others wrap them: ``vllm run-batch`` puts the response into ``response.body``. prime-rl has objects
-``{"data", "shape", "dtype"}`` in the choices (pull request 3051), in base64. NVIDIA Dynamo has the
-same in ``nvext``, earlier in base85 without ``dtype`` (pull request 9651), and of an SGLang worker
-what SGLang has.
 """
 
 from __future__ import annotations
@@ -34,7 +29,6 @@ import functools
 import hashlib
 import io
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,10 +42,9 @@ from capmoe_eval.errors import UsageError, bad_choice, first_line, reading, show
 from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import check
 from capmoe_eval.serving.readers.padding import without_padding
+from capmoe_eval.serving.readers.response_files import ROUTED, responses_of
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 
-_ROUTED = "routed_experts"
-_NPY = base64.b64encode(b"\x93NUMPY").decode()
 _BLOCK = 16  # tokens that vLLM's prefix cache keeps together by default
 _TYPES = {"int32": "<i4", "uint16": "<u2", "uint8": "u1"}
 _OF_RESPONSES = {"meta_info", "sglext", "sgl_ext"}
@@ -101,7 +94,7 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
     n_read = n_requests = 0
     models: set[str] = set()
     servers: set[str] = set()
-    for place, response in _responses(path, bad):
+    for place, response in responses_of(path, bad):
         of_sglang = _is_of_sglang(response)
         if of_sglang and top_k is None:
             raise UsageError(
@@ -199,68 +192,6 @@ def _repeated(ids: Array, seen: set[bytes]) -> int:
     return tokens
 
 
-def _responses(path: Path, bad: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the responses of a file, each with its place; ``bad`` takes what is none, and why."""
-    for place, content in _contents(path, bad):
-        try:
-            response = _unwrapped(content)
-        except (ValueError, TypeError, AttributeError) as error:
-            bad.append(f"{place}: {first_line(error)}")
-        else:
-            yield place, response
-
-
-def _contents(path: Path, bad: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield what is in the list of a ``.json`` file, or in each line, which may have a list."""
-    with path.open(encoding="utf-8", errors="replace") as file:  # of text that is not needed
-        if path.suffix == ".json":
-            content = json.load(file)
-            for number, each in enumerate(content if isinstance(content, list) else [content], 1):
-                yield f"response {number}", each
-            return
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            place = f"line {number}"
-            try:
-                content = json.loads(line)
-            except json.JSONDecodeError as error:
-                bad.append(
-                    f"{place}: not a whole JSON object ({error.msg} at column {error.colno}); give "
-                    "a response in each line (jq -c), without stream"
-                )
-            except RecursionError:
-                bad.append(f"{place}: nested too deeply; give a response in each line")
-            else:
-                for each in content if isinstance(content, list) else [content]:
-                    yield place, each
-
-
-def _unwrapped(content: Any) -> dict[str, Any]:
-    """Return the response that a batch or a gateway wrapped, with the experts at their place.
-
-    Raises:
-        UsageError: If it is no object with choices, and none of SGLang's ``/generate``.
-    """
-    response = content if isinstance(content, dict) else {}
-    if isinstance(batched := response.get("response"), dict):
-        response = batched.get("body") or {}
-    choices = response.get("choices")
-    if choices is None and isinstance(response.get("meta_info"), dict):
-        return response
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise UsageError("no response of vLLM or SGLang, which has choices, or meta_info")
-    extension = response.get("nvext") or {}
-    routed = extension.get(_ROUTED) or (extension.get("engine_data") or {}).get(_ROUTED)
-    if not routed:
-        return response
-    if len(choices) != 1:
-        raise UsageError(f'nvext.routed_experts: of one of {len(choices)} choices; send "n": 1')
-    if isinstance(routed, str) and not routed.startswith(_NPY):  # of an SGLang worker
-        return response | {"sglext": {_ROUTED: routed}}
-    return response | {"choices": [choices[0] | {_ROUTED: routed}]}
-
-
 def _narrow(ids: Array) -> Array:
     """Return ids in as few bytes as hold them: those of all responses are kept together."""
     kind = np.result_type(*map(np.min_scalar_type, (ids.min(initial=0), ids.max(initial=0))))
@@ -283,14 +214,14 @@ def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[_Rows]:
     """
     choices = response.get("choices", [response])
     of_choices = [choice.get("meta_info") or {} for choice in choices]
-    if any(meta.get(_ROUTED) for meta in of_choices):
+    if any(meta.get(ROUTED) for meta in of_choices):
         for number, meta in enumerate(of_choices):
-            if meta.get(_ROUTED):
+            if meta.get(ROUTED):
                 yield _by_usage(number, meta, meta, top_k)
         return
     for part in (response, *choices):
         extension = part.get("sglext") or part.get("sgl_ext") or {}
-        if not extension.get(_ROUTED):
+        if not extension.get(ROUTED):
             continue
         if len(choices) > 1:
             raise UsageError(
@@ -323,7 +254,7 @@ def _by_usage(choice: int, part: Mapping[str, Any], usage: Mapping[str, Any], to
     name = part.get("routed_experts_dtype") or "int32"
     if name not in _TYPES:
         raise bad_choice("routed_experts_dtype", name, _TYPES)
-    ids = np.frombuffer(base64.b64decode(part[_ROUTED], validate=True), dtype=_TYPES[name])
+    ids = np.frombuffer(base64.b64decode(part[ROUTED], validate=True), dtype=_TYPES[name])
     prompt, answer = (
         check(field, usage[field], NonNegativeInt)
         for field in ("prompt_tokens", "completion_tokens")
@@ -363,9 +294,9 @@ def _of_vllm(response: Mapping[str, Any]) -> Iterator[_Rows]:
         ids = _decoded(routed)
         yield _Rows(0, ids, len(ids), _cached_tokens(usage, len(ids)), is_several)
     for number, choice in enumerate(choices):
-        if choice.get(_ROUTED) in (None, [], ""):  # null where the request was aborted
+        if choice.get(ROUTED) in (None, [], ""):  # null where the request was aborted
             continue
-        ids = _decoded(choice[_ROUTED])
+        ids = _decoded(choice[ROUTED])
         if routed is not None:
             yield _Rows(number, ids, 0)
             continue
