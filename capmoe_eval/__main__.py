@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from capmoe_eval.errors import bad_choice
@@ -81,7 +83,7 @@ tasks, methods and knobs. Without a subcommand, run is meant. --version prints t
 
 def main(words: Sequence[str] | None = None) -> int | None:
     """Call the subcommand that words name, ``run`` if they name none, and return its status."""
-    words = sys.argv[1:] if words is None else words
+    words = [_with_home(word) for word in (sys.argv[1:] if words is None else words)]
     first = words[0] if words else ""
     if first in ("-h", "--help"):
         print(_help())
@@ -96,6 +98,14 @@ def main(words: Sequence[str] | None = None) -> int | None:
     function = getattr(import_module(f"capmoe_eval.{subcommand.module}"), subcommand.function)
     status: int | None = function(words)
     return status
+
+
+def _with_home(word: str) -> str:
+    """Return a word with the home directory for each ``~`` that begins a path, also in quotes.
+
+    A shell does so only in some words: not in ``--out=~/mine`` nor in ``data.root="~/mine"``.
+    """
+    return re.sub(r"(?<![^=,\['\"])~(?=/|['\"]?$)", lambda _: str(Path.home()), word)
 
 
 def _help() -> str:

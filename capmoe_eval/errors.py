@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,10 +66,27 @@ def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
     if isinstance(value, (list, tuple)):
         values = ",".join(map(str, value))
         hint = f"is a list; evaluate each by capmoe-eval sweep {field}={shown(values)}, or "
-    elif close := difflib.get_close_matches(str(value), names, n=1):
-        hint = f"did you mean {close[0]!r}? "
+    elif close := closest(str(value), names):
+        hint = f"did you mean {close!r}? "
     listed = ", ".join(names) if len(names) <= _LISTED else f"{len(names)} names"
     return UsageError(f"{field}={shown(value)}: {hint}choose one of {listed}")
+
+
+def closest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the name that a mistyped word may mean, or None.
+
+    Each part of the word, such as ``easy`` of ``arc_easy``, must be near a part of the name, and
+    its numbers must be the name's: ``fig3`` is not ``fig13``.
+    """
+    numbers = re.findall(r"\d+", word)
+    for name in difflib.get_close_matches(word, list(names), cutoff=cutoff):
+        parts = [part for part in re.split(r"[\W_]+", name) if part]
+        is_near = all(
+            difflib.get_close_matches(part, parts) for part in re.split(r"[\W_]+", word) if part
+        )
+        if is_near and numbers in ([], re.findall(r"\d+", name)):
+            return name
+    return None
 
 
 def check_choice(field: str, value: object, choices: Iterable[str]) -> None:

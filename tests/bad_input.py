@@ -2,8 +2,9 @@
 
 Words are split as a shell does. They run in a directory that has an empty ``file``, a directory
 ``truncated`` and one ``columns`` in hub layout whose OpenBookQA is cut off or lacks a column,
-``record.json``, which is no record, ``pipes``, a results directory whose files are pipes, and
-``traces`` (``bad_traces.py``).
+``record.json``, which is no record, ``pipes``, a results directory whose files are pipes,
+``traces`` (``bad_traces.py``), and ``gamma.yaml``, ``hf.yaml`` and ``folder.yaml``, options of
+lm-eval.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ MAIN: Mapping[str, str] = {
     f"gamma={'9' * 5000}": "gamma=999",
     f"shard=1/{'9' * 23}": "shard=1/999",
     f"shard=1/{'9' * 5000}": "shard=1/999",
-    f"model.pretrained=zoo:olmoe_s{'9' * 23} tasks=obqa": "model.pretrained=zoo:olmoe_s999",
+    f"model.pretrained=zoo:olmoe_s{'9' * 23} model.name=mine tasks=obqa": "=zoo:olmoe_s999",
     f"-m limit=1,{'9' * 5000}": "limit=1,999",
     f"grid.limit=[{'9' * 5000}]": "limit=[999",
     # What Hydra itself does not check.
@@ -124,6 +125,7 @@ MAIN: Mapping[str, str] = {
     "'gamma=\"\u0663\"'": "the capacity factor must be a number",
     "gamma=null": "gamma: method 'score' needs a capacity factor",
     "gamma=adaptive": "gamma=adaptive: needs the share that may be dropped, for example budget",
+    "gamma=0.5:2.0:0.5": "give a comma list: capmoe-eval sweep gamma=0.5,1.0,1.5,2.0",
     "budget=0.05": "budget=0.05: is of gamma=adaptive",
     **{
         f"gamma=adaptive budget={word}": f"budget={word}: must be a number above 0 and below 1"
@@ -173,13 +175,22 @@ MAIN: Mapping[str, str] = {
     "tasks=obqa ~tasks.obqa.dataset": "field 'dataset' is missing",
     "parallel=eep": "did you mean 'ep'",
     "parallel=ep": "needs one process per rank",
-    "dtype=float31": "did you mean 'float32'",
+    "dtype=flota32": "did you mean 'float32'",
     # Text and paths.
     **{
         f"{key}={word}": f"{key}={said}: {TEXT}"
-        for key in ("results_dir", "device")
+        for key in ("results_dir",)
         for word, said in (("null", "null"), ("42", "42"), ("true", "true"), ("'\"\"'", ""))
     },
+    **{
+        f"device={word}": f"device={word}: must be auto or a device: cpu, cuda"
+        for word in ("null", "42", "gpu", "qpu", "cuda:x")
+    },
+    # Text that Hydra reads in quotes alone.
+    "model.pretrained=odd/李明 model.name=x": """'model.pretrained="odd/李明"'""",
+    "'model.pretrained=a=b,c d#e/f' model.name=x": """'model.pretrained="a=b,c d#e/f"'""",
+    "results_dir=~nobody/mine": """'results_dir="~nobody/mine"'""",
+    "model.name=李明": """'model.name="李明"'""",
     "results_dir=[a]": "results_dir=['a']",
     "results_dir=file": WRITE,
     "results_dir=/proc/nothing": WRITE,
@@ -198,10 +209,22 @@ MAIN: Mapping[str, str] = {
     "data.root=unlisted tasks=obqa": "tasks=obqa: ",
     "data=null": "data=null",
     "model.pretrained=null": "model.pretrained=null",
-    "model.pretrained=zoo:nope tasks=obqa": "model.pretrained=zoo:nope",
-    "model.pretrained=tiny:nope tasks=obqa": "model.pretrained=tiny:nope: did you mean",
-    "model.pretrained=/no/such tasks=obqa": "model.pretrained=/no/such: cannot be loaded",
-    "model.pretrained=file tasks=obqa": "model.pretrained=file: cannot be loaded",
+    "model.pretrained=zoo:nope model.name=mine tasks=obqa": "model.pretrained=zoo:nope: choose",
+    "model.pretrained=tiny:olmo model.name=mine tasks=obqa": "did you mean 'tiny:olmoe'",
+    "model.pretrained=/no/such model.name=mine tasks=obqa": "=/no/such: cannot be loaded",
+    "model.pretrained=file model.name=mine tasks=obqa": "model.pretrained=file: cannot be loaded",
+    # A name that stands for other weights.
+    **{
+        f"{words} tasks=obqa": f"model={name} names its own weights, "
+        for words, name in (
+            ("model.pretrained=/my/model", "zoo_olmoe"),
+            ("model.pretrained=zoo:olmoe_s1", "zoo_olmoe"),
+            ("model.name=zoo_mixtral", "zoo_mixtral"),
+            ("model=custom model.name=olmoe model.pretrained=tiny:olmoe", "olmoe"),
+            ("model=olmoe model.pretrained=mistralai/Mixtral-8x7B-v0.1", "olmoe"),
+            ("++model.pretrained=/my/model", "zoo_olmoe"),
+        )
+    },
     "model.revision=null": "model.revision=null",
     "model.tokenizer=42": "model.tokenizer=42",
     "model.tokenizer=/no/such tasks=obqa": "model.tokenizer=/no/such: cannot be loaded",
@@ -216,13 +239,15 @@ MAIN: Mapping[str, str] = {
     "tasks=gsm8k tasks.gsm8k.filter=flexible": "did you mean 'exact_match,flexible-extract'?",
     "tasks=obqa tasks.obqa=null": "tasks.obqa=null",
     "tasks=obqa ~tasks.obqa.metric": "field 'metric' is missing",
-    "device=qpu tasks=obqa": "device=qpu: not usable here",
     "attention=flash_attention_2 tasks=obqa": "flash_attention_2: this model cannot use it here",
     "tasks.obqa.fewshot=5000 tasks=obqa": "tasks.obqa.fewshot=5000: openbookqa has ",
+    "layer_gammas=[1,2] tasks=obqa": "layer_gammas: 2 capacity factors for 4 MoE layers",
+    "model=tiny_llava_olmoe ep_size=7 tasks=mme": "ep_size=7: 32 experts cannot be spread",
     "ep_size=7 tasks=obqa": "ep_size=7: 64 experts cannot be spread evenly over 7 ranks",
     # Groups and keys.
     "tasks=[]": "tasks=",
     "tasks=obqq": "did you mean 'obqa'",
+    "tasks=arc_easy": "tasks=arc_easy: choose one of",
     "tasks=42": "tasks=42",
     "tasks=../model/olmoe": "tasks.name=olmoe",
     "model=tiny_olmo": "model=tiny_olmo: did you mean 'tiny_olmoe'?",
@@ -342,6 +367,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
     },
     "figure": {
         "fig99": "fig99",
+        "fig3": "figure=fig3: choose one of all, fig1",
         "": "required",
         "fig7 --out file": f"--out=file: {WRITE}",
         "fig7 --formats bmp": "--formats=bmp",
@@ -564,7 +590,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "ep --study skew --scale 3": "scale=3: it must divide the layer's widths",
         "ep --study skew --together": "--together: is of a free grid",
         "ep --validate": "--validate: holds real ranks against the emulation, and there are none",
-        "ep --machine h21": "did you mean 'h20'",
+        "ep --machine h21": "machine=h21: choose one of",
         "ep --machine h20 --latency 1e-6": "a link is either stated",
         "ep --shape olmo": "did you mean 'olmoe'",
         "ep --methods scroe": "did you mean 'score'",
@@ -577,11 +603,16 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
 }
 _RUN = "run --model capmoe --tasks piqa --model_args"
 LM_EVAL: Mapping[str, str] = {
-    "run": "",
+    "run --model capmoe": "No tasks specified",
     f"{_RUN} pretrained=x,method=scroe": "did you mean 'score'",
     f"{_RUN} pretrained=x,method=score": "gamma: method 'score' needs",
     f"{_RUN} pretrained=x,method=score,gamma=True": "gamma=true",
     f"{_RUN} pretrained=x,gamma=1": "gamma: has no effect without a method; add method=score",
+    f'{_RUN} \'{{"pretrained": "x", "gamma": 1.0}}\'': "gamma: has no effect without a method",
+    "run -M capmoe -t piqa -a pretrained=x gamma=1": "gamma: has no effect without a method",
+    "run --config gamma.yaml": "gamma: has no effect without a method; add method=score",
+    "run --config hf.yaml": "--model hf: has no gamma",
+    "run --config folder.yaml": "--include_path=/no/such: no such directory",
     f"{_RUN} pretrained=x,method=score,gama=1": "gama: did you mean 'gamma'?",
     f"{_RUN} pretrained=x --include_path /no/such": "--include_path=/no/such: no such directory",
     f"{_RUN} pretrained=x,method=score,gamma=1,ep_size=0": "ep_size=0",

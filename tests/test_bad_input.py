@@ -23,10 +23,15 @@ from tests.bad_traces import write_traces
 ROWS = list(rows())
 # Only the model can say these.
 OF_THE_MODEL = (
-    *("model.pretrained=", "model.tokenizer=", "device=", "attention=flash_attention_2"),
-    *("ep_size=7", "tasks.obqa.fewshot=5000"),
+    *("model.pretrained=zoo:olmoe_s", "model.tokenizer=", "attention=flash_attention_2"),
+    "tasks.obqa.fewshot=5000",
 )
 OBQA = "allenai/openbookqa"
+LM_EVAL_FILES = {
+    "gamma.yaml": ("capmoe", "gamma: 1.0}"),
+    "hf.yaml": ("hf", "gamma: 1.0}"),
+    "folder.yaml": ("capmoe", "dtype: float32}\ninclude_path: /no/such"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +41,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, hub: Path) -> Path:
     (place / "file").write_text("")
     (place / "record.json").write_text("{}")
     write_traces(place / "traces")
+    for name, (model, options) in LM_EVAL_FILES.items():
+        settings = f"model: {model}\ntasks: [piqa]\nmodel_args: {{pretrained: x, {options}\n"
+        (place / name).write_text(settings)
     (place / "pipes/zoo_olmoe/obqa").mkdir(parents=True)
     for name in ("inputs.json", "zoo_olmoe/obqa/score.json"):
         os.mkfifo(place / "pipes" / name)

@@ -639,14 +639,15 @@ def test_lm_evals_command_line_hints_at_capmoe(
     assert "--model capmoe" in error
 
 
-@pytest.mark.parametrize("own", [["--include_path=mine"], ["--include_path", "mine"], []])
-def test_lm_evals_command_line_keeps_a_folder_of_tasks(
-    own: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("words", [["--include", "mine"], ["--config", "file"], []])
+def test_lm_evals_command_line_has_our_tasks_and_then_the_users(
+    words: list[str], shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    """An option of the user's holds however it is written; of two tasks the last path's counts."""
     Path("mine").mkdir()
-    folder = str(Path(lm_eval_commandline.__file__).parent)
-    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: None)
-    monkeypatch.setattr("sys.argv", ["lm_eval", "run", *own])
-    lm_eval_commandline.main(sys.argv[1:])
-    assert sys.argv[2:] == (own or ["--include_path", folder])
+    Path("file").write_text("include_path: mine")
+    read: list[object] = []
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **by: read.append(by["include_path"]))
+    shell("run", "--model", "capmoe", "--tasks", "x", *words, main=lm_eval_commandline.main)
+    ours = str(Path(lm_eval_commandline.__file__).parent)
+    assert read == [[ours, *(["mine"] if words else [])]]

@@ -58,7 +58,8 @@ def test_the_results_of_all_jobs_are_printed_in_the_end(
 def test_a_job_that_fails_gives_its_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = ("-m", "hydra/launcher=basic", *WORDS, "model.pretrained=tiny:olmoe,/no/model")
+    jobs = ("-m", "hydra/launcher=basic", *WORDS, "model.name=mine")
+    jobs = (*jobs, "model.pretrained=tiny:olmoe,/no/model")
     status, out, err = run(monkeypatch, capsys, *jobs)
     assert status == 2
     assert "model.pretrained=/no/model: cannot be loaded" in err

@@ -11,7 +11,7 @@ import functools
 import gc
 import inspect
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -25,17 +25,17 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import UsageError, closest, shown
 from capmoe_eval.evaluation.batches import Document, deal, documents, n_scored
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method, knobs
+from capmoe_eval.routing.registry import knobs
 from capmoe_eval.wrapper.checkpoint import check_tokenizer, load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
-from capmoe_eval.wrapper.session import routed
+from capmoe_eval.wrapper.session import chosen_method, routed
 
 # Texts whose tokens are remembered: the cells of a grid ask one model the same questions.
 _REMEMBERED = 2**18
@@ -47,12 +47,14 @@ class CapmoeLM(HFLM):
 
     Args:
         pretrained: As for ``hf``: a hub id, a path, or a loaded model.
-        method: A name of :func:`capmoe_eval.routing.registry.method_names`.
+        method: A name of :func:`capmoe_eval.routing.registry.method_names`, or a method; None for
+            the baseline, which has no knobs.
         gamma: Capacity factor γ.
         **kwargs: The other knobs of :class:`Method` (``ep_size``, …), and whatever ``hf`` takes.
 
     Raises:
-        UsageError: For a bad knob, an automatic batch size under a capacity, or several processes.
+        UsageError: For a bad knob or one without a method, an automatic batch size under a
+            capacity, or several processes.
     """
 
     AUTO_MODEL_CLASS: Any  # of transformers; None until lm-eval has chosen it
@@ -73,12 +75,16 @@ class CapmoeLM(HFLM):
     def __init__(
         self,
         pretrained: Any,
-        method: str | Method = "baseline",
+        method: str | Method | None = None,
         gamma: float | None = None,
         **kwargs: Any,
     ) -> None:
         settings = {knob: kwargs.pop(knob) for knob in knobs().keys() & kwargs.keys()}
-        chosen = method if isinstance(method, Method) else create_method(method, gamma, **settings)
+        if method is None:
+            for name in sorted(settings if gamma is None else {"gamma", *settings}):
+                raise UsageError(f"{name}: has no effect without a method; add method=score")
+        self._check_names(kwargs)
+        chosen = chosen_method("baseline" if method is None else method, gamma, **settings)
         size = kwargs.get("batch_size") or 1
         check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
         self._tokens = functools.lru_cache(_REMEMBERED)(self._encoded)
@@ -104,6 +110,18 @@ class CapmoeLM(HFLM):
         self.on_rows: Callable[[int], None] = lambda _rows: None
         self.on_judged: Callable[[int, int], None] = lambda _done, _count: None
         self.meter = self.route(chosen)
+
+    @classmethod
+    def _check_names(cls, names: Iterable[str]) -> None:
+        """Refuse names that are nearly those of knobs.
+
+        lm-eval hands a name that it does not know on to transformers: no other can be refused.
+        """
+        makers = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
+        taken = {name for maker in makers for name in inspect.signature(maker).parameters}
+        for name in sorted({*names} - taken):
+            if close := closest(name, ["method", "gamma", *knobs()], cutoff=0.75):
+                raise UsageError(f"{name}: did you mean {close!r}?")
 
     def _create_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model that lm-eval's command line names, whole or not at all."""

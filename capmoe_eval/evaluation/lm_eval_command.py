@@ -10,18 +10,20 @@ The result file's ``config.capmoe`` holds the method, the loads and the proofs.
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.cell import TINY, ZOO
 from capmoe_eval.experiment.composition import options
-from capmoe_eval.routing.registry import knobs
+
+if TYPE_CHECKING:
+    from lm_eval.config.evaluate_config import EvaluatorConfig
 
 _HELP: Final = """\
 lm-eval's own command line with two more models, capmoe and capmoe-multimodal:
@@ -33,8 +35,6 @@ lm-eval's own command line with two more models, capmoe and capmoe-multimodal:
 capmoe-eval run --help lists. pretrained is a hub id or a directory; an embedded model is evaluated
 with capmoe-eval run model=zoo_olmoe.
 """
-_EMBEDDED: Final = re.compile(r"\bpretrained=((?:zoo|tiny):(\w*))")
-_CAPACITY: Final = re.compile(r"(?:^|[\s,])(method|gamma)=")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -48,58 +48,60 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(status)
 
 
-def _check(line: str) -> None:
+def _check(config: EvaluatorConfig) -> None:
     """Refuse what the user means for ``capmoe``, and lm-eval would refuse without a hint."""
-    if embedded := _EMBEDDED.search(line):
-        names = (embedded[1].replace(":", "_"), embedded[2])
-        config = next((name for name in names if name in options("model")), "zoo_olmoe")
+    pretrained = str(config.model_args.get("pretrained"))
+    if pretrained.startswith((ZOO, TINY)):
+        names = (pretrained.replace(":", "_"), pretrained.partition(":")[2])
+        option = next((name for name in names if name in options("model")), "zoo_olmoe")
         raise UsageError(
-            f"{embedded[0]}: an embedded model, which lm-eval's command line cannot load; evaluate "
-            f"it with capmoe-eval run model={config} tasks=NAME, or give a hub id or a directory "
-            "to --model capmoe"
+            f"pretrained={shown(pretrained)}: an embedded model, which lm-eval's command line "
+            f"cannot load; evaluate it with capmoe-eval run model={option} tasks=NAME, or give a "
+            "hub id or a directory to --model capmoe"
         )
-    for directory in re.findall(r"--include_path[= ](\S+)", line):
-        if not Path(directory).is_dir():
-            raise UsageError(f"--include_path={directory}: no such directory")
-    if re.search(r"--model[= ]hf\b", line) and (knob := _CAPACITY.search(line)):
-        raise UsageError(f"--model hf: has no {knob[1]} and no capacity; write --model capmoe")
+    knob = next((name for name in ("method", "gamma") if name in config.model_args), None)
+    if config.model == "hf" and knob:
+        raise UsageError(f"--model hf: has no {knob} and no capacity; write --model capmoe")
 
 
-def _check_arguments(line: str, kind: type) -> None:
-    """Refuse ``--model_args`` that have no effect, or that lm-eval does not know.
+def _folders(include_path: str | None) -> list[str]:
+    """Return the folder of our tasks and the user's; of two tasks of a name, lm-eval has the last.
 
-    lm-eval hands what it does not know on to transformers, so that a name is refused only where it
-    is nearly that of a knob. ``kind`` is the class of the model.
+    Raises:
+        UsageError: If the user's is no directory.
     """
-    arguments = re.search(r"--model_args[= ](.*?)(?= --|$)", line)
-    if arguments is None or not re.search(r"--model[= ]capmoe", line):
-        return
-    names = re.findall(r"(?:^|[\s,])(\w+)=", arguments[1])
-    settings = ["gamma", *knobs()]
-    if "method" not in names:
-        for name in names:
-            if name in settings:
-                raise UsageError(f"{name}: has no effect without a method; add method=score")
-    makers = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
-    taken = {name for maker in makers for name in inspect.signature(maker).parameters}
-    for name in sorted({*names} - taken - {*settings}):
-        if close := difflib.get_close_matches(name, ["method", *settings], 1, 0.75):
-            raise UsageError(f"{name}: did you mean {close[0]!r}?")
+    folders = [] if include_path is None else [include_path]
+    if not all(Path(folder).is_dir() for folder in folders):
+        raise UsageError(f"--include_path={shown(include_path)}: no such directory")
+    return [str(Path(__file__).parent), *folders]
 
 
 def _run() -> None:
-    line = " ".join(sys.argv[1:])
-    _check(line)
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.__main__ import HarnessCLI, setup_logging
+    from lm_eval.config import evaluate_config
 
-    from capmoe_eval.evaluation.lm import CapmoeMultimodalLM  # its module registers both models
+    from capmoe_eval.evaluation import lm  # noqa: F401  # it registers both models
 
-    _check_arguments(line, CapmoeMultimodalLM)
-    named = {word.partition("=")[0] for word in sys.argv}
-    if "--include_path" not in named and sys.argv[1:2] == ["run"]:
-        sys.argv += ["--include_path", str(Path(__file__).parent)]
+    stock = evaluate_config.EvaluatorConfig
+
+    class Config(stock):  # type: ignore[misc,valid-type]
+        """lm-eval's options as it reads them, from the command line and from files."""
+
+        @classmethod
+        def from_cli(cls, namespace: Namespace) -> EvaluatorConfig:
+            config: EvaluatorConfig = super().from_cli(namespace)
+            _check(config)
+            config.include_path = _folders(config.include_path)
+            return config
+
+    setup_logging()
+    parser = HarnessCLI()
+    arguments = parser.parse_args()
+    _folders(getattr(arguments, "include_path", None))
     try:
-        cli_evaluate()
+        # No public way leads from options as they are read to an evaluation.
+        evaluate_config.EvaluatorConfig = Config
+        parser.execute(arguments)
     except ValueError as error:
         if not (unknown := re.match(r"Tasks not found: ([^,]*)", str(error))):
             raise
@@ -108,3 +110,5 @@ def _run() -> None:
         tasks = task_manager(unknown[1]).all_tasks
         mistake = bad_choice("--tasks", unknown[1], tasks)
         raise UsageError(f"{mistake}; --include_path DIR has tasks of your own") from error
+    finally:
+        evaluate_config.EvaluatorConfig = stock

@@ -13,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    PretrainedConfig,
     PreTrainedTokenizerFast,
     ProcessorMixin,
 )
@@ -24,10 +25,17 @@ from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.names import family
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
-from capmoe_eval.zoo.recipes import trained_model, trained_processor, trained_tokenizer
+from capmoe_eval.zoo.recipes import (
+    configuration,
+    recipe,
+    trained_model,
+    trained_processor,
+    trained_tokenizer,
+)
 from capmoe_eval.zoo.tiny import (
     TINY_FAMILIES,
     TINY_LLAVA,
+    tiny_config,
     tiny_llava,
     tiny_model,
     tiny_processor,
@@ -87,10 +95,31 @@ def weightless(model: ModelId) -> Any:
     reader = reader_of(model)
     if model.pretrained.startswith((ZOO, TINY)):
         return whole_model(model, DeviceConfig(), reader, torch.device("meta"))
-    kind = _class(reader)
+    config, kind = model_config(model), _class(reader)
     with one_line("model.pretrained", model.pretrained), torch.device("meta"):
-        config = AutoConfig.from_pretrained(model.pretrained, revision=model.revision)
         return kind.from_config(config, dtype=getattr(torch, model.dtype))
+
+
+def model_config(model: ModelId) -> PretrainedConfig:
+    """Return the configuration of a model; of an embedded one, with a vocabulary of any size.
+
+    Raises:
+        UsageError: If it cannot be loaded, or no embedded model has the name.
+    """
+    prefix, _, name = model.pretrained.partition(":")
+    if not model.pretrained.startswith((ZOO, TINY)):
+        with one_line("model.pretrained", model.pretrained):
+            return AutoConfig.from_pretrained(
+                model.pretrained, revision=model.revision, trust_remote_code=False
+            )
+    zoo = model.pretrained.startswith(ZOO)
+    choices = tuple(RECIPES) if zoo else (*TINY_FAMILIES, TINY_LLAVA)
+    if (family(name) if zoo else name) not in choices:
+        names = [f"{prefix}:{key}" for key in choices]
+        raise bad_choice("model.pretrained", model.pretrained, names)
+    if zoo:
+        return configuration(recipe(name), vocab_size=2)
+    return tiny_config("olmoe" if name == TINY_LLAVA else name, vocab_size=2)
 
 
 def _spread(model: ModelId, placement: DeviceConfig, reader: Any, device: torch.device) -> Any:
@@ -141,14 +170,9 @@ def whole_model(model: ModelId, placement: DeviceConfig, reader: Any, device: to
     """Return a model whose experts are not spread over processes."""
     if not model.pretrained.startswith((ZOO, TINY)):
         return _pretrained(model, reader, device_map=placement.device_map or {"": device})
-    prefix, _, name = model.pretrained.partition(":")
-    zoo = model.pretrained.startswith(ZOO)
-    choices = tuple(RECIPES) if zoo else (*TINY_FAMILIES, TINY_LLAVA)
-    if (family(name) if zoo else name) not in choices:
-        names = [f"{prefix}:{key}" for key in choices]
-        raise bad_choice("model.pretrained", model.pretrained, names)
-    dtype = getattr(torch, model.dtype)
-    if zoo:
+    model_config(model)  # refuses a name that no embedded model has
+    name, dtype = model.pretrained.partition(":")[2], getattr(torch, model.dtype)
+    if model.pretrained.startswith(ZOO):
         return trained_model(name, dtype=dtype).to(device)
     if name == TINY_LLAVA:
         tokens = {"vocab_size": len(reader.tokenizer), "image_token_id": reader.image_token_id}
@@ -184,13 +208,9 @@ def reader_of(model: ModelId) -> Any:
         return (trained_processor if recipe and recipe.vision else trained_tokenizer)(name)
     field = "model.tokenizer" if model.tokenizer else "model.pretrained"
     place = model.tokenizer or model.pretrained
-    if not embedded:
-        with one_line("model.pretrained", model.pretrained):
-            config = AutoConfig.from_pretrained(
-                model.pretrained, revision=model.revision, trust_remote_code=False
-            )
-        if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-            return load_processor(field, place, model.revision)
+    kinds = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if not embedded and type(model_config(model)) in kinds:
+        return load_processor(field, place, model.revision)
     file = Path(place) / "tokenizer.json"
     if not file.is_file() or (Path(place) / "tokenizer_config.json").is_file():
         return load_tokenizer(field, place, model.revision)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.experiment import inputs
-from capmoe_eval.experiment.cell import PROGRAMS, TINY, ZOO, ModelId, TaskId
+from capmoe_eval.experiment.cell import HUB_NAME, PROGRAMS, TINY, ZOO, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import EMBEDDED, DataSource
 from capmoe_eval.experiment.files import check_writable
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.tasks import TaskLibrary
     from capmoe_eval.wrapper.ranks import World
-
-
-_OF_THE_HUB: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_backend(plan: CellPlan) -> None:
@@ -279,7 +276,7 @@ def _checkpoint_problem(model: ModelId) -> str | None:
         elif path.exists():
             reason = "it is no directory"
         else:
-            reason = "" if _OF_THE_HUB.fullmatch(name) else "no such directory"
+            reason = "" if HUB_NAME.fullmatch(name) else "no such directory"
         if reason:
             return (
                 f"model.{field}={shown(name)}: cannot be loaded ({reason}); set model.{field}=PATH "
@@ -287,6 +284,32 @@ def _checkpoint_problem(model: ModelId) -> str | None:
                 "for example model=tiny_olmoe"
             )
     return None
+
+
+def layer_refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
+    """Return why methods do not fit models, by the paths of their cells.
+
+    No weights are loaded: a model's configuration announces its MoE layers and their experts. One
+    that cannot be read is a reason, too.
+    """
+    if not plans:
+        return {}
+    import_libraries()
+    from capmoe_eval.evaluation.loading import model_config
+    from capmoe_eval.wrapper.layers import announced_layers
+
+    layers = functools.cache(lambda model: announced_layers(model_config(model)))
+    refused = {}
+    for plan in plans:
+        method = plan.cell.method
+        if method.factor is not None and method.factor.calibration is not None:
+            method = method.at(1.0)  # its γ are not chosen yet
+        try:
+            if (announced := layers(plan.cell.model)) is not None:
+                method.check_layers(*announced)
+        except UsageError as error:
+            refused[plan.path] = error
+    return refused
 
 
 def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:

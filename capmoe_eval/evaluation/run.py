@@ -22,6 +22,7 @@ from capmoe_eval.evaluation.preparation import (
     check_traces,
     finished_record,
     join_ranks,
+    layer_refusals,
     load_lm,
     model_refusals,
     reserving,
@@ -104,6 +105,7 @@ def _prepare(
         inputs.prepare(root)
     sandbox, forbidden = sandbox_for(missing)
     refused = forbidden | model_refusals(missing)
+    refused |= layer_refusals([plan for plan in missing if plan.path not in refused])
     if len(refused) == len(missing):
         raise next(iter(refused.values()))
     allowed = [plan for plan in missing if plan.path not in refused]

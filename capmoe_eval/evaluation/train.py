@@ -107,7 +107,8 @@ def _evaluation(name: str, source: str) -> str:
     if model not in options("model"):
         model = f"zoo_{name.rpartition('_')[0]}"  # a training seed of the user's own
     return (
-        f"model={model} model.pretrained={shlex.quote(source)} gamma=1.0 results_dir=results/mine"
+        f"model={model} model.name=mine model.pretrained={shlex.quote(source)} gamma=1.0 "
+        "results_dir=results/mine"
     )
 
 

@@ -284,6 +284,19 @@ def _unreadable_word() -> str:
     return " ".join(sys.argv[1:])
 
 
+_UNREADABLE: Final = "LexerNoViableAlt|token recognition error"  # of a character, by antlr
+
+
+def _quoted(word: str, message: str) -> str | None:
+    """Return a word with quotes around its value, if a path or characters of it need them."""
+    from capmoe_eval.experiment.composition import override
+
+    key, _, value = word.partition("=")
+    if set(value) & set("[]{}'\"") or not ("/" in value or re.search(_UNREADABLE, message)):
+        return None
+    return shlex.quote(override(key, value))
+
+
 def _absent_package(error: Exception) -> str | None:
     """Return the error line for a package of others that is not installed; None for the rest."""
     name = str(getattr(error, "name", None)).partition(".")[0]
@@ -330,6 +343,11 @@ def _refused(error: Exception) -> str:
             return f"{shown(word)}: is no setting; write KEY=VALUE without spaces"
         if word and word.count("[") > word.count("]"):  # the shell splits a list with spaces
             return f"{shown(word)}: has no closing bracket; quote the word: 'KEY=[VALUE,VALUE]'"
+        if word and (quoted := _quoted(word, message)):
+            return (
+                f"{shown(word)}: Hydra reads such text only in quotes, inside those of the shell: "
+                f"{quoted}"
+            )
         if word and (word.endswith(",") or " " in word):
             return f"{shown(word)}: cannot be read; each setting is one word, KEY=VALUE or KEY=A,B"
         if not word:

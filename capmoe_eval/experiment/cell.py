@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from capmoe_eval.routing.registry import create_method, knobs, method_names, pla
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""A ``pretrained`` that may be of the hub, unless it is a directory."""
 PROGRAMS = ("capmoe_humaneval",)
 """The suite's tasks, by lm-eval's name, whose answers are programs, which run in a sandbox."""
 

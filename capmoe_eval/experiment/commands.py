@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
 
-from capmoe_eval.errors import shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
-from capmoe_eval.experiment.composition import load_option, options
+from capmoe_eval.experiment.composition import load_option, options, override
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
@@ -29,11 +27,6 @@ _SWEPT = (
     *("tasks", "seed", "gamma", "budget", "m", "rounds", "modality", "shuffle", "batch_size"),
     *("max_num_batched_tokens", "backend", "method", "model"),
 )
-_BARE: Final = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
-_NOT_TEXT: Final = re.compile(
-    r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)|true|false|null", re.IGNORECASE
-)
-
 Words: TypeAlias = dict[str, tuple[Any, ...]]
 """Keys of the configuration, and the values that each runs over."""
 
@@ -145,24 +138,6 @@ def _task_defaults(name: str) -> Mapping[str, Any] | None:
 def _plain(config: DictConfig) -> dict[str, Any]:
     values: Any = OmegaConf.to_container(config, resolve=True)
     return dict(values)
-
-
-def override(key: str, *values: object) -> str:
-    """Return a word of the command line, in Hydra's grammar; several values are a sweep."""
-    text = ",".join(map(_spelled, values))
-    # Hydra reads a bare comma as a sweep, so several tasks are a list in brackets.
-    return f"{key}=[{text}]" if key == "tasks" and len(values) > 1 else f"{key}={text}"
-
-
-def _spelled(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return shown(value)
-    if not isinstance(value, str) or (_BARE.fullmatch(value) and not _NOT_TEXT.fullmatch(value)):
-        return str(value)
-    # Within quotes Hydra unescapes quotes, and backslashes before them.
-    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
-    return f'"{escaped}"'
 
 
 def _line(words: Words, overrides: Sequence[str] = ()) -> str:

@@ -58,6 +58,10 @@ _OF_HYDRA = tuple(
         *("launcher", "sweeper", "env", "output"),
     )
 )
+_BARE = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
+_NOT_TEXT = re.compile(
+    r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)|true|false|null", re.IGNORECASE
+)
 # The beginning of a word of the command line that sets a grid or one of its keys.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
@@ -96,6 +100,24 @@ def for_hydra(words: Sequence[str]) -> list[str]:
     one_model = {"experiment", "model"} <= keys and not keys & {"grid", "grid.model"}
     forced = [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]
     return [*forced, "++grid.model=null"] if one_model else forced
+
+
+def override(key: str, *values: object) -> str:
+    """Return a word of the command line, in Hydra's grammar; several values are a sweep."""
+    text = ",".join(map(_spelled, values))
+    # Hydra reads a bare comma as a sweep, so several tasks are a list in brackets.
+    return f"{key}=[{text}]" if key == "tasks" and len(values) > 1 else f"{key}={text}"
+
+
+def _spelled(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return shown(value)
+    if not isinstance(value, str) or (_BARE.fullmatch(value) and not _NOT_TEXT.fullmatch(value)):
+        return str(value)
+    # Within quotes Hydra unescapes quotes, and backslashes before them.
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f'"{escaped}"'
 
 
 def options(group: str) -> list[str]:

@@ -14,7 +14,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, shown
-from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
+from capmoe_eval.experiment.cell import (
+    HUB_NAME,
+    MODEL_FIELDS,
+    TASK_FIELDS,
+    TINY,
+    ZOO,
+    Cell,
+    ModelId,
+    TaskId,
+)
 from capmoe_eval.experiment.composition import load_option, load_options, options
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.names import family
@@ -195,9 +204,10 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse an override, ``key=value``, that a grid of the configuration would silently replace.
+    """Refuse an override, ``key=value``, that would silently do something else than it says.
 
-    The UsageError says how to change the grid instead.
+    That is one that a grid of the configuration would replace; the UsageError says how to change
+    the grid instead. It is also one by which a model's name stands for other weights.
     """
     for override, (name, grid) in itertools.product(overrides, grids(config).items()):
         key = re.split("[.=]", override.lstrip("+~"))[0]
@@ -206,6 +216,27 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
                 f"{override}: {key} is set by the experiment's grid; change the grid instead: "
                 f"'{name}.{key}=[…]'"
             )
+
+    if any(word.lstrip("+").startswith("model.") for word in overrides):
+        _check_label(config)
+
+
+def _check_label(config: DictConfig) -> None:
+    """Refuse a model whose name is that of other weights.
+
+    A path may be the local copy of a model of the hub; a record has the hash of its weights.
+    """
+    name, pretrained = (config.model.get(field) for field in ("name", "pretrained"))
+    if name not in options("model") or name == "custom" or not isinstance(pretrained, str):
+        return
+    weights = load_option("model", name).pretrained
+    of_hub = not weights.startswith((ZOO, TINY)) and not pretrained.startswith((ZOO, TINY))
+    is_copy = of_hub and (not HUB_NAME.fullmatch(pretrained) or Path(pretrained).exists())
+    if pretrained != weights and not is_copy:
+        raise UsageError(
+            f"model.pretrained={shown(pretrained)}: model={name} names its own weights, {weights}; "
+            f"write model=custom model.name=NAME model.pretrained={shown(pretrained)}"
+        )
 
 
 def knobs_without_effect(overrides: Sequence[str], planned: Iterable[CellPlan]) -> Iterator[str]:
@@ -282,7 +313,7 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
     return CellPlan(
         cell=cell,
         source=source,
-        root=Path(config["results_dir"]),
+        root=Path(config["results_dir"]).expanduser(),  # where a YAML file has it
         note=model["note"],
         placement=DeviceConfig(
             **{field.name: config[field.name] for field in fields(DeviceConfig)}

@@ -107,7 +107,7 @@ class Settings:
     gamma: Gamma
     dtype: values.Dtype
     attention: values.Attention | values.Own
-    device: values.Text
+    device: values.Device
     device_map: values.DeviceMap | _OneDevice
     threads: _Threads
     parallel: Literal["none", "ep"]

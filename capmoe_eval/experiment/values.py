@@ -65,9 +65,15 @@ Attention: TypeAlias = Literal["sdpa", "eager", "flash_attention_2"]
 Backend: TypeAlias = Literal["transformers", "vllm"]
 NumpySeed: TypeAlias = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Threads: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
+_DEVICE: Final = "(cpu|cuda|mps|xpu|npu)(:[0-9]{1,3})?"
+Device: TypeAlias = Annotated[
+    str,
+    Field(pattern=f"^(auto|{_DEVICE})$"),
+    says("auto or a device: cpu, cuda, mps, xpu or npu, or one of several, such as cuda:1"),
+]
 DeviceMap: TypeAlias = Annotated[
     str,
-    Field(pattern=r"^(auto|balanced(_low_0)?|sequential|(cpu|cuda|mps|xpu|npu)(:[0-9]{1,3})?)$"),
+    Field(pattern=f"^(auto|balanced(_low_0)?|sequential|{_DEVICE})$"),
     says("auto, balanced, balanced_low_0, sequential or a device such as cuda:1"),
 ]
 Shard: TypeAlias = Annotated[

@@ -208,6 +208,11 @@ def _number(field: str, gamma: object) -> float:
         factor = float(gamma) if is_plain else math.nan  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         factor = math.nan
+    if isinstance(gamma, str) and ":" in gamma:
+        raise UsageError(
+            f"{field}={shown(gamma)}: must be one capacity factor; for several, give a comma list: "
+            f"capmoe-eval sweep {field}=0.5,1.0,1.5,2.0"
+        )
     if not factor >= 0:
         raise UsageError(
             f"{field}={shown(gamma)}: the capacity factor must be a number of at least 0 (0 "

@@ -291,6 +291,18 @@ def _asks_for_tokens(router: nn.Module) -> bool:
     return "input_ids" in inspect.signature(router.forward).parameters
 
 
+def announced_layers(config: Any) -> tuple[int, int, int] | None:
+    """Return the MoE layers, experts E and top-k K that a configuration announces, None if not all.
+
+    They come from the configuration alone, as those of :func:`expected_moe_layers`.
+    """
+    text = config.get_text_config()
+    numbers = [getattr(text, field, None) for field in _EXPERT_COUNTS]
+    experts = next((number for number in numbers if number is not None), None)
+    counts = expected_moe_layers(config), experts, getattr(text, "num_experts_per_tok", None)
+    return counts if all(type(count) is int for count in counts) else None  # type: ignore[return-value]
+
+
 def expected_moe_layers(config: Any) -> int | None:
     """Return the number of MoE layers that a configuration announces, or None if it does not say.
 
@@ -300,8 +312,7 @@ def expected_moe_layers(config: Any) -> int | None:
     text = config.get_text_config()
     if getattr(text, "enable_moe_block", True) is False:  # Gemma 4
         return 0
-    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    if any(getattr(text, field, None) == 0 for field in counts):
+    if any(getattr(text, field, None) == 0 for field in _EXPERT_COUNTS):
         return 0
     for field in ("mlp_layer_types", "layers_block_type"):
         kinds: list[str] = getattr(text, field, None) or []
@@ -311,6 +322,7 @@ def expected_moe_layers(config: Any) -> int | None:
     return None if layers is None else sum(_is_moe(text, layer) for layer in range(layers))
 
 
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MOE_KINDS = {"sparse", "moe", "hash_moe"}
 _MLP_KINDS = _MOE_KINDS | {"dense", "mlp"}
 

@@ -168,16 +168,23 @@ def capacity_aware(
             is under a capacity already, and in the block for a forward beside another one.
         EnforcementError: If an invariant is broken.
     """
-    arguments = [*(["gamma"] if gamma is not None else []), *knobs]
-    if isinstance(method, Method):
-        if arguments:
-            knob, made_by = arguments[0], type(method).__name__
-            raise UsageError(f"{knob}: is a knob of the method; set it there, {made_by}({knob}=…)")
-        chosen = method.canonical()
-    else:
-        chosen = create_method(method, gamma, **knobs)
+    chosen = chosen_method(method, gamma, **knobs)
     with routed(model, chosen, verify=verify, calibrated=calibrated) as meter:
         yield meter
+
+
+def chosen_method(method: str | Method, gamma: float | None = None, **knobs: Any) -> Method:
+    """Return a method by its name and knobs, or a method as it is, in its canonical form.
+
+    Raises:
+        UsageError: For knobs beside a method, which has its own, and as :func:`create_method`.
+    """
+    if not isinstance(method, Method):
+        return create_method(method, gamma, **knobs)
+    for knob in (*([] if gamma is None else ["gamma"]), *knobs):
+        made_by = type(method).__name__
+        raise UsageError(f"{knob}: is a knob of the method; set it there, {made_by}({knob}=…)")
+    return method.canonical()
 
 
 @contextmanager

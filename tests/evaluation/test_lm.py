@@ -260,6 +260,13 @@ WHOLE = "must be a whole number"
             for seed in (-1, 0.5, True, "a")
         ),
         (lambda _: cell(batch_size="auto", shuffle=1), "batch_size=auto"),
+        (lambda _: build(gamma=1.0), "gamma: has no effect without a method; add method=score"),
+        (lambda _: build(ep_size=2), "ep_size: has no effect without a method"),
+        (lambda _: build(**CAPACITY, gama=1.0), "gama: did you mean 'gamma'"),
+        (
+            lambda _: build(method=create_method("score", 1.0), ep_size=2),
+            "ep_size: is a knob of the method; set it there, TokenDrop",
+        ),
     ],
 )
 def test_what_has_no_sense_is_refused(

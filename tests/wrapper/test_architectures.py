@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from capmoe_eval.wrapper.layers import expected_moe_layers
+from capmoe_eval.wrapper.layers import announced_layers, expected_moe_layers, find_moe_layers
 from tests.wrapper import architectures
 from tests.wrapper.architectures import Finding, build, count_experts, examine, families
 
@@ -49,8 +49,12 @@ def test_an_architecture_keeps_every_promise_or_is_refused(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", families())
 def test_the_configuration_announces_the_layers_that_are_built(family: str) -> None:
-    finding = examine(family)
-    n_experts = count_experts(build(family))
+    finding, model = examine(family), build(family)
+    n_experts = count_experts(model)
+    announced = announced_layers(model.config)
+    if announced is not None and not finding.refused:
+        layer = find_moe_layers(model)[0]
+        assert announced == (n_experts, layer.n_experts, layer.top_k)
     if finding.announced != n_experts:
         assert finding.refused.startswith(
             f"its configuration announces {finding.announced} MoE layers, {n_experts} were found"

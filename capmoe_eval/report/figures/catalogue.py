@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from capmoe_eval.errors import bad_choice
+from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.data_file import read_data
 
 if TYPE_CHECKING:
@@ -84,5 +84,6 @@ def get_figure(name: str) -> Spec:
     """
     figures = {spec.name: spec for spec in FIGURES}
     if name not in figures:
-        raise bad_choice("figure", name, ["all", *figures])
+        mistake = bad_choice("figure", name, ["all", *figures])
+        raise UsageError(f"{mistake}; the paper's Figure 3 is a diagram")
     return figures[name]

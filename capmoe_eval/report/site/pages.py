@@ -43,7 +43,8 @@ from capmoe_eval.report.site.tables import table_section
 _ABOUT: Final = (
     "A reproduction of “Capacity-Aware Inference: Mitigating the Straggler Effect in Mixture of "
     "Experts” (ICLR 2026, arXiv 2503.05066): what a limit on the tokens of an expert costs, and "
-    "whom to drop. Everything here is made from records, one JSON file for each evaluation."
+    "whom to drop. Everything here is made from records, one JSON file for each evaluation. "
+    "Records of other models than the paper's test its claims and reproduce no number of it."
 )
 
 
@@ -91,7 +92,7 @@ def overview_page(inventory: Inventory, address: Address) -> str:
     tables = DataTable("Tables", headings, [rows], is_sortable=False)
     return page.render_page(
         address,
-        "Capacity-aware inference, reproduced",
+        "Capacity-aware inference",
         profile,
         [*blocks, Section("Tables", [tables])],
     )

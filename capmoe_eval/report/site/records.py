@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup
 
 from capmoe_eval.experiment.cell import CELL_FIELDS
-from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command
+from capmoe_eval.experiment.composition import override
 from capmoe_eval.experiment.names import gamma_column, gamma_suffix
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import Record

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.commands import override, row_command
+from capmoe_eval.experiment.commands import row_command
+from capmoe_eval.experiment.composition import override
 from capmoe_eval.experiment.datasource import EMBEDDED
 from capmoe_eval.experiment.record import Record, Score
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn

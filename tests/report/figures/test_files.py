@@ -306,8 +306,10 @@ def test_planning_by_part_is_planning_the_experiment() -> None:
 
 
 def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fig1,fig21") == 2
+    assert run("fig1,fgi2") == 2
     assert "did you mean 'fig2'" in capsys.readouterr().err
+    assert run("fig3") == 2
+    assert "; the paper's Figure 3 is a diagram\n" in capsys.readouterr().err
     assert run("fig1", "--formats", "pmg") == 2
     assert "did you mean 'png'" in capsys.readouterr().err
     assert run("fig1", "experiment=table1") == 2

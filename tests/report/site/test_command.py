@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command
+from capmoe_eval.experiment.composition import override
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.registry import create_method
