@@ -295,6 +295,8 @@ def examine(family: str) -> Finding:
     try:
         with capacity_aware(model, "score", gamma=1.0) as meter:
             inside = _logits(model, tokens)
+            with meter.real_tokens(torch.zeros_like(tokens)):  # no token counts
+                _logits(model, tokens)
     except UsageError as error:
         return dataclasses.replace(finding, refused=str(error).partition(": ")[2])
     proofs = meter.proofs()

@@ -86,6 +86,16 @@ def test_left_and_right_padding_decide_alike() -> None:
     assert torch.equal(*decisions)
 
 
+@pytest.mark.parametrize("method", ["baseline", "score", "expanded_drop", "expert_drop"])
+@pytest.mark.parametrize("name", ["deepseek_v2_groups", "deepseek_v3"])
+def test_a_batch_of_pads_alone_is_computed(name: str, method: str) -> None:
+    """As where a process has no sequence of the batch; reshaping nothing is ambiguous."""
+    model = make(name)
+    with capacity_aware(model, create_method(method, 1.0), verify=False) as meter:
+        assert bool(logits(model, attention_mask=torch.zeros(4, 12)).isfinite().all())
+    assert meter.report()["summary"]["tokens"] == 0
+
+
 @pytest.mark.parametrize(
     "mask", [torch.ones(4, 1, 12, 12), {"full_attention": None}, torch.ones(3, 12)]
 )

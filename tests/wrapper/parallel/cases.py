@@ -65,24 +65,31 @@ EDGES = {
     "a_rank_without_tokens": [12, 5, 0, 0],
     "a_token": [1],
 }
-EDGE_METHODS = (
-    "baseline",
-    "random",
-    "score",
-    "score_sequence",
-    "score_pads_count",
-    "expert_drop",
-    "expanded_local",
-    "expanded_device",
-    "token_reroute",
-)
+EDGE_METHODS = {
+    "olmoe": (
+        "baseline",
+        "random",
+        "score",
+        "score_sequence",
+        "score_pads_count",
+        "expert_drop",
+        "expanded_local",
+        "expanded_device",
+        "token_reroute",
+    ),
+    "deepseek_v2": ("score",),
+}
+"""The methods that meet :data:`EDGES`, by family."""
 
 
 def model(family: str, size: int) -> PreTrainedModel:
     """Return a tiny model whose experts can be spread over that many ranks."""
-    settings = tiny._FAMILIES["qwen2_moe"]
-    fits = {} if family != "qwen2_moe" or 30 % size == 0 else {"num_experts": 28}
-    with mock.patch.dict(settings, fits):
+    changes: dict[str, Any] = {}
+    if family == "qwen2_moe" and 30 % size:
+        changes = {"num_experts": 28}
+    if family == "deepseek_v2":
+        changes = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+    with mock.patch.dict(tiny._FAMILIES[family], changes):
         return tiny_model(family, vocab_size=VOCABULARY, seed=1)
 
 
@@ -172,12 +179,12 @@ def everything(family: str, model: PreTrainedModel, size: int) -> dict[str, dict
         name: measure(model, method, tokens_BS, mask_BS, forwards=1 + (method.name == "random"))
         for name, method in methods(size).items()
     }
+    for edge, name in itertools.product(EDGES, EDGE_METHODS.get(family, ())):
+        results[f"{edge}/{name}"] = measure(
+            model, methods(size)[name], *edge_batch(edge), out_of_band=True
+        )
     if family == "olmoe":
         score = methods(size)["score"]
-        for edge, name in itertools.product(EDGES, EDGE_METHODS):
-            results[f"{edge}/{name}"] = measure(
-                model, methods(size)[name], *edge_batch(edge), out_of_band=True
-            )
         constrained = create_method("score", 0.5, ep_size=size, decode="constrained")
         results["generate"] = generate(model, score)
         results["generate_constrained"] = generate(model, constrained)
