@@ -73,7 +73,7 @@ class LayerContext:
         device = tokens.group_T.device
         if limit_G is None and method.factor is not None:
             limits = method.limits(tokens.tokens, top_k=top_k, n_experts=n_experts)
-            limit_G = moved(torch.tensor(limits), device)
+            limit_G = moved(torch.tensor(limits, device="cpu"), device)
         random_TE = method.random_numbers(tokens, n_experts, layer, forward)
         if random_TE is not None:
             random_TE = moved(random_TE, device)

@@ -176,7 +176,8 @@ def by_chance(tokens: RoutedTokens, seed: int) -> Array:
     name = f"{seed}/{tokens.layer}/{tokens.forward}"
     digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
-    number_TE = torch.randint(2**31 - 1, tokens.score_TE.shape, generator=generator)
+    shape = tokens.score_TE.shape
+    number_TE = torch.randint(2**31 - 1, shape, generator=generator, device="cpu")
     return np.asarray(number_TE)
 
 

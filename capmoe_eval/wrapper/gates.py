@@ -144,7 +144,7 @@ class Gate:
         deviation is relative to that number.
         """
         if not len(weight_TK):
-            return torch.zeros((), device=weight_TK.device)
+            return torch.zeros((), dtype=torch.float32, device=weight_TK.device)
         expected_TK = self.weights(scores, scores.topk_TK)
         error_TK = (weight_TK.float() - expected_TK).abs()
         smallest = max(1e-6, torch.finfo(weight_TK.dtype).tiny) * max(1.0, self.scale)

@@ -193,7 +193,8 @@ class _Criteria(StoppingCriteriaList):  # type: ignore[misc]
             # is.
             for tracked in (getattr(criterion, "done_tracker", None) for criterion in self):
                 if tracked is not None:
-                    noted_B = noted_B | moved(torch.tensor(tracked), done_B.device)
+                    tracked_B = torch.tensor(tracked, device="cpu")
+                    noted_B = noted_B | moved(tracked_B, done_B.device)
             self._decoding.finish(noted_B)
         return done_B
 

@@ -28,6 +28,7 @@ from capmoe_eval.wrapper.ranks import ALONE, EXPERTS_RANKS, Ranks
 
 _PROBE_ROWS = 64
 _PROBE_SPREAD = 3.0  # of the largest logits: scores are neither alike nor 0 and 1
+_HOST: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults
 _DEQUANTISE = (
     "if its weights are quantised, load them dequantised, for example with "
     "quantization_config=FineGrainedFP8Config(dequantize=True) or Mxfp4Config(dequantize=True)"
@@ -214,7 +215,7 @@ def _expert_tensors(
     return {
         place: place.value_E
         if offloaded
-        else torch.rand(n_experts, generator=generator).to(tensor.device)
+        else torch.rand(n_experts, generator=generator, **_HOST).to(tensor.device)
         for place, tensor in places
         if tensor.is_floating_point()
         and tensor.numel() == tensor.shape[-1] == n_experts
@@ -252,9 +253,9 @@ def _probe(
     if _asks_for_tokens(router):
         lent["input_ids"] = torch.arange(_PROBE_ROWS, device=like.device) % int(text.vocab_size)
     generator = torch.Generator().manual_seed(seed)
-    hidden_TH = torch.randn(_PROBE_ROWS, int(text.hidden_size), generator=generator)
+    hidden_TH = torch.randn(_PROBE_ROWS, int(text.hidden_size), generator=generator, **_HOST)
     # From nearly uniform scores to peaked ones.
-    hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
+    hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS, **_HOST)[:, None]
     hidden_TH = hidden_TH.to(like.dtype) if offloaded else hidden_TH.to(like.device)
 
     def run(hidden_TH: Tensor) -> Any:

@@ -49,7 +49,7 @@ def own_images(arguments: dict[str, Any], image_BS: Tensor | None, rows: slice) 
     tokens_B = [0] if image_BS is None else image_BS.sum(dim=1).tolist()
     before = [sum(tokens_B[:number]) for number in (rows.start, rows.stop)]
     if features:
-        numbers = torch.arange(*before)
+        numbers = torch.arange(*before, device="cpu")
         arguments[_FEATURES] = (
             {"image": rows_of_features(features["image"], numbers)} if len(numbers) else {}
         )

@@ -99,7 +99,7 @@ class ImageFinder:
         elif not self._ids:
             return None
         elif ids is not None:
-            image_BS = torch.isin(ids, moved(torch.tensor(self._ids), ids.device))
+            image_BS = torch.isin(ids, moved(torch.tensor(self._ids, device="cpu"), ids.device))
         if image_BS is not None:
             image_BS[:, tokens.shape[1] if prompt_length is None else prompt_length :] = False
             return image_BS
@@ -235,7 +235,7 @@ class ForwardPlan:
         if key not in self._capacities:
             tokens = self.groups.tokens
             limits = [self.method.limits(tokens, gamma=gamma, **sizes) for gamma in gammas]
-            self._capacities[key] = moved(torch.tensor(limits), device)
+            self._capacities[key] = moved(torch.tensor(limits, device="cpu"), device)
         return self._capacities[key]
 
     def limit_G(self, method: Method, layer: MoeLayer, device: torch.device) -> Tensor | None:

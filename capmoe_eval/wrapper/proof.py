@@ -67,11 +67,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _probe_tokens(model: Any, n_sequences: int) -> Tensor:
     """Return a small batch of sequences of 8 tokens of text, on the device of the inputs."""
-    text = torch.arange(int(model.config.get_text_config().vocab_size))
-    text = text[~torch.isin(text, torch.tensor(placeholder_ids(model.config)))]
-    tokens = text[torch.arange(8 * n_sequences) * 7919 % len(text)]
     devices = (parameter.device for parameter in model.parameters() if not parameter.is_meta)
-    return tokens.view(-1, 8).to(next(devices, torch.device("cpu")))
+    whole: dict[str, Any] = {"dtype": torch.long, "device": next(devices, torch.device("cpu"))}
+    text = torch.arange(int(model.config.get_text_config().vocab_size), **whole)
+    text = text[~torch.isin(text, torch.tensor(placeholder_ids(model.config), **whole))]
+    return text[torch.arange(8 * n_sequences, **whole) * 7919 % len(text)].view(-1, 8)
 
 
 def _run(model: nn.Module, tokens_BS: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -286,6 +287,55 @@ def test_forwards_aside_are_stock_after_any_other() -> None:
         logits(model, batch(1))
         with meter.aside():
             assert torch.equal(logits(model), stock)
+
+
+# Torch's defaults.
+
+
+@contextmanager
+def defaults(dtype: torch.dtype, device: str | None) -> Iterator[None]:
+    """Have torch make tensors of another type, or where a tensor has no numbers."""
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device"),
+    [(torch.float64, None), (torch.bfloat16, None), (torch.float32, "meta")],
+)
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("olmoe", {"method": "random", "gamma": 0.5, "seed": 3}),
+        ("qwen2_moe", {"method": "expert_drop"}),
+        ("deepseek_v2_groups", {"method": "token_reroute", "gamma": 0.5}),
+        ("deepseek_v3", {"method": "expanded_drop", "gamma": 0.5, "ep_size": 2}),
+        ("llava", {"method": "score", "gamma": 0.5, "modality": "image_first"}),
+    ],
+)
+def test_torchs_defaults_change_nothing(
+    name: str, knobs: dict[str, Any], dtype: torch.dtype, device: str | None
+) -> None:
+    if name in images.FAMILIES:
+        model, inputs = images.make(name), images.batch(name)
+    else:
+        mask = torch.arange(12) < torch.tensor([[12], [5], [9], [12]])
+        model, inputs = make(name), {"input_ids": batch(), "attention_mask": mask.long()}
+
+    def run() -> tuple[Tensor, dict[str, Any]]:
+        with capacity_aware(model, **knobs) as meter, torch.no_grad():
+            return model(**inputs).logits, meter.report()
+
+    plain_BSV, plain = run()
+    with defaults(dtype, device):
+        logits_BSV, report = run()
+    assert torch.equal(logits_BSV, plain_BSV)
+    assert report == plain
 
 
 # Copies.

@@ -128,7 +128,7 @@ def weighted_limits(
         base_capacity(method.gamma_ratio, tokens, rounding=method.rounding, **sizes)
         for tokens in groups.tokens
     ]
-    base_G = torch.tensor(bases, dtype=torch.float64)
+    base_G = torch.tensor(bases, dtype=torch.float64, device="cpu")
     scale_GE = 1 + method.rho * bias_E * (ratio_G[:, None] - 0.5)
     return (moved(base_G, bias_E.device)[:, None] * scale_GE * UNIT).floor().long()
 

@@ -126,7 +126,7 @@ class RandomDrop(DropMetric):
         digest = hashlib.blake2b(f"{self.seed}/{layer}/{forward}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
         shape = (tokens.n_tokens, n_experts)
-        drawn_TE = torch.randint(0x7FFFFFFF, shape, generator=generator)
+        drawn_TE = torch.randint(0x7FFFFFFF, shape, generator=generator, device="cpu")
         return drawn_TE[tokens.first : tokens.first + len(tokens.rows_T)]
 
     def keys(self, scores: Scores, layer: LayerContext) -> Tensor:

@@ -77,12 +77,13 @@ class Geometry:
         that a neighbouring crop has is :data:`NOWHERE`.
         """
         step, margin = self.window // 2, self.margin // 2
-        y, x = (torch.arange(step * n + 2 * margin) for n in (rows, columns))
+        y, x = (torch.arange(step * n + 2 * margin, device="cpu") for n in (rows, columns))
         row_Y = ((y - margin) // step).clip(0, rows - 1)  # the crop that has each token
         column_X = ((x - margin) // step).clip(0, columns - 1)
         crop_NI = _tiles(row_Y[:, None] * columns + column_X, self.tokens, step).flatten(1)
         place_NI = _tiles(y[:, None] * (len(x) + 1) + x, self.tokens, step).flatten(1)
-        return place_NI.where(crop_NI == torch.arange(len(crop_NI))[:, None], NOWHERE)
+        number_N = torch.arange(len(crop_NI), device="cpu")
+        return place_NI.where(crop_NI == number_N[:, None], NOWHERE)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def cut(
     From each colour, 0 to 1, ``mean`` is subtracted, then it is divided by ``std``.
     """
     rows, columns = geometry.tiling(*image.shape[:2])
-    mean_C11, std_C11 = (torch.tensor(of)[:, None, None] for of in (mean, std))
+    numbers = (torch.tensor(of, dtype=torch.float32, device="cpu") for of in (mean, std))
+    mean_C11, std_C11 = (number_C[:, None, None] for number_C in numbers)
     patch, side, step = (n * geometry.patch for n in (1, geometry.crop, geometry.window))
 
     def shown(height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -163,9 +165,10 @@ def _fitted(image: NDArray[np.uint8], height: int, width: int) -> tuple[Tensor, 
     )
     top, left = (height - scaled[0]) // 2, (width - scaled[1]) // 2
     around = (left, width - scaled[1] - left, top, height - scaled[0] - top)
+    pixels_CYX = pixels[0].clip(0, 1)
     return (
-        nn.functional.pad(pixels[0].clip(0, 1), around),
-        nn.functional.pad(torch.ones(scaled), around),
+        nn.functional.pad(pixels_CYX, around),
+        nn.functional.pad(torch.ones_like(pixels_CYX[0]), around),
     )
 
 

@@ -107,7 +107,7 @@ class LayerGate:
 
     def __init__(self) -> None:
         self.forwards = 0
-        self.faults = torch.zeros(3)  # see Gate.faults
+        self.faults = torch.zeros(3, dtype=torch.float32, device="cpu")  # see Gate.faults
 
     def is_off(self) -> Tensor:
         """Return whether a forward showed that the router's gate works in another way []."""

@@ -117,7 +117,7 @@ class DefinitionCheck(Observer):
         parts = ranks.collect(self._part(event))  # in the first process alone
         method = self._methods[event.number]
         faults, buckets = self._judge(event, method, parts) if parts else (Counter[str](), 0)
-        count = torch.tensor([buckets, *(faults[name] for name in _FAULTS)])
+        count = torch.tensor([buckets, *(faults[name] for name in _FAULTS)], device="cpu")
         device = event.experts.index_NA.device  # where processes exchange tensors
         buckets, *totals = ranks.total(count.to(device)).tolist()
         sums.buckets += buckets
@@ -130,7 +130,7 @@ class DefinitionCheck(Observer):
 
     def broken(self) -> list[Tensor]:
         """Return the number of all faults."""
-        return [torch.tensor(sum(self._total(name) for name in _FAULTS))]
+        return [torch.tensor(sum(self._total(name) for name in _FAULTS), device="cpu")]
 
     def breaches(self, number: int) -> list[str]:
         """Return the faults of a layer in words."""

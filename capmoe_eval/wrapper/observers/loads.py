@@ -165,8 +165,9 @@ def _peaks(event: LayerForward) -> Tensor:
     local = n_experts // method.ep_size
     loads = event.counts.kept_E, event.counts.demand_E
     ranks = (by_device(load_E, method, event.calibrated) for load_E in loads)
-    of_ranks = [load_R.max() / (mean * local) for load_R in ranks]
-    return torch.stack([*of_ranks, *(load_E.max() / mean for load_E in loads)])
+    # A quotient of whole numbers would have torch's default precision.
+    of_ranks = [load_R.max().float() / (mean * local) for load_R in ranks]
+    return torch.stack([*of_ranks, *(load_E.max().float() / mean for load_E in loads)])
 
 
 def _add_bounds(sums: Sums, event: LayerForward) -> None:

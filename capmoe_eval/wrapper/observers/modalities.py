@@ -46,7 +46,7 @@ class Modalities(CountingObserver):
         assert counts.band_T is not None
         band_CB = by_band(counts.count_CT, counts.image_T, counts.band_T)
         demand_ME, kept_ME = counts.totals.demand_GME.sum(dim=0), counts.totals.kept_GME.sum(dim=0)
-        mean_M = demand_ME.sum(dim=1) / event.layer.n_experts
+        mean_M = demand_ME.sum(dim=1).float() / event.layer.n_experts
         sums.forwards += 1
         sums.add(
             counts=counts.totals.count_CM,
