@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import Field
@@ -203,7 +204,8 @@ def gamma_json(gamma: float | None) -> float | str | None:
 
 
 def _number(field: str, gamma: object) -> float:
-    is_plain = not isinstance(gamma, bool) and bool(_PLAIN.fullmatch(str(gamma)))
+    is_number = isinstance(gamma, (str, Number)) and not isinstance(gamma, bool)
+    is_plain = is_number and bool(_PLAIN.fullmatch(str(gamma)))
     try:
         factor = float(gamma) if is_plain else math.nan  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -55,7 +56,8 @@ def says(rule: str) -> Any:
 def check(field: str, value: object, annotation: Any) -> Any:
     """Return a value as its type has it: a whole number becomes a float for a float, -0.0 is 0.0.
 
-    Nothing else is converted. A tuple takes a list where its ``Field`` has ``strict=False``.
+    A whole number of another library, such as NumPy, becomes Python's; nothing else is converted. A
+    tuple takes a list where its ``Field`` has ``strict=False``.
 
     Args:
         field: Name of the setting, as the user writes it.
@@ -66,6 +68,8 @@ def check(field: str, value: object, annotation: Any) -> Any:
         UsageError: If the type does not have the value: one line of field, value and rule, or the
             UsageError of a validator.
     """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        value = int(value)
     try:
         valid = _adapter(annotation).validate_python(value)
     except ValidationError as error:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from capmoe_eval.errors import EnforcementError
+from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.decision import by_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores, bucket_loads
@@ -183,6 +183,12 @@ class RouterCall:
         if len(self.topk_NK) != self.groups.n_rows:
             raise EnforcementError(
                 f"{self.layer.name}: {len(self.topk_NK)} rows for {self.groups.n_rows} tokens"
+            )
+        if self.topk_NK.shape[1] != self.layer.top_k:
+            raise UsageError(
+                f"top_k={self.topk_NK.shape[1]}: the router of {self.layer.name} chose "
+                f"{self.layer.top_k} experts per token when the block began; change it outside of "
+                "the block"
             )
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -163,7 +164,7 @@ class LayerHook:
         weight_NS = groups.every_row(weight_TS.masked_fill(dropped_TS, 0.0), 0.0)
         if self._drops:
             self._experts.capmoe_untouched = False
-            self._experts.capmoe_counted = index_NS, n_kept
+            self._experts.capmoe_counted = weakref.ref(index_NS), n_kept
         return router.logits_NE, weight_NS, index_NS
 
 

@@ -87,15 +87,16 @@ def kept_pairs_forward(experts: Any, *args: Tensor, **kwargs: Tensor) -> Tensor:
 
     It is called as the experts. ``num_experts`` marks a slot that is not computed. If
     this forward drops and adds nothing (``experts.capmoe_untouched``), the stock kernel
-    (``experts.capmoe_stock``) runs on all slots. ``experts.capmoe_counted`` may be indices with the
-    number of their kept pairs, so that nothing waits here for a device that has them.
+    (``experts.capmoe_stock``) runs on all slots. ``experts.capmoe_counted`` may be a weak reference to
+    indices with the number of their kept pairs, so that nothing waits here for a device that has
+    them, and they end with their forward.
     """
     hidden_TH, index_TS, weight_TS = experts_call(experts, args, kwargs)
     if experts.capmoe_untouched:
         return experts.capmoe_stock(hidden_TH, index_TS, weight_TS)  # type: ignore[no-any-return]
     keep_TS = index_TS < experts.num_experts
-    counted_TS, n_kept = experts.capmoe_counted or (None, 0)
-    is_counted = counted_TS is index_TS  # a model may have made others of them
+    counted, n_kept = experts.capmoe_counted or (lambda: None, 0)
+    is_counted = counted() is index_TS  # a model may have made others of them
     pair_P2 = keep_TS.nonzero_static(size=n_kept) if is_counted else keep_TS.nonzero()
     token_P, slot_P = pair_P2.unbind(dim=1)
     if len(token_P) == 0:

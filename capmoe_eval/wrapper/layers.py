@@ -137,6 +137,13 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             'load it with ep_implementation="capmoe", which drops before it sends'
         )
     n_experts = int(experts.num_experts) * ranks.size  # type: ignore[arg-type]
+    if getattr(parent, "base_layer", None) is experts:  # as peft's adapters name what they wrap
+        raise UsageError(
+            f"model={model_name}: {type(parent).__name__} adapts the experts of "
+            f"{name.removesuffix('.base_layer')}, and computes dropped pairs, too; merge it first, "
+            "for example by model = model.merge_and_unload()"
+        )
+    _check_alignment(model_name, experts)
     reasons = []
     for child_name, child in parent.named_children():
         if child is experts or type(child) is nn.Linear:
@@ -152,6 +159,29 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
     )
+
+
+def _check_alignment(model_name: str, experts: Any) -> None:
+    """Refuse experts whose kernel cannot run, by what the model's own forward would raise."""
+    implementation, multiple = experts.config._experts_implementation, 16  # bytes, asked by torch
+    for weight in experts.parameters():
+        width, size = weight.shape[-1], weight.element_size()
+        is_odd = weight.ndim == 3 and width * size % multiple and not weight.is_meta
+        if implementation != "grouped_mm" or not is_odd:
+            continue
+        row_TH = weight.new_zeros(1, experts.config.get_text_config().hidden_size)
+        slot_TS = torch.zeros_like(row_TH[:, :1], dtype=torch.long)
+        try:
+            with torch.no_grad():
+                experts(row_TH, slot_TS, torch.zeros_like(row_TH[:, :1]))
+        except RuntimeError as error:
+            fields = vars(experts.config).items()
+            field = next((f for f, value in fields if value == width and "moe" in f), "experts")
+            raise UsageError(
+                f"model={model_name}: {field}={width}: the kernel grouped_mm needs a multiple of "
+                f"{multiple // size} in {weight.dtype} ({first_line(error)}); load the model with "
+                'experts_implementation="eager"'
+            ) from error
 
 
 def _read_router(

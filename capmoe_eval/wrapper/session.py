@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -245,6 +245,10 @@ def _checked(
             f"{rule.asked_by}: needs {rule.content}, which a calibration finds, as python -m "
             "capmoe_eval does; here pass calibrated=[…], a tensor for each MoE layer, or "
             f"{rule.instead}"
+        )
+    if not isinstance(calibrated, Iterable) or not all(isinstance(t, Tensor) for t in calibrated):
+        raise UsageError(
+            f"calibrated={shown(calibrated)}: must be a list with a torch tensor for each MoE layer"
         )
     shapes, expected = [tuple(tensor.shape) for tensor in calibrated], [of.shape for of in rules]
     if shapes != expected:

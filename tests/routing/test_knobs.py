@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 from pydantic import AfterValidator, Field
 
@@ -50,6 +51,7 @@ def small(number: int) -> int:
         (1.0, Count, "must be a whole number of at least 1"),
         ("1", Count, "must be a whole number of at least 1"),
         (LARGEST + 1, Count, f"must be a whole number of at least 1; {LARGEST} is the largest"),
+        (np.True_, Count, "must be a whole number of at least 1"),
         (-1, Seed, f"must be a whole number from 0 to {2**63 - 1}"),
         (0, Count | ALL, "must be a whole number of at least 1, or null for all"),
         ([], Count | None, "must be a whole number of at least 1, or null"),
@@ -88,6 +90,7 @@ def test_a_usage_error_of_a_validator_is_raised_as_it_is() -> None:
     ("value", "annotation", "expected"),
     [
         (1, Count, 1),
+        (np.int64(1), Count, 1),
         (LARGEST, Count, LARGEST),
         (None, Count | ALL, None),
         ("auto", Count | Literal["auto"], "auto"),

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -296,6 +297,8 @@ def test_any_setting_can_be_asked_for() -> None:
         ({"name": "score", "gamma": "1_0"}, "gamma=1_0: the capacity factor must be"),
         ({"name": "score", "gamma": math.nan}, "gamma=nan: the capacity factor must be"),
         ({"name": "score", "gamma": True}, "gamma=true: the capacity factor must be"),
+        ({"name": "score", "gamma": np.True_}, "gamma=True: the capacity factor must be"),
+        ({"name": "score", "gamma": b"1"}, "gamma=b'1': the capacity factor must be"),
         ({"name": "score", "gamma": 1, "ep_size": 0}, "ep_size=0: must be a whole number of at le"),
         ({"name": "score", "gamma": 1, "scope": "bach"}, "scope=bach: did you mean 'batch'?"),
         ({"name": "score", "gamma": 1, "max_k": "yes"}, "max_k=yes: must be true or false"),

@@ -72,6 +72,14 @@ def test_real_tokens_equal_a_mask_without_the_model_seeing_it() -> None:
     torch.testing.assert_close(out_of_band[mask], masked[mask], **ROUNDING)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float64])
+def test_a_mask_of_any_type_tells_the_pads(dtype: torch.dtype) -> None:
+    model, (tokens, mask) = make("olmoe"), right_padded()
+    with capacity_aware(model, "score", gamma=0.5, verify=False) as meter:
+        logits(model, tokens, attention_mask=mask.to(dtype))
+    assert meter.summary()["tokens"] == 28
+
+
 def test_left_and_right_padding_decide_alike() -> None:
     model = make("olmoe")
     tokens, mask = right_padded()
@@ -183,6 +191,17 @@ def test_renormalize_after_divides_by_what_was_kept() -> None:
         gate_and_experts("olmoe", **knobs, **m) for m in ({}, {"renormalize": "after"})
     )
     assert torch.equal(before[3], after[3])
+
+
+@pytest.mark.parametrize("method", ["baseline", "score"])
+def test_a_router_of_another_top_k_is_refused(method: str) -> None:
+    model = make("olmoe")
+    with capacity_aware(model, create_method(method, 1.0), verify=False) as meter:
+        model.model.layers[1].mlp.gate.top_k = 2
+        line = r"^top_k=2: the router of model\.layers\.1\.mlp chose 3 experts per token when the"
+        with pytest.raises(UsageError, match=line):
+            logits(model)
+    assert meter.forwards == 0
 
 
 # Statistics.

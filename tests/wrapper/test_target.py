@@ -14,8 +14,18 @@ from torch.nn.parallel import DataParallel
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.architectures import build
 from tests.wrapper.models import batch, counted, make
 from tests.wrapper.test_following import Adapter, Parent
+
+
+class ExpertsAdapter(nn.Module):
+    """What peft puts in the place of experts whose parameters it adapts."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = experts
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(2, 2)})
 
 
 class Pair(nn.Module):
@@ -35,6 +45,16 @@ def compiled_forward(model: Any) -> None:
     model.forward = torch.compile(model.forward, backend="eager")
 
 
+def adapted(model: Any) -> None:
+    block = model.model.layers[1].mlp
+    block.experts = ExpertsAdapter(block.experts)
+
+
+def of_odd_width(_: Any) -> nn.Module:
+    fields = {"moe_intermediate_size": 36, "num_hidden_layers": 1}
+    return build("qwen3_moe", fields, experts="grouped_mm").bfloat16()
+
+
 def on_two_devices(model: Any) -> nn.Module:
     parallel = DataParallel(model)
     parallel.device_ids = [0, 1]  # as on a machine that has them
@@ -48,6 +68,15 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (
         changed(lambda model: model.model.layers[0].mlp.compile(backend="eager")),
         "OlmoeSparseMoeBlock is compiled",
+    ),
+    (
+        changed(adapted),
+        r"ExpertsAdapter adapts the experts of model\.layers\.1\.mlp\.experts.* merge it first",
+    ),
+    (
+        of_odd_width,
+        "moe_intermediate_size=36: the kernel grouped_mm needs a multiple of 8 in torch.bfloat16 "
+        r'.*multiple of 16 bytes.*; load the model with experts_implementation="eager"',
     ),
     (on_two_devices, "DataParallel copies the model to 2 devices"),
     (lambda model: model.to("meta"), "25 weights are on the meta device, without numbers"),

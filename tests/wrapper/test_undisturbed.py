@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -336,6 +337,21 @@ def test_torchs_defaults_change_nothing(
         logits_BSV, report = run()
     assert torch.equal(logits_BSV, plain_BSV)
     assert report == plain
+
+
+# What a forward leaves.
+
+
+def test_a_finished_forward_leaves_no_tensor_of_its_size() -> None:
+    model, tokens_BS = make("olmoe"), batch(n_sequences=9, n_positions=11)
+    with capacity_aware(model, "score", gamma=0.5):
+        logits(model, tokens_BS)
+        left = [
+            tuple(tensor.shape)
+            for tensor in gc.get_objects()
+            if type(tensor) is Tensor and len(tokens_BS.flatten()) in tensor.shape
+        ]
+    assert not left
 
 
 # Copies.

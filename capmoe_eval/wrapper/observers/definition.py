@@ -34,7 +34,7 @@ def counted_tokens(start: ForwardStart, *, count_padding: bool) -> Array:
         is_counted_BS = np.ones(shape, dtype=bool)
     else:
         last = start.first_column + start.n_new
-        is_counted_BS = as_array(start.mask_BM)[:, start.first_column : last] != 0
+        is_counted_BS = as_array(start.mask_BM != 0)[:, start.first_column : last]
     is_counted_N: Array = is_counted_BS.reshape(-1) & (not start.is_idle)
     return is_counted_N
 
@@ -48,7 +48,7 @@ def image_tokens(start: ForwardStart) -> Array | None:
     types_BS, ids_BS = start.token_types_BS, start.input_ids_BS
     shape = (start.n_sequences, start.n_new)
     if types_BS is not None and types_BS.shape == shape:
-        is_image_BS = as_array(types_BS) != 0
+        is_image_BS = as_array(types_BS != 0)
     elif ids_BS is not None:
         names = (f"{kind}_token_{end}" for kind in _KINDS for end in ("id", "index"))
         ids = {getattr(start.config, name, None) for name in names}

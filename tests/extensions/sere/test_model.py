@@ -155,6 +155,8 @@ def test_a_method_without_a_calibration_ignores_one() -> None:
     ("known", "line"),
     [
         (None, "method=sere: needs the similarity of the experts"),
+        (5, "calibrated=5: must be a list with a torch tensor for each MoE layer"),
+        (2 * [torch.eye(8).tolist()], "must be a list with a torch tensor for each MoE layer"),
         ([torch.eye(8)], r"calibrated: has shapes \[\(8, 8\)\]; give the similarity"),
         ([torch.eye(8), torch.eye(9)], r"calibrated: has shapes \[\(8, 8\), \(9, 9\)\]"),
         ([torch.eye(8), 2 * torch.eye(8)], r"layers\.1\.mlp must have similarities from 0 to 1"),
