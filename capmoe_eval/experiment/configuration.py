@@ -31,13 +31,11 @@ from capmoe_eval.experiment.settings import (
     TASK_DEFAULTS,
     check_key,
     check_keys,
-    methods_in_words,
-    methods_with,
     named_methods,
 )
 from capmoe_eval.experiment.values import Name
 from capmoe_eval.routing.knobs import check
-from capmoe_eval.routing.registry import create_method, knobs
+from capmoe_eval.routing.registry import create_method, knobs, without_effect
 
 _GRIDS = ("grid", "parts")
 _OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens")
@@ -243,14 +241,10 @@ def knobs_without_effect(overrides: Sequence[str], planned: Iterable[CellPlan]) 
     """Yield a line for each override, ``knob=value``, that no method of the planned cells has."""
     # A method may be recorded as another, as which it computes; a user knows the one that is named.
     recorded = (plan.cell.method.name for plan in planned)
-    names = dict.fromkeys([*named_methods(overrides), *recorded])
+    names = [*named_methods(overrides), *recorded]
     for override in overrides:
-        knob = override.partition("=")[0]
-        if knob in knobs() and not {*names} & {*methods_with(knob)}:
-            yield (
-                f"{override}: has no effect on {', '.join(names)}; it is a knob of "
-                f"{methods_in_words(knob)}"
-            )
+        if why := without_effect(override.partition("=")[0], names):
+            yield f"{override}: {why}"
 
 
 def plans(config: DictConfig) -> list[CellPlan]:

@@ -27,8 +27,8 @@ from capmoe_eval.experiment.cell import (
     TaskId,
 )
 from capmoe_eval.routing.factor import factor_forms, parse_factor
-from capmoe_eval.routing.knobs import Count, Seed, check, declared_knobs, field_types
-from capmoe_eval.routing.registry import knobs, method_class, method_names
+from capmoe_eval.routing.knobs import Count, Seed, check, field_types
+from capmoe_eval.routing.registry import knobs, method_class, method_names, methods_in_words
 
 CALIBRATE: Final = "calibrate"
 
@@ -201,19 +201,6 @@ def named_methods(words: Iterable[str]) -> list[str]:
     values = [word.removeprefix("method=") for word in words if word.startswith("method=")]
     plain = [value for value in values if re.fullmatch(r"\w+(,\w+)*", value)]
     return [name for value in plain for name in value.split(",")]
-
-
-def methods_with(knob: str) -> tuple[str, ...]:
-    """Return the methods that have a knob; those of a form of γ are of every method with a γ."""
-    field = "gamma" if any(knob in form.knobs for form in factor_forms()) else knob
-    return tuple(name for name in method_names() if field in declared_knobs(method_class(name)))
-
-
-def methods_in_words(knob: str) -> str:
-    """Return the methods that have a knob, or all but those that lack it if these are fewer."""
-    having = methods_with(knob)
-    lacking = [name for name in method_names() if name not in having]
-    return f"all but {', '.join(lacking)}" if len(lacking) < len(having) else ", ".join(having)
 
 
 def help_text() -> str:

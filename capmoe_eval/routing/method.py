@@ -71,7 +71,6 @@ class Method:
     row: ClassVar[int] = 1000  # the place among the methods, in tables and lists
     is_stock: ClassVar[bool] = False  # True if the method changes no decision of the router
     reads_hidden: ClassVar[bool] = False  # True if a decision depends on the router's input
-    needs_images: ClassVar[bool] = False  # True if the method has no sense for a model of text
 
     ep_size: int = 1
     scope: str = "batch"

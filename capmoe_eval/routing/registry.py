@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -155,6 +155,27 @@ def knobs() -> Mapping[str, Knob]:
                     "another way than another method; give it another name"
                 )
     return declared
+
+
+def methods_with(knob: str) -> tuple[str, ...]:
+    """Return the methods that have a knob; those of a form of γ are of every method with a γ."""
+    field = "gamma" if any(knob in form.knobs for form in factor_forms()) else knob
+    return tuple(name for name in method_names() if field in declared_knobs(method_class(name)))
+
+
+def methods_in_words(knob: str) -> str:
+    """Return the methods that have a knob, or all but those that lack it if these are fewer."""
+    having = methods_with(knob)
+    lacking = [name for name in method_names() if name not in having]
+    return f"all but {', '.join(lacking)}" if len(lacking) < len(having) else ", ".join(having)
+
+
+def without_effect(knob: str, methods: Iterable[str]) -> str | None:
+    """Return why a knob has no effect, in words, as none of the named methods has it; else None."""
+    names = dict.fromkeys(methods)
+    if knob not in ("gamma", *knobs()) or names.keys() & {*methods_with(knob)}:
+        return None
+    return f"has no effect on {', '.join(names)}; it is a knob of {methods_in_words(knob)}"
 
 
 def create_method(name: str, gamma: object = None, **settings: Any) -> Method:

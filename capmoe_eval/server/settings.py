@@ -115,8 +115,7 @@ def check_method(method: Method) -> None:
             f"method={method.name}: needs a calibration ({method.calibration}) of the model, which "
             "a server does not make; choose another method, such as method=score"
         )
-    if method.needs_images or method.modality_setting is not None:
-        setting = method.modality_setting or f"method={method.name}"
+    if (setting := method.modality_setting) is not None:
         raise UsageError(
             f"{setting}: a step does not tell which tokens are an image's; leave it out, or choose "
             "another method"

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.registry import create_method, without_effect
 from capmoe_eval.wrapper.forward import hooked
 from capmoe_eval.wrapper.layers import MoeLayer, expected_moe_layers, find_moe_layers, is_experts
 from capmoe_eval.wrapper.meter import Meter
@@ -158,7 +158,7 @@ def capacity_aware(
         calibrated: What a calibration measured of each MoE layer, where the method needs one. For
             ``sere`` it is the similarity [E, E] of the experts, for ``macs`` their modality [E],
             for ``placement="eplb"`` the experts of each rank [R, E/R], rising.
-        **knobs: The other knobs of the method, where it is a name.
+        **knobs: The other knobs of the method, where it is a name; one of other methods is refused.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -177,14 +177,20 @@ def chosen_method(method: str | Method, gamma: float | None = None, **knobs: Any
     """Return a method by its name and knobs, or a method as it is, in its canonical form.
 
     Raises:
-        UsageError: For knobs beside a method, which has its own, and as :func:`create_method`.
+        UsageError: For knobs beside a method, which has its own, for those that a named method has
+            not, and as :func:`create_method`.
     """
-    if not isinstance(method, Method):
-        return create_method(method, gamma, **knobs)
-    for knob in (*([] if gamma is None else ["gamma"]), *knobs):
-        made_by = type(method).__name__
-        raise UsageError(f"{knob}: is a knob of the method; set it there, {made_by}({knob}=…)")
-    return method.canonical()
+    settings = [*([] if gamma is None else ["gamma"]), *knobs]
+    if isinstance(method, Method):
+        for knob in settings:
+            made_by = type(method).__name__
+            raise UsageError(f"{knob}: is a knob of the method; set it there, {made_by}({knob}=…)")
+        return method.canonical()
+    chosen = create_method(method, gamma, **knobs)
+    for knob in settings:
+        if why := without_effect(knob, [method, chosen.name]):
+            raise UsageError(f"{knob}: {why}; leave it out")
+    return chosen
 
 
 @contextmanager
@@ -216,10 +222,11 @@ def _new_meter(model: Any, chosen: Method, calibrated: Sequence[Tensor] | None) 
         chosen.check_processes(layers[0].ranks.size)
     for layer in layers:
         chosen.check_layers(len(layers), layer.n_experts, layer.top_k)
-    if chosen.needs_images and not ImageFinder(model).knows_images:
+    setting = chosen.modality_setting
+    if setting is not None and not ImageFinder(model).knows_images:
         raise UsageError(
-            f"method={chosen.name}: model {type(model).__name__} has no images, which the method "
-            "weighs; choose a model of images and text, or another method"
+            f"{setting}: model {type(model).__name__} has no images; choose a model of images and "
+            f"text, or another {setting.partition('=')[0]}"
         )
     tensors = _checked(chosen, layers, calibrated)
     meter = Meter(layers, chosen, expected_moe_layers(model.config), tensors)

@@ -14,10 +14,16 @@ from pydantic import Field
 from capmoe_eval.experiment.composition import options, store_knobs, usage
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.settings import help_text, keys, methods_in_words, methods_with
+from capmoe_eval.experiment.settings import help_text, keys
 from capmoe_eval.routing import registry
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import knobs, method_class, method_names
+from capmoe_eval.routing.registry import (
+    knobs,
+    method_class,
+    method_names,
+    methods_in_words,
+    methods_with,
+)
 
 
 def test_the_help_names_every_method_and_every_knob() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from capmoe_eval.errors import shown
-from capmoe_eval.experiment.settings import methods_in_words
-from capmoe_eval.routing.registry import knobs
+from capmoe_eval.routing.registry import knobs, methods_in_words
 from tests.pages import table
 
 

@@ -45,7 +45,8 @@ def test_without_a_binding_capacity_the_logits_are_the_stock_models(name: str, m
     mask[1, 7:] = 0
     for gamma, call in itertools.product((math.inf, 100.0), ({}, {"attention_mask": mask})):
         before = logits(model, **call)
-        with capacity_aware(model, method, gamma=gamma, verify=gamma == math.inf) as meter:
+        under = create_method(method, gamma)
+        with capacity_aware(model, under, verify=gamma == math.inf) as meter:
             assert torch.equal(before, logits(model, **call)), "of pads, too"
         assert meter.summary()["dropped"] == 0
         is_proven = True if gamma == math.inf else None
@@ -65,7 +66,8 @@ def test_every_method_changes_the_logits_and_restores_the_model(name: str, metho
         tokens = tokens[:1, :2]
     before = logits(model, tokens)
     knobs: dict[str, Any] = {"calibrated": similarities(model)} if method == "sere" else {}
-    with capacity_aware(model, method, gamma=0.5, expert_budget=0.25, **knobs) as meter:
+    under = create_method(method, 0.5, expert_budget=0.25)
+    with capacity_aware(model, under, **knobs) as meter:
         assert not torch.allclose(before, logits(model, tokens), atol=1e-3)
     assert meter.summary()["dropped"] > 0
     # The k0 best of two tokens may exceed the budget; under Expert Drop no load has a bound.

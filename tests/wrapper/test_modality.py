@@ -257,10 +257,7 @@ def test_a_band_is_a_place_in_a_run_of_image_tokens(kinds: list[list[int]]) -> N
 
 def test_a_model_of_text_has_no_modalities() -> None:
     model, inputs = models.make("olmoe"), {"input_ids": models.batch()}
-    plain, report = routed(model, inputs)
-    first, same = routed(model, inputs, modality="text_first")
-    assert torch.equal(plain, first)
-    assert report == same
+    _, report = routed(model, inputs)
     assert not any("modalities" in layer for layer in report["layers"])
 
 

@@ -99,7 +99,7 @@ def test_the_variant_gives_the_logits_of_the_release(family: str, method: str) -
     knobs = preset() | ({"m": m} if m else {})
     with released(model, GAMMA, top_k + m) as messages:
         theirs = logits(model)
-    with capacity_aware(model, method, GAMMA, **knobs) as meter:
+    with capacity_aware(model, create_method(method, GAMMA, **knobs)) as meter:
         ours = logits(model)
     assert close(ours, theirs)
     assert not close(ours, logits(model))

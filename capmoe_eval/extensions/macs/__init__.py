@@ -39,7 +39,6 @@ class MACS(Capped, Combining):
     source = "arXiv 2605.05225"
     row = 23
     reads_hidden = True
-    needs_images = True
 
     delta: Annotated[
         float,

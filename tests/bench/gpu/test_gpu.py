@@ -17,6 +17,7 @@ from capmoe_eval.bench.gpu.checks import STOCK, host_waits
 from capmoe_eval.bench.gpu.items import ITEMS, GpuSetting, Item
 from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
 from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.bench.gpu.bare import bare_site, run_bare
@@ -199,7 +200,8 @@ def test_a_layer_waits_once_for_its_device(method: str, in_layer: dict[str, int]
     def forward() -> None:
         model(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
 
-    with capacity_aware(model, method, gamma=1.0, ep_size=2, verify=False) as meter:
+    under = create_method(method, 1.0, ep_size=2)
+    with capacity_aware(model, under, verify=False) as meter:
         meter.examine_nothing()  # a forward that is compared with the definition waits more often
         forward()
         found = host_waits(forward, torch.device("cpu"))

@@ -128,7 +128,7 @@ def has_modalities(setting: Setting) -> bool:
 
 
 def _has_images(setting: Setting) -> bool:
-    return has_modalities(setting) or setting.method.needs_images
+    return setting.method.modality_setting is not None
 
 
 def _capped(setting: Setting) -> bool:
