@@ -83,7 +83,7 @@ class LayerContext:
 def by_rank(amount_E: Tensor, ranks: int, placed_RN: Tensor | None) -> Tensor:
     """Return amounts of experts […, E] as those of the experts of each rank […, R, N]."""
     if placed_RN is None:
-        return amount_E.unflatten(-1, (ranks, -1))
+        return amount_E.view(*amount_E.shape[:-1], ranks, amount_E.shape[-1] // ranks)
     return amount_E[..., placed_RN]
 
 

@@ -68,7 +68,7 @@ def check(field: str, value: object, annotation: Any) -> Any:
         UsageError: If the type does not have the value: one line of field, value and rule, or the
             UsageError of a validator.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool):
+    if type(value) is not bool and isinstance(value, Integral):
         value = int(value)
     try:
         valid = _adapter(annotation).validate_python(value)

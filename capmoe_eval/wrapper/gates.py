@@ -110,7 +110,9 @@ class Gate:
     def _eligible(self, ranking_TE: Tensor, topk_TK: Tensor) -> Tensor:
         """Return a mask [T, E] of the experts of each token's best groups."""
         router: Any = self.router
-        grouped = ranking_TE.unflatten(1, (int(router.num_group), -1))  # of no token, too
+        n_groups = int(router.num_group)
+        # There may be no token, whose view of a size -1 would be ambiguous.
+        grouped = ranking_TE.view(len(ranking_TE), n_groups, ranking_TE.shape[1] // n_groups)
         n_best = 1 if self.recipe.groups == "max" else min(2, grouped.shape[-1])
         worth = grouped.topk(n_best, dim=-1).values.sum(dim=-1)
         chosen = torch.zeros_like(worth).scatter_(1, topk_TK // grouped.shape[-1], _TIE)

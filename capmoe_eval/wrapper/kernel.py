@@ -87,9 +87,9 @@ def kept_pairs_forward(experts: Any, *args: Tensor, **kwargs: Tensor) -> Tensor:
 
     It is called as the experts. ``num_experts`` marks a slot that is not computed. If
     this forward drops and adds nothing (``experts.capmoe_untouched``), the stock kernel
-    (``experts.capmoe_stock``) runs on all slots. ``experts.capmoe_counted`` may be a weak reference to
-    indices with the number of their kept pairs, so that nothing waits here for a device that has
-    them, and they end with their forward.
+    (``experts.capmoe_stock``) runs on all slots. ``experts.capmoe_counted`` may be indices, by a
+    weak reference, with the number of their kept pairs, so that nothing waits here for a device
+    that has them.
     """
     hidden_TH, index_TS, weight_TS = experts_call(experts, args, kwargs)
     if experts.capmoe_untouched:

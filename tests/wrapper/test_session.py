@@ -319,8 +319,14 @@ SCORE = create_method("score", 1.0)
         ({"method": SCORE, "ep_size": 2}, "ep_size: is a knob of the method; set it there"),
         ({"gamma": 1.0, "ep_size": 3}, "ep_size=3: 8 experts cannot be spread evenly"),
         ({}, "gamma: method 'score' needs a capacity factor"),
-        ({"gamma": 1.0, "rounds": 3}, r"^rounds: has no effect on score; .* of token_reroute; leave"),
-        ({"method": "baseline", "gamma": 1.0}, "^gamma: has no effect on baseline; it is a knob of"),
+        (
+            {"gamma": 1.0, "rounds": 3},
+            r"^rounds: has no effect on score; .* of token_reroute; leave",
+        ),
+        (
+            {"method": "baseline", "gamma": 1.0},
+            "^gamma: has no effect on baseline; it is a knob of",
+        ),
         (
             {"gamma": 1.0, "modality": "image_first"},
             "^modality=image_first: model OlmoeForCausalLM has no images; choose a model of images",

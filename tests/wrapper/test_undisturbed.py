@@ -18,6 +18,7 @@ from transformers import GenerationMixin, LogitsProcessor
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.extensions.adaptive_gamma.calibration import Curves
 from capmoe_eval.extensions.sere.calibration import Similarities
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.layers import is_experts
 from capmoe_eval.wrapper.meter import Meter
@@ -463,7 +464,7 @@ def test_a_block_leaves_every_module_as_it_was(
         model.forward = model.forward
     before = state(model)
     try:
-        with capacity_aware(model, method, gamma=0.5, verify=False):
+        with capacity_aware(model, create_method(method, 0.5), verify=False):
             try:
                 leave(model)
             except Stopped as stopped:
