@@ -179,3 +179,26 @@ def test_other_shells_have_a_script(
 ) -> None:
     completion([shell])
     assert part in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "data.root=~/none"),
+        ("run", 'data.root="~/none"'),
+        ("run", "grid.tasks=[obqa]", "data.root='~/none'"),
+        ("claims", "results_dir=~/none"),
+        ("table", "table2", "--bench=~/none"),
+    ],
+)
+def test_a_path_that_begins_with_a_tilde_is_in_the_home_directory(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"={tmp_path}/none: no such directory" in capsys.readouterr().err
