@@ -315,6 +315,6 @@ def _wide(arguments: argparse.Namespace, folder: Path) -> ServedModel:
 
 
 def _version() -> str:
-    from capmoe_eval.server.seam import vllm_version
+    from capmoe_eval.server.seam import VLLM_LIBRARY
 
-    return vllm_version()
+    return VLLM_LIBRARY.version

@@ -279,8 +279,8 @@ class CapmoeLM(HFLM):
             trial: Tensor = super()._model_call(inps, attn_mask, labels)
             return trial
         n_sequences, n_positions = inps.shape
-        lengths, self._lengths = self._lengths or [n_positions] * n_sequences, []
         batch, self._batch = self._batch, []
+        lengths, self._lengths = self._lengths if batch else [n_positions] * n_sequences, []
         if len(lengths) != n_sequences or max(lengths) != n_positions:
             raise RuntimeError(f"lengths {lengths} are not those of a batch {tuple(inps.shape)}")
         lengths_B = torch.tensor(lengths, device=inps.device)

@@ -81,7 +81,9 @@ def _run() -> None:
     from lm_eval.config import evaluate_config
 
     from capmoe_eval.evaluation import lm  # noqa: F401  # it registers both models
+    from capmoe_eval.evaluation.seam import LM_EVAL
 
+    LM_EVAL.check()
     stock = evaluate_config.EvaluatorConfig
 
     class Config(stock):  # type: ignore[misc,valid-type]

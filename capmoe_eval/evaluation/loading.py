@@ -20,6 +20,7 @@ from transformers import (
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.lm import CapmoeLM, CapmoeMultimodalLM
+from capmoe_eval.evaluation.seam import LM_EVAL
 from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.names import family
@@ -54,6 +55,7 @@ def load_lm(model: ModelId, placement: DeviceConfig, batch_size: int = 1) -> Cap
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
+    LM_EVAL.check()
     device = chosen_device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)

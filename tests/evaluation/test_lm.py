@@ -129,6 +129,15 @@ def test_exactly_the_real_tokens_count_or_all_where_pads_are_counted(
     assert lm.meter.proofs()["pads_take_no_slot"]["passed"] in (True, None)
 
 
+def test_a_batch_whose_padding_was_not_noted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an lm-eval that pads by another function: every pad would count."""
+    lm = build(method="score", gamma=0.5)
+    stock = lm._model_call
+    monkeypatch.setattr(lm, "_model_call", lambda *a: (lm._lengths.clear(), stock(*a))[1])
+    with pytest.raises(RuntimeError, match=r"lengths \[\] are not those of a batch"):
+        likelihoods(lm)
+
+
 def test_generation_is_left_padded_and_decode_steps_are_free() -> None:
     lm = build(method="score", gamma=0.5)
     continuations(lm)

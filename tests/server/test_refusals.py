@@ -117,13 +117,13 @@ def test_compiled_graphs_of_a_stock_engine_are_not_taken(monkeypatch: pytest.Mon
 def test_a_vllm_whose_classes_are_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
-    from capmoe_eval.server.seam import check_seam
+    from capmoe_eval.server.seam import VLLM_LIBRARY
 
-    check_seam()
+    VLLM_LIBRARY.check()
 
     def refusal() -> str:
         with pytest.raises(UsageError) as caught:
-            check_seam()
+            VLLM_LIBRARY.check()
         assert "\n" not in str(caught.value)
         assert "install vllm==0.32.0" in str(caught.value)
         return str(caught.value)
@@ -144,9 +144,7 @@ def test_a_vllm_whose_classes_are_others_is_refused(monkeypatch: pytest.MonkeyPa
 def test_an_untested_version_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from capmoe_eval.server import seam
-
-    monkeypatch.setattr(seam, "vllm_version", lambda: "0.99.0")
+    monkeypatch.setattr("capmoe_eval.wrapper.seam.version", lambda _name: "0.99.0")
     with installed(ServerSettings(create_method("score", 1.0))):
         line = "capmoe_eval: vllm==0.99.0 was not tested; tested: 0.32.0"
         assert line in capsys.readouterr().err.splitlines()

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.seam import LM_EVAL
 from capmoe_eval.wrapper.generation import _LOOPS
 from capmoe_eval.wrapper.kernel import experts_call
 from capmoe_eval.wrapper.seam import TRANSFORMERS, Library, Part
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make
 
-PARTS = [pytest.param(part, id=part[1]) for part in TRANSFORMERS.parts]
+PARTS = [
+    pytest.param(part, id=part[1]) for library in (TRANSFORMERS, LM_EVAL) for part in library.parts
+]
 
 
 def alone(part: Part) -> Library:
-    return Library(("transformers",), ("5.1", "5.2"), (part,))
+    return Library(("a-library",), ("5.1", "5.2"), (part,))
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -40,8 +43,8 @@ def test_a_version_without_it_is_refused(part: Part, monkeypatch: pytest.MonkeyP
     with pytest.raises(UsageError) as caught:
         alone(part).check()
     assert str(caught.value) == (
-        f"transformers==5.99.0: there is no {module}.{path}, so that a capacity cannot be "
-        "enforced; install transformers==5.1 or 5.2"
+        f"a-library==5.99.0: there is no {module}.{path}, so that a capacity cannot be "
+        "enforced; install a-library==5.1 or 5.2"
     )
 
 

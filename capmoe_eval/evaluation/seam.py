@@ -1,0 +1,32 @@
+"""List what the suite takes from inside lm-eval."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from capmoe_eval.wrapper.seam import Library
+
+_HF, _IMAGES = "lm_eval.models.huggingface", "lm_eval.models.hf_vlms"
+
+LM_EVAL: Final = Library(
+    ("lm-eval",),
+    ("0.4.13",),
+    (
+        # Of the methods that `lm` replaces, a renamed one would be called no more.
+        (_HF, "HFLM._create_model", ()),
+        (_HF, "HFLM._create_tokenizer", ("pretrained", "tokenizer")),
+        (_HF, "HFLM._detect_batch_size", ()),
+        (_HF, "HFLM._loglikelihood_tokens", ("requests", "disable_tqdm")),
+        (_HF, "HFLM._model_call", ("inps", "attn_mask", "labels")),
+        (_HF, "HFLM._model_generate", ("context",)),
+        (_IMAGES, "HFMultimodalLM._model_multimodal_generate", ("inputs",)),
+        # How it makes batches, and pads them.
+        (_HF, "Collator.get_batched", ()),
+        (_HF, "pad_and_concat", ("max_length", "tensors")),
+        (_IMAGES, "Collator.get_batched", ()),
+        # `tasks` replaces how a task is built, `evaluate` takes what a result file needs.
+        ("lm_eval.tasks._factory", "TaskFactory._load_full_config", ()),
+        ("lm_eval.evaluator_utils", "get_sample_size", ("task", "limit")),
+        ("lm_eval.utils", "handle_non_serializable", ()),
+    ),
+)
