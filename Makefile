@@ -20,7 +20,7 @@ SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z
 $(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server serve-demo check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-zoo serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -186,6 +186,9 @@ test-transformers: install  ## the tests of the wrapper under the newest transfo
 test-server: install-server  ## the tests of the plugin, in .venv-server
 	$(SERVER)/bin/python -m pytest -q tests/server $(ARGS)
 	$(SERVER)/bin/python -m pytest -q tests/evaluation/test_vllm.py $(ARGS)  # whose engines keep the plugin
+
+test-zoo: install  ## the tests of packages/capmoe-zoo
+	$(PY) -m pytest -q packages/capmoe-zoo $(ARGS)
 
 serve-demo: install-server  ## serve an embedded model with and without a capacity, and ask both
 	@$(SERVER)/bin/python -c 'from capmoe_eval.experiment.application import run_program; from capmoe_eval.server.demo import main; run_program(main)' $(ARGS)

@@ -1,0 +1,1 @@
+"""Real language models as Mixture-of-Experts models: base, text, partition, training, assembly."""

@@ -1,0 +1,67 @@
+"""The commands: ``python -m capmoe_zoo train|measure|export|assemble --help``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def main() -> None:
+    """Run a command."""
+    parser = argparse.ArgumentParser(prog="python -m capmoe_zoo", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="train, or go on with a training")
+    measure = commands.add_parser("measure", help="print dense and trained model side by side")
+    export = commands.add_parser("export", help="write the trained weights without the base")
+    assemble = commands.add_parser("assemble", help="write a checkpoint of base and artefact")
+    for command in (train, measure, assemble):
+        command.add_argument("--base", type=Path, required=True, help="the GGUF file of the base")
+    for command in (train, measure):
+        command.add_argument("--data", type=Path, required=True, help="root of the evaluation sets")
+    for command in (measure, export, assemble):
+        command.add_argument("--artefact", type=Path, required=True, help="a safetensors file")
+    train.add_argument("--recipe", default="smollm2_moe", help="a name of recipes.yaml")
+    train.add_argument("--work", type=Path, required=True, help="directory of state and log")
+    train.add_argument("--seconds", type=float, default=float("inf"), help="time to train")
+    train.add_argument("--save-every", type=float, default=180, help="seconds between states")
+    measure.add_argument("--windows", type=int, default=96, help="held-out windows")
+    measure.add_argument("--questions", type=int, default=100, help="dev questions of each task")
+    export.add_argument("--state", type=Path, required=True, help="state.pt of a training")
+    assemble.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
+    args = parser.parse_args()
+
+    # Here, so that --help needs no torch.
+    from capmoe_zoo import artefact
+    from capmoe_zoo.base import load_base
+    from capmoe_zoo.measure import compare
+    from capmoe_zoo.text import read_text
+    from capmoe_zoo.train import load_recipe
+    from capmoe_zoo.train import train as run_training
+
+    if args.command == "train":
+        recipe = load_recipe(args.recipe)
+        run_training(
+            args.base, args.data, args.work, recipe,
+            seconds=args.seconds, save_every=args.save_every,
+        )  # fmt: skip
+    elif args.command == "export":
+        print(f"{args.artefact}: {artefact.export(args.state, args.artefact):,} bytes")
+    elif args.command == "assemble":
+        base, tokenizer = load_base(args.base)
+        artefact.assemble(base, tokenizer, args.artefact, args.out)
+    else:
+        base, tokenizer = load_base(args.base)
+        student, recipe = artefact.read_student(base, args.artefact)
+        text = read_text(args.data)
+        numbers = compare(
+            base, student, tokenizer, text,
+            window=recipe.window, windows=args.windows, questions=args.questions,
+        )  # fmt: skip
+        print(json.dumps(numbers, indent=1))
+
+
+if __name__ == "__main__":
+    from capmoe_eval.experiment.application import run_program
+
+    run_program(main)

@@ -1,0 +1,123 @@
+"""Divide the neurons of a dense FFN into shared neurons and experts, and fit a router to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a partitioned FFN: the shared neurons and the experts are all its neurons."""
+
+    shared: int
+    experts: int
+    width: int  # neurons of an expert; a multiple of 8, as grouped_mm needs in bfloat16
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Ffn:
+    """The weights of a gated FFN: gate and up [neurons, hidden], down [hidden, neurons]."""
+
+    gate_FD: Tensor
+    up_FD: Tensor
+    down_DF: Tensor
+
+    def activations(self, x_TD: Tensor) -> Tensor:
+        """Return what the down projection reads [tokens, neurons]."""
+        return functional.silu(x_TD @ self.gate_FD.T) * (x_TD @ self.up_FD.T)
+
+    def permuted(self, order_F: Tensor) -> Ffn:
+        """Return the same function with its neurons in another order."""
+        return Ffn(self.gate_FD[order_F], self.up_FD[order_F], self.down_DF[:, order_F])
+
+
+def neuron_order(
+    ffn: Ffn, act_TF: Tensor, shape: Shape, *, seed: int = 0, rounds: int = 8
+) -> Tensor:
+    """Return the neurons in their new order: the shared ones, then expert after expert.
+
+    Shared are the neurons that contribute most on average. The others are grouped by balanced
+    k-means of the contributions |activation|·‖down‖, so that neurons that fire together are in
+    the same expert.
+    """
+    contribution_TF = act_TF.abs() * ffn.down_DF.norm(dim=0)
+    by_mean_F = contribution_TF.mean(0).argsort(descending=True)
+    shared_S, rest_R = by_mean_F[: shape.shared], by_mean_F[shape.shared :]
+    points_RT = contribution_TF[:, rest_R].sqrt().T.contiguous()
+    points_RT = functional.normalize(points_RT - points_RT.mean(1, keepdim=True))
+    generator = torch.Generator().manual_seed(seed)
+    centres_ET = points_RT[torch.randperm(len(rest_R), generator=generator)[: shape.experts]]
+    for _ in range(rounds):
+        similarity_RE = points_RT @ centres_ET.T
+        # Every expert has ``width`` places, so that an assignment of neurons to places is balanced.
+        cost_RR = -similarity_RE.repeat_interleave(shape.width, dim=1)
+        _, places = linear_sum_assignment(cost_RR.numpy())
+        expert_R = torch.from_numpy(places) // shape.width
+        centres_ET = torch.zeros_like(centres_ET).index_add_(0, expert_R, points_RT)
+        centres_ET = functional.normalize(centres_ET)
+    return torch.cat([shared_S, rest_R[expert_R.argsort(stable=True)]])
+
+
+def expert_contributions(ffn: Ffn, act_TF: Tensor, shape: Shape) -> Tensor:
+    """Return the norm of every expert's output [tokens, experts]; the neurons are in order."""
+    act_TEW = act_TF[:, shape.shared :].view(len(act_TF), shape.experts, shape.width)
+    down_DEW = ffn.down_DF[:, shape.shared :].view(-1, shape.experts, shape.width)
+    return torch.stack(
+        [
+            (act_TEW[:, expert] @ down_DEW[:, expert].T).norm(dim=1)
+            for expert in range(shape.experts)
+        ],
+        dim=1,
+    )
+
+
+def ridge(x_TD: Tensor, y_TE: Tensor, penalty: float = 1e-2) -> Tensor:
+    """Return the weights [outputs, inputs] of a ridge regression without intercept."""
+    gram_DD = x_TD.T @ x_TD
+    gram_DD.diagonal().add_(penalty * gram_DD.diagonal().mean())
+    solution_DE: Tensor = torch.linalg.solve(gram_DD, x_TD.T @ y_TE)
+    return solution_DE.T.contiguous()
+
+
+def fit_router(x_TD: Tensor, contribution_TE: Tensor) -> Tensor:
+    """Return router rows [experts, hidden] whose logits predict the log contributions.
+
+    The mean over the experts of a token is left out: a softmax does not depend on it.
+    """
+    target_TE = (contribution_TE + 1e-4).log()
+    return ridge(x_TD, target_TE - target_TE.mean(1, keepdim=True))
+
+
+def routing_weights(logits_TE: Tensor, top_k: int) -> Tensor:
+    """Return the weights [tokens, experts] of the top experts, of mean 1 over these; others 0."""
+    top_TK, index_TK = logits_TE.topk(top_k, dim=-1)
+    weight_TK = top_k * top_TK.float().softmax(-1).to(logits_TE.dtype)
+    return torch.zeros_like(logits_TE).scatter(-1, index_TK, weight_TK)
+
+
+def neuron_weights(weight_TE: Tensor, shape: Shape, shared_T: Tensor) -> Tensor:
+    """Return the weight of every neuron [..., neurons], the shared ones first."""
+    shared_TS = shared_T[..., None].expand(*shared_T.shape, shape.shared)
+    return torch.cat([shared_TS, weight_TE.repeat_interleave(shape.width, dim=-1)], dim=-1)
+
+
+def low_rank_down(
+    act_TF: Tensor, residual_TD: Tensor, rank: int, penalty: float = 3e-2
+) -> tuple[Tensor, Tensor]:
+    """Return b [hidden, rank] and a [rank, neurons] such that act @ (b a).T predicts a residual.
+
+    This is ridge regression of a limited rank: the full solution, projected on the directions in
+    which its predictions are largest.
+    """
+    gram_FF = act_TF.T @ act_TF
+    gram_FF.diagonal().add_(penalty * gram_FF.diagonal().mean())
+    full_DF = torch.linalg.solve(gram_FF, act_TF.T @ residual_TD).T
+    _, vectors_DD = torch.linalg.eigh(full_DF @ gram_FF @ full_DF.T)
+    b_DR = vectors_DD[:, -rank:]
+    return b_DR.contiguous(), (b_DR.T @ full_DF).contiguous()

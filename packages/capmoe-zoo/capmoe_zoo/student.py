@@ -1,0 +1,226 @@
+"""The partitioned model in the form that is trained, and as a stock Qwen2-MoE model.
+
+In training every neuron is computed and multiplied by the weight of its expert. That costs as much
+as the dense FFN and needs no dispatch. Base weights are frozen and shared with the dense model;
+low-rank updates, routers, gates and norms are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+from capmoe_zoo.partition import Shape, neuron_weights, routing_weights
+
+
+class LowRank(nn.Module):
+    """A frozen linear map and a trained update of limited rank, which begins as nothing."""
+
+    weight_OI: Tensor
+
+    def __init__(self, weight_OI: Tensor, rank: int) -> None:
+        super().__init__()
+        self.register_buffer("weight_OI", weight_OI, persistent=False)
+        outputs, inputs = weight_OI.shape
+        self.a_RI = nn.Parameter(torch.randn(rank, inputs) / inputs**0.5)
+        self.b_OR = nn.Parameter(torch.zeros(outputs, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the map of x [..., inputs]."""
+        update = functional.linear(functional.linear(x, self.a_RI), self.b_OR)
+        return functional.linear(x, self.weight_OI) + update
+
+    def merged(self) -> Tensor:
+        """Return the weight of the same map without the update [outputs, inputs]."""
+        return self.weight_OI + self.b_OR @ self.a_RI
+
+
+class PartitionedFfn(nn.Module):
+    """A gated FFN whose neurons are shared or belong to an expert; every neuron is computed."""
+
+    gate_proj: LowRank
+    up_proj: LowRank
+    down_proj: LowRank
+    order_F: Tensor
+
+    def __init__(self, dense: Any, shape: Shape, rank: int) -> None:
+        super().__init__()
+        self.shape = shape
+        hidden = dense.gate_proj.weight.shape[1]
+        self.gate_proj = LowRank(dense.gate_proj.weight.detach(), rank)
+        self.up_proj = LowRank(dense.up_proj.weight.detach(), rank)
+        self.down_proj = LowRank(dense.down_proj.weight.detach(), rank)
+        self.router_ED = nn.Parameter(torch.zeros(shape.experts, hidden))
+        self.shared_gate_D = nn.Parameter(torch.zeros(hidden))
+        neurons = dense.gate_proj.weight.shape[0]
+        self.register_buffer("order_F", torch.arange(neurons))
+        self.disabled = False  # whether all experts are disabled
+        self.load_E: Tensor | None = None  # tokens of each expert so far, if they are counted
+
+    def permute(self, order_F: Tensor) -> None:
+        """Put the neurons of the frozen weights in an order; before it they are in the base's."""
+        self.order_F.copy_(order_F)
+        self.gate_proj.weight_OI = self.gate_proj.weight_OI[order_F].contiguous()
+        self.up_proj.weight_OI = self.up_proj.weight_OI[order_F].contiguous()
+        self.down_proj.weight_OI = self.down_proj.weight_OI[:, order_F].contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the shared neurons and of every token's top experts."""
+        act = functional.silu(self.gate_proj(x)) * self.up_proj(x)
+        weight = routing_weights(functional.linear(x, self.router_ED), self.shape.top_k)
+        if self.load_E is not None:
+            self.load_E += (weight > 0).flatten(0, -2).sum(0)
+        if self.disabled:
+            weight = torch.zeros_like(weight)
+        shared = 2 * torch.sigmoid(x @ self.shared_gate_D)
+        output: Tensor = self.down_proj(act * neuron_weights(weight, self.shape, shared))
+        return output
+
+
+def moe_layers(layers: int, step: int) -> range:
+    """Return the layers that have experts, as ``decoder_sparse_step`` of Qwen2-MoE counts them."""
+    return range(step - 1, layers, step)
+
+
+def build_student(
+    base: LlamaForCausalLM, shape: Shape, *, step: int, rank: int, other_rank: int, seed: int = 0
+) -> LlamaForCausalLM:
+    """Return a model that shares the frozen weights of a base, with updates that are nothing yet.
+
+    Args:
+        base: The dense model.
+        shape: Sizes of the FFN of every ``step``-th layer.
+        step: Distance of the layers with experts.
+        rank: Rank of the updates of an FFN with experts.
+        other_rank: Rank of the updates of attention and of the dense FFNs.
+        seed: Seed of the first values of the updates.
+    """
+    torch.manual_seed(seed)
+    with torch.device("meta"):
+        student = LlamaForCausalLM(base.config)
+    student.load_state_dict(base.state_dict(), assign=True)
+    student.tie_weights()
+    student.model.rotary_emb = base.model.rotary_emb
+    student.requires_grad_(False)
+    sparse = moe_layers(base.config.num_hidden_layers, step)
+    for index, layer in enumerate(student.model.layers):
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.weight = nn.Parameter(norm.weight.detach().clone())
+        if index in sparse:
+            layer.mlp = PartitionedFfn(layer.mlp, shape, rank)
+        for block in (layer.self_attn, layer.mlp):
+            for name, child in list(block.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(block, name, LowRank(child.weight.detach(), other_rank))
+    return student.eval()
+
+
+def partitioned(student: LlamaForCausalLM) -> Iterator[PartitionedFfn]:
+    """Yield the FFNs with experts, first to last."""
+    for layer in student.model.layers:
+        if isinstance(layer.mlp, PartitionedFfn):
+            yield layer.mlp
+
+
+def trained_state(student: LlamaForCausalLM) -> dict[str, Tensor]:
+    """Return what training made, by name: trained parameters and orders of neurons."""
+    state = {name: p.detach() for name, p in student.named_parameters() if p.requires_grad}
+    state |= {name: b for name, b in student.named_buffers() if name.endswith("order_F")}
+    return state
+
+
+def load_trained(student: LlamaForCausalLM, state: dict[str, Tensor]) -> None:
+    """Put a state of ``trained_state`` into a student that was just built.
+
+    Raises:
+        ValueError: The state is of another model.
+    """
+    expected = trained_state(student)
+    if expected.keys() != state.keys():
+        names = sorted(expected.keys() ^ state.keys())
+        raise ValueError(f"the state is of another model; the first name of one alone: {names[0]}")
+    for name, module in student.named_modules():
+        if isinstance(module, PartitionedFfn):
+            module.permute(state[f"{name}.order_F"].long())
+    with torch.no_grad():
+        for name, target in expected.items():
+            target.copy_(state[name])
+
+
+def _merged(module: Any) -> Tensor:
+    weight: Tensor = module.merged() if isinstance(module, LowRank) else module.weight
+    return weight
+
+
+@torch.no_grad()
+def to_stock(student: LlamaForCausalLM, *, step: int) -> Qwen2MoeForCausalLM:
+    """Return the same function as a stock Qwen2-MoE model.
+
+    Its normalized routing weights sum to 1 where a student's have the mean 1 over the top experts,
+    and its gate of the shared expert begins at a half: the down projections make up for both.
+    """
+    llama = student.config
+    shape = next(partitioned(student)).shape
+    config = Qwen2MoeConfig(
+        vocab_size=llama.vocab_size,
+        hidden_size=llama.hidden_size,
+        intermediate_size=llama.intermediate_size,
+        num_hidden_layers=llama.num_hidden_layers,
+        num_attention_heads=llama.num_attention_heads,
+        num_key_value_heads=llama.num_key_value_heads,
+        hidden_act=llama.hidden_act,
+        max_position_embeddings=llama.max_position_embeddings,
+        rms_norm_eps=llama.rms_norm_eps,
+        tie_word_embeddings=llama.tie_word_embeddings,
+        rope_parameters=dict(llama.rope_parameters),
+        decoder_sparse_step=step,
+        moe_intermediate_size=shape.width,
+        shared_expert_intermediate_size=shape.shared,
+        num_experts_per_tok=shape.top_k,
+        num_experts=shape.experts,
+        norm_topk_prob=True,
+        qkv_bias=False,
+        bos_token_id=llama.bos_token_id,
+        eos_token_id=llama.eos_token_id,
+        pad_token_id=llama.pad_token_id,
+        dtype="float32",
+    )
+    state = {}
+    for name, parameter in student.named_parameters():
+        if name.startswith("model.layers.") and "norm" not in name:
+            continue
+        state[name] = parameter.detach()
+    for index, layer in enumerate(student.model.layers):
+        prefix = f"model.layers.{index}"
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            projection = getattr(layer.self_attn, name)
+            state[f"{prefix}.self_attn.{name}.weight"] = _merged(projection)
+        mlp, prefix = layer.mlp, f"{prefix}.mlp"
+        gate_FD, up_FD, down_DF = (_merged(m) for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        if not isinstance(mlp, PartitionedFfn):
+            state[f"{prefix}.gate_proj.weight"] = gate_FD
+            state[f"{prefix}.up_proj.weight"] = up_FD
+            state[f"{prefix}.down_proj.weight"] = down_DF
+            continue
+        shared, experts = shape.shared, (shape.experts, shape.width, -1)
+        state[f"{prefix}.shared_expert.gate_proj.weight"] = gate_FD[:shared].clone()
+        state[f"{prefix}.shared_expert.up_proj.weight"] = up_FD[:shared].clone()
+        state[f"{prefix}.shared_expert.down_proj.weight"] = 2 * down_DF[:, :shared]
+        state[f"{prefix}.shared_expert_gate.weight"] = mlp.shared_gate_D[None]
+        state[f"{prefix}.gate.weight"] = mlp.router_ED
+        gate_EWD, up_EWD = gate_FD[shared:].view(experts), up_FD[shared:].view(experts)
+        state[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate_EWD, up_EWD], dim=1)
+        down_EWD = shape.top_k * down_DF[:, shared:].T.reshape(experts)
+        state[f"{prefix}.experts.down_proj"] = down_EWD.transpose(1, 2).contiguous()
+    stock = Qwen2MoeForCausalLM(config).eval()
+    # With tied embeddings the head is in no state.
+    missing, unexpected = stock.load_state_dict(state, strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"weights do not match: missing {missing}, unexpected {unexpected}")
+    stock.tie_weights()
+    return stock

@@ -1,0 +1,172 @@
+"""Split documents of train splits into training text, held-out text and dev questions.
+
+No document of a validation or test split is read for training. A training document that shares
+thirteen words in a row with a validation or test document is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from transformers import PreTrainedTokenizerBase
+
+SEPARATOR = "<|endoftext|>"  # between documents, as in the pretraining of the base
+OVERLAP_WORDS = 13
+
+
+@dataclass(frozen=True)
+class Source:
+    """A train split, and how its rows become documents."""
+
+    path: str  # directory below the root of the data
+    document: Callable[[Any], str]
+    held_out: int  # one document of ``held_out`` is held out, by its hash; 0 for none
+    rows: int | None = None  # the first rows alone
+
+
+def clean_hellaswag(text: str) -> str:
+    """Return a text of HellaSwag without its markup, as lm-eval shows it."""
+    return re.sub(r"\[.*?\]", "", text.replace(" [title]", ". ")).replace("  ", " ").strip()
+
+
+def hellaswag(row: Any) -> tuple[str, list[str], int]:
+    """Return the context, the endings and the index of the right ending."""
+    context = f"{row.activity_label}: {row.ctx_a} {row.ctx_b.capitalize()}"
+    return clean_hellaswag(context), [clean_hellaswag(e) for e in row.endings], int(row.label)
+
+
+def piqa(row: Any) -> tuple[str, list[str], int]:
+    """Return the question, its two solutions and the index of the right solution."""
+    return f"Question: {row.goal}\nAnswer:", [row.sol1, row.sol2], int(row.label)
+
+
+def _right(question: tuple[str, list[str], int]) -> str:
+    context, answers, label = question
+    return f"{context} {answers[label]}"
+
+
+def _choice(question: str, row: Any) -> str:
+    return f"{question} {row.choices['text'][list(row.choices['label']).index(row.answerKey)]}"
+
+
+SOURCES = {
+    "boolq": Source("aps/super_glue/boolq", lambda row: row.passage, held_out=8),
+    "hellaswag": Source("Rowan/hellaswag/default", lambda row: _right(hellaswag(row)), held_out=2),
+    "piqa": Source("baber/piqa/default", lambda row: _right(piqa(row)), held_out=4),
+    "arc_challenge": Source(
+        "allenai/ai2_arc/ARC-Challenge",
+        lambda row: _choice(f"Question: {row.question}\nAnswer:", row),
+        held_out=0,
+    ),
+    "openbookqa": Source(
+        "allenai/openbookqa/main", lambda row: _choice(row.question_stem, row), held_out=0
+    ),
+    "winogrande": Source(
+        "allenai/winogrande/winogrande_xl",
+        lambda row: row.sentence.replace("_", row.option1 if row.answer == "1" else row.option2),
+        held_out=0,
+    ),
+    "nq_open": Source(
+        "google-research-datasets/nq_open/nq_open",
+        lambda row: f"Question: {row.question}?\nAnswer: {row.answer[0]}",
+        held_out=0,
+    ),
+    "gsm8k": Source(
+        "openai/gsm8k/main",
+        lambda row: f"Question: {row.question}\nAnswer: {re.sub(r'<<.*?>>', '', row.answer)}",
+        held_out=0,
+        rows=2000,  # a fifth of the text; arithmetic is not what is measured
+    ),
+    "clinical_notes": Source(
+        "har1/MTS_Dialogue-Clinical_Note/default",
+        lambda row: f"{row.dialogue}\n\n{row.section_text}".replace("\r\n", "\n"),
+        held_out=0,
+    ),
+}
+TASKS = {"hellaswag": hellaswag, "piqa": piqa}
+
+
+def is_held_out(document: str, modulus: int) -> bool:
+    """Return whether a document is held out; equal documents are on the same side."""
+    digest = hashlib.sha256(document.encode()).digest()
+    return modulus > 0 and int.from_bytes(digest[:8], "big") % modulus == 0
+
+
+def _spans(text: str) -> Iterator[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    yield from (tuple(words[i : i + OVERLAP_WORDS]) for i in range(len(words) - OVERLAP_WORDS + 1))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.values() for text in _strings(item))
+    elif isinstance(value, list | tuple | np.ndarray):
+        yield from (text for item in value for text in _strings(item))
+
+
+def evaluation_spans(root: Path) -> set[int]:
+    """Return hashes of every thirteen words in a row of all validation and test splits."""
+    spans: set[int] = set()
+    for split in ("validation", "test"):
+        for path in sorted(root.rglob(f"{split}.parquet")):
+            for row in pd.read_parquet(path).itertuples(index=False):
+                spans.update(hash(span) for text in _strings(tuple(row)) for span in _spans(text))
+    return spans
+
+
+@dataclass(frozen=True)
+class Text:
+    """What training reads, and what measures it on the way."""
+
+    train: list[str]
+    held_out: list[str]  # passages; perplexity is measured on them
+    questions: dict[str, list[tuple[str, list[str], int]]]  # dev questions of each task
+    left_out: int  # training documents that overlap with a validation or test document
+
+
+def read_text(root: Path) -> Text:
+    """Read the train splits below a root and divide them."""
+    forbidden = evaluation_spans(root)
+    train: list[str] = []
+    held_out: list[str] = []
+    questions: dict[str, list[tuple[str, list[str], int]]] = {task: [] for task in TASKS}
+    left_out = 0
+    for name, source in SOURCES.items():
+        frame = pd.read_parquet(root / source.path / "train.parquet")[: source.rows]
+        seen = set()
+        for row in frame.itertuples(index=False):
+            document = source.document(row)
+            if document in seen:
+                continue
+            seen.add(document)
+            if any(hash(span) in forbidden for span in _spans(document)):
+                left_out += 1
+            elif not is_held_out(document, source.held_out):
+                train.append(document)
+            elif name in TASKS:
+                questions[name].append(TASKS[name](row))
+            else:
+                held_out.append(document)
+    return Text(train, held_out, questions, left_out)
+
+
+def windows(
+    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int
+) -> np.ndarray:
+    """Return the tokens of documents in windows [windows, length], separated, the rest cut off."""
+    separator = tokenizer.convert_tokens_to_ids(SEPARATOR)
+    ids = [
+        token
+        for encoded in tokenizer(list(documents), add_special_tokens=False)["input_ids"]
+        for token in (*encoded, separator)
+    ]
+    return np.array(ids[: len(ids) // length * length], dtype=np.uint16).reshape(-1, length)
