@@ -38,29 +38,28 @@ class Ffn:
 
 
 def neuron_order(
-    ffn: Ffn, act_TF: Tensor, shape: Shape, *, seed: int = 0, rounds: int = 8
+    ffn: Ffn, act_TF: Tensor, shape: Shape, *, seed: int = 0, rounds: int = 6
 ) -> Tensor:
     """Return the neurons in their new order: the shared ones, then expert after expert.
 
     Shared are the neurons that contribute most on average. The others are grouped by balanced
-    k-means of the contributions |activation|·‖down‖, so that neurons that fire together are in
-    the same expert.
+    k-means of their contributions |activation|·‖down‖. Neurons that fire together are in the same
+    expert, and so are neurons that fire often: some experts have more tokens than others.
     """
     contribution_TF = act_TF.abs() * ffn.down_DF.norm(dim=0)
     by_mean_F = contribution_TF.mean(0).argsort(descending=True)
     shared_S, rest_R = by_mean_F[: shape.shared], by_mean_F[shape.shared :]
-    points_RT = contribution_TF[:, rest_R].sqrt().T.contiguous()
-    points_RT = functional.normalize(points_RT - points_RT.mean(1, keepdim=True))
+    points_RT = contribution_TF[:, rest_R].T.contiguous()
     generator = torch.Generator().manual_seed(seed)
     centres_ET = points_RT[torch.randperm(len(rest_R), generator=generator)[: shape.experts]]
     for _ in range(rounds):
-        similarity_RE = points_RT @ centres_ET.T
+        # The squared distance without the part that every centre has in common.
+        cost_RE = centres_ET.pow(2).sum(1) - 2 * points_RT @ centres_ET.T
         # Every expert has ``width`` places, so that an assignment of neurons to places is balanced.
-        cost_RR = -similarity_RE.repeat_interleave(shape.width, dim=1)
+        cost_RR = cost_RE.repeat_interleave(shape.width, dim=1)
         _, places = linear_sum_assignment(cost_RR.numpy())
         expert_R = torch.from_numpy(places) // shape.width
-        centres_ET = torch.zeros_like(centres_ET).index_add_(0, expert_R, points_RT)
-        centres_ET = functional.normalize(centres_ET)
+        centres_ET = torch.zeros_like(centres_ET).index_add_(0, expert_R, points_RT) / shape.width
     return torch.cat([shared_S, rest_R[expert_R.argsort(stable=True)]])
 
 
@@ -108,7 +107,7 @@ def neuron_weights(weight_TE: Tensor, shape: Shape, shared_T: Tensor) -> Tensor:
 
 
 def low_rank_down(
-    act_TF: Tensor, residual_TD: Tensor, rank: int, penalty: float = 3e-2
+    act_TF: Tensor, residual_TD: Tensor, rank: int, penalty: float = 0.3
 ) -> tuple[Tensor, Tensor]:
     """Return b [hidden, rank] and a [rank, neurons] such that act @ (b a).T predicts a residual.
 
