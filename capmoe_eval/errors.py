@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """The numbers of an OSError that the next file would have as well."""
 _SHOWN = 100  # characters of a value
+_UNEXPECTED = 400  # characters of a message that nobody expected
 _LISTED = 100  # names that a line lists; lm-eval has 14,000 tasks
 
 
@@ -57,6 +59,17 @@ def first_line(error: Exception) -> str:
     if isinstance(error, KeyError) and error.args and str(error.args[0]).isidentifier():
         return f"{error.args[0]} is missing"
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def kind_and_place(error: Exception) -> str:
+    """Return the kind, message and place of an exception that nobody expected, in one line.
+
+    Of a bare assertion the message is the code.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    text = " ".join(str(error).split())[:_UNEXPECTED] or (frames[-1].line if frames else "")
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
 
 
 def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:

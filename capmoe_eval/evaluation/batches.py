@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
+
+from capmoe_eval.errors import UsageError
 
 Document = tuple[str | None, int | None]  # name of the task, lm-eval's id of the document
 
@@ -15,6 +17,28 @@ _FEW_ROWS = 16
 def documents(requests: Any) -> list[Document]:
     """Return the document of each request."""
     return [(request.task_name, request.doc_id) for request in requests]
+
+
+def note_truncated(
+    truncated: dict[Document, int], documents: Iterable[Document], sizes: Iterable[int], most: int
+) -> None:
+    """Add to the most tokens that each document loses those of requests of more than ``most``."""
+    for document, size in zip(documents, sizes, strict=False):
+        if size > most:
+            truncated[document] = max(size - most, truncated.get(document, 0))
+
+
+def unscorable(document: Document, tokens: int, most: int) -> UsageError:
+    """Return the error for a choice or target of which there is no log-likelihood."""
+    task, number = document
+    what = (
+        f"of {tokens} tokens, and the model takes {most}; choose a model, or a max_length, that "
+        "takes more"
+        if tokens
+        else "without a token, of which there is no log-likelihood; change the task's "
+        "doc_to_choice or doc_to_target"
+    )
+    return UsageError(f"task={task}: document {number} has a choice or target {what}")
 
 
 def deal(keys: Sequence[Hashable], size: int, seed: int) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import sys
@@ -83,6 +82,8 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[
         others = f"{outcome.by_others} by other processes, " if outcome.by_others else ""
         print(f"{outcome.computed} computed, {others}{skipped} finished before, {failed} failed")
     _print_notes(plans)
+    for line in outcome.truncations:
+        print_warning(line)
     if outcome.finished and (following := report_command(words)):
         print(f"Next: {following}")
     for cell, reason in outcome.failures:
@@ -103,18 +104,21 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[
 
 def report(plans: Sequence[CellPlan]) -> int:
     """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
-    from capmoe_eval.evaluation.progress import SHOWN, summary
+    from capmoe_eval.evaluation.progress import RunSummary, summary
     from capmoe_eval.experiment.results import Reader
 
     broken: list[str] = []
-    records = Reader().each((place for plan in plans if (place := plan.stored)), broken)
-    first = list(itertools.islice(records, SHOWN))
-    finished = len(first) + sum(1 for _ in records)
-    if first:
-        print(summary(first, finished))
-    missing = len(plans) - finished
-    print(f"{finished} finished, {missing} missing")
+    outcome = RunSummary()
+    places = (place for plan in plans if (place := plan.stored))
+    for number, record in enumerate(Reader().each(places, broken)):
+        outcome.add(number, record)
+    if outcome.finished:
+        print(summary(outcome.records, outcome.finished))
+    missing = len(plans) - outcome.finished
+    print(f"{outcome.finished} finished, {missing} missing")
     _print_notes(plans)
+    for line in outcome.truncations:
+        print_warning(line)
     for line in broken:
         print(f"left out: {line}", file=sys.stderr)
     return 1 if missing else 0

@@ -111,6 +111,11 @@ def evaluate(
         "documents": {
             name: part.model_dump(exclude_unset=True) for name, part in documents.items()
         },
+        "truncated": {
+            "documents": len(lm.truncated),
+            "tokens": max(lm.truncated.values(), default=0),
+            "max_length": lm.max_length,
+        },
         "load": report["summary"],
         "layers": report["layers"],
         "proofs": report["proofs"],

@@ -23,11 +23,12 @@ from capmoe_eval.evaluation.preparation import (
     sandbox_for,
     with_documents,
 )
-from capmoe_eval.evaluation.progress import Progress, aligned, duration
+from capmoe_eval.evaluation.progress import Progress, aligned, duration, truncation_line
 from capmoe_eval.evaluation.workload import CellWork, WorkCounter, sequences
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.queue import loads
+from capmoe_eval.experiment.record_part import Truncated
 from capmoe_eval.experiment.results import Reader, directories, record_paths, stored
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
@@ -90,6 +91,11 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
             rows.append(_row(cells, work, seconds, rate))
             times.append(seconds)
             works.append((first, work))
+            if work.truncated:
+                cut = Truncated(
+                    documents=work.truncated, tokens=work.lost, max_length=work.max_length
+                )
+                notes.append(f"warning: {truncation_line(first.cell, work.documents, cut)}")
         weights = counter.weights(first.cell.model)
         if isinstance(weights, int):
             in_steps = first.cell.backend != "transformers"

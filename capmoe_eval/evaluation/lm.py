@@ -22,11 +22,19 @@ from lm_eval.api.registry import register_model
 from lm_eval.models import hf_vlms, huggingface
 from lm_eval.models.hf_vlms import HFMultimodalLM
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 from transformers import ProcessorMixin
 
 from capmoe_eval.errors import UsageError, closest, shown
-from capmoe_eval.evaluation.batches import Document, deal, documents, n_scored
+from capmoe_eval.evaluation.batches import (
+    Document,
+    deal,
+    documents,
+    n_scored,
+    note_truncated,
+    unscorable,
+)
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
@@ -95,7 +103,8 @@ class CapmoeLM(HFLM):
                 "process a rank: torchrun --nproc-per-node R -m capmoe_eval parallel=ep ep_size=R"
             )
         is_name = isinstance(pretrained, str)
-        with one_line("pretrained", pretrained) if is_name else nullcontext():
+        place = "pretrained", pretrained, kwargs.get("revision", "main")
+        with one_line(*place) if is_name else nullcontext():
             super().__init__(pretrained, **kwargs)
         if is_name:
             check_tokenizer("pretrained", pretrained, self.tokenizer)
@@ -104,6 +113,7 @@ class CapmoeLM(HFLM):
         self._asked: list[Document] = []  # the document of each log-likelihood that is asked for
         self._n_batches = 0
         self.batches: dict[Document, int] = {}  # under this method, first batch of each document
+        self.truncated: dict[Document, int] = {}  # the most tokens that a prompt of each lost
         self._routing = ExitStack()
         self.quiet = False  # whether lm-eval's own progress bars stay away
         self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
@@ -156,7 +166,7 @@ class CapmoeLM(HFLM):
         """
         check_batch_size(self.batch_size, method)
         self.release()
-        self._n_batches, self.batches = 0, {}
+        self._n_batches, self.batches, self.truncated = 0, {}, {}
         self.meter = self._routing.enter_context(routed(self.model, method, calibrated=calibrated))
         return self.meter
 
@@ -191,20 +201,44 @@ class CapmoeLM(HFLM):
         return array("l", super().tok_encode(string, *args, **kwargs))
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        """Return lm-eval's log-likelihoods."""
+        """Return lm-eval's log-likelihoods; what it cannot score is a UsageError."""
         self._asked = documents(requests)
+        for document, request in zip(self._asked, requests, strict=True):
+            if not request.args[1]:
+                raise unscorable(document, 0, self.max_length)
         try:
             return super().loglikelihood(requests, disable_tqdm or self.quiet)
         finally:
             self._asked = []
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        """Return lm-eval's continuations."""
+        """Return lm-eval's continuations.
+
+        Raises:
+            UsageError: If the model has no place for a prompt, or its tokenizer no end of a text.
+        """
+        if self.eot_token_id is None:
+            raise UsageError(
+                "eos_token: the tokenizer has none, which ends an answer; add it to "
+                "tokenizer_config.json"
+            )
         plain = super().generate_until
-        with self._noted_batches(documents(requests), [request.args for request in requests], id):
+        asked = [request.args for request in requests]
+        sizes = {id(request): self._needed(*request) for request in asked}
+        with self._noted_batches(documents(requests), asked, id, lambda each: sizes[id(each)]):
             if self.shuffle is None:
                 return plain(requests, disable_tqdm or self.quiet)
             return self._dealt(requests, range(len(requests)), lambda part: plain(part, True))
+
+    def _needed(self, prompt: str, settings: dict[str, Any], *_: Any) -> int:
+        """Return the tokens of a prompt, and of the answer that lm-eval keeps places for."""
+        new: int = normalize_gen_kwargs(settings, self.max_gen_toks)["max_gen_toks"]
+        if new >= self.max_length:
+            raise UsageError(
+                f"max_gen_toks={new}: leaves no place for a prompt in the model's "
+                f"{self.max_length} tokens; choose a model, or a max_length, that takes more"
+            )
+        return new + len(self._tokens(prompt))
 
     def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
         def row(request: Any) -> Hashable:
@@ -212,8 +246,16 @@ class CapmoeLM(HFLM):
             _, context, continuation = request
             return (*context, *continuation[:-1]) if self.logits_cache else id(request)
 
+        for document, (_, _, continuation) in zip(self._asked, requests, strict=False):
+            if not 0 < len(continuation) <= self.max_length:
+                raise unscorable(document, len(continuation), self.max_length)
         plain = super()._loglikelihood_tokens
-        with self._noted_batches(self._asked, requests, row):
+
+        def needed(request: Any) -> int:
+            # The last token is predicted, and no input.
+            return len(request[1]) + len(request[2]) - 1
+
+        with self._noted_batches(self._asked, requests, row, needed):
             if self.shuffle is None:
                 return plain(requests, *args, **kwargs)
             rows = [row(request) for request in requests]
@@ -221,11 +263,17 @@ class CapmoeLM(HFLM):
 
     @contextmanager
     def _noted_batches(
-        self, documents: list[Document], requests: Any, row: Callable[[Any], Hashable]
+        self,
+        documents: list[Document],
+        requests: Any,
+        row: Callable[[Any], Hashable],
+        needed: Callable[[Any], int],
     ) -> Iterator[None]:
         """Note the first batch of every document whose requests are computed in this block.
 
         Requests with the same ``row`` share a row of a batch; those without a document only count.
+        Noted is also what a document loses of a request, of which lm-eval keeps the last tokens
+        where more are ``needed`` than the model takes.
         Noted is also the length of every sequence that lm-eval pads into a batch: ``_model_call``
         gets only the padded batch, in which a pad cannot be told from a real token 0.
         """
@@ -259,6 +307,7 @@ class CapmoeLM(HFLM):
         for document, request in zip(documents, requests, strict=False):
             number = number_of[row(request)]
             self.batches[document] = min(number, self.batches.get(document, number))
+        note_truncated(self.truncated, documents, map(needed, requests), self.max_length)
 
     def _dealt(
         self, requests: Any, rows: Sequence[Hashable], evaluate: Callable[[Any], list[Any]]
@@ -360,6 +409,18 @@ class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
         collect = gc.collect  # of everything: half a second a batch
         with mock.patch.object(gc, "collect", lambda generation=1: collect(generation)):
             return super().generate_until(requests, disable_tqdm)
+
+    def tok_batch_multimodal_encode(self, *args: Any, left_truncate_len: int, **kwargs: Any) -> Any:
+        """Return lm-eval's batch; one that it would cut is a UsageError: images would be torn."""
+        encoding = super().tok_batch_multimodal_encode(*args, **kwargs)
+        longest = encoding["input_ids"].shape[1]
+        if longest > left_truncate_len:
+            raise UsageError(
+                f"max_length={self.max_length}: leaves {left_truncate_len} tokens for a prompt, "
+                f"and one with its images has {longest}; choose a model, or a max_length, that "
+                "takes more"
+            )
+        return encoding
 
     def _model_multimodal_generate(self, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         # Left-padded, with the attention mask that tells the pads, as for text.

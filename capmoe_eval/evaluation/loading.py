@@ -110,7 +110,7 @@ def model_config(model: ModelId) -> PretrainedConfig:
     """
     prefix, _, name = model.pretrained.partition(":")
     if not model.pretrained.startswith((ZOO, TINY)):
-        with one_line("model.pretrained", model.pretrained):
+        with one_line("model.pretrained", model.pretrained, model.revision):
             return AutoConfig.from_pretrained(
                 model.pretrained, revision=model.revision, trust_remote_code=False
             )

@@ -23,6 +23,11 @@ def weights_bytes(model: ModelId) -> int:
     return sum(weight.numel() * weight.element_size() for weight in _built(model).parameters())
 
 
+def configuration(model: ModelId) -> Any:
+    """Return a model's configuration; UsageError if it cannot be loaded."""
+    return _built(model).config
+
+
 @functools.lru_cache(maxsize=2)  # all tasks of a model follow one another
 def _built(model: ModelId) -> Any:
     from capmoe_eval.evaluation.loading import weightless

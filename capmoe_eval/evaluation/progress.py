@@ -10,13 +10,15 @@ from typing import TextIO
 
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record_part import Truncated
 
 _ERASE = "\r\x1b[2K"
 # Columns of numbers, whose ends are in line.
 _NUMBERS = {"score", "±", "n", "effective γ", "dropped"}
 _LEGEND = (
-    "score: in %; dropped: (token, expert) pairs that no expert computes; peak: load of the "
-    "fullest expert over the mean, before → after drops"
+    "score: in %; effective γ: capacity over the mean load, a mean over layers and forwards; "
+    "dropped: (token, expert) pairs that no expert computes; peak: load of the fullest expert over "
+    "the mean in any layer and forward, the highest, before → after drops"
 )
 SHOWN = 48
 """Records that are shown, the first of all."""
@@ -132,6 +134,7 @@ class RunSummary:
     computed: int = 0  # cells that this run computed
     by_others: int = 0  # cells that other processes computed meanwhile
     failures: list[tuple[str, str]] = field(default_factory=list)  # (cell, reason)
+    truncations: dict[str, None] = field(default_factory=dict)  # a line for each task and model
     _first: dict[int, Record] = field(default_factory=dict)  # by the number of the plan
 
     @property
@@ -142,6 +145,8 @@ class RunSummary:
     def add(self, number: int, record: Record) -> None:
         """Count a finished cell; of a hundred thousand records not all can be kept."""
         self.finished += 1
+        if line := truncation(record):
+            self.truncations[line] = None
         self._first[number] = record
         if len(self._first) > SHOWN:
             del self._first[max(self._first)]
@@ -159,6 +164,23 @@ def summary(records: Sequence[Record], number: int) -> str:
         lines.append(f"… and {number - len(records)} more records")
     lines.append(_LEGEND)
     return "\n".join(lines)
+
+
+def truncation(record: Record) -> str | None:
+    """Return a line if prompts of a record were truncated, or None."""
+    if (cut := record.truncated) is None or not cut.documents:
+        return None
+    return truncation_line(record.cell, record.n, cut)
+
+
+def truncation_line(cell: Cell, documents: int, cut: Truncated) -> str:
+    """Return a line on the truncated prompts of a cell."""
+    return (
+        f"{cell.task.name} on {cell.model.name}: prompts of {cut.documents} of {documents} "
+        f"documents are truncated, by up to {cut.tokens} tokens on the left, to fit the model's "
+        f"{cut.max_length}; choose fewer examples (tasks.{cell.task.name}.fewshot=N), or a model "
+        "or model.max_length that takes more"
+    )
 
 
 def aligned(rows: Sequence[Mapping[str, str]], numbers: Collection[str]) -> str:

@@ -49,7 +49,7 @@ def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
         "git_revision": revision(),
         "model": {
             "class": type(model).__name__.removeprefix("FSDP"),  # so named where FSDP spreads it
-            "commit": getattr(model.config, "_commit_hash", None),
+            "commit": getattr(model, "capmoe_commit", None),
             "parameters": sum(p.numel() for p in model.parameters()),
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "weights": weights_hash(model),

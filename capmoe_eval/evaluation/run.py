@@ -6,15 +6,19 @@ import gc
 import io
 import itertools
 import os
-import traceback
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.errors import DISK_ERRORS, UnwritableError, UsageError, unwritable
+from capmoe_eval.errors import (
+    DISK_ERRORS,
+    UnwritableError,
+    UsageError,
+    kind_and_place,
+    unwritable,
+)
 from capmoe_eval.evaluation.preparation import (
     cautions,
     check_backend,
@@ -279,10 +283,4 @@ def _written(plan: CellPlan) -> Record:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if isinstance(error, UsageError):
-        return text
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}, line {frame.lineno}"
-    text = text[:400] or str(frame.line)  # a bare assertion has no text
-    return f"{type(error).__name__}: {text} ({place})"
+    return " ".join(str(error).split()) if isinstance(error, UsageError) else kind_and_place(error)

@@ -16,12 +16,13 @@ from unittest import mock
 
 import torch
 from lm_eval.models import vllm_causallms
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.models.vllm_causallms import VLLM
 from torch import Tensor
 from transformers import ProcessorMixin
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.batches import Document, documents
+from capmoe_eval.evaluation.batches import Document, documents, note_truncated
 from capmoe_eval.evaluation.loading import quiet_libraries, reader_of, whole_model
 from capmoe_eval.evaluation.provenance import now, provenance
 from capmoe_eval.experiment.cell import TINY, ZOO, Cell, ModelId
@@ -129,6 +130,7 @@ class CapmoeVllmLM(VLLM):
         }
         self.shuffle: int | None = None  # seed of a random order of requests; None: by length
         self.batches: dict[Document, int] = {}  # the step in which each document began
+        self.truncated: dict[Document, int] = {}  # the most tokens that a prompt of each lost
         self._first: list[int] = []  # the steps in which the requests of a call began
         self.quiet = True
         self.on_rows: Callable[[int], None] = lambda _rows: None
@@ -169,7 +171,7 @@ class CapmoeVllmLM(VLLM):
     def route(self, method: Method, calibrated: Sequence[Tensor] | None = None) -> Meter:
         """Put the loaded model under another method, with a new meter."""
         assert calibrated is None  # methods with a calibration are refused before
-        self.batches = {}
+        self.batches, self.truncated = {}, {}
         self.meter = put_under(self.model, method)
         self._steps = EngineSteps(self.on_rows)
         self.meter.observe(self._steps)
@@ -186,25 +188,41 @@ class CapmoeVllmLM(VLLM):
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's log-likelihoods."""
-        with self._noted(documents(requests)):
+
+        def needed(request: Any) -> int:
+            # An engine computes the last token, too, and generates one.
+            return len(request[1]) + len(request[2]) + 1
+
+        with self._noted(documents(requests), needed):
             return super().loglikelihood(requests, disable_tqdm or self.quiet)
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's continuations."""
-        with self._noted(documents(requests)):
+
+        def needed(request: Any) -> int:
+            (_, tokens), settings = request
+            new: int = normalize_gen_kwargs(settings, self.max_gen_toks)["max_gen_toks"]
+            return len(tokens) + new
+
+        with self._noted(documents(requests), needed):
             return super().generate_until(requests, disable_tqdm or self.quiet)
 
     @contextmanager
-    def _noted(self, of: list[Document]) -> Iterator[None]:
+    def _noted(self, of: list[Document], needed: Callable[[Any], int]) -> Iterator[None]:
         """Note the first step of each document whose requests are computed in this block.
+
+        Noted is also what a document loses of a request, of which lm-eval keeps the last tokens
+        where more are ``needed`` than the model takes.
 
         With a seed of random batches, the requests are given to the engine in a random order.
         """
         collators: list[Any] = []
         seed, self._first = self.shuffle, []
+        truncated, most = self.truncated, self.max_length
 
         class Arrivals(vllm_causallms.Collator):
             def __init__(self, arr: Any, sort_fn: Any, *args: Any, **kwargs: Any) -> None:
+                note_truncated(truncated, of, map(needed, arr), most)
                 if seed is not None:
                     draw = random.Random(seed).random
                     super().__init__(arr, lambda _: draw(), *args, **kwargs)

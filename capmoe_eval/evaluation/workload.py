@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.batches import Document, documents, note_truncated
 from capmoe_eval.evaluation.preparation import import_libraries, task_library
 from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import CellPlan
@@ -47,6 +48,9 @@ class CellWork:
     new_tokens: int = 0  # that are generated, at most; an answer may end before
     longest: int = 0  # tokens of the longest sequence, with what is generated
     scored: int = 0  # tokens of the longest sequence whose logits are all needed at once
+    truncated: int = 0  # documents whose prompts do not fit into the model
+    lost: int = 0  # tokens that a prompt loses at most
+    max_length: int = 0  # tokens that the model takes
 
 
 class WorkCounter:
@@ -80,8 +84,11 @@ class WorkCounter:
         }
 
         def count() -> dict[str, Any]:
-            reader = _reader(cell.model) if reads else None
-            return asdict(workload(self._requests(plan), reader, backend=cell.backend))
+            asked = self._requests(plan)
+            if not reads:
+                return asdict(CellWork(len(set(documents(asked))), len(asked)))
+            reader, most = _reader(cell.model), _max_length(cell.model)
+            return asdict(workload(asked, reader, most, backend=cell.backend))
 
         return CellWork(**_kept(inputs, count))
 
@@ -135,6 +142,17 @@ def _reader(model: ModelId) -> Any:
     from capmoe_eval.evaluation.loading import reader_of
 
     return reader_of(model)
+
+
+def _max_length(model: ModelId) -> int:
+    """Return the tokens that lm-eval takes a model for."""
+    from lm_eval.models.utils import resolve_max_length
+
+    from capmoe_eval.evaluation.memory import configuration
+
+    reader = _reader(model)
+    tokenizer = getattr(reader, "tokenizer", reader)
+    return model.max_length or resolve_max_length(configuration(model), tokenizer)
 
 
 def _kept(
@@ -210,34 +228,39 @@ def hub_is_away() -> bool:
     return False
 
 
-def workload(asked: Sequence[Instance], reader: Any, *, backend: str = "transformers") -> CellWork:
-    """Return the work of the requests of a cell.
+def workload(
+    asked: Sequence[Instance], reader: Any, max_length: int, *, backend: str = "transformers"
+) -> CellWork:
+    """Return the work of the requests of a cell, of whose prompts no more tokens than fit count.
 
     An engine computes every token of every request.
 
-    ``reader`` is the model's tokenizer, or its processor of images and text; with None no tokens
-    are counted.
+    ``reader`` is the model's tokenizer, or its processor of images and text; the model takes
+    ``max_length`` tokens.
     """
-    documents = len({(request.task_name, request.doc_id) for request in asked})
-    if reader is None:
-        return CellWork(documents, len(asked))
     tokenizer = getattr(reader, "tokenizer", reader)
-    scored = [request.args for request in asked if request.request_type != "generate_until"]
-    continued = [request.args for request in asked if request.request_type == "generate_until"]
+    choices = [request for request in asked if request.request_type != "generate_until"]
+    questions = [request for request in asked if request.request_type == "generate_until"]
+    scored, continued = ([request.args for request in part] for part in (choices, questions))
     # A rolling request has a text alone.
     pairs = [(*arguments, "")[:2] for arguments in scored]
     texts = [text for pair in pairs for text in pair] + [arguments[0] for arguments in continued]
     distinct = list(dict.fromkeys(texts))  # each is tokenized once
     encoded = tokenizer(distinct, add_special_tokens=False)["input_ids"] if distinct else []
     length = dict(zip(distinct, map(len, encoded), strict=True))
+    lost: dict[Document, int] = {}
+    in_steps = backend != "transformers"
+    most = max_length - in_steps  # an engine generates a token, too
     sequences: dict[object, int] = {}
-    for number, (context, continuation) in enumerate(pairs):
-        if backend != "transformers":
-            sequences[number] = length[context] + length[continuation]
-            continue
-        key = context if length[continuation] == 1 else (context, continuation)
-        # The last token is predicted, and no input.
-        sequences[key] = length[context] + max(0, length[continuation] - 1)
+    for number, (request, (context, continuation)) in enumerate(zip(choices, pairs, strict=True)):
+        # The last token is predicted, and no input of transformers.
+        last = 0 if in_steps else min(1, length[continuation])
+        size = length[context] + length[continuation] - last
+        if request.request_type == "loglikelihood":  # a rolling one is computed whole, in windows
+            note_truncated(lost, documents([request]), [size], most)
+            size = min(size, most)
+        alone = not in_steps and length[continuation] == 1
+        sequences[number if in_steps else context if alone else (context, continuation)] = size
     sizes = list(sequences.values())
     images = [arguments[2]["visual"] if len(arguments) > 2 else [] for arguments in continued]
     first = next((pictures[0] for pictures in images if pictures), None)
@@ -250,14 +273,19 @@ def workload(asked: Sequence[Instance], reader: Any, *, backend: str = "transfor
         int(settings.get("max_gen_toks", settings.get("max_new_tokens", _MOST_NEW_TOKENS)))
         for _, settings, *_ in continued
     ]
-    whole = [prompt + most for prompt, most in zip(prompts, new, strict=True)]
+    whole = [sum(both) for both in zip(prompts, new, strict=True)]
+    note_truncated(lost, documents(questions), whole, max_length)
+    whole = [min(size, max_length) for size in whole]
     return CellWork(
-        documents,
+        len(set(documents(asked))),
         len(asked),
-        tokens=sum(sizes) + sum(prompts),
+        tokens=sum(sizes) + sum(whole) - sum(new),
         new_tokens=sum(new),
-        longest=max([*sizes, *whole], default=0),
-        scored=max(sizes, default=0),
+        longest=min(max_length, max([*sizes, *whole], default=0)),
+        scored=min(max_length, max(sizes, default=0)),
+        truncated=len(lost),
+        lost=max(lost.values(), default=0),
+        max_length=max_length,
     )
 
 

@@ -26,6 +26,7 @@ from capmoe_eval.errors import (
     UsageError,
     bad_choice,
     first_line,
+    kind_and_place,
     shown,
 )
 from capmoe_eval.experiment.files import write_text
@@ -129,7 +130,7 @@ def _status(command: Callable[[], int | None], unexpected: tuple[str, int] = (""
             return _say(str(error), error, 1)
         words, status = unexpected
         status = 2 if isinstance(error, OSError) else status  # of the machine, not of the suite
-        line = f"{words}{type(error).__name__}: {first_line(error)}; {_written(error)}"
+        line = f"{words}{kind_and_place(error)}; {_written(error)}"
         return _say(line, error, status)
 
 

@@ -35,6 +35,8 @@ def check(
 ) -> str | None:
     """Return a warning if a model's last computation in a directory ran under other conditions.
 
+    These are versions, device, threads and kernel, and not the revision of this code.
+
     Args:
         root: The results directory.
         cell: A cell of the model.
@@ -45,22 +47,19 @@ def check(
         UsageError: If a record there has other weights, tokenizer, attention or documents.
     """
     now = _inputs(cell, provenance)
-    recorded_inputs: _Inputs = {}
-    origin: dict[str, Path] = {}
-    for directory in reversed(directories(root)):
-        recorded_inputs |= (there := _known(directory))
-        origin |= dict.fromkeys(there, directory)
-        _refuse(directory, there, now, finished, cell.path(root))
+    for directory in directories(root):
+        _refuse(directory, _known(directory), now, finished, cell.path(root))
+    recorded_inputs = _known(root)  # those of the repository come from another machine
     for identity, entry in now.items():
         then = recorded_inputs.get(identity, {}).get("computed_by", {})
         differing = [
             f"{name} {then.get(name)}, now {value}"
             for name, value in entry.get("computed_by", {}).items()
-            if then and then.get(name) != value
+            if then and name != "code" and then.get(name) != value
         ]
         if differing:
             return (
-                f"the results of {_title(entry)} in {origin[identity]} were computed under other "
+                f"the results of {_title(entry)} in {root} were computed under other "
                 f"conditions ({'; '.join(differing)}); numbers may differ in the last digits"
             )
     return None

@@ -27,6 +27,7 @@ from capmoe_eval.experiment.record_part import (
     Proofs,
     Provenance,
     TaskAnswers,
+    Truncated,
 )
 from capmoe_eval.routing.factor import CapacityFactor, gamma_json
 
@@ -60,6 +61,7 @@ class Summary(Part):
     value: float  # the task's metric as a fraction
     stderr: Amount | None  # its standard error over documents, as a fraction
     n: Positive  # documents
+    truncated: Truncated | None = None  # None of records from before this field
     load: Load  # over all layers and forwards
     proofs: Proofs
     provenance: Provenance

@@ -62,6 +62,14 @@ class Answers(Part):
         return self
 
 
+class Truncated(Part):
+    """The documents whose prompts were truncated on the left to fit the model."""
+
+    documents: Count
+    tokens: Count  # that a prompt lost at most
+    max_length: Positive  # tokens that the model takes, with those of an answer
+
+
 TaskAnswers: TypeAlias = Mapping[str, Answers]
 """The answers to a task by subtask."""
 

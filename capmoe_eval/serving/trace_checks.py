@@ -51,7 +51,11 @@ def check_counts(load_SLE: _Array, n_experts: int, top_k: int | None) -> None:
             f"n_experts={n_experts}: load_SLE has {load_SLE.shape[2]} experts; set that"
         )
     if (lowest := load_SLE.min()) < 0:
-        raise UsageError(f"load_SLE={lowest}: a count must be at least 0")
+        step, layer, _ = np.unravel_index(load_SLE.argmin(), load_SLE.shape)
+        raise UsageError(
+            f"load_SLE={lowest}: a count must be at least 0 (step {step}, layer {layer}); a "
+            "counter of 32 bits may have overflowed: dump it more often"
+        )
     check_pairs("load_SLE", load_SLE)
     if top_k is not None and (load_SLE.sum(axis=2) % top_k).any():
         raise UsageError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -20,9 +21,9 @@ from transformers import (
     ProcessorMixin,
 )
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.utils import is_vision_available
+from transformers.utils import is_vision_available, resolve_revision
 
-from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.errors import UsageError, first_line, kind_and_place
 from capmoe_eval.wrapper.molmoe import MolmoeConfig
 from capmoe_eval.wrapper.molmoe.images import MolmoImageProcessor, MolmoProcessor
 from capmoe_eval.wrapper.molmoe.model import CHECKPOINT_NAMES, MolmoeForConditionalGeneration
@@ -50,6 +51,7 @@ def load_checkpoint(
     *,
     kind: Any = AutoModelForCausalLM,
     field: str = "model.pretrained",
+    revision: str = "main",
     **settings: Any,
 ) -> Any:
     """Load a model from the hub or a directory in evaluation mode, whole or not at all.
@@ -58,14 +60,17 @@ def load_checkpoint(
     model has no place for, and asks on standard input whether code of the checkpoint may run. Here
     each of these is an error. Tensors that transformers does not report as missing, such as tied
     weights, may be absent. ``kind`` is the class of transformers that loads it with ``settings``;
-    ``field`` is the setting that ``name`` came from, for messages.
+    ``field`` is the setting that ``name`` came from, for messages. The model's ``capmoe_commit`` is
+    the commit of the hub that was loaded; None of a directory.
 
     Raises:
         UsageError: If it cannot be loaded, or not whole; the line names the first tensors.
     """
-    with one_line(field, name):
+    with one_line(field, name, revision):
+        resolved = resolve_revision(name, revision)  # once, for a branch may move meanwhile
         model, report = kind.from_pretrained(
             name,
+            revision=resolved,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the error below can name them
             **{"trust_remote_code": False, **settings},
@@ -93,12 +98,13 @@ def load_checkpoint(
                 f"{field}={name}: the checkpoint {what} ({len(tensors)}: {first}); get "
                 "the whole checkpoint again, with its own config.json"
             )
+    model.capmoe_commit = getattr(resolved, "resolved", None)
     return model.eval()
 
 
 def load_tokenizer(field: str, name: str, revision: str) -> Any:
     """Load a tokenizer as :func:`load_checkpoint` loads a model."""
-    with one_line(field, name):
+    with one_line(field, name, revision):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     check_tokenizer(field, name, tokenizer)
     return tokenizer
@@ -108,10 +114,15 @@ def check_tokenizer(field: str, name: str, tokenizer: Any) -> None:
     """Refuse an empty tokenizer, which transformers makes for a directory without one.
 
     Raises:
-        UsageError: If it has no tokens but special ones.
+        UsageError: If it has no tokens but special ones, or none that begins or ends a text.
     """
+    setting = "model.tokenizer" if field.startswith("model.") else "tokenizer"
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise UsageError(
+            f"{field}={name}: its tokenizer has neither a bos_token nor an eos_token, which "
+            f"lm-eval puts before a text; add one to tokenizer_config.json, or set {setting}=PATH"
+        )
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        setting = "model.tokenizer" if field.startswith("model.") else "tokenizer"
         raise UsageError(
             f"{field}={name}: has no tokenizer; save one there with "
             f"tokenizer.save_pretrained, or set {setting}=PATH"
@@ -120,7 +131,7 @@ def check_tokenizer(field: str, name: str, tokenizer: Any) -> None:
 
 def load_processor(field: str, name: str, revision: str) -> Any:
     """Load the processor of images and text of a model, as :func:`load_tokenizer` a tokenizer."""
-    with one_line(field, name):
+    with one_line(field, name, revision):
         processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
         if not isinstance(processor, ProcessorMixin):
             raise ValueError("it has no processor of images, only a tokenizer")
@@ -128,8 +139,10 @@ def load_processor(field: str, name: str, revision: str) -> Any:
 
 
 @contextmanager
-def one_line(field: str, name: str | Path) -> Iterator[None]:
+def one_line(field: str, name: str | Path, revision: str | None = None) -> Iterator[None]:
     """Turn every exception of a ``with`` block that loads ``field=name`` into an error of one line.
+
+    It names a ``revision`` that the hub's cache lacks of a repository that it has.
 
     Raises:
         UsageError: For any exception, because damaged files make the libraries raise many kinds.
@@ -149,13 +162,36 @@ def one_line(field: str, name: str | Path) -> Iterator[None]:
                 f"{field}={name}: needs code of its own, which runs only where it is asked for by "
                 "name: capmoe-eval lm-eval run … --trust_remote_code"
             ) from error
+        if absent := _absent_revision(field, name, revision):
+            raise UsageError(absent) from error
         reason = first_line(error)
         if str(name).startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
             reason = "no such directory"
         elif not isinstance(error, (OSError, ValueError)):
-            reason = f"{type(error).__name__}: {reason}"
+            reason = kind_and_place(error)
         embedded = ", or use an embedded model, for example model=tiny_olmoe"
         raise UsageError(
             f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or "
             f"HF_ENDPOINT to a mirror of the hub{embedded if field.startswith('model.') else ''}"
         ) from error
+
+
+def _absent_revision(field: str, name: str | Path, revision: str | None) -> str | None:
+    """Return the line for a revision that is not in the cache, where others of its name are."""
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos if revision else ()
+    except CacheNotFound:
+        return None
+    cached = [
+        revision for each in repositories if each.repo_id == name for revision in each.revisions
+    ]
+    resolved = resolve_revision(name, revision, local_files_only=True)
+    commits = {each.commit_hash for each in cached}
+    if not cached or getattr(resolved, "resolved", None) in commits:
+        return None
+    names = sorted({ref for each in cached for ref in each.refs} or commits)
+    setting = ".".join([*field.split(".")[:-1], "revision"])
+    return (
+        f"{setting}={revision}: {name} has no such revision in the cache; it has "
+        f"{', '.join(names)}; set {setting} to one of them, or download {revision}"
+    )

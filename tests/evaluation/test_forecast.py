@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from capmoe_eval.evaluation.workload import WorkCounter
 from capmoe_eval.experiment import datasource
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
+from capmoe_eval.experiment.record_part import Truncated
 from capmoe_eval.zoo.hub import ready
 from capmoe_eval.zoo.tiny import TINY_FAMILIES
 from tests import records
@@ -42,16 +44,36 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         *(("model=tiny_olmoe", f"tasks={task}") for task in ("winogrande", "gsm8k", "longicl_1")),
         ("model=tiny_llava_olmoe", "tasks=mme"),
+        ("model=tiny_olmoe", "tasks=winogrande", "model.max_length=16"),
+        ("model=tiny_olmoe", "tasks=gsm8k", "model.max_length=300"),
     ],
 )
-def test_the_tokens_are_those_that_a_run_computes(tmp_path: Path, words: tuple[str, str]) -> None:
+def test_the_tokens_are_those_that_a_run_computes(tmp_path: Path, words: Sequence[str]) -> None:
     more = ("batch_size=4", "limit=3", "method=baseline", f"results_dir={tmp_path}")
     (plan,) = records.planned(*words, *more)
-    (record,) = run([plan]).records
+    summary = run([plan])
+    (record,) = summary.records
     plan = dataclasses.replace(plan, source=ready(plan.source))
     work = WorkCounter([plan]).work(plan)
     assert (work.documents, work.tokens) == (record.n, record.load.tokens)
     assert record.n == 3
+    assert record.truncated == Truncated(
+        documents=work.truncated, tokens=work.lost, max_length=work.max_length
+    )
+    expected = []
+    if "model.max_length" in str(words):
+        length = plan.cell.model.max_length
+        expected = [
+            f"{record.task} on tiny_olmoe: prompts of 3 of 3 documents are truncated, by up to "
+            f"{work.lost} tokens on the left, to fit the model's {length}; choose fewer examples "
+            f"(tasks.{record.task}.fewshot=N), or a model or model.max_length that takes more"
+        ]
+    assert list(summary.truncations) == expected
+    plan = dataclasses.replace(plan, overwrite=True)
+    warned = [
+        line for line in forecast([plan], calibrate=False).splitlines() if "are truncated" in line
+    ]
+    assert warned == [f"warning: {line}" for line in expected]
 
 
 def test_a_forecast_writes_no_record_and_names_each_task(tmp_path: Path) -> None:

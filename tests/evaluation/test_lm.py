@@ -240,6 +240,50 @@ def test_an_automatic_batch_is_searched_unmetered() -> None:
     assert sum(rows) == len(PAIRS) + 4, "a row for each pair and each prompt"
 
 
+@pytest.mark.parametrize("shuffle", [None, 0])
+def test_what_a_prompt_loses_is_noted_by_document(shuffle: int | None) -> None:
+    """lm-eval keeps the last tokens that fit, and says so in a log that nobody reads."""
+    lm = build(size=3, max_length=6)
+    lm.set_batches(3, shuffle)
+
+    def ask(kind: str, asked: list[tuple[Any, ...]]) -> list[int]:
+        lm.route(create_method("score", 9.0))
+        # Of each document two requests.
+        requests = [Instance(kind, {}, each, 0, ("t", n // 2, 1)) for n, each in enumerate(asked)]
+        getattr(lm, kind)(requests)
+        return [len(lm.tok_encode("".join(map(str, each[:2])))) - 1 for each in asked]
+
+    pairs = [(" tea" * n, " iron" * 2) for n in (9, 7, 5, 3, 6, 4)]
+    sizes = ask("loglikelihood", pairs)
+    assert sizes == [10, 8, 6, 4, 7, 5]
+    assert lm.truncated == {("t", 0): 4, ("t", 2): 1}
+    assert lm.meter.summary()["tokens"] == sum(min(size, 6) for size in sizes)
+    settings = {"until": ["\n\n"], "max_gen_toks": 2, "do_sample": False}
+    ask("generate_until", [(" tea" * n, settings) for n in (4, 5, 3, 2)])
+    assert lm.truncated == {("t", 0): 1}
+    assert lm.meter.summary()["tokens"] == 4 + 4 + 3 + 2
+    ask("loglikelihood_rolling", [(" tea" * 30,)])
+    assert lm.truncated == {}, "windows lose nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "line"),
+    [
+        ("loglikelihood", ("A bird", ""), "task=t: document 7 has a choice or target without a"),
+        ("loglikelihood", ("", ""), "task=t: document 7 has a choice or target without a token"),
+        ("loglikelihood", ("", "<|endoftext|>"), "document 7 has a choice or target without a"),
+        ("loglikelihood", ("A", " tea" * 9), "of 9 tokens, and the model takes 8"),
+        ("generate_until", ("A", {"until": ["."], "max_gen_toks": 8}), "max_gen_toks=8: leaves no"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_in_a_line(
+    kind: str, arguments: tuple[Any, ...], line: str
+) -> None:
+    lm = build(max_length=8)
+    with pytest.raises(UsageError, match=line):
+        getattr(lm, kind)([Instance(kind, {}, arguments, 0, ("t", 7, 1))])
+
+
 def cell(**fields: Any) -> Cell:
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
     values = {"batch_size": 4, **fields}

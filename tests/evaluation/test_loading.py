@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -97,6 +98,39 @@ def test_the_weights_hash_sees_one_changed_value() -> None:
     with torch.no_grad():
         model.lm_head.weight[3, 5] += 1e-3
     assert weights_hash(model) != before
+
+
+@pytest.fixture(name="hub")
+def cached_hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The commits of a repository me/mine in the hub's cache, by the names of revisions."""
+    cache = tmp_path / "hub"
+    commits = {"main": "a" * 40, "v2": "b" * 40}
+    repository = cache / "models--me--mine"
+    (repository / "refs").mkdir(parents=True)
+    for name, commit in commits.items():
+        shutil.copytree(checkpoint, repository / "snapshots" / commit)
+        (repository / "refs" / name).write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return commits | {"b" * 40: "b" * 40}
+
+
+def test_a_record_names_the_commit_of_the_hub_and_none_of_a_directory(
+    hub: dict[str, str], checkpoint: Path
+) -> None:
+    for revision, commit in hub.items():
+        lm = load("me/mine", revision=revision)
+        assert lm.origin()["model"]["commit"] == commit
+    assert load(checkpoint).origin()["model"]["commit"] is None
+
+
+@pytest.mark.parametrize("revision", ["nope", "c" * 40])
+def test_a_revision_that_is_not_in_the_cache_is_named(hub: dict[str, str], revision: str) -> None:
+    line = rf"revision={revision}: me/mine has no such revision in the cache; it has main, v2; set"
+    with pytest.raises(UsageError, match=rf"^model\.{line}"):
+        load("me/mine", revision=revision)
+    with pytest.raises(UsageError, match=f"^{line}"):
+        CapmoeLM("me/mine", revision=revision, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -207,6 +241,22 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(UsageError, match=rf"^{message} tokenizer="):
         CapmoeLM(str(tmp_path), device="cpu")
+
+
+def test_a_tokenizer_without_a_begin_or_end_of_texts_is_refused(copied: Path) -> None:
+    settings = json.loads((copied / "tokenizer_config.json").read_text())
+    for name in ("eos_token", "bos_token"):
+        settings.pop(name, None)
+        (copied / "tokenizer_config.json").write_text(json.dumps(settings))
+        if name == "eos_token" and "bos_token" in settings:
+            lm = load(copied)
+            with pytest.raises(UsageError, match="eos_token: the tokenizer has none"):
+                lm.generate_until([])
+    message = f"pretrained={copied}: its tokenizer has neither a bos_token nor an eos_token"
+    with pytest.raises(UsageError, match=rf"^model\.{message}"):
+        load(copied)
+    with pytest.raises(UsageError, match=f"^{message}"):
+        CapmoeLM(str(copied), device="cpu")
 
 
 def test_tensors_of_other_parts_and_tied_ones_are_no_damage(copied: Path) -> None:

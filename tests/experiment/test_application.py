@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,7 +220,8 @@ def test_what_nobody_expected_is_one_line_and_a_file(
     assert run_command(fail) == (2 if isinstance(error, OSError) else 1)
     (line,) = capsys.readouterr().err.splitlines()
     (path,) = tmp_path.iterdir()
-    assert line.startswith(f"error: {type(error).__name__}: ")
+    kind = type(error).__name__
+    assert re.match(rf"error: {kind}: (?!{kind}).+ \(test_application\.py, line \d+\); ", line)
     assert str(path) in line
     text = path.read_text()
     assert "Traceback (most recent call last)" in text
@@ -295,7 +297,7 @@ def test_one_module_is_the_program() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        ("raise RuntimeError('boom')", "error: RuntimeError: boom; "),
+        ("raise RuntimeError('boom')", "error: RuntimeError: boom (<string>, line 1); "),
         ("sys.modules['numpy'] = None; import numpy", "error: numpy: is not installed; "),
         ("raise KeyboardInterrupt", INTERRUPTED),
     ],

@@ -68,7 +68,7 @@ def full() -> Trace:
         ({"expert_TLK": IDS, "step_T": np.array([-1, 0, 1])}, "step_T: must begin"),
         ({"expert_TLK": IDS, "step_T": np.array([0, 1])}, r"step_T: int64 \[2\]; must be integers"),
         ({"expert_TLK": IDS, "request_T": np.array([0.5, 1, 2])}, "request_T: float64"),
-        ({"load_SLE": LOADS - 1}, "load_SLE=-1: a count"),
+        ({"load_SLE": LOADS - [[[0], [1]]]}, r"load_SLE=-1: a count .*\(step 0, layer 1\)"),
         ({"load_SLE": LOADS / 2}, "load_SLE: float64"),
         ({"load_SLE": LOADS, "n_experts": 5}, "n_experts=5: load_SLE has 4"),
         ({"load_SLE": LOADS, "top_k": 3}, "top_k=3: a step's counts"),

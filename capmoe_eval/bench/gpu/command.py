@@ -30,7 +30,7 @@ from capmoe_eval.bench.rounds import (
     target_of,
     without_goal,
 )
-from capmoe_eval.errors import UsageError, check_choice, first_line
+from capmoe_eval.errors import UsageError, check_choice, kind_and_place
 from capmoe_eval.evaluation.provenance import revision
 from capmoe_eval.experiment.timings.schema import Evaluation
 from capmoe_eval.experiment.timings.spread import Spread, Target
@@ -100,7 +100,7 @@ def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]
     except ModuleNotFoundError as error:
         result = {"state": "skipped", "why": f"{error.name} is not installed here"}
     except Exception as error:  # of one item: the others may still show something
-        result = {"state": "failed", "why": f"{type(error).__name__}: {first_line(error)}"}
+        result = {"state": "failed", "why": kind_and_place(error)}
     gc.collect()
     if setting.device.type == "cuda":
         torch.cuda.empty_cache()

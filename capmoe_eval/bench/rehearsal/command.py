@@ -22,7 +22,7 @@ import torch
 from capmoe_eval.bench.rehearsal.checkpoint import PUBLISHED, Checkpoint
 from capmoe_eval.bench.rehearsal.grid import H100, grid_costs
 from capmoe_eval.bench.rounds import finish, measured_on, say, target_of
-from capmoe_eval.errors import UsageError, check_choice, first_line
+from capmoe_eval.errors import UsageError, check_choice, kind_and_place
 from capmoe_eval.evaluation.calibration import apply_calibration
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.forecast import measured_rate
@@ -135,7 +135,7 @@ def _rehearsed(
                 **_evaluated(plan, lm, counter),
             }
         except Exception as error:  # of one cell: the others may still show something
-            needed["failure"] = f"{type(error).__name__}: {first_line(error)}"
+            needed["failure"] = kind_and_place(error)
             say(f"  FAILED: {needed['failure']}")
     if lm is not None:
         row["loaded"] = sum(p.numel() * p.element_size() for p in lm.model.parameters())

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from typing import Any
 
+from transformers.utils import resolve_revision
+
 from capmoe_eval.errors import UsageError, first_line, shown
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import YamlTask
@@ -75,7 +77,9 @@ class BertScore:
             "layer": scorer.num_layers,
             "rescale": scorer.rescale_with_baseline,
             "weights": weights_hash(scorer._model),
-            "commit": getattr(scorer._model.config, "_commit_hash", None),
+            "commit": getattr(
+                resolve_revision(scorer.model_type, local_files_only=True), "resolved", None
+            ),
             "bert-score": importlib.metadata.version("bert-score"),
         }
 

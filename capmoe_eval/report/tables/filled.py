@@ -14,6 +14,7 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, profile_name
 from capmoe_eval.experiment.names import gamma_column, gamma_text
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import (
     Finished,
@@ -309,6 +310,17 @@ def _entry_notes(table: Table) -> Iterator[str]:
             "the documents (McNemar's exact test; random sign flips for averages over seeds or "
             "tasks, and for scores that are fractions), Holm-corrected for the "
             f"{count} tests of this table."
+        )
+    truncated = [
+        f"{record.model} {part.column} {cut.documents:,} of {record.n:,} (up to {cut.tokens:,})"
+        for entry in table.entries
+        for part in entry.parts
+        if isinstance(record := part.source, Record) and (cut := record.truncated) and cut.documents
+    ]
+    if truncated:
+        yield (
+            "§ prompts were truncated on the left to fit the model; documents, and the most tokens "
+            f"that one lost: {', '.join(dict.fromkeys(truncated))}."
         )
     if untested := sum(bool(entry.untested) for entry in table.entries):
         noun = "entry has" if untested == 1 else "entries have"

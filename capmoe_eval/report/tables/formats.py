@@ -14,7 +14,7 @@ from capmoe_eval.report.templates import render
 
 _SUFFIXES: Final = (
     *("", " stderr", " low", " high", " published", " difference", " z"),
-    *(" effect", " p", " p corrected"),
+    *(" effect", " p", " p corrected", " truncated"),
 )
 """Endings of a number's columns in CSV, in their order; the first two are always there."""
 
@@ -22,9 +22,10 @@ _SUFFIXES: Final = (
 def to_markdown(table: Table) -> str:
     """Return a GitHub-flavoured Markdown section.
 
-    The best entries of a block are bold, ▼ and ▲ mark what differs from the baseline, and standard
-    errors follow as "± 2.2", quartiles as "(1.1–1.3)". What the paper prints for a row is a row
-    below it. Below the table stand the commands that fill the missing entries, and the notes.
+    The best entries of a block are bold, ▼ and ▲ mark what differs from the baseline, § marks
+    truncated prompts, and standard errors follow as "± 2.2", quartiles as "(1.1–1.3)". What
+    the paper prints for a row is a row below it. Below the table stand the commands that fill the
+    missing entries, and the notes.
     """
     return render("table.md", table=table)
 
@@ -51,8 +52,9 @@ def to_csv(table: Table) -> str:
 
     Each column of numbers is followed by its "… stderr", in the same display units. Where the table
     has them, there follow the quartiles "… low" and "… high"; "… published", "… difference" and
-    "… z"; and "… effect", "… p" and "… p corrected" of the paired test. Unknown and missing
-    numbers are empty, and "+∞" is ``inf``, so that pandas reads numbers as numbers.
+    "… z"; and "… effect", "… p" and "… p corrected" of the paired test. Last stands "… truncated",
+    the documents whose prompts were. Unknown and missing numbers are empty, and "+∞" is ``inf``,
+    so that pandas reads numbers as numbers.
     """
     present = {suffix for entry in table.entries for suffix in _numbers(entry)}
     suffixes = [suffix for suffix in _SUFFIXES if suffix in present] or _SUFFIXES[:2]
@@ -82,6 +84,8 @@ def _numbers(cell: TableCell) -> dict[str, object]:
         numbers |= {" published": there.value, " difference": there.difference, " z": there.z}
     if test := cell.test:
         numbers |= {" effect": test.effect, " p": test.p, " p corrected": test.corrected}
+    if cell.truncated:
+        numbers[" truncated"] = cell.truncated
     return numbers
 
 

@@ -74,6 +74,16 @@ class Entry:
     # What it was taken from, by column, of several seeds the lowest first.
     parts: tuple[EntryPart, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def truncated(self) -> int:
+        """The documents of all its columns whose prompts were truncated."""
+        counts = {
+            part.column: part.source.truncated.documents
+            for part in self.parts
+            if isinstance(part.source, Record) and part.source.truncated
+        }
+        return sum(counts.values())
+
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or not math.isfinite(self.stderr or 0.0):
             raise ValueError(f"an entry must be finite, got {self.value} ± {self.stderr}")
@@ -119,6 +129,7 @@ class CellInWords(NamedTuple):
     value: str = ""
     best: bool = False
     mark: str = ""
+    cut: str = ""  # the mark of truncated prompts
     stderr: str = ""
     quartiles: str = ""
     origin: Sequence[str] = ()  # seeds, documents and paired test
@@ -245,12 +256,15 @@ def _in_words(cell: TableCell, best: bool, decimals: int) -> CellInWords:
     if test is not None and test.corrected is not None:
         effect = f"{_signed(test.effect, decimals)} to the baseline"
         origin.append(f"{effect}, p = {test.p:.2g}, corrected {test.corrected:.2g}")
+    if cell.truncated:
+        origin.append(f"prompts of {cell.truncated:,} documents truncated")
     if cell.untested:
         origin.append(f"no paired test: {cell.untested}")
     words = CellInWords(
         value=f"{cell.value:.{decimals}f}",
         best=best,
         mark=_MARKS[test.verdict if test else None],
+        cut="§" if cell.truncated else "",
         stderr="" if cell.stderr is None else f"{cell.stderr:.{decimals}f}",
         quartiles=f"({low:.{decimals}f}–{high:.{decimals}f})" if cell.quartiles else "",
         origin=origin,

@@ -43,6 +43,7 @@ _LATEX: Final = str.maketrans(
         "−": r"$-$",
         "▼": r"$^{\dagger}$",
         "▲": r"$^{\ddagger}$",
+        "§": r"\S{}",
         "–": "--",
         "—": "---",
     }

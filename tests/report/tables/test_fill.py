@@ -3,6 +3,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,10 @@ from capmoe_eval.experiment.record_part import Answers, TaskAnswers
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn, find_layout
 from capmoe_eval.report.tables.entries import RecordEntries
 from capmoe_eval.report.tables.filled import fill
+from capmoe_eval.report.tables.formats import to_csv, to_html, to_latex, to_markdown
 from capmoe_eval.report.tables.table import Entry, Missing, PrintedNumber, Table
+from capmoe_eval.routing.registry import create_method
+from tests import records
 
 TINY = ModelSlot("tiny_olmoe", "tiny OLMoE (untrained)", 1.25, knobs={"ep_size": 8})
 
@@ -58,7 +62,7 @@ LAYOUT = Layout(
 BASELINE, EXPERT_DROP, SCORE, RANDOM = range(4)
 
 
-def toy(*results: Result) -> Table:
+def toy(*results: Any) -> Table:
     return fill(LAYOUT, [TINY], RecordEntries(results).row)
 
 
@@ -66,6 +70,31 @@ def entry(table: Table, row: int, column: int = 0) -> Entry:
     found = table.rows[row].entries[column]
     assert isinstance(found, Entry)
     return found
+
+
+def test_a_cell_whose_prompts_were_truncated_is_marked_and_counted() -> None:
+    results = [
+        records.record_of(
+            create_method("score", 1.0),
+            model="tiny_olmoe",
+            task=task,
+            parts={"truncated": {"documents": cut, "tokens": 190, "max_length": 16}},
+        )
+        for task, cut in (("obqa", 3), ("piqa", 0))
+    ]
+    table = toy(*results)
+    row = table.blocks[1].in_words(1)[SCORE - 2]
+    assert [cell.cut for cell in row.entries] == ["§", "", "§"], "the average, too"
+    assert [note for note in table.notes if "§" in note] == [
+        "§ prompts were truncated on the left to fit the model; documents, and the most tokens "
+        "that one lost: tiny_olmoe OBQA 3 of 4 (up to 190)."
+    ]
+    assert "75.0§" in to_markdown(table)
+    assert r"75.0\S{}" in to_latex(table)
+    assert "75.0§" in to_html(table)
+    assert "OBQA truncated" in to_csv(table)
+    old = toy(records.record_of(create_method("score", 1.0), model="tiny_olmoe", task="obqa"))
+    assert not entry(old, SCORE).truncated
 
 
 @pytest.mark.parametrize(
