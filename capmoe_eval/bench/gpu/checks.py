@@ -260,7 +260,7 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch and note whether it would wait."""
         kwargs = kwargs or {}
-        placed = func is torch.tensor and kwargs.get("device") is not None
+        placed = func is torch.tensor and kwargs.get("device") not in (None, "cpu")
         masked = func in (Tensor.__getitem__, Tensor.__setitem__) and _has_mask(args[1])
         if func in _WAITING or placed or masked:
             self._waits[_place()] += 1
