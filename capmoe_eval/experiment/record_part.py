@@ -241,6 +241,8 @@ class Examined(Part):
     forwards: Count
     of: Count  # all forwards under the method
     buckets: Count
+    layers: Count | None = None  # summed over forwards; None of records from before this field
+    seed: Count | None = None  # by which layers and forwards were chosen
 
     @property
     def share(self) -> float | None:
@@ -278,6 +280,11 @@ class Proofs(Part):
     """Pads take no slot."""
     overload_drops: Invariant
     """Where a load exceeds its bound, something was dropped."""
+    slots_filled: Invariant | None = None
+    """An expert (or a device) that loses a pair of a token's own choice keeps as many pairs as its
+    capacity."""
+    groups_as_defined: Invariant | None = None
+    """The tokens that count and their capacity groups are those of the mask."""
     pairs_valid: Invariant | None = None
     """Each slot names an expert or none, no token calls an expert twice, and a dropped slot weighs
     nothing."""
@@ -285,6 +292,10 @@ class Proofs(Part):
     """The experts compute the pairs that the method's definition keeps, and no other."""
     weights_as_defined: Invariant | None = None
     """Each pair reaches its expert with the combine weight of the definition."""
+    scores_as_defined: Invariant | None = None
+    """The scores of all experts, by which a decision is made, are those of the gate's recipe."""
+    outputs_as_defined: Invariant | None = None
+    """The experts' outputs of some tokens are the sums of the outputs of their pairs."""
     gate_as_read: Invariant | None = None
     """The weights and the top-k that follow from a router's logits are the router's own."""
     forwards_planned: Invariant | None = None

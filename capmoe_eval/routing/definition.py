@@ -7,15 +7,19 @@ lower expert.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from capmoe_eval.routing.method import Method
 
 # Shape suffixes: T counted tokens, E experts, K = top-k, G groups, R ranks, N experts of a rank,
 # P pairs, H hidden size.
@@ -138,9 +142,14 @@ def pairs_per_unit(
 
     γ is finite, and the decimal that was written (paper §4; of a device, §5.2).
     """
-    numerator, denominator = Decimal(repr(gamma)).as_integer_ratio()
+    numerator, denominator = _ratio(gamma)
     pairs, rest = divmod(sharing * numerator * tokens * top_k, denominator * n_experts)
     return pairs + (rest > 0 and rounding == "ceil")
+
+
+@functools.cache
+def _ratio(gamma: float) -> tuple[int, int]:
+    return Decimal(repr(gamma)).as_integer_ratio()
 
 
 def capacities(
@@ -164,6 +173,21 @@ def capacities(
         for tokens in tokens_G.tolist()
     ]
     return np.array(limits, dtype=np.int64)
+
+
+def limits(
+    method: Method, gamma: float, tokens_G: Array, *, top_k: int, n_experts: int
+) -> Array:
+    """Return the capacity in each group [G] of a method's unit, an expert or a device."""
+    by_device = method.granularity == "device"
+    return capacities(
+        gamma,
+        tokens_G,
+        top_k=top_k,
+        n_experts=n_experts,
+        rounding=method.rounding,
+        sharing=n_experts // method.ep_size if by_device else 1,
+    )
 
 
 # The order in which pairs are kept, and which are.

@@ -71,6 +71,8 @@ class Method:
     row: ClassVar[int] = 1000  # the place among the methods, in tables and lists
     is_stock: ClassVar[bool] = False  # True if the method changes no decision of the router
     reads_hidden: ClassVar[bool] = False  # True if a decision depends on the router's input
+    # True if a unit that loses a pair of a token's own choice keeps as many pairs as its capacity.
+    fills_slots: ClassVar[bool] = False
 
     ep_size: int = 1
     scope: str = "batch"
@@ -107,19 +109,15 @@ class Method:
         """
         raise NotImplementedError
 
-    def limits(
-        self, tokens: Sequence[int], *, top_k: int, n_experts: int, gamma: float | None = None
-    ) -> list[int]:
+    def limits(self, tokens: Sequence[int], *, top_k: int, n_experts: int) -> list[int]:
         """Return the capacity of a unit in each group [G]: of an expert, or of a device.
 
         Args:
             tokens: Counted tokens T of each group.
             top_k: Experts K per token.
             n_experts: Routed experts E.
-            gamma: A capacity factor in place of the method's, which must be uniform.
         """
-        if gamma is None and self.factor is not None:
-            gamma = self.factor.uniform
+        gamma = self.uniform_gamma
         assert gamma is not None
         by_device = self.granularity == "device"
         sharing = experts_per_rank(n_experts, self.ep_size) if by_device else 1

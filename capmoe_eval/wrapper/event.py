@@ -226,6 +226,7 @@ class LayerForward:
     # The experts of the rows that the stock kernel computed, call by call; None where the kernel of
     # kept pairs is not installed.
     computed: tuple[Tensor, ...] | None
+    output_NH: Tensor | None = None  # of the experts; None where a server's kernel computed it
 
     @property
     def scores(self) -> Scores:

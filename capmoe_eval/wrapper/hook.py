@@ -79,7 +79,7 @@ class LayerHook:
         return None if assignment is None else self.sent(router, assignment)
 
     def emit(
-        self, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Tensor
+        self, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         """Show the layer's forward to the observers, when its experts have run."""
         plan, is_again = self._running(self._number, "experts")
@@ -99,6 +99,7 @@ class LayerHook:
             assignment=routed.assignment,
             experts=call,
             computed=None if self._computed is None else tuple(self._computed),
+            output_NH=output,
         )
         self._computed = None  # an observer may have the experts compute other tokens
         with torch.no_grad():  # observers are no part of the graph of a backward pass

@@ -23,6 +23,18 @@ from capmoe_eval.wrapper.seam import TRANSFORMERS
 
 KERNEL = "capmoe"
 
+KERNEL_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+}
+"""Allowed deviation of the kept-pairs kernel, relative to the stock kernel's largest output.
+
+The stock kernel may round each of a token's K sums to the model's precision, ours adds in float32.
+One pair too many or too few gives a deviation of several tenths.
+"""
+
 # Shape suffixes: T tokens, S slots per token, P kept pairs, H hidden size.
 
 
@@ -72,14 +84,31 @@ def kept_pairs_kernel(
         watch(call[1])
         return stock_experts(experts, config._experts_implementation)(experts, *call)
 
+    with _implementation(experts, KERNEL):
+        experts.capmoe_stock, experts.capmoe_untouched, experts.capmoe_counted = stock, True, None
+        try:
+            yield
+        finally:
+            del experts.capmoe_stock, experts.capmoe_untouched, experts.capmoe_counted
+
+
+@contextmanager
+def _implementation(experts: Any, name: str) -> Iterator[None]:
+    """Have an experts module compute by another implementation; restore it on exit."""
+    config = experts.config
     experts.config = copy.copy(config)
-    experts.config._experts_implementation_internal = KERNEL
-    experts.capmoe_stock, experts.capmoe_untouched, experts.capmoe_counted = stock, True, None
+    experts.config._experts_implementation_internal = name
     try:
         yield
     finally:
         experts.config = config
-        del experts.capmoe_stock, experts.capmoe_untouched, experts.capmoe_counted
+
+
+def single_pairs(experts: Any, hidden_PH: Tensor, index_P: Tensor, weight_P: Tensor) -> Tensor:
+    """Return the weighted output of each pair [P, H], by the loop in the class of the experts."""
+    with _implementation(experts, "eager"):
+        rows_PH: Tensor = experts.forward(hidden_PH, index_P[:, None], weight_P[:, None])
+    return rows_PH
 
 
 def kept_pairs_forward(experts: Any, *args: Tensor, **kwargs: Tensor) -> Tensor:

@@ -16,7 +16,11 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer, Proof, Sums, Tally
 from capmoe_eval.wrapper.observers.checks import ForwardCheck, GateCheck
-from capmoe_eval.wrapper.observers.invariants import DefinitionCheck, is_examined
+from capmoe_eval.wrapper.observers.invariants import (
+    DefinitionCheck,
+    examination_seed,
+    is_examined,
+)
 from capmoe_eval.wrapper.observers.loads import DecodeSteps, Loads
 from capmoe_eval.wrapper.observers.modalities import Modalities
 from capmoe_eval.wrapper.plan import ForwardPlan
@@ -48,7 +52,7 @@ class Meter:
         samples: bool = False,
     ) -> None:
         # Whether some observers see the examined forwards alone, as in a server.
-        self._samples = samples
+        self._samples, self._seed = samples, examination_seed(method)
         self.layers, self.method, self.calibrated = layers, method, calibrated
         self.ranks = layers[0].ranks
         self._forwards = ForwardCheck(method)
@@ -140,7 +144,7 @@ class Meter:
         for observer in self._observers:
             observer.begin(plan)
         asked = [observer for observer in self._observers if observer.wants(plan)]
-        if self._samples and not is_examined(self._forwards.constrained - 1):
+        if self._samples and not is_examined(self._seed, self._forwards.constrained - 1):
             asked = [observer for observer in asked if not observer.is_sampled]
         plan.observers = asked
 

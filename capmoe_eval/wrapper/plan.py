@@ -8,10 +8,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing import definition
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.tokens import TokenGroups, group_tokens, moved
 from capmoe_eval.wrapper.layers import MoeLayer
@@ -229,13 +231,16 @@ class ForwardPlan:
     def capacities(
         self, gammas: tuple[float, ...], layer: MoeLayer, device: torch.device
     ) -> Tensor:
-        """Return the capacity of each group at each γ [Γ, G]; computed once for like layers."""
+        """Return the capacity of each group at each γ [Γ, G]; computed once for like layers.
+
+        It is the definition's: nothing decides by it.
+        """
         sizes = {"top_k": layer.top_k, "n_experts": layer.n_experts}
         key = (gammas, *sizes.values(), device)
         if key not in self._capacities:
-            tokens = self.groups.tokens
-            limits = [self.method.limits(tokens, gamma=gamma, **sizes) for gamma in gammas]
-            self._capacities[key] = moved(torch.tensor(limits, device="cpu"), device)
+            tokens_G = np.array(self.groups.tokens)
+            limit_XG = [definition.limits(self.method, of, tokens_G, **sizes) for of in gammas]
+            self._capacities[key] = moved(torch.from_numpy(np.stack(limit_XG)), device)
         return self._capacities[key]
 
     def limit_G(self, method: Method, layer: MoeLayer, device: torch.device) -> Tensor | None:

@@ -16,7 +16,7 @@ from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.forward import hooked
-from capmoe_eval.wrapper.kernel import experts_call, kept_pairs_kernel
+from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE, experts_call, kept_pairs_kernel
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.plan import placeholder_ids
@@ -25,17 +25,8 @@ from capmoe_eval.wrapper.ranks import ALONE
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), T tokens, H hidden
 # size, P kept pairs.
 
-KERNEL_TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-4,
-    torch.bfloat16: 3e-2,
-    torch.float16: 4e-3,
-}
-"""Allowed deviation of the kept-pairs kernel, relative to the stock kernel's largest output.
-
-The stock kernel may round each of a token's K sums to the model's precision, ours adds in float32.
-One pair too many or too few gives a deviation of several tenths.
-"""
+_SAMPLE = 1024
+"""Numbers of a weight by which a change is noticed."""
 
 _PROVEN: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Any]]] = WeakKeyDictionary()
 
@@ -130,8 +121,16 @@ def _prove_kernel(
 
 
 def _state(experts: Any) -> tuple[Any, ...]:
-    weights = [(weight.data_ptr(), weight._version) for weight in experts.parameters()]
+    weights = [(of.data_ptr(), of._version, _sample(of)) for of in experts.parameters()]
     return experts.config._experts_implementation, weights
+
+
+def _sample(weight: Tensor) -> float:
+    """Return the sum of some numbers of a weight, whose version tells of no change of ``.data``."""
+    local = weight.to_local() if hasattr(weight, "to_local") else weight.detach()
+    if local.is_meta:
+        return 0.0
+    return float(local.flatten()[:: max(1, local.numel() // _SAMPLE)].float().sum())
 
 
 def _compare_kernels(
@@ -177,7 +176,8 @@ def _both_kernels(
         with kept_pairs_kernel(experts, computed.append):
             experts.capmoe_untouched = False
             nowhere_TS = index_TS.masked_fill(~kept_TS, experts.num_experts)
-            output_TH = experts.forward(hidden_TH, nowhere_TS, weight_TS)
+            # As a decision sends them: a dropped slot weighs nothing.
+            output_TH = experts.forward(hidden_TH, nowhere_TS, weight_TS * kept_TS)
         kept_P = index_TS[kept_TS]
         # No call of the stock kernel where nothing is kept.
         computed_P = torch.cat([kept_P[:0], *(index.reshape(-1) for index in computed)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,7 +21,12 @@ from capmoe_eval.routing import definition
 from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import method_names
-from capmoe_eval.wrapper.observers.invariants import EVERY, is_examined
+from capmoe_eval.wrapper.observers.invariants import (
+    EVERY,
+    FIRST,
+    examination_seed,
+    is_examined,
+)
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.routing.problems import GAMMAS, Case, cases, decide, kept_pairs
 from tests.routing.reference import DEFINITIONS, import_extensions
@@ -111,14 +117,35 @@ def test_a_capacity_is_the_exact_quotient_rounded(
         assert 0 <= beyond < 1 if rounding == "ceil" else -1 < beyond <= 0
 
 
-def test_forwards_are_examined_from_the_first_and_ever_again() -> None:
-    examined = [number for number in range(200) if is_examined(number)]
-    assert examined == [0, 1, 2, 4, 8, 16, 32, 64, 128, 3 * EVERY]
+def chance(number: int) -> float:
+    return min(1.0, FIRST / max(number, 1) + 1 / EVERY)
+
+
+def test_layers_are_examined_by_chance_and_in_the_first_forwards_all() -> None:
+    runs = [[[is_examined(seed, n, of) for of in range(8)] for n in range(1000)] for seed in (1, 2)]
+    for run in runs:
+        assert all(map(all, run[:3]))
+        expected = sum(chance(n) for n in range(1000))
+        assert sum(map(sum, run)) / 8 == pytest.approx(expected, rel=0.15)
+    assert runs[0] != runs[1]
+
+
+@pytest.mark.parametrize(
+    ("forwards", "layers", "percent"), [(50, 2, 12.6), (50, 8, 0.03), (200, 2, 3.0), (1000, 1, 1.8)]
+)
+def test_a_fault_in_every_seventh_forward_is_met(
+    forwards: int, layers: int, percent: float
+) -> None:
+    """The numbers of docs/reference/invariants.md; whichever the first of these forwards is."""
+    missed = max(
+        math.prod(1 - chance(n) for n in range(first, forwards, 7)) ** layers for first in range(7)
+    )
+    assert 100 * missed == pytest.approx(percent, rel=0.2)
 
 
 ALLOWED = re.compile(
     r"capmoe_eval\.(routing\.(definition|method|factor)|extensions\.(\w+\.)?\w*definition"
-    r"|wrapper\.(event|gates|layers|plan|observers(\.definition)?))"
+    r"|errors|wrapper\.(event|gates|kernel|layers|plan|ranks|observers(\.definition)?))"
 )
 """What a definition imports: what a method is, γ, what is observed, and other definitions."""
 _PACKAGE = Path(capmoe_eval.__file__).parent
@@ -190,9 +217,17 @@ def test_a_share_of_the_forwards_is_examined_and_said() -> None:
     with capacity_aware(model, "score", gamma=0.5, ep_size=2) as meter, torch.no_grad():
         for _ in range(10):
             model(batch())
-    for name in ("pairs_as_defined", "weights_as_defined", "pairs_valid"):
-        assert meter.proofs()[name] == {
-            "passed": True,
-            "violations": 0,
-            "examined": {"forwards": 5, "of": 10, "buckets": 5 * 2 * 2 * n_experts},
-        }
+    seed = examination_seed(meter.method)
+    layers = [sum(is_examined(seed, n, layer) for layer in range(2)) for n in range(10)]
+    examined = {
+        "forwards": sum(map(bool, layers)),
+        "of": 10,
+        "layers": sum(layers),
+        "buckets": sum(layers) * 2 * n_experts,
+        "seed": seed,
+    }
+    names = ("pairs_as_defined", "weights_as_defined", "pairs_valid", "scores_as_defined")
+    for name in (*names, "outputs_as_defined"):
+        assert meter.proofs()[name] == {"passed": True, "violations": 0, "examined": examined}
+    for name in ("groups_as_defined", "slots_filled"):
+        assert meter.proofs()[name]["passed"]

@@ -18,7 +18,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import hook, kernel, plan
 from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward
-from capmoe_eval.wrapper.proof import KERNEL_TOLERANCE
+from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import PAPER_FAMILIES, batch, called, logits, make
 

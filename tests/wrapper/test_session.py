@@ -43,12 +43,9 @@ def test_pads_take_no_slot_whatever_they_are() -> None:
         for index_NK, _ in calls:
             assert bool((index_NK[~mask.view(-1)] == 8).all())
         assert meter.summary()["tokens"] == 28
-        assert meter.proofs()["pads_take_no_slot"] == {
-            "passed": True,
-            "pad_slots": 0,
-            "checked": 2,
-            "examined": {"forwards": 1, "of": 1, "buckets": 16},
-        }
+        proof = meter.proofs()["pads_take_no_slot"]
+        assert proof.pop("examined").items() >= {"forwards": 1, "of": 1, "buckets": 16}.items()
+        assert proof == {"passed": True, "pad_slots": 0, "checked": 2}
         decisions.append(calls[0][0])
     assert torch.equal(*decisions)
 

@@ -36,6 +36,7 @@ class ExpandedDrop(Bounded):
     title = "Expanded Drop"
     source = "paper, Algorithm 2"
     row = 6
+    fills_slots = True
 
     candidates: Annotated[
         Literal["local", "ranked", "global"],

@@ -43,6 +43,8 @@ def drop_beyond_capacity(
 class DropMetric(Bounded):
     """An overloaded expert keeps the C of its tokens that a metric puts first (Table 1)."""
 
+    fills_slots = True
+
     def keys(self, scores: Scores, layer: LayerContext) -> Tensor:
         """Return the place of every pair of the tokens' top-k [T, K]; the smallest are kept."""
         raise NotImplementedError

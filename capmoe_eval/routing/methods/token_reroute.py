@@ -29,6 +29,7 @@ class TokenReroute(Bounded):
     title = "Token Reroute"
     source = "paper v1, Algorithm 1"
     row = 7
+    fills_slots = True
 
     rounds: Annotated[
         Count,

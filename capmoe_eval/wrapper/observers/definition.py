@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,8 @@ from capmoe_eval.routing.definition import Array, RoutedTokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.gates import Gate
-from capmoe_eval.wrapper.plan import ForwardStart
+from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE, single_pairs
+from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart
 
 # Shape suffixes: B sequences, S positions, N = B·S rows, T counted tokens, E experts, R ranks, G
 # capacity groups.
@@ -37,6 +40,39 @@ def counted_tokens(start: ForwardStart, *, count_padding: bool) -> Array:
         is_counted_BS = as_array(start.mask_BM != 0)[:, start.first_column : last]
     is_counted_N: Array = is_counted_BS.reshape(-1) & (not start.is_idle)
     return is_counted_N
+
+
+def _groups(plan: ForwardPlan, method: Method, row_T: Array) -> tuple[Array, Array]:
+    """Return the capacity group and the emulated rank of each counted token of this process."""
+    start, ranks = plan.start, plan.ranks
+    assert start is not None
+    return definition.capacity_groups(
+        row_T // max(start.n_new, 1),
+        start.n_sequences,
+        ep_size=method.ep_size,
+        scope=method.scope,
+        # The number of this process among those that share the model, and theirs.
+        process=getattr(ranks, "rank", 0),
+        processes=ranks.size,
+    )
+
+
+def are_misgrouped(plan: ForwardPlan, method: Method, is_counted_N: Array) -> bool:
+    """Return whether a plan's groups are not the definition's, in any process.
+
+    Processes that share the model ask together.
+    """
+    groups, row_T = plan.groups, np.flatnonzero(is_counted_N)
+    group_T, rank_T = _groups(plan, method, row_T)
+    planned = [as_array(of) for of in (groups.rows_T, groups.group_T, groups.rank_T)]
+    tokens_G = np.bincount(planned[1], minlength=len(groups.tokens))
+    if plan.ranks.size > 1 and method.scope == "sequence":  # whose numbers are of the whole batch
+        group_T = group_T - group_T[:1] + planned[1][:1]
+    is_off = not all(map(np.array_equal, planned, (row_T, group_T, rank_T)))
+    device = plan.counted_BS.device  # where processes exchange tensors
+    counts = torch.from_numpy(np.append(tokens_G, is_off)).to(device)
+    *tokens, n_off = plan.ranks.total(counts).tolist()
+    return bool(n_off) or tokens != list(groups.tokens)
 
 
 def image_tokens(start: ForwardStart) -> Array | None:
@@ -82,15 +118,7 @@ def routed_tokens(
     scores = layer.gate.scores(router.logits_NE[rows], router.topk_NK[rows])
     eligible_TE = np.ones(scores.score_TE.shape, dtype=bool)
     precision = torch.finfo(router.weight_NK.dtype)
-    group_T, rank_T = definition.capacity_groups(
-        row_T // max(start.n_new, 1),
-        start.n_sequences,
-        ep_size=method.ep_size,
-        scope=method.scope,
-        # The number of this process among those that share the model, and theirs.
-        process=getattr(layer.ranks, "rank", 0),
-        processes=layer.ranks.size,
-    )
+    group_T, rank_T = _groups(event.plan, method, row_T)
     array = None if calibrated is None else as_array(calibrated)
     placed_RN = array if method.is_placed else None
     rank_E = definition.expert_ranks(layer.n_experts, method.ep_size, placed_RN)
@@ -127,19 +155,108 @@ def with_limits(tokens: RoutedTokens, method: Method) -> RoutedTokens:
     factor = method.factor
     assert factor is not None
     assert factor.uniform is not None
-    by_device = method.granularity == "device"
-    limit_G = definition.capacities(
-        factor.uniform,
-        tokens.tokens_G,
-        top_k=tokens.top_k,
-        n_experts=tokens.n_experts,
-        rounding=method.rounding,
-        sharing=tokens.n_experts // method.ep_size if by_device else 1,
-    )
+    sizes = {"top_k": tokens.top_k, "n_experts": tokens.n_experts}
+    limit_G = definition.limits(method, factor.uniform, tokens.tokens_G, **sizes)
     return dataclasses.replace(tokens, limit_G=limit_G)
 
 
 _FLOAT32 = float(np.finfo(np.float32).eps)
+_SMALLEST = float(np.finfo(np.float32).smallest_normal)
+_TIE = 2e-6
+"""Relative difference of two groups' worths within which the router's own choice decides."""
+
+
+def _softmax(logit_TE: Array) -> Array:
+    power_TE = np.exp(logit_TE - logit_TE.max(axis=1, keepdims=True))
+    share_TE: Array = power_TE / power_TE.sum(axis=1, keepdims=True)
+    return share_TE
+
+
+_SCORES: dict[str, Callable[[Array], Array]] = {
+    "softmax": _softmax,
+    "sigmoid": lambda logit_TE: np.exp(-np.logaddexp(0, -logit_TE)),
+    "sqrtsoftplus": lambda logit_TE: np.sqrt(np.logaddexp(0, logit_TE)),
+    "none": lambda logit_TE: logit_TE,
+}
+
+
+def scores_off(tokens: RoutedTokens, gate: Gate, logit_TE: Array) -> int:
+    """Return how many scores and ranks that a decision is made by are not the recipe's.
+
+    Scores are computed anew in float64, of all experts. Those in float32 round the argument of an
+    exponential, by at most twice the largest logit, the sum of E, and a few operations. A token
+    whose eligible groups are not the best ones counts with all of its experts.
+    """
+    if not logit_TE.size:
+        return 0
+    recipe, n_experts = gate.recipe, tokens.n_experts
+    with np.errstate(all="ignore"):  # NaN is NaN in both
+        score_TE = _SCORES[recipe.activation](logit_TE)
+        most_T1 = np.where(np.isfinite(logit_TE), abs(logit_TE), 0).max(axis=1, keepdims=True)
+        rounding_T1 = (2 * most_T1 + n_experts + 8) * _FLOAT32
+        ranking_TE, base_TE, bias_E = score_TE, score_TE, np.zeros(n_experts)
+        if gate.bias is not None:
+            base_TE = score_TE if recipe.biased == "scores" else logit_TE
+            bias_E = gate.bias.value_E.double().cpu().numpy()
+            ranking_TE = base_TE + bias_E
+        is_ineligible_TE, is_off_T = ~tokens.eligible_TE, ~tokens.eligible_TE.all(axis=1)
+        if recipe.groups != "none":
+            is_off_T = _groups_off(tokens, gate, ranking_TE, rounding_T1)
+            score_TE = np.where(is_ineligible_TE, 0.0, score_TE)
+            ranking_TE = score_TE if gate.bias is None else ranking_TE
+        is_off_TE = is_off_T[:, None] | _differs(tokens.score_TE, score_TE, rounding_T1 * score_TE)
+        error_TE = rounding_T1 * (abs(base_TE) + abs(bias_E))
+        return int((is_off_TE | _differs(tokens.ranking_TE, ranking_TE, error_TE)).sum())
+
+
+def _differs(number: Array, expected: Array, error: Array) -> Array:
+    is_close = abs(number - expected) <= error + _SMALLEST
+    is_off: Array = ~(is_close | (number == expected) | (np.isnan(number) & np.isnan(expected)))
+    return is_off
+
+
+def _groups_off(
+    tokens: RoutedTokens, gate: Gate, ranking_TE: Array, rounding_T1: Array
+) -> Array:
+    """Return a mask of the tokens whose eligible experts are not those of the best groups [T]."""
+    router: Any = gate.router
+    by_group = (len(ranking_TE), int(router.num_group), -1)
+    grouped = np.sort(ranking_TE.reshape(by_group), axis=2)
+    n_best = 1 if gate.recipe.groups == "max" else 2
+    worth_TG = grouped[:, :, -n_best:].sum(axis=2)
+    is_in_TGN = tokens.eligible_TE.reshape(by_group)
+    is_in_TG = is_in_TGN.any(axis=2)
+    error_T = (_TIE + rounding_T1[:, 0]) * abs(ranking_TE).max(axis=1) * n_best
+    worst_T = np.where(is_in_TG, worth_TG, np.inf).min(axis=1)
+    other_T = np.where(is_in_TG, -np.inf, worth_TG).max(axis=1)
+    is_whole_T = (is_in_TGN.all(axis=2) == is_in_TG).all(axis=1)
+    is_off_T: Array = ~is_whole_T | (is_in_TG.sum(axis=1) != int(router.topk_group))
+    return is_off_T | (other_T > worst_T + error_T)
+
+
+def outputs_off(event: LayerForward, row_P: Array) -> int:
+    """Return how many rows have another output than the sum of their pairs', each by itself.
+
+    Every pair is computed by the loop in the class of the experts, and the sum in float64. Of the
+    kernels' rounding the same is allowed as on entry, relative to the largest sum of amounts.
+    """
+    experts, call = event.layer.experts, event.experts
+    assert event.output_NH is not None
+    rows_P = torch.from_numpy(row_P).to(call.index_NA.device)
+    index_PA, weight_PA = call.index_NA[rows_P], call.weight_NA[rows_P]
+    row_S, slot_S = (index_PA < event.layer.n_experts).nonzero().unbind(dim=1)
+    output_PH = event.output_NH.flatten(0, -2)[rows_P].double()
+    sums = torch.zeros_like(output_PH)
+    amounts = torch.zeros_like(output_PH)
+    if len(row_S):
+        hidden_SH = call.hidden_NH.flatten(0, -2)[rows_P[row_S]]
+        pair = index_PA[row_S, slot_S], weight_PA[row_S, slot_S]
+        pairs_SH = single_pairs(experts, hidden_SH, *pair).double()
+        sums.index_add_(0, row_S, pairs_SH)
+        amounts.index_add_(0, row_S, pairs_SH.abs())
+    allowed = KERNEL_TOLERANCE[event.output_NH.dtype] * amounts.amax()
+    is_off_PH = ~((output_PH - sums).abs() <= allowed) & sums.isfinite()
+    return int(is_off_PH.any(dim=1).sum())
 
 
 def weights_off(

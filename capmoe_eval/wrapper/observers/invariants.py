@@ -1,8 +1,9 @@
-"""Compare the pairs and weights that the experts are called with, with the definition."""
+"""Compare groups, and the pairs and weights that experts are called with, with the definition."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing import definition
 from capmoe_eval.routing.definition import Array, RoutedTokens
 from capmoe_eval.routing.factor import FactorByLayer
@@ -20,24 +22,32 @@ from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer, Proof, Tally
 from capmoe_eval.wrapper.observers.definition import (
+    are_misgrouped,
     as_array,
     counted_tokens,
     image_tokens,
+    outputs_off,
     routed_tokens,
+    scores_off,
     weights_off,
     with_limits,
 )
 from capmoe_eval.wrapper.plan import ForwardPlan
+from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: N rows of the batch, T counted tokens, E experts, K = top-k, A slots that the
 # experts are called with, P pairs.
 
 EVERY = 64
-"""Forwards between two that are examined, in a long run."""
+"""A layer is examined in one of so many forwards, in a long run."""
+FIRST = 2
+"""How many times the chance 1/n is added, in the n-th forward behind the first."""
 _FAULTS = {
     "pairs_valid": "{} slots that name no expert, name one twice, or weigh what they drop",
     "pairs_as_defined": "{} pairs differ from the definition's",
     "weights_as_defined": "{} combine weights differ from the definition's",
+    "scores_as_defined": "{} gate scores differ from the recipe's",
+    "outputs_as_defined": "{} tokens have another output than the sum of their pairs'",
     "bound_holds": "{} buckets beyond the definition's capacity",
     "pads_take_no_slot": "{} slots of tokens that do not count by their mask",
 }
@@ -46,13 +56,21 @@ _COUNTED_ELSEWHERE = {"bound_holds": "violations", "pads_take_no_slot": "pad_slo
 """The faults of invariants that other observers check in every forward, by the sum there."""
 
 
-def is_examined(number: int) -> bool:
-    """Return whether a forward is examined, by its number from 0 among those under the method.
+def examination_seed(method: Method) -> int:
+    """Return the seed by which forwards are examined: a number of the method's identity."""
+    identity = repr(method.identity()).encode()
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=4).digest())
 
-    The first is, the powers of two, and every :data:`EVERY`-th: each run is examined from its
-    beginning, at a cost that vanishes with its length.
+
+def is_examined(seed: int, number: int, layer: int = 0) -> bool:
+    """Return whether a layer is examined in a forward, the same in all processes.
+
+    ``number`` counts the forwards under the method from 0. In the first forwards all layers are
+    examined, in the others each by a chance of its own, ``FIRST / number + 1 / EVERY``: no period
+    of faults escapes, at a cost that vanishes with the run's length.
     """
-    return number & (number - 1) == 0 or number % EVERY == 0
+    drawn = hashlib.blake2b(f"{seed}/{number}/{layer}".encode(), digest_size=6).digest()
+    return int.from_bytes(drawn) / 2**48 < FIRST / max(number, 1) + 1 / EVERY
 
 
 @dataclass(frozen=True)
@@ -89,30 +107,52 @@ class DefinitionCheck(Observer):
         self._methods = [method if gammas is None else method.at(gammas[n]) for n in numbers]
         self._calibrated = calibrated
         self.sums: Sequence[_LayerFaults] = [_LayerFaults() for _ in layers]
-        self.examined = 0  # forwards
+        self._seed = examination_seed(method)
         self._constrained = 0  # forwards under the method that began
+        self._examined = 0  # those of them in which layers are examined
+        self._examined_layers = 0  # summed over forwards
+        self._misgrouped = 0  # forwards with other groups than by the definition
+        self._outputs = 0  # tokens whose output was compared
+        self._layers: frozenset[int] = frozenset()  # that are examined in this forward
         self._is_defined = True  # whether the method has a definition of its pairs
         # The tokens of the forward that is examined, and those of images.
         self._masks: tuple[Array, Array | None] | None = None
 
     def begin(self, plan: ForwardPlan) -> None:
-        """Decide whether a forward is examined, and form its masks."""
+        """Check a forward's groups, choose the layers that are examined, and form its masks."""
         if not plan.constrained:  # one may begin inside another, in a step of a server
             return
-        self._masks = None
-        if is_examined(self._constrained):
-            assert plan.start is not None
-            counted_N = counted_tokens(plan.start, count_padding=self._methods[0].count_padding)
-            self._masks = counted_N, image_tokens(plan.start)
-            self.examined += 1
+        assert plan.start is not None
+        method, number = self._methods[0], self._constrained
+        is_counted_N = counted_tokens(plan.start, count_padding=method.count_padding)
+        self._misgrouped += are_misgrouped(plan, method, is_counted_N)
+        chosen = (n for n in range(len(self.sums)) if is_examined(self._seed, number, n))
+        self._layers = frozenset(chosen)
+        self._masks = (is_counted_N, image_tokens(plan.start)) if self._layers else None
         self._constrained += 1
+        self._examined += bool(self._layers)
+        self._examined_layers += len(self._layers)
 
     def wants(self, plan: ForwardPlan) -> bool:
-        """Return whether the forward that has begun is examined."""
-        return plan.constrained and self._masks is not None
+        """Return whether layers of the forward that has begun are examined."""
+        return plan.constrained and bool(self._layers)
+
+    def end(self, plan: ForwardPlan) -> None:
+        """Check the groups of all forwards so far.
+
+        Raises:
+            EnforcementError: If a forward had others than by the definition.
+        """
+        if self._misgrouped:
+            raise EnforcementError(
+                f"capacity not enforced: groups_as_defined (in {self._misgrouped} forwards tokens "
+                "count, or share a capacity, otherwise than the mask says)"
+            )
 
     def see(self, event: LayerForward) -> None:
-        """Examine one layer."""
+        """Examine one layer, if it is chosen."""
+        if event.number not in self._layers:
+            return
         ranks, sums = event.layer.ranks, self.sums[event.number]
         parts = ranks.collect(self._part(event))  # in the first process alone
         method = self._methods[event.number]
@@ -139,9 +179,14 @@ class DefinitionCheck(Observer):
 
     @property
     def comparison(self) -> dict[str, int]:
-        """The numbers of forwards and buckets that were compared."""
-        buckets = sum(sums.buckets for sums in self.sums)
-        return {"forwards": self.examined, "of": self._constrained, "buckets": buckets}
+        """What was compared: forwards of how many, layers, and buckets; and the seed of both."""
+        return {
+            "forwards": self._examined,
+            "of": self._constrained,
+            "layers": self._examined_layers,
+            "buckets": sum(sums.buckets for sums in self.sums),
+            "seed": self._seed,
+        }
 
     def proofs(self, tally: Tally) -> dict[str, Proof]:
         """Return the invariants that the definition alone decides."""
@@ -149,10 +194,18 @@ class DefinitionCheck(Observer):
         if not self._is_defined:
             why = "the method has no definition to compare with (kept_pairs)"
         proofs = {
+            "groups_as_defined": tally.proof(
+                {"violations": self._misgrouped}, checked=self._constrained
+            ),
             "pairs_valid": tally.proof({"violations": self._total("pairs_valid")}, examined=True)
         }
         for name in ("pairs_as_defined", "weights_as_defined"):
             proofs[name] = tally.proof({"violations": self._total(name)}, why, examined=True)
+        for name, reason in {
+            "scores_as_defined": None,
+            "outputs_as_defined": None if self._outputs else "no output of the experts was at hand",
+        }.items():
+            proofs[name] = tally.proof({"violations": self._total(name)}, reason, examined=True)
         return proofs
 
     def _total(self, invariant: str) -> int:
@@ -167,12 +220,28 @@ class DefinitionCheck(Observer):
         calibrated = None if self._calibrated is None else self._calibrated[event.number]
         tokens = routed_tokens(event, method, calibrated, is_counted_N, is_image_N)
         part = _called(tokens, event, start.n_sequences, is_counted_N)
+        logit_TE = as_array(event.router.logits_NE.double())[is_counted_N]
+        part.faults["scores_as_defined"] = scores_off(tokens, event.layer.gate, logit_TE)
+        row_P = self._some_rows(event, is_counted_N)
+        if len(row_P) and event.output_NH is not None and event.layer.ranks is ALONE:
+            part.faults["outputs_as_defined"] = outputs_off(event, row_P)
+            self._outputs += len(row_P)
         is_stock = np.array_equal(as_array(event.experts.index_NA), as_array(event.router.topk_NK))
         # A layer in which nothing is dropped or added runs the stock kernel on pads, too.
         pads_may_run = is_stock and method.unit is not None and event.computed is not None
         if method.is_stock or pads_may_run:
             del part.faults["pads_take_no_slot"]
         return part
+
+    def _some_rows(self, event: LayerForward, is_counted_N: Array) -> Array:
+        """Return a few counted rows: one of those that were sent elsewhere, if any, and one of all."""
+        index_NA, topk_NK = as_array(event.experts.index_NA), as_array(event.router.topk_NK)
+        is_same_N = np.zeros(len(topk_NK), dtype=bool)
+        if index_NA.shape == topk_NK.shape:
+            is_same_N = (index_NA == topk_NK).all(axis=1)
+        chance = np.random.default_rng([self._seed, self._constrained, event.number])
+        rows = (np.flatnonzero(is_counted_N & ~is_same_N), np.flatnonzero(is_counted_N))
+        return np.array([chance.choice(of) for of in rows if len(of)], dtype=np.int64)
 
     def _judge(
         self, event: LayerForward, method: Method, parts: list[_LayerPart]

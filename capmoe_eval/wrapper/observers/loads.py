@@ -46,6 +46,7 @@ class Loads(CountingObserver):
         "violations": "bound_holds (bound exceeded in {} buckets)",
         "pad_slots": "pads_take_no_slot ({} slots taken by pads)",
         "unenforced": "overload_drops ({} overloads without a drop)",
+        "unfilled": "slots_filled ({} buckets dropped pairs that they had slots for)",
     }
 
     def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
@@ -155,6 +156,11 @@ class Loads(CountingObserver):
                 checked=checked,
                 overloaded=counts["overloaded"],
             ),
+            "slots_filled": tally.proof(
+                {"violations": self.count("unfilled")},
+                None if _fills_slots(method) else "the method may leave slots empty",
+                checked=checked,
+            ),
         }
 
 
@@ -194,6 +200,13 @@ def _add_bounds(sums: Sums, event: LayerForward) -> None:
     if method.bounds_pairs:
         beyond_GU, overloaded = kept_GU > limit_GU, (demand_GU > limit_GU).any()
         sums.add(**bound_faults(beyond_GU, overloaded, counts.dropped))
+    if _fills_slots(method):
+        sums.add(unfilled=(kept_GU < demand_GU.minimum(limit_GU)).sum())
+
+
+def _fills_slots(method: Method) -> bool:
+    """Return whether a unit that loses a pair of a token's own choice is full."""
+    return method.fills_slots and not method.max_k  # by which a token, too, loses pairs
 
 
 def bound_faults(beyond: Tensor, overloaded: Tensor, dropped: Tensor) -> dict[str, Tensor]:

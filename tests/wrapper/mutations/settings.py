@@ -18,6 +18,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_class
 from capmoe_eval.wrapper import session
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
+from capmoe_eval.wrapper.observers import invariants
 from tests.wrapper import images, models
 
 # The real tokens of five sequences in two forwards. Both have 46, but the two ranks, the first
@@ -197,8 +198,11 @@ def _pairs(index_NS: Tensor, weight_NS: Tensor, n_experts: int) -> tuple[Tensor,
     return count_NE[:, :n_experts], weight_NE
 
 
-def run(setting: Setting) -> Run:
-    """Run the forwards of a setting until an invariant refuses one."""
+def run(setting: Setting, *, examined: bool = True) -> Run:
+    """Run the forwards of a setting until an invariant refuses one.
+
+    If they are not ``examined``, they are as those between the examined ones of a long run.
+    """
     model, layers = _model(setting.family, setting.tied)
     done = Run()
 
@@ -208,6 +212,8 @@ def run(setting: Setting) -> Run:
     with ExitStack() as stack:
         # Of a model that stays the same the layers are looked for once.
         stack.enter_context(mock.patch.object(session, "find_moe_layers", lambda _: layers))
+        if not examined:
+            stack.enter_context(mock.patch.object(invariants, "is_examined", lambda *_: False))
         meter = stack.enter_context(
             session.capacity_aware(
                 model, setting.method, calibrated=_calibrated(setting), verify=False

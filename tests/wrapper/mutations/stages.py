@@ -115,6 +115,19 @@ def _in_argument(name: str) -> Kind:
     )
 
 
+def _of_others(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+    """Change the gate's scores of the experts outside a token's top-k; the order stays."""
+
+    def other(scores: Any, *_: Any) -> Any:
+        score_TE, own = scores.score_TE, scores.topk_TK
+        changed_TE = change(score_TE).scatter(1, own, score_TE.gather(1, own))
+        return kinds.dataclasses.replace(
+            scores, score_TE=changed_TE, choice_TE=scores.ranking_TE
+        )
+
+    return result("Gate.scores")(name, other, *more)
+
+
 def named(*names: str) -> Concerns:
     return lambda setting: setting.name in names
 
@@ -155,6 +168,7 @@ STAGES: list[tuple[str, Kind, Mapping[str, Any], Concerns]] = [
     ("the gate's scores are", _first(result("Gate.scores", "score_TE")), SCORES, _BY_SCORE),
     ("images are", _in_argument("image_T"), MASKS, _has_images),
     ("images are found to be", _first(result("ImageFinder.find")), MASKS, _has_images),
+    ("scores of other experts are", _of_others, SCORES, lambda s: s.adds and s.by_score),
     ("a similarity is", _in_argument("calibrated"), SCORES, _SERE),
     ("a random number is", _first(result("RandomDrop.random_numbers")), NUMBERS, named("random")),
     # capacities, devices, candidates
@@ -180,6 +194,7 @@ STAGES: list[tuple[str, Kind, Mapping[str, Any], Concerns]] = [
     ("kept pairs are", _first(kinds.kept), MASKS, everywhere),
     ("the expert of a pair is", _moved, EXPERTS, everywhere),
     ("weights are", _first(kinds.weights), WEIGHTS, everywhere),
+    ("the kernel's sums are", _first(result("kernel.combine")), WEIGHTS, everywhere),
 ]
 """A stage, the kind of its mutations, their changes, and whom they concern."""
 

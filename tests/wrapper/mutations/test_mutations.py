@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -29,17 +30,22 @@ class Survey:
     without_effect: list[str] = field(default_factory=list)  # stages at which no change has one
 
 
-def survey(setting: Setting) -> Survey:
-    """Return which mutations of a setting change a run, and which of them are refused."""
+def survey(
+    setting: Setting, mutations: Sequence[Mutation] = MUTATIONS, *, examined: bool = True
+) -> Survey:
+    """Return which mutations of a setting change a run, and which of them are refused.
+
+    Without ``examined`` forwards, those that the checks of every forward refuse.
+    """
     names, effects = Survey(), Counter[str]()
-    for mutation in (mutation for mutation in MUTATIONS if mutation.concerns(setting)):
+    for mutation in (mutation for mutation in mutations if mutation.concerns(setting)):
         world = mutation.world(setting)
         true = true_run(world)
         assert not true.refused_by, f"{mutation.name}: its world is refused by {true.refused_by}"
         with pytest.MonkeyPatch.context() as monkeypatch:
             mutation.apply(monkeypatch)
             try:
-                has_effect = not (mutated := run(world)).is_part_of(true)
+                has_effect = not (mutated := run(world, examined=examined)).is_part_of(true)
             except (IndexError, RuntimeError, ValueError):  # nothing is decided
                 has_effect = False
         effects[mutation.stage] += has_effect or mutation.stage == "other knobs"
@@ -62,6 +68,20 @@ def test_every_wrong_decision_is_refused(method: str) -> None:
     assert names.accepted == []
     assert len(names.refused) >= LEAST
     assert max(Counter(names.refused).values()) == 1, "two mutations have one name"
+
+
+IN_EVERY_FORWARD = (
+    *("the mask of real tokens is", "the tokens that count are", "a token's group is"),
+    *("T is", "C is", "the Cs are"),
+)
+"""Stages whose wrong decisions are refused between examined forwards, too."""
+
+
+def test_groups_and_capacities_are_checked_in_every_forward() -> None:
+    mutations = [of for of in MUTATIONS if of.stage in IN_EVERY_FORWARD]
+    names = survey(SETTINGS["score"], mutations, examined=False)
+    assert names.accepted == []
+    assert len(names.refused) > 30
 
 
 if __name__ == "__main__":
