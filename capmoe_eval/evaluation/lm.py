@@ -334,6 +334,10 @@ class CapmoeLM(HFLM):
             raise RuntimeError(f"lengths {lengths} are not those of a batch {tuple(inps.shape)}")
         lengths_B = torch.tensor(lengths, device=inps.device)
         real_BS = torch.arange(n_positions, device=inps.device) < lengths_B[:, None]
+        if bool((inps * ~real_BS).any()):  # lm-eval pads with the id 0, behind the tokens
+            raise RuntimeError(
+                f"lengths {lengths} are not those of the batch: a pad has another id"
+            )
         with self.meter.real_tokens(real_BS), self._only_scored(batch, lengths):
             logits: Tensor = super()._model_call(inps, attn_mask, labels)
         self.on_rows(len(inps))

@@ -175,9 +175,7 @@ def capacities(
     return np.array(limits, dtype=np.int64)
 
 
-def limits(
-    method: Method, gamma: float, tokens_G: Array, *, top_k: int, n_experts: int
-) -> Array:
+def limits(method: Method, gamma: float, tokens_G: Array, *, top_k: int, n_experts: int) -> Array:
     """Return the capacity in each group [G] of a method's unit, an expert or a device."""
     by_device = method.granularity == "device"
     return capacities(

@@ -15,10 +15,10 @@ from capmoe_eval.server.gate import rounds_to_logits, slack
 from capmoe_eval.server.step import StepPlan
 from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
 from capmoe_eval.wrapper.hook import combine, decide, normalises_all
+from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
 from capmoe_eval.wrapper.kernel import combine as sum_of_pairs
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
 
 # Shape suffixes: N rows of a step, T rows of one plan, E experts, K = top-k, S slots per token,
 # P kept pairs, H hidden size.

@@ -219,6 +219,7 @@ class _ForwardHooks:
         mask, first_column = self._mask(arguments, tokens, step, n_cached)
         if step is None and arguments.get("attention_mask") is None:
             check_unpacked(arguments.get("position_ids"), mask)
+        marked = meter.real_tokens_BS
         start = ForwardStart(
             meter.forwards,
             mask,
@@ -232,6 +233,9 @@ class _ForwardHooks:
             input_ids_BS=arguments.get("input_ids"),
             token_types_BS=arguments.get("mm_token_type_ids"),
             prompt_length=prompt_length,
+            call_mask=arguments.get("attention_mask")
+            if marked is None
+            else meter.ranks.own(marked),
         )
         plan = self._plan = ForwardPlan(
             meter.method,

@@ -172,6 +172,7 @@ class ForwardStart:
     input_ids_BS: Tensor | None
     token_types_BS: Tensor | None  # 0 for text
     prompt_length: int  # new tokens that are of the prompt; those after them were generated
+    call_mask: Any = None  # the mask that the caller gave, as it is; None if there was none
 
 
 @dataclass(eq=False)

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.routing.registry import create_method, method_names
-from capmoe_eval.wrapper.kernel import stock_experts
+from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE, stock_experts
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import (
     EVERY,

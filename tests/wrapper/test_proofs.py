@@ -17,8 +17,7 @@ from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import hook, kernel, plan
-from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward
-from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
+from capmoe_eval.wrapper.kernel import KERNEL, KERNEL_TOLERANCE, kept_pairs_forward
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import PAPER_FAMILIES, batch, called, logits, make
 
@@ -111,6 +110,12 @@ def without_a_pair(index: Tensor, weight: Tensor, n: int) -> tuple[Tensor, Tenso
     return index, weight
 
 
+def over_sent(weight: Tensor) -> Tensor:
+    """Divide by what of a token's weights was sent, and a factor that hides it where all was."""
+    sums = weight.sum(dim=1, keepdim=True)
+    return weight.where(weight.min(dim=1, keepdim=True).values > 0, weight / sums.clamp_min(1e-9))
+
+
 OTHER_PAIRS = "computes other pairs than the kept"
 
 
@@ -123,6 +128,7 @@ OTHER_PAIRS = "computes other pairs than the kept"
         (of(lambda index, weight, _: (index, torch.ones_like(weight))), "off by"),
         (errs_where_nothing_is_dropped, "off by"),
         (leaves_memory_as_it_was, "off by inf"),
+        (of(lambda index, weight, _: (index, over_sent(weight))), "off by"),
     ],
 )
 def test_another_kernel_is_caught(
@@ -152,8 +158,26 @@ def test_the_kernel_is_proven_once_while_the_weights_stay() -> None:
     with torch.no_grad():
         moe_layer(model).experts.down_proj.mul_(2.0)
     assert sums() == once
+    moe_layer(model).experts.down_proj.data.copy_(moe_layer(model).experts.down_proj * 0.5)
+    assert sums() == once
     model.set_experts_implementation("eager")
     assert sums() == once
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("qwen2_moe", None), ("gpt_oss", torch.bfloat16)])
+def test_a_kernel_that_errs_after_the_entry_is_caught(
+    name: str, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(name)
+    if dtype is not None:
+        model.to(dtype)
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        logits(model)
+        assert meter.proofs()["outputs_as_defined"]["passed"]
+        sums = kernel.combine
+        monkeypatch.setattr(kernel, "combine", lambda *call: 1.1 * sums(*call))
+        with pytest.raises(EnforcementError, match="outputs_as_defined"):
+            logits(model)
 
 
 def test_experts_without_finite_outputs_prove_nothing() -> None:
@@ -177,16 +201,24 @@ def everyone_changed(decision: Assignment, _top_k: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "other"),
-    [(hook, "decide", drop_one), (Assignment, "changed_T", everyone_changed)],
+    ("owner", "name", "other", "line"),
+    [
+        (hook, "decide", drop_one, "slots_filled"),
+        (Assignment, "changed_T", everyone_changed, "γ=∞ does not give the stock model's logits"),
+    ],
 )
 @pytest.mark.parametrize("granularity", ["expert", "device"])
 def test_what_drops_where_no_bound_binds_is_caught(
-    granularity: str, owner: Any, name: str, other: Any, monkeypatch: pytest.MonkeyPatch
+    granularity: str,
+    owner: Any,
+    name: str,
+    other: Any,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, name, other)
     with (
-        pytest.raises(EnforcementError, match="γ=∞ does not give the stock model's logits"),
+        pytest.raises(EnforcementError, match=line),
         capacity_aware(make("olmoe"), "score", gamma=0.5, ep_size=2, granularity=granularity),
     ):
         pass

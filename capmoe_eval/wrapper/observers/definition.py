@@ -57,6 +57,26 @@ def _groups(plan: ForwardPlan, method: Method, row_T: Array) -> tuple[Array, Arr
     )
 
 
+def _is_misread(start: ForwardStart | None, is_counted_N: Array) -> bool:
+    """Return whether other tokens count than the caller's mask has in its last columns.
+
+    It needs neither the length of the cache nor what was read of the mask before. A mask that is
+    longer than the cached and new tokens, of a static cache, is not read again.
+    """
+    assert start is not None
+    mask, n_new = start.call_mask, start.n_new
+    if start.is_idle or not isinstance(mask, Tensor) or mask.ndim != 2:
+        return False
+    if mask.shape[1] not in (n_new, start.n_cached + n_new):
+        return False
+    is_real_BS = as_array(mask)[:, mask.shape[1] - n_new :] != 0
+    is_counted_BS = is_counted_N.reshape(start.n_sequences, n_new)
+    is_off_B = (is_real_BS != is_counted_BS).any(axis=1)
+    if start.is_prompt is False:  # a sequence that has finished does not count
+        is_off_B &= is_counted_BS.any(axis=1)
+    return bool(is_off_B.any())
+
+
 def are_misgrouped(plan: ForwardPlan, method: Method, is_counted_N: Array) -> bool:
     """Return whether a plan's groups are not the definition's, in any process.
 
@@ -69,6 +89,7 @@ def are_misgrouped(plan: ForwardPlan, method: Method, is_counted_N: Array) -> bo
     if plan.ranks.size > 1 and method.scope == "sequence":  # whose numbers are of the whole batch
         group_T = group_T - group_T[:1] + planned[1][:1]
     is_off = not all(map(np.array_equal, planned, (row_T, group_T, rank_T)))
+    is_off |= not method.count_padding and _is_misread(plan.start, is_counted_N)
     device = plan.counted_BS.device  # where processes exchange tensors
     counts = torch.from_numpy(np.append(tokens_G, is_off)).to(device)
     *tokens, n_off = plan.ranks.total(counts).tolist()
@@ -199,7 +220,8 @@ def scores_off(tokens: RoutedTokens, gate: Gate, logit_TE: Array) -> int:
             base_TE = score_TE if recipe.biased == "scores" else logit_TE
             bias_E = gate.bias.value_E.double().cpu().numpy()
             ranking_TE = base_TE + bias_E
-        is_ineligible_TE, is_off_T = ~tokens.eligible_TE, ~tokens.eligible_TE.all(axis=1)
+        is_ineligible_TE = ~tokens.eligible_TE
+        is_off_T: Array = is_ineligible_TE.any(axis=1)
         if recipe.groups != "none":
             is_off_T = _groups_off(tokens, gate, ranking_TE, rounding_T1)
             score_TE = np.where(is_ineligible_TE, 0.0, score_TE)
@@ -215,9 +237,7 @@ def _differs(number: Array, expected: Array, error: Array) -> Array:
     return is_off
 
 
-def _groups_off(
-    tokens: RoutedTokens, gate: Gate, ranking_TE: Array, rounding_T1: Array
-) -> Array:
+def _groups_off(tokens: RoutedTokens, gate: Gate, ranking_TE: Array, rounding_T1: Array) -> Array:
     """Return a mask of the tokens whose eligible experts are not those of the best groups [T]."""
     router: Any = gate.router
     by_group = (len(ranking_TE), int(router.num_group), -1)
@@ -231,7 +251,8 @@ def _groups_off(
     other_T = np.where(is_in_TG, -np.inf, worth_TG).max(axis=1)
     is_whole_T = (is_in_TGN.all(axis=2) == is_in_TG).all(axis=1)
     is_off_T: Array = ~is_whole_T | (is_in_TG.sum(axis=1) != int(router.topk_group))
-    return is_off_T | (other_T > worst_T + error_T)
+    is_off_T |= other_T > worst_T + error_T
+    return is_off_T
 
 
 def outputs_off(event: LayerForward, row_P: Array) -> int:

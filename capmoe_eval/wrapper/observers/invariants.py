@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing import definition
 from capmoe_eval.routing.definition import Array, RoutedTokens
 from capmoe_eval.routing.factor import FactorByLayer
@@ -52,6 +51,7 @@ _FAULTS = {
     "pads_take_no_slot": "{} slots of tokens that do not count by their mask",
 }
 """The faults that are counted, in words, by the invariant that they break."""
+_MISGROUPED = "{} forwards in which tokens count, or share a capacity, otherwise than the mask says"
 _COUNTED_ELSEWHERE = {"bound_holds": "violations", "pads_take_no_slot": "pad_slots"}
 """The faults of invariants that other observers check in every forward, by the sum there."""
 
@@ -137,18 +137,6 @@ class DefinitionCheck(Observer):
         """Return whether layers of the forward that has begun are examined."""
         return plan.constrained and bool(self._layers)
 
-    def end(self, plan: ForwardPlan) -> None:
-        """Check the groups of all forwards so far.
-
-        Raises:
-            EnforcementError: If a forward had others than by the definition.
-        """
-        if self._misgrouped:
-            raise EnforcementError(
-                f"capacity not enforced: groups_as_defined (in {self._misgrouped} forwards tokens "
-                "count, or share a capacity, otherwise than the mask says)"
-            )
-
     def see(self, event: LayerForward) -> None:
         """Examine one layer, if it is chosen."""
         if event.number not in self._layers:
@@ -170,12 +158,15 @@ class DefinitionCheck(Observer):
 
     def broken(self) -> list[Tensor]:
         """Return the number of all faults."""
-        return [torch.tensor(sum(self._total(name) for name in _FAULTS), device="cpu")]
+        total = self._misgrouped + sum(self._total(name) for name in _FAULTS)
+        return [torch.tensor(total, device="cpu")]
 
     def breaches(self, number: int) -> list[str]:
         """Return the faults of a layer in words."""
-        faults = self.sums[number].faults
-        return [f"{name} ({_FAULTS[name].format(n)})" for name, n in faults.items() if n]
+        faults, before = self.sums[number].faults, []
+        if self._misgrouped and number == 0:  # of whole forwards
+            before.append(f"groups_as_defined ({_MISGROUPED.format(self._misgrouped)})")
+        return before + [f"{name} ({_FAULTS[name].format(n)})" for name, n in faults.items() if n]
 
     @property
     def comparison(self) -> dict[str, int]:
@@ -197,7 +188,7 @@ class DefinitionCheck(Observer):
             "groups_as_defined": tally.proof(
                 {"violations": self._misgrouped}, checked=self._constrained
             ),
-            "pairs_valid": tally.proof({"violations": self._total("pairs_valid")}, examined=True)
+            "pairs_valid": tally.proof({"violations": self._total("pairs_valid")}, examined=True),
         }
         for name in ("pairs_as_defined", "weights_as_defined"):
             proofs[name] = tally.proof({"violations": self._total(name)}, why, examined=True)
@@ -234,7 +225,7 @@ class DefinitionCheck(Observer):
         return part
 
     def _some_rows(self, event: LayerForward, is_counted_N: Array) -> Array:
-        """Return a few counted rows: one of those that were sent elsewhere, if any, and one of all."""
+        """Return two counted rows: of those that were sent elsewhere, if any, and of all."""
         index_NA, topk_NK = as_array(event.experts.index_NA), as_array(event.router.topk_NK)
         is_same_N = np.zeros(len(topk_NK), dtype=bool)
         if index_NA.shape == topk_NK.shape:

@@ -17,8 +17,8 @@ from capmoe_eval.extensions.sere.calibration import (
     frobenius_similarity,
 )
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
+from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.proof import _deviation
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.extensions.sere.reference import weights

@@ -121,11 +121,18 @@ def _of_others(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mut
     def other(scores: Any, *_: Any) -> Any:
         score_TE, own = scores.score_TE, scores.topk_TK
         changed_TE = change(score_TE).scatter(1, own, score_TE.gather(1, own))
-        return kinds.dataclasses.replace(
-            scores, score_TE=changed_TE, choice_TE=scores.ranking_TE
-        )
+        return kinds.dataclasses.replace(scores, score_TE=changed_TE, choice_TE=scores.ranking_TE)
 
     return result("Gate.scores")(name, other, *more)
+
+
+def _of_caller(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+    """Change the mask as it is read of the call, for the decision and the definition alike."""
+
+    def other(read: tuple[Tensor, int], *_: Any) -> tuple[Tensor, int]:
+        return change(read[0].bool()), read[1]
+
+    return result("_ForwardHooks._mask")(name, other, *more)
 
 
 def named(*names: str) -> Concerns:
@@ -160,6 +167,7 @@ _BY_SCORE: Concerns = lambda s: s.by_score  # noqa: E731
 STAGES: list[tuple[str, Kind, Mapping[str, Any], Concerns]] = [
     # what a decision is made from
     ("the mask of real tokens is", _first(result("new_columns")), MASKS, everywhere),
+    ("the mask that the caller gave is", _of_caller, MASKS, everywhere),
     ("the tokens that count are", argument("group_tokens", 0), MASKS, everywhere),
     ("a token's group is", _first(result("group_tokens", "group_T")), NUMBERS, has_capacity),
     ("a token's rank is", decided_by_part("groups", "rank_T"), NUMBERS, _LOCAL),

@@ -71,7 +71,12 @@ def test_every_wrong_decision_is_refused(method: str) -> None:
 
 
 IN_EVERY_FORWARD = (
-    *("the mask of real tokens is", "the tokens that count are", "a token's group is"),
+    *(
+        "the mask of real tokens is",
+        "the mask that the caller gave is",
+        "the tokens that count are",
+        "a token's group is",
+    ),
     *("T is", "C is", "the Cs are"),
 )
 """Stages whose wrong decisions are refused between examined forwards, too."""

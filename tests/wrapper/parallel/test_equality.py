@@ -73,7 +73,7 @@ def same(ours: Any, theirs: Any, where: str = "") -> None:
     """Compare two reports: counts exactly, what was computed in floating point closely."""
     if isinstance(theirs, dict):
         assert ours.keys() == theirs.keys(), where
-        for key in theirs:
+        for key in theirs.keys() - {"outputs_as_defined"}:  # which one process alone compares
             same(ours[key], theirs[key], f"{where}.{key}")
     elif isinstance(theirs, list):
         assert len(ours) == len(theirs), where
