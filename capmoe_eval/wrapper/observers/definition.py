@@ -221,7 +221,7 @@ def scores_off(tokens: RoutedTokens, gate: Gate, logit_TE: Array) -> int:
             bias_E = gate.bias.value_E.double().cpu().numpy()
             ranking_TE = base_TE + bias_E
         is_ineligible_TE = ~tokens.eligible_TE
-        is_off_T: Array = is_ineligible_TE.any(axis=1)
+        is_off_T: Array = np.asarray(is_ineligible_TE.any(axis=1))
         if recipe.groups != "none":
             is_off_T = _groups_off(tokens, gate, ranking_TE, rounding_T1)
             score_TE = np.where(is_ineligible_TE, 0.0, score_TE)
@@ -275,7 +275,10 @@ def outputs_off(event: LayerForward, row_P: Array) -> int:
         pairs_SH = single_pairs(experts, hidden_SH, *pair).double()
         sums.index_add_(0, row_S, pairs_SH)
         amounts.index_add_(0, row_S, pairs_SH.abs())
-    allowed = KERNEL_TOLERANCE[event.output_NH.dtype] * amounts.amax()
+    kind, dtypes = output_PH.device.type, [event.output_NH.dtype]
+    if torch.is_autocast_enabled(kind):
+        dtypes.append(torch.get_autocast_dtype(kind))
+    allowed = max(KERNEL_TOLERANCE[dtype] for dtype in dtypes) * amounts.amax()
     is_off_PH = ~((output_PH - sums).abs() <= allowed) & sums.isfinite()
     return int(is_off_PH.any(dim=1).sum())
 
