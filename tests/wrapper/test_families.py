@@ -71,7 +71,11 @@ def test_every_method_changes_the_logits_and_restores_the_model(name: str, metho
     assert meter.summary()["dropped"] > 0
     # The k0 best of two tokens may exceed the budget; under Expert Drop no load has a bound, and
     # only capacities of pairs are filled.
-    open_proofs = {"best_kept", "slots_filled", *(["overload_drops"] if method == "expert_drop" else [])}
+    open_proofs = {
+        "best_kept",
+        "slots_filled",
+        *(["overload_drops"] if method == "expert_drop" else []),
+    }
     failed = {name for name, proof in meter.proofs().items() if not proof["passed"]}
     assert failed <= open_proofs
     assert torch.equal(before, logits(model, tokens))
