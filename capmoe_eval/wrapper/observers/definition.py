@@ -69,7 +69,7 @@ def _is_misread(start: ForwardStart | None, is_counted_N: Array) -> bool:
         return False
     if mask.shape[1] not in (n_new, start.n_cached + n_new):
         return False
-    is_real_BS = as_array(mask)[:, mask.shape[1] - n_new :] != 0
+    is_real_BS = as_array(mask[:, mask.shape[1] - n_new :] != 0)
     is_counted_BS = is_counted_N.reshape(start.n_sequences, n_new)
     is_off_B = (is_real_BS != is_counted_BS).any(axis=1)
     if start.is_prompt is False:  # a sequence that has finished does not count
