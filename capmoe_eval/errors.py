@@ -95,7 +95,9 @@ def closest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     for name in difflib.get_close_matches(word, list(names), cutoff=cutoff):
         parts = [part for part in re.split(r"[\W_]+", name) if part]
         is_near = all(
-            difflib.get_close_matches(part, parts) for part in re.split(r"[\W_]+", word) if part
+            difflib.get_close_matches(part, parts, cutoff=0.5)  # of two letters one may be wrong
+            for part in re.split(r"[\W_]+", word)
+            if part
         )
         if is_near and numbers in ([], re.findall(r"\d+", name)):
             return name

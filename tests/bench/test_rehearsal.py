@@ -180,7 +180,7 @@ def test_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["weights"] == row["loaded"] == row["stored"]
     *cells, failed, order = row["cells"]
     assert [cell["method"] for cell in cells] == ["baseline", "score-g1-ep8"] * 2
-    assert failed["failure"] == "RuntimeError: no kernel"
+    assert failed["failure"].startswith("RuntimeError: no kernel (test_rehearsal.py, line ")
     for cell in (*cells, order):
         assert cell["seconds"] > 0
         assert (cell["drop_rate"] > 0) == (cell["method"] != "baseline")

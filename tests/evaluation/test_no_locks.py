@@ -28,7 +28,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_share_a_directory_without_locks(shim: Path, tmp_path: Path) -> None:
     results, notes = tmp_path / "results", tmp_path / "notes"
     results.mkdir()

@@ -92,7 +92,7 @@ def spread(
     return root, output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_nodes_give_the_records_of_one_process(
     spread: tuple[Path, list[str]],
     tmp_path: Path,

@@ -93,7 +93,7 @@ def test_the_method_is_what_the_page_says_and_is_checked(tmp_path: Path) -> None
     assert proofs["open"]["stock_at_infinity"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
     install(tmp_path, METHOD, DEFINITION, SIMPLEST)
     command = re.search(r"^capmoe-eval (run method=score_and_order .*)$", PAGE, re.MULTILINE)

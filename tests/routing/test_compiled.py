@@ -24,7 +24,7 @@ KNOBS = {"ep_size": 2, "modality": "image_first", "max_k": True, "load_updates":
         ("order", "aot_eager", {"scope": "sequence"}),
         ("expanded_drop", "aot_eager", {"candidates": "ranked"}),
         ("expanded_drop", "aot_eager", {"candidates": "global", "protect_topk": True}),
-        pytest.param("expanded_drop", "inductor", {}, marks=pytest.mark.slow),
+        pytest.param("expanded_drop", "inductor", {}, marks=pytest.mark.nightly),
     ],
 )
 def test_a_decision_is_one_graph(name: str, backend: str, knobs: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def drawn(results: Path) -> Path:
     return out / "zoo" / "figures"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_declared_figure_has_its_files(drawn: Path) -> None:
     assert {path.name for path in drawn.iterdir()} == {
         f"{name}.{suffix}"

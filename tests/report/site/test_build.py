@@ -568,7 +568,7 @@ def test_the_parts_are_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert '<a href="../tiny/table10.csv">CSV</a>' in tables
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_report_is_built_again_after_a_change_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
