@@ -170,7 +170,7 @@ class DefinitionCheck(Observer):
 
     @property
     def comparison(self) -> dict[str, int]:
-        """What was compared: forwards of how many, layers, and buckets; and the seed of both."""
+        """The numbers of compared forwards, layers and buckets, and the seed that chose them."""
         return {
             "forwards": self._examined,
             "of": self._constrained,
