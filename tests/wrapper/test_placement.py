@@ -68,6 +68,8 @@ def test_a_model_with_renumbered_experts_in_blocks_is_the_model_under_the_placem
             assert [each[when][old] for old in SPREAD.flatten()] == two[when]
     for proofs in (report["proofs"], of_other["proofs"]):
         assert proofs["kernel_agrees"].pop("deviation") < proofs["kernel_agrees"]["tolerance"]
+        for proof in proofs.values():  # the seed is of the method, which names its placement
+            proof.get("examined", {}).pop("seed", None)
     assert report["proofs"] == of_other["proofs"]  # but for how the kernels round
 
 

@@ -48,7 +48,9 @@ def test_it_changes_the_logits_and_restores_the_model(family: str) -> None:
         given = {"verify": True, "calibrated": calibrated, **knobs}
         found[name], report = routed(model, inputs, method, **given)
         for proof, outcome in report["proofs"].items():
-            assert outcome["passed"] or proof == "modality_order", (name, proof)
+            # MACS bounds weights of tokens, so that slots have no number.
+            idle = {"modality_order"} | ({"slots_filled"} if method == "macs" else set())
+            assert outcome["passed"] or proof in idle, (name, proof)
         assert report["summary"]["dropped"] > 0
         assert (report["summary"]["added"] > 0) == (method == "macs" and name != "no rerouting")
     assert report["proofs"]["stock_at_infinity"]["method"] == "macs"

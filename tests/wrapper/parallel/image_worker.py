@@ -11,6 +11,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.parallel import shard_experts, split_batches
 from capmoe_eval.wrapper.ranks import World
 from capmoe_eval.wrapper.session import capacity_aware
@@ -20,12 +21,12 @@ from tests.wrapper.parallel.cases import kept_pairs
 FAMILIES = ("llava", "qwen3_vl_moe")
 #: Every bound, and one group over all processes.
 CASES: dict[str, dict[str, Any]] = {
-    "baseline": {"method": "baseline"},
+    "baseline": {"name": "baseline"},
     "score": {},
     "device": {"granularity": "device", "modality": "text_first"},
     "sequence": {"scope": "sequence"},
-    "expanded": {"method": "expanded_drop", "max_k": True},
-    "reroute": {"method": "token_reroute"},
+    "expanded": {"name": "expanded_drop", "max_k": True},
+    "reroute": {"name": "token_reroute"},
 }
 #: Images of each sequence; some ranks have none.
 IMAGES_OF = (1, 2, 0, 0, 1)
@@ -40,9 +41,9 @@ def results(family: str, model: PreTrainedModel, size: int) -> dict[str, Any]:
     """Return logits, kept pairs and reports of all cases."""
     answers = {}
     for name, knobs in CASES.items():
-        chosen = {"method": "score", "gamma": 0.5, "modality": "image_first", **knobs}
+        chosen = {"name": "score", "gamma": 0.5, "modality": "image_first", **knobs}
         with (
-            capacity_aware(model, ep_size=size, verify=False, **chosen) as meter,
+            capacity_aware(model, create_method(ep_size=size, **chosen), verify=False) as meter,
             kept_pairs(model) as seen,
         ):
             logits = model(**batch(family)).logits
