@@ -259,7 +259,7 @@ def test_a_package_that_is_not_installed_is_one_line(
         assert (status, err) == (2, f"error: {command}\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_limit_of_subtasks_says_how_many_documents_it_is(shell: Shell) -> None:
     """The first thing that costs time after a limit of 1 is mmlu."""
     status, out, err = shell("model=tiny_olmoe", "tasks=mmlu", "limit=1", "method=baseline")
@@ -388,7 +388,7 @@ def test_an_experiment_whose_weights_are_not_shipped_says_how_to_make_them(shell
 @pytest.mark.parametrize(
     "name",
     nightly_but(
-        ("adaptive", "images_macs", "table1"),
+        ("adaptive", "table1"),
         sorted({*options("experiment")} - {"banking77", "rehearsal", "server"}),
     ),
 )
@@ -554,7 +554,7 @@ def test_a_table_shows_what_is_there_and_how_to_fill_the_rest(shell: Shell) -> N
     assert written == ["table2.csv", "table2.html", "table2.md", "table2.tex"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_of_a_missing_cell_fills_it(shell: Shell) -> None:
     words = ("grid.model=[zoo_olmoe]", "limit=1", "tasks=table1")
     _, out, _ = shell("table1", *words, main=tables.main)

@@ -114,7 +114,7 @@ def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
     assert re.search(r"\| Score and order † \| \d", table)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_record_is_of_the_code_of_its_method(tmp_path: Path) -> None:
     words = ["-m", "capmoe_eval", "sweep", "method=score,score_and_order", "gamma=1.0"]
     words += ["model=tiny_olmoe", "tasks=obqa", "limit=2", "results_dir=results"]

@@ -62,7 +62,7 @@ def test_git_ignores_what_the_commands_of_the_pages_write() -> None:
     assert done.stdout.splitlines() == command[2:]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_task_of_ones_own_runs_under_a_capacity(folder: Path) -> None:
     page = DOCS / "how-to" / "evaluate.md"
     text = dict(blocks(page, "yaml", "json", "sh", "python"))
