@@ -119,8 +119,8 @@ def _of_others(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mut
     """Change the gate's scores of the experts outside a token's top-k; the order stays."""
 
     def other(scores: Any, *_: Any) -> Any:
-        score_TE, own = scores.score_TE, scores.topk_TK
-        changed_TE = change(score_TE).scatter(1, own, score_TE.gather(1, own))
+        score_TE, topk_TK = scores.score_TE, scores.topk_TK
+        changed_TE = change(score_TE).scatter(1, topk_TK, score_TE.gather(1, topk_TK))
         return kinds.dataclasses.replace(scores, score_TE=changed_TE, choice_TE=scores.ranking_TE)
 
     return result("Gate.scores")(name, other, *more)
