@@ -1,0 +1,240 @@
+"""What the committed records give today: tables, effects, verdicts, and what figures draw.
+
+``python -m tests.golden`` writes them. A file that differs afterwards is a finding: its commit says
+which numbers changed, and why.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from capmoe_eval.experiment.results import Reader, read_results
+from capmoe_eval.paper.benchmarks import read_bench
+from capmoe_eval.paper.claims.ledger import ledger, paper_claims
+from capmoe_eval.paper.contrasts import Contrast, read_contrasts
+from capmoe_eval.paper.evidence import Evidence, pooled_models
+from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
+from capmoe_eval.paper.replication import grouping, judged, replication_claims
+from capmoe_eval.paper.statistics import by_family
+from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
+from capmoe_eval.paper.verdicts import WrittenFinding
+from capmoe_eval.report.figures.catalogue import FIGURES
+from capmoe_eval.report.figures.evidence import FigurePlans, gather
+from capmoe_eval.report.figures.panels import to_json
+from capmoe_eval.report.figures.studies import gather_study
+from capmoe_eval.report.tables.filled import measured_table, published_table
+from capmoe_eval.report.tables.table import Entry, Table
+from tests.project import ROOT
+
+FOLDER: Final = Path(__file__).parent
+_RESULTS: Final = ROOT / "results/zoo"
+_BENCH: Final = ROOT / "results/bench"
+_WORDS: Final = ("profile=zoo", f"results_dir={_RESULTS}")
+_TESTS: Final = ("effect", "p", "corrected")
+
+
+@functools.cache
+def _reader() -> Reader:
+    return Reader()
+
+
+@functools.cache
+def _evidence() -> Evidence:
+    """The material of the claims: all records of profile zoo."""
+    pooled = pooled_models("zoo")
+    records = read_results(_RESULTS, _reader())
+    assert not records.broken
+    return Evidence(
+        "zoo",
+        records.records,
+        trainings=read_trainings(ROOT / TRAININGS, "zoo"),
+        bench=read_bench(_BENCH),
+        pooled=pooled,
+        losses=dev_losses(pooled),
+    )
+
+
+def tables() -> Iterator[dict[str, Any]]:
+    """Every cell of every table, measured and as printed: how it is shown, and its numbers."""
+    for layout in TABLES:
+        yield from _cells(measured_table(layout.key, _WORDS, _reader(), _BENCH)[0])
+    for printed in PAPER_TABLES:
+        yield from _cells(published_table(printed.name, printed.version))
+
+
+def _cells(table: Table) -> Iterator[dict[str, Any]]:
+    line = 0
+    for block in table.blocks:
+        for row, _, texts in block.in_words(table.decimals):
+            line += 1
+            for heading, entry, words in zip(table.columns, row.entries, texts, strict=True):
+                shown = words.words or f"{words.value}{words.mark}{words.cut}"
+                cell = {
+                    "table": table.name,
+                    "line": line,
+                    "row": " | ".join(row.labels),
+                    "column": heading,
+                    "shown": f"**{shown}**" if words.best else shown,
+                }
+                if isinstance(entry, Entry):
+                    cell |= {"value": entry.value, "stderr": entry.stderr}
+                    cell |= dict(zip(("low", "high"), entry.quartiles or (), strict=False))
+                    if there := entry.published:
+                        cell |= {"published": there.value, "difference": there.difference}
+                        cell["z"] = there.z
+                    if entry.test:
+                        cell |= {name: getattr(entry.test, name) for name in _TESTS}
+                    cell["truncated"] = entry.truncated or None
+                    cell["records"] = len(entry.parts)
+                yield cell
+
+
+def effects() -> Iterator[dict[str, Any]]:
+    """Every contrast of the replication and the ledger: effect, intervals, p values, families."""
+    evidence = _evidence()
+    for contrast in contrasts().values():
+        effect = evidence.effect(contrast.first, contrast.second, contrast.model)
+        row: dict[str, Any] = {
+            "contrast": str(contrast),
+            "sides": _sides(contrast),
+            "expect": str(contrast.expect),
+            "points": effect.points,
+            "documents": effect.documents,
+            "records": len(effect.records),
+            "unpaired": len(effect.unpaired),
+        }
+        if effect.points is not None:
+            depth = contrast.expect.depth(effect.points)
+            row |= dict(zip(("low", "high"), effect.interval(), strict=True))
+            if effect.between is not None:
+                row |= zip(("wide_low", "wide_high"), effect.interval(wide=True), strict=True)
+            row |= {"p": effect.p(depth), "p_families": effect.p(depth, wide=True)}
+            row |= {"worth": effect.worth, "detectable": effect.detectable}
+            families = by_family(effect.models)
+            row["families"] = _text({name: round(value, 6) for name, value in families.items()})
+            row["models"] = _text({name: round(v, 6) for name, v in effect.models.items()})
+            row["tasks"] = _text({name: sorted(tasks) for name, tasks in effect.tasks.items()})
+        yield row
+
+
+def contrasts() -> dict[tuple[str, str], Contrast]:
+    """Every contrast that a claim of the replication or of the ledger names, by what it asks."""
+    named = [c for claim in replication_claims() for c in claim.contrasts]
+    for entry in paper_claims():
+        for check in entry.checks:
+            if "measured" in check:
+                named += read_contrasts(check["measured"]["contrasts"])
+    return {(_sides(contrast), str(contrast.expect)): contrast for contrast in named}
+
+
+def _sides(contrast: Contrast) -> str:
+    sides = [side.model_dump(exclude_defaults=True) for side in (contrast.first, contrast.second)]
+    return _text({"a": sides[0], "b": sides[1], "model": contrast.model})
+
+
+def verdicts() -> Iterator[dict[str, Any]]:
+    """Every verdict and every finding behind it, of the replication and the ledger."""
+    evidence = _evidence()
+    for claim in replication_claims():
+        written = judged(claim, evidence)
+        key = {"of": "replication", "claim": written.id}
+        yield key | {"verdict": written.verdict, "scope": written.scope}
+        yield from (key | _finding(finding) for finding in written.contrasts)
+    for row in grouping(evidence):
+        key = {"of": "grouping", "claim": row.label}
+        yield key | {"effect": row.distance, "unit": "points from Table 1"}
+        yield from (key | _finding(finding) for finding in row.gaps)
+    for verdict in ledger(paper_claims(), evidence):
+        key = {"of": "ledger", "claim": verdict.entry.id}
+        yield key | {"verdict": verdict.word, "scope": verdict.scope}
+        for result in verdict.results:
+            source = {"source": result.source}
+            yield key | source | {"verdict": result.outcome.value}
+            for finding in result.findings:
+                yield key | source | _finding(WrittenFinding.of(finding))
+
+
+def _finding(finding: WrittenFinding) -> dict[str, Any]:
+    low_high, bounds = finding.wide or (None, None), finding.bounds or (None, None)
+    return {
+        "finding": finding.label,
+        "verdict": finding.verdict,
+        "unit": finding.unit,
+        **{name: getattr(finding, name) for name in ("effect", "low", "high", "p", "documents")},
+        **dict(zip(("wide_low", "wide_high"), low_high, strict=True)),
+        **dict(zip(("at_least", "at_most"), bounds, strict=True)),
+        "conditional": finding.conditional,
+        "models": _text({name: round(value, 5) for name, value in finding.models.items()}),
+    }
+
+
+def figures() -> Iterator[dict[str, Any]]:
+    """Every number that a figure draws: a row for each list of a mark, as JSON."""
+    plans, bench = FigurePlans(_WORDS, _reader()), read_bench(_BENCH)
+    for spec in FIGURES:
+        sources = (
+            gather_study(spec, bench, plans.profile)
+            if spec.study
+            else gather(spec, plans, bench if spec.has_balances else None)
+        )
+        panels = [panel for row in to_json(spec.make(sources))["rows"] for panel in row]
+        for place, panel in enumerate(panels, 1):
+            about = {"figure": spec.name, "panel": place, "title": panel.get("title", "")}
+            for axis in ("x", "y", "right"):
+                if axis in panel:
+                    about_axis = {k: v for k, v in panel[axis].items() if k != "label"}
+                    yield about | {"kind": "axis", "field": axis, "values": _numbers(about_axis)}
+            for number, mark in enumerate(panel["marks"], 1):
+                kind, name = mark.pop("kind"), mark.pop("name", "")
+                about_mark = about | {"mark": number, "kind": kind, "name": name}
+                for field, values in mark.items():
+                    yield about_mark | {"field": field, "values": _numbers(values)}
+
+
+def _numbers(values: Any) -> str:
+    """Return numbers as JSON, rounded as a figure's own JSON is."""
+    return json.dumps(
+        json.loads(
+            json.dumps(values),
+            parse_float=lambda digits: round(float(digits), 6) + 0.0,
+            parse_constant=lambda _: None,
+        ),
+        ensure_ascii=False,
+    )
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def frame(kind: str) -> pd.DataFrame:
+    """What the records give of a kind, as it is read from its file."""
+    text = pd.DataFrame(list(KINDS[kind]())).to_csv(index=False, float_format="%.12g")
+    return read(io.StringIO(text))
+
+
+def read(file: Path | io.StringIO) -> pd.DataFrame:
+    """A golden file; a cell that has nothing is an empty text, or NaN among numbers."""
+    cells = pd.read_csv(file, keep_default_na=False, dtype=str)
+    numbers = [name for name in cells if not cells[name].map(_is_text).any()]
+    return cells.assign(**{name: pd.to_numeric(cells[name]) for name in numbers})
+
+
+def _is_text(cell: str) -> bool:
+    try:
+        float(cell or "nan")
+    except ValueError:
+        return True
+    return False
+
+
+KINDS: Final[Mapping[str, Callable[[], Iterator[dict[str, Any]]]]] = {
+    kind.__name__: kind for kind in (tables, effects, verdicts, figures)
+}
