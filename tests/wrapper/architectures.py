@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,12 @@ from capmoe_eval.wrapper.layers import expected_moe_layers, find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 
 VOCABULARY = 97
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "reference" / "models.md"
+(LOCKED,) = re.findall(
+    r"^transformers==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+)
+"""The version of transformers that the document is about."""
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
@@ -162,6 +168,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "glm4v_moe": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 0]}}},
     "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
     "granitemoehybrid": _HALF_LINEAR,
+    "hy_v4_vl": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 2]}}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": _HALF_LINEAR,
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
@@ -315,22 +322,27 @@ def _logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+def documented() -> tuple[str, ...]:
+    """Return the families of the locked version; a newer one may have others, too."""
+    if transformers.__version__ == LOCKED:
+        return families()
+    return tuple(re.findall(r"^(?:\||-) `(\w+)` (?:\||\()", DOCUMENT.read_text(), re.MULTILINE))
+
+
 def document() -> str:
     """Return ``docs/reference/models.md``."""
     from tests.wrapper.images import with_images
 
-    findings = [examine(family) for family in families()]
+    findings = [examine(family) for family in documented()]
     supported = [finding for finding in findings if not finding.refused]
-    head = _HEAD.format(
-        supported=len(supported), all=len(findings), version=transformers.__version__
-    )
+    head = _HEAD.format(supported=len(supported), all=len(findings), version=LOCKED)
     gates = _table("gate", {of: "; ".join(map(_words, of.recipes)) for of in supported})
     refusals = "".join(
         f"- `{of.family}` (`{of.model}`, {_announced(of)} MoE layers announced): {of.refused}\n"
         for of in findings
         if of.refused
     )
-    return f"{head}{gates}\n{with_images()}\n\n## Refused\n\n{refusals}"
+    return f"{head}{gates}\n{with_images(LOCKED)}\n\n## Refused\n\n{refusals}"
 
 
 def _table(column: str, cells: Mapping[Finding, str]) -> str:

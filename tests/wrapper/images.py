@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig, OlmoeConfig, PreTrainedModel
 from transformers import LlavaForConditionalGeneration as Llava
@@ -205,8 +204,8 @@ def batch(family: str, images: tuple[int, ...] = (1, 2, 0), *, width: int = 16) 
     return {"input_ids": tokens, "attention_mask": torch.stack(masks), **pixels}
 
 
-def with_images() -> str:
-    """Return what ``docs/reference/models.md`` says of them."""
+def with_images(version: str) -> str:
+    """Return what ``docs/reference/models.md`` says of them in a version of transformers."""
     return f"""\
 ## With images
 
@@ -215,5 +214,5 @@ Given images as well (`tests/wrapper/test_modality.py`): {", ".join(f"`{f}`" for
 forwards and in `generate`. The modality that is named is dropped first. `llava` has an OLMoE as its
 language model; another one of this page may stand in its place. `molmoe` is the suite's own port
 ([MolmoE](../explanation/molmoe.md)). The MoE layers are those of the
-language model: no tower of transformers {transformers.__version__} has any.
+language model: no tower of transformers {version} has any.
 [Modalities](modalities.md) says which tokens are an image's."""
