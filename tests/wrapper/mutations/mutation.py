@@ -41,12 +41,21 @@ class Mutation:
     def stage(self) -> str:
         return self.name.partition(":")[0]
 
-    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Replace the function in every module that has imported it."""
+    def apply(
+        self, monkeypatch: pytest.MonkeyPatch, holds: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Replace the function in every module that has imported it; it errs while it ``holds``."""
         owner, name = _owner(self.target)
         original = vars(owner)[name]
         is_property = isinstance(original, property)
-        changed = property(self.change(original.fget)) if is_property else self.change(original)
+        true = original.fget if is_property else original
+        wrong = self.change(true)
+
+        @functools.wraps(true)
+        def function(*arguments: Any, **named: Any) -> Any:
+            return (wrong if holds() else true)(*arguments, **named)
+
+        changed = property(function) if is_property else function
         owners = [owner]
         if isinstance(owner, ModuleType):
             owners = [of for of in _modules(len(sys.modules)) if vars(of).get(name) is original]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -162,32 +162,49 @@ def _calibrated(setting: Setting) -> list[Tensor] | None:
     return None
 
 
-def _batches(setting: Setting) -> Iterator[dict[str, Tensor]]:
-    """Yield the inputs of the forwards, which no forward changes."""
+@functools.cache
+def _batches(setting: Setting) -> list[dict[str, Tensor]]:
+    """Return the inputs of the forwards, which no forward changes."""
     if setting.has_images:
         inputs = images.batch(setting.family, (1, 2, 1, 0))
-        yield inputs
-        yield {name: value.flip(0) for name, value in inputs.items()}
-        return
+        return [inputs, {name: value.flip(0) for name, value in inputs.items()}]
+    batches = []
     for number, lengths in enumerate(setting.lengths):
         tokens = models.batch(number, len(lengths), max(lengths))
         mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-        yield {"input_ids": tokens, "attention_mask": mask.long()}
+        batches.append({"input_ids": tokens, "attention_mask": mask.long()})
+    return batches
+
+
+Forward = list[tuple[Tensor, ...]]
+"""What each layer's experts were called with, and what came out, and at last the logits."""
 
 
 @dataclass
 class Run:
-    """What the experts were called with and what came out, and what refused the run."""
+    """The forwards of a run, of which the last may be cut short, and what refused it."""
 
-    calls: list[tuple[Tensor, ...]] = dataclasses.field(default_factory=list)
+    forwards: list[Forward] = dataclasses.field(default_factory=list)
     refused_by: set[str] = dataclasses.field(default_factory=set)
 
-    def is_part_of(self, other: Run) -> bool:
-        """Return whether all that was computed is what the other run computed."""
-        return all(
-            len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
-            for mine, theirs in zip(self.calls, other.calls, strict=False)
-        )
+    def differences(self, other: Run) -> dict[int, int]:
+        """Return the forwards that differ from another run, each with the first place that does.
+
+        A place is the number of a layer, or their number if the logits alone differ.
+        """
+        first = {}
+        for number, pair in enumerate(zip(self.forwards, other.forwards, strict=False)):
+            for place, parts in enumerate(zip(*pair, strict=False)):
+                if not all(map(torch.equal, *parts)):
+                    first[number] = place
+                    break
+        return first
+
+
+class Clock:
+    """The number of the forward that runs."""
+
+    now = 0
 
 
 def _pairs(index_NS: Tensor, weight_NS: Tensor, n_experts: int) -> tuple[Tensor, ...]:
@@ -198,16 +215,31 @@ def _pairs(index_NS: Tensor, weight_NS: Tensor, n_experts: int) -> tuple[Tensor,
     return count_NE[:, :n_experts], weight_NE
 
 
-def run(setting: Setting, *, examined: bool = True) -> Run:
+def run(
+    setting: Setting,
+    n_forwards: int | None = None,
+    clock: Clock | None = None,
+    *,
+    examined: bool = True,
+) -> Run:
     """Run the forwards of a setting until an invariant refuses one.
 
     If they are not ``examined``, they are as those between the examined ones of a long run.
+
+    Args:
+        setting: The setting, whose batches are run in turn.
+        n_forwards: The number of forwards; one of each batch if there is none.
+        clock: Has the number of the forward that runs.
+        examined: Whether layers are examined as in any run, or in no forward.
     """
     model, layers = _model(setting.family, setting.tied)
+    batches, clock = _batches(setting), clock or Clock()
+    clock.now = 0
     done = Run()
 
-    def note(experts: Any, call: tuple[Tensor, ...]) -> None:
-        done.calls.append(_pairs(call[1].clone(), call[2].clone(), experts.num_experts))
+    def note(experts: Any, call: tuple[Tensor, ...], output: Tensor) -> None:
+        pairs = _pairs(call[1].clone(), call[2].clone(), experts.num_experts)
+        done.forwards[-1].append((*pairs, output.clone()))
 
     with ExitStack() as stack:
         # Of a model that stays the same the layers are looked for once.
@@ -220,12 +252,14 @@ def run(setting: Setting, *, examined: bool = True) -> Run:
             )
         )
         for layer in layers:
-            handle = layer.experts.register_forward_pre_hook(note, prepend=True)
+            handle = layer.experts.register_forward_hook(note, prepend=True)
             stack.callback(handle.remove)
         try:
             with torch.no_grad():
-                for inputs in _batches(setting):
-                    done.calls.append((model(**inputs).logits,))
+                for clock.now in range(n_forwards or len(batches)):
+                    done.forwards.append([])
+                    output = model(**batches[clock.now % len(batches)])
+                    done.forwards[-1].append((output.logits,))
         except EnforcementError as error:
             done.refused_by.add(str(error))
     failed = {name for name, proof in meter.proofs().items() if proof["passed"] is False}
@@ -234,6 +268,6 @@ def run(setting: Setting, *, examined: bool = True) -> Run:
 
 
 @functools.cache
-def true_run(setting: Setting) -> Run:
+def true_run(setting: Setting, n_forwards: int | None = None) -> Run:
     """Return the run of the code as it is."""
-    return run(setting)
+    return run(setting, n_forwards)

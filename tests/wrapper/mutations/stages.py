@@ -5,7 +5,8 @@ Not every change has an effect at every stage; some change of every stage has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,6 +72,16 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = NUMBERS | {
     "a thousandth larger": lambda w: w * 1.001,
     "nothing": lambda w: 0 * w,
 }
+COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "that of the expert before": lambda weight: weight.roll(1, dims=0),
+    "a tenth smaller": lambda weight: 0.9 * weight,
+    "in bfloat16": WEIGHTS["in bfloat16"],
+}
+FACTORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "its share of the row's sum": lambda w: w / w.sum(dim=1, keepdim=True).clamp_min(1e-9),
+    "its square root": lambda w: w.abs().sqrt(),
+    "1": torch.ones_like,
+}
 EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
     "the next expert": lambda index: (index + 1) % 8,
     "one of the other rank": lambda index: (index + 4) % 8,
@@ -133,6 +144,41 @@ def _of_caller(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mut
         return change(read[0].bool()), read[1]
 
     return result("_ForwardHooks._mask")(name, other, *more)
+
+
+@contextmanager
+def _in_place(weights: list[Tensor], change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Have weights other values, of which no version tells; restore them on exit."""
+    true = [weight.data.clone() for weight in weights]
+    for weight, value in zip(weights, true, strict=True):
+        weight.data.copy_(change(value))
+    try:
+        yield
+    finally:
+        for weight, value in zip(weights, true, strict=True):
+            weight.data.copy_(value)
+
+
+def _of_kernel(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+    """The kernel computes with weights that it kept, and the model's were changed in place."""
+
+    def stale(kernel: Callable[..., Tensor], experts: Any, _: str) -> Callable[..., Tensor]:
+        def mutated(*call: Any) -> Tensor:
+            with _in_place(list(experts.parameters()), change):
+                return kernel(*call)
+
+        return mutated
+
+    return result("kernel.stock_experts")(name, stale, *more)
+
+
+def _of_rows(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+    """The kernel multiplies the outputs of pairs by other weights than it is called with."""
+
+    def reweighed(kernel: Callable[..., Tensor], *_: Any) -> Callable[..., Tensor]:
+        return lambda experts, hidden, index, weight: kernel(experts, hidden, index, change(weight))
+
+    return result("kernel.stock_experts")(name, reweighed, *more)
 
 
 def named(*names: str) -> Concerns:
@@ -203,6 +249,8 @@ STAGES: list[tuple[str, Kind, Mapping[str, Any], Concerns]] = [
     ("the expert of a pair is", _moved, EXPERTS, everywhere),
     ("weights are", _first(kinds.weights), WEIGHTS, everywhere),
     ("the kernel's sums are", _first(result("kernel.combine")), WEIGHTS, everywhere),
+    ("the kernel's own copy of the experts is", _of_kernel, COPIES, everywhere),
+    ("the kernel weighs a pair by", _of_rows, FACTORS, everywhere),
 ]
 """A stage, the kind of its mutations, their changes, and whom they concern."""
 

@@ -5,19 +5,30 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
+from capmoe_eval.wrapper.observers.invariants import examination_seed, is_examined
 from tests.nightly import nightly_but
 from tests.wrapper.mutations import slips, stages
 from tests.wrapper.mutations.mutation import Mutation
-from tests.wrapper.mutations.settings import SETTINGS, Setting, run, true_run
+from tests.wrapper.mutations.settings import SETTINGS, Clock, Run, Setting, run, true_run
 
 LEAST = 100
 """Wrong decisions of every method that are refused."""
+ALWAYS, EVERY_7TH = "in every forward", "in every 7th forward"
+SCOPES: dict[str, Callable[[int], bool]] = {
+    ALWAYS: lambda number: True,
+    "in the first forward": lambda number: number == 0,
+    "from the sixth forward on": lambda number: number >= 5,
+    EVERY_7TH: lambda number: number % 7 == 6,
+}
+"""In which forwards, from 0, a mutation holds."""
 MUTATIONS: list[Mutation] = [*stages.MUTATIONS, *slips.MUTATIONS]
 
 
@@ -30,6 +41,26 @@ class Survey:
     without_effect: list[str] = field(default_factory=list)  # stages at which no change has one
 
 
+def mutated_run(
+    mutation: Mutation,
+    setting: Setting,
+    scope: str = ALWAYS,
+    n_forwards: int | None = None,
+    **how: bool,
+) -> tuple[Run, dict[int, int]]:
+    """Return a run with a mutation in a scope, and where its forwards differ from the true ones."""
+    clock, holds = Clock(), SCOPES[scope]
+    true = true_run(setting, n_forwards)
+    assert not true.refused_by, f"{mutation.name}: its world is refused by {true.refused_by}"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        mutation.apply(monkeypatch, lambda: holds(clock.now))
+        try:
+            mutated = run(setting, n_forwards, clock, **how)
+        except (IndexError, RuntimeError, ValueError):  # nothing is decided
+            return Run(), {}
+    return mutated, mutated.differences(true)
+
+
 def survey(
     setting: Setting, mutations: Sequence[Mutation] = MUTATIONS, *, examined: bool = True
 ) -> Survey:
@@ -39,15 +70,8 @@ def survey(
     """
     names, effects = Survey(), Counter[str]()
     for mutation in (mutation for mutation in mutations if mutation.concerns(setting)):
-        world = mutation.world(setting)
-        true = true_run(world)
-        assert not true.refused_by, f"{mutation.name}: its world is refused by {true.refused_by}"
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            mutation.apply(monkeypatch)
-            try:
-                has_effect = not (mutated := run(world, examined=examined)).is_part_of(true)
-            except (IndexError, RuntimeError, ValueError):  # nothing is decided
-                has_effect = False
+        mutated, differences = mutated_run(mutation, mutation.world(setting), examined=examined)
+        has_effect = bool(differences)
         effects[mutation.stage] += has_effect or mutation.stage == "other knobs"
         if has_effect:
             (names.refused if mutated.refused_by else names.accepted).append(mutation.name)
@@ -89,9 +113,98 @@ def test_groups_and_capacities_are_checked_in_every_forward() -> None:
     assert len(names.refused) > 30
 
 
+LONG = ("order", "random", "score", "expanded_drop ranked", "token_reroute", "device_drop")
+LONG += ("expert_drop", "oea", "sere", "macs")
+"""Methods of all kinds, for runs of many forwards."""
+MOST = 60
+"""Forwards of a long run at most."""
+
+
+@functools.cache
+def representatives(method: str) -> list[Mutation]:
+    """Return of each stage, and of each function that a slip changes, one mutation.
+
+    It is the first that has an effect in the first forward, and whose world is the setting.
+    """
+    setting, chosen = SETTINGS[method], dict[str, Mutation]()
+    mutations = (of for of in MUTATIONS if of.concerns(setting) and of.world(setting) == setting)
+    for mutation in mutations:
+        changed = mutation.stage if ":" in mutation.name else mutation.target
+        if changed not in chosen and mutated_run(mutation, setting, n_forwards=1)[1]:
+            chosen[changed] = mutation
+    return list(chosen.values())
+
+
+def forwards_until_met(setting: Setting, scope: str) -> int | None:
+    """Return after how many forwards each layer has been examined in one that is in the scope.
+
+    None if that takes more than :data:`MOST`.
+    """
+    seed = examination_seed(setting.method)
+    in_scope = [number for number in range(MOST) if SCOPES[scope](number)]
+    layers = range(len(true_run(setting).forwards[0]) - 1)
+    met = [next((n for n in in_scope if is_examined(seed, n, of)), None) for of in layers]
+    return None if None in met else 1 + max(number for number in met if number is not None)
+
+
+@pytest.mark.parametrize(
+    "case",
+    nightly_but([("expanded_drop ranked", EVERY_7TH)], itertools.product(LONG, SCOPES)),
+    ids=" ".join,
+)
+def test_a_fault_is_refused_in_the_first_forward_that_examines_it(case: tuple[str, str]) -> None:
+    """Which layers are examined follows from the record's seed.
+
+    A forward is refused if its first layer that is not the true one is examined; the layers behind
+    it have other inputs. Wrong groups and capacities are refused in any forward.
+    """
+    setting, scope = SETTINGS[case[0]], case[1]
+    seed, until_met = examination_seed(setting.method), forwards_until_met(setting, scope)
+    for mutation in representatives(case[0]):
+        mutated, differences = mutated_run(mutation, setting, scope, until_met or MOST)
+        if mutated.refused_by:
+            last = len(mutated.forwards) - 1
+            assert SCOPES[scope](last), f"{mutation.name}: a true forward is refused"
+            differences.pop(last, None)
+        assert mutated.refused_by or until_met is None, mutation.name
+        for number, layer in differences.items():
+            assert mutation.stage not in IN_EVERY_FORWARD, f"{mutation.name}: forward {number}"
+            assert not is_examined(seed, number, layer), f"{mutation.name}: forward {number}"
+
+
+KINDS = {
+    "mask": ("new_columns", "_ForwardHooks._mask"),
+    "groups, capacities": ("group_tokens", "capacity", "base_capacity", "Method.limits"),
+    "gate scores": ("Gate.scores",),
+    "weights, slots": ("hook.combine", "LayerHook.sent"),
+    "kernel": ("kernel.combine", "kernel.stock_experts"),
+}
+"""The functions that the mutations of a kind change; those of others are of the decision."""
+
+
+def kind_of(mutation: Mutation) -> str:
+    return next((kind for kind, of in KINDS.items() if mutation.target in of), "decision")
+
+
+def share(method: str, scope: str) -> Counter[tuple[str, bool]]:
+    """Return how many faults of each kind a long run has, and how many are refused."""
+    counts = Counter[tuple[str, bool]]()
+    for mutation in representatives(method):
+        mutated, differences = mutated_run(mutation, SETTINGS[method], scope, MOST)
+        if differences or mutated.refused_by:
+            counts[kind_of(mutation), bool(mutated.refused_by)] += 1
+    return counts
+
+
 if __name__ == "__main__":
     surveys = {method: survey(setting) for method, setting in SETTINGS.items()}
     for method, names in surveys.items():
         wrong = len(names.refused) + len(names.accepted)
         print(f"{method}: {len(names.refused)} of {wrong} wrong decisions are refused")
     print(f"all methods: {sum(len(names.refused) for names in surveys.values())} are refused")
+    print(f"runs of {MOST} forwards, {', '.join(LONG)}:")
+    for scope in SCOPES:
+        counts = sum((share(method, scope) for method in LONG), Counter[tuple[str, bool]]())
+        for kind in sorted({kind for kind, _ in counts}):
+            refused = counts[kind, True]
+            print(f"{scope}: {kind}: {refused} of {refused + counts[kind, False]} are refused")
