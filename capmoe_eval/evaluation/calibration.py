@@ -19,6 +19,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.names import split_world
 from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import stored
 from capmoe_eval.routing.methods.token_drop import TokenDrop
@@ -107,7 +108,7 @@ def other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[di
     ``asked_by`` is the setting that needs them, for the message where there are none.
     """
     library = TaskLibrary()
-    if source.name in WORLDS:
+    if split_world(source.name)[0] in WORLDS:
         dev = DataSource(source.name, embedded_hub(source.name, "dev"))
         return library.parts(task, dev), "dev"
     parts = library.parts(task, source)

@@ -23,7 +23,7 @@ from capmoe_eval.evaluation.lm import CapmoeLM, CapmoeMultimodalLM
 from capmoe_eval.evaluation.seam import LM_EVAL
 from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import DeviceConfig
-from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.names import base_name
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
 from capmoe_eval.zoo.recipes import (
@@ -116,7 +116,7 @@ def model_config(model: ModelId) -> PretrainedConfig:
             )
     zoo = model.pretrained.startswith(ZOO)
     choices = tuple(RECIPES) if zoo else (*TINY_FAMILIES, TINY_LLAVA)
-    if (family(name) if zoo else name) not in choices:
+    if (base_name(name) if zoo else name) not in choices:
         names = [f"{prefix}:{key}" for key in choices]
         raise bad_choice("model.pretrained", model.pretrained, names)
     if zoo:
@@ -206,7 +206,7 @@ def reader_of(model: ModelId) -> Any:
     if embedded and model.tokenizer is None:
         if f"{prefix}:" == TINY:
             return tiny_processor() if name == TINY_LLAVA else tiny_tokenizer()
-        recipe = RECIPES.get(family(name))
+        recipe = RECIPES.get(base_name(name))
         return (trained_processor if recipe and recipe.vision else trained_tokenizer)(name)
     field = "model.tokenizer" if model.tokenizer else "model.pretrained"
     place = model.tokenizer or model.pretrained

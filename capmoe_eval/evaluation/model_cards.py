@@ -31,7 +31,7 @@ from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import read_bytes, write_text
-from capmoe_eval.experiment.names import split_seed
+from capmoe_eval.experiment.names import base_name
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -39,7 +39,7 @@ from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.hub import WORLDS, embedded_hub
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
-from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.miniworld.world import WORLD_SEED
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -74,10 +74,11 @@ class Sets:
     reader: Any  # a tokenizer, or a processor of texts and pictures
 
 
-def miniworld_sets() -> Sets:
-    """Return the sets of the mini-world."""
-    source = DataSource("miniworld", embedded_hub("miniworld", "dev"))
-    return Sets(_tasks("table2"), source, miniworld_tokenizer())
+def miniworld_sets(seed: int = WORLD_SEED, reader: Any = None) -> Sets:
+    """Return the sets of the mini-world of a seed; by default they are read by its tokenizer."""
+    name = "miniworld" if seed == WORLD_SEED else f"miniworld_w{seed}"
+    source = DataSource(name, embedded_hub(name, "dev"))
+    return Sets(_tasks("table2"), source, reader or miniworld_tokenizer())
 
 
 def picture_sets(directory: Path) -> Sets:
@@ -121,7 +122,10 @@ def write(
         "training": before["training"] if training is None else _training(recipe, training),
     }
     if recipe.data in WORLDS:
-        sets = miniworld_sets() if recipe.data == "miniworld" else picture_sets(directory)
+        has_tokenizer = (directory / "tokenizer.json").is_file()
+        reader = recipes.own_tokenizer(directory) if has_tokenizer else None
+        is_text = recipe.data == "miniworld"
+        sets = miniworld_sets(recipe.world, reader) if is_text else picture_sets(directory)
         card |= _measured(name, model, sets, say)
         write_text(directory / "README.md", _readme(card, recipe))
     write_text(file, json.dumps(card, indent=1) + "\n")
@@ -186,7 +190,7 @@ def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
     last = training.losses[-100:]
     seed = recipe.seed if training.seed is None else training.seed
     return {
-        "world_seed": world().seed if recipe.data == "miniworld" else None,
+        "world_seed": recipe.world if recipe.data == "miniworld" else None,
         "corpus_seed": recipes.corpus_seed(seed),
         "seed": seed,
         "steps": training.steps,
@@ -200,7 +204,7 @@ def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
 
 def _option(name: str) -> Any:
     """Return the settings of a trained model, which are those of all its training seeds."""
-    return load_option("model", f"zoo_{split_seed(name)[0]}")
+    return load_option("model", f"zoo_{base_name(name)}")
 
 
 def peaks(results: Mapping[str, Any]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import HUB_NAME, PROGRAMS, TINY, ZOO, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.datasource import EMBEDDED, DataSource
+from capmoe_eval.experiment.datasource import DataSource, is_embedded
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
 from capmoe_eval.experiment.record import Record, read_record
@@ -142,7 +142,7 @@ def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
 def with_documents(plans: Sequence[CellPlan]) -> list[CellPlan]:
     """Return the plans with their documents in place; embedded ones are written on first use."""
     sources = {source: source for source in {plan.source for plan in plans}}
-    if any(source.name in EMBEDDED for source in sources):
+    if any(is_embedded(source.name) for source in sources):
         from capmoe_eval.zoo.hub import ready
 
         sources = {source: ready(source) for source in sources}

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.experiment.cell import MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
 from capmoe_eval.experiment.composition import load_option, options, override
-from capmoe_eval.experiment.datasource import EMBEDDED, HUB
+from capmoe_eval.experiment.datasource import HUB, is_embedded
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.knobs import declared_knobs
@@ -105,7 +105,7 @@ def cell_command(cell: Cell, results: str) -> str | None:
     words |= _different(config, cell, ("limit", "eval_seed", "shuffle", "backend", *of_engine))
     if cell.data != (task["data_root"] or config["data"]["root"] or HUB):
         words |= {f"{prefix}data_root": None} if task["data_root"] else {}
-        local = cell.data not in (HUB, *EMBEDDED)
+        local = cell.data != HUB and not is_embedded(cell.data)
         words["data.root"] = DIRECTORY if local else None if cell.data == HUB else cell.data
         words |= {"data.name": cell.data} if local else {}
     words["results_dir"] = results

@@ -15,17 +15,26 @@ from pathlib import Path
 
 from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.experiment.files import check_writable
+from capmoe_eval.experiment.names import split_world
 
 HUB = "hub"
 EMBEDDED = ("miniworld", "banking77", "pictures", "easy_vqa")
-"""Sources that come with the suite: generated, the real BANKING77, and easy-VQA by its package."""
+"""Sources that come with the suite: generated, the real BANKING77, and easy-VQA by its package.
+
+``miniworld_w8`` is the mini-world of seed 8 (:func:`is_embedded`)."""
+
+
+def is_embedded(name: str) -> bool:
+    """Return whether a source comes with the suite."""
+    base, world = split_world(name)
+    return name in EMBEDDED or (base == "miniworld" and world is not None)
 
 
 @dataclass(frozen=True)
 class DataSource:
     """A source of evaluation sets."""
 
-    name: str  # ``hub``, one of :data:`EMBEDDED`, or the name of a local root in results
+    name: str  # ``hub``, an embedded source, or the name of a local root in results
     # The directory in hub layout, with ``<org>/<dataset>/README.md`` (a ``configs:`` header) and
     # parquet files beside it; None for the hub.
     root: Path | None = None
@@ -101,13 +110,13 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
     """Return the source for ``data.root`` and ``data.name``.
 
     Args:
-        root: None for the hub, one of :data:`EMBEDDED`, or a directory; UsageError if it is none.
+        root: None for the hub, an embedded source, or a directory; UsageError if it is none.
         name: Name of a local root in results. By default it is the directory's name, with
-            ``local-`` before it if it is ``hub`` or one of :data:`EMBEDDED`.
+            ``local-`` before it if it is ``hub`` or the name of an embedded source.
     """
     if root is None:
         return DataSource(HUB)
-    if root in EMBEDDED:
+    if is_embedded(root):
         return DataSource(root, Path(root))
     path = Path(root).expanduser()
     if not path.is_dir():
@@ -116,5 +125,5 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
             f"{', '.join(EMBEDDED)}, or null for the hub"
         )
     path = path.resolve()
-    default_name = f"local-{path.name}" if path.name in (HUB, *EMBEDDED) else path.name
+    default_name = f"local-{path.name}" if path.name == HUB or is_embedded(path.name) else path.name
     return DataSource(name or default_name, path)

@@ -47,6 +47,7 @@ def is_stock(method: str) -> bool:
 
 
 _SEEDED: Final = re.compile(r"(.+)_s(?:eed)?(0|[1-9][0-9]{0,8})")
+_IN_WORLD: Final = re.compile(r"(.+)_w(0|[1-9][0-9]{0,8})")
 
 
 def split_seed(model: str) -> tuple[str, int | None]:
@@ -55,6 +56,17 @@ def split_seed(model: str) -> tuple[str, int | None]:
     return (match[1], int(match[2])) if match else (model, None)
 
 
+def split_world(name: str) -> tuple[str, int | None]:
+    """Return a name without the seed of its mini-world, and the seed: "olmoe", 8 of "olmoe_w8"."""
+    match = _IN_WORLD.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
 def family(model: str) -> str:
     """Return a model's name without its training seed: ``zoo_olmoe`` of ``zoo_olmoe_s1``."""
     return split_seed(model)[0]
+
+
+def base_name(model: str) -> str:
+    """Return a model's name without its world and its training seed."""
+    return split_world(family(model))[0]

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args
 from annotated_types import Predicate
 from pydantic import Field
 
-from capmoe_eval.experiment.datasource import EMBEDDED, HUB
+from capmoe_eval.experiment.datasource import EMBEDDED, HUB, is_embedded
 from capmoe_eval.routing.knobs import Count, says
 
 _LONGEST_NAME: Final = 100  # bytes; a file system takes 255 for a name, and the suite adds endings
@@ -33,7 +33,7 @@ def _is_shard(text: str) -> bool:
 
 
 def _is_free(name: str) -> bool:
-    return name not in (HUB, *EMBEDDED)
+    return name != HUB and not is_embedded(name)
 
 
 _NAME = (

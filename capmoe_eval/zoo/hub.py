@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
+from capmoe_eval.experiment.datasource import DataSource, cache_directory, is_embedded
+from capmoe_eval.experiment.names import split_world
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +54,7 @@ def ready(source: DataSource) -> DataSource:
     Raises:
         UsageError: If it is read from a package that is not installed.
     """
-    if source.name not in EMBEDDED or source.root != Path(source.name):
+    if not is_embedded(source.name) or source.root != Path(source.name):
         return source
     return DataSource(source.name, embedded_hub(source.name))
 
@@ -67,7 +68,7 @@ def embedded_hub(name: str, split: str = "test") -> Path:
     is complete or absent even if several processes start at once.
 
     Args:
-        name: One of ``experiment.datasource.EMBEDDED``.
+        name: That of a source for which ``experiment.datasource.is_embedded`` is true.
         split: ``dev`` or ``test``, of one of ``WORLDS``.
 
     Raises:
@@ -76,16 +77,18 @@ def embedded_hub(name: str, split: str = "test") -> Path:
     """
     if name == "banking77":
         return REAL_TEXT
-    is_world, cache = name in WORLDS, cache_directory()
+    (base, seed), cache = split_world(name), cache_directory()
+    is_world = base in WORLDS
     directory = cache / f"{name}{f'-{split}' if is_world else ''}-{_sources_hash()}"
     if directory.is_dir():
         return directory
-    module = import_module(f"{__package__}.{name}{'.evaluation' if is_world else ''}")
-    content = module.documents(split) if is_world else module.documents()
+    module = import_module(f"{__package__}.{base}{'.evaluation' if is_world else ''}")
+    seeds = () if seed is None else (seed,)
+    content = module.documents(split, *seeds) if is_world else module.documents()
     cache.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=cache, prefix=f".{directory.name}."))
     try:
-        title = f"{WORLDS[name]}, {split}" if is_world else "easy-VQA"
+        title = f"{WORLDS[base]}, {split}" if is_world else "easy-VQA"
         write_documents(building, content, title=title)
         building.rename(directory)
     except OSError:

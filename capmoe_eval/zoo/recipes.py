@@ -23,14 +23,14 @@ from transformers import (
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.files import write_bytes, write_text
-from capmoe_eval.experiment.names import split_seed
+from capmoe_eval.experiment.names import split_seed, split_world
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
 from capmoe_eval.zoo.batch import NumberedBatches
 from capmoe_eval.zoo.demonstrations import DemonstrationBatches, demonstrations_tokenizer
 from capmoe_eval.zoo.llava import llava_config, picture_processor
-from capmoe_eval.zoo.miniworld.corpus import Batches
-from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.miniworld.corpus import Batches, train_tokenizer
+from capmoe_eval.zoo.miniworld.world import WORLD_SEED, world
 from capmoe_eval.zoo.pictures.corpus import PictureBatches, picture_tokenizer
 from capmoe_eval.zoo.tiny import tiny_config
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer, wrapped
@@ -57,6 +57,7 @@ class Recipe:
     classes: int = 0  # number of the classes among these labels
     seed: int = 0  # of the first weights and of the corpus
     data: Literal["miniworld", "banking77", "demonstrations", "pictures"] = "miniworld"
+    world: int = WORLD_SEED  # the seed of the mini-world
     vision: Mapping[str, Any] | None = None  # fields of a CLIP tower's configuration, for a LLaVA
 
 
@@ -73,14 +74,17 @@ ZOO: Mapping[str, Recipe] = _RECIPES.models
 
 
 def recipe(name: str) -> Recipe:
-    """Return a recipe by its name; ``olmoe_s1`` is ``olmoe`` with another training seed.
+    """Return a recipe by its name.
 
-    A name that is unknown is a UsageError, here and in the functions below.
+    ``olmoe_s1`` is ``olmoe`` with another training seed, ``olmoe_w8_s1`` also in the mini-world of
+    seed 8. A name that is unknown is a UsageError, here and in the functions below.
     """
-    model, seed = split_seed(name)
-    if model not in ZOO:
+    in_world, seed = split_seed(name)
+    model, world_seed = split_world(in_world)
+    if model not in ZOO or (world_seed is not None and ZOO[model].data != "miniworld"):
         raise bad_choice("name", name, tuple(ZOO))
-    return ZOO[model] if seed is None else replace(ZOO[model], seed=seed)
+    changes = {"seed": seed, "world": world_seed}
+    return replace(ZOO[model], **{key: new for key, new in changes.items() if new is not None})
 
 
 def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
@@ -172,7 +176,7 @@ def build(
         say(f"dense: {_millions(dense)} million parameters")
         schedule = Schedule(dense_steps, rate=chosen.rate, decay=chosen.decay)
         # Models that are upcycled from the same dense model share its checkpoint.
-        state = work / f"dense-{start}-{dense_steps}.pt"
+        state = work / f"dense-{chosen.world}-{start}-{dense_steps}.pt"
         losses += train(dense.to(device), batches, schedule, checkpoint=state, say=say)
         upcycle(dense.cpu(), model, noise=chosen.noise, seed=start)
     say(f"{name}: {_millions(model)} million parameters")
@@ -198,8 +202,10 @@ def build(
 def _data(chosen: Recipe, seed: int, steps: int) -> tuple[PreTrainedTokenizerFast, NumberedBatches]:
     """Return the tokenizer and the batches of a training."""
     if chosen.data == "miniworld":
-        tokenizer = miniworld_tokenizer()
-        return tokenizer, Batches(world(), tokenizer, seed, early=steps // 2)
+        mini_world = world(chosen.world)
+        shipped = chosen.world == WORLD_SEED
+        tokenizer = miniworld_tokenizer() if shipped else wrapped(train_tokenizer(mini_world))
+        return tokenizer, Batches(mini_world, tokenizer, seed, early=steps // 2)
     if chosen.data == "pictures":
         tokenizer = picture_tokenizer()
         return tokenizer, PictureBatches(tokenizer, seed, steps)
@@ -236,8 +242,8 @@ def save(model: PreTrainedModel, directory: Path) -> None:
 
 
 def save_tokenizer(name: str, directory: Path) -> None:
-    """Write the tokenizer of a model beside its weights, where it is not that of the mini-world."""
+    """Write the tokenizer of a model beside its weights, where it is not the shipped one."""
     chosen = recipe(name)
-    if chosen.data != "miniworld":
+    if (chosen.data, chosen.world) != ("miniworld", WORLD_SEED):
         tokenizer, _ = _data(chosen, corpus_seed(chosen.seed), chosen.steps)
         write_text(directory / "tokenizer.json", tokenizer.backend_tokenizer.to_str(pretty=True))

@@ -5,8 +5,10 @@ import hashlib
 import datasets
 import pytest
 
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.zoo import hub as hub_module
-from capmoe_eval.zoo.hub import embedded_hub, write_documents
+from capmoe_eval.zoo.hub import embedded_hub, ready, write_documents
 from capmoe_eval.zoo.miniworld.evaluation import documents
 
 CONFIGS = [
@@ -63,6 +65,17 @@ def test_it_is_written_once(hub, tmp_path, monkeypatch):
     assert digest(directory) == digest(hub)
     monkeypatch.setattr(hub_module, "write_documents", None)
     assert embedded_hub("miniworld") == directory
+
+
+def test_a_world_of_another_seed_has_its_own_documents(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = ready(data_source("miniworld_w8"))
+    assert (source.name, source.root.parent) == ("miniworld_w8", tmp_path / "capmoe_eval")
+    prints = {each.fingerprint("baber/piqa") for each in (source, DataSource("miniworld", hub))}
+    assert len(prints) == 2
+    for name in ("pictures_w8", "miniworld_w", "miniworld_w08"):
+        with pytest.raises(UsageError, match="no such directory"):
+            data_source(name)
 
 
 def test_a_changed_source_has_another_directory(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.hub import WORLDS
 from capmoe_eval.zoo.loss import batch_loss
 from capmoe_eval.zoo.miniworld.corpus import Batches
-from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.miniworld.world import WORLD_SEED, world
 from capmoe_eval.zoo.tiny import tiny_config
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.train import Schedule, train, upcycle
@@ -213,11 +213,19 @@ def test_an_unknown_name_is_refused(capsys):
     assert "did you mean 'olmoe'" in capsys.readouterr().err
     with pytest.raises(UsageError, match="did you mean 'mixtral'"):
         recipes.trained_model("mixtrall")
+    with pytest.raises(UsageError, match="name=llava_olmoe_w8: choose one of olmoe"):
+        recipes.recipe("llava_olmoe_w8")
+
+
+def test_a_name_may_have_a_world_and_a_training_seed():
+    changed = recipes.recipe("olmoe_w8_s3")
+    assert (changed.world, changed.seed) == (8, 3)
+    assert replace(changed, world=WORLD_SEED, seed=0) == recipes.recipe("olmoe")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", nightly_but(("olmoe",), sorted(recipes.ZOO.keys() - {"banking77"}))
+    "name", nightly_but(("olmoe",), [*sorted(recipes.ZOO.keys() - {"banking77"}), "olmoe_w8_s3"])
 )
 def test_the_recipes_train(name, tmp_path):
     model, losses = recipes.build(name, tmp_path, steps=4, say=quiet)

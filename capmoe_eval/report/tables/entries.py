@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import row_command
 from capmoe_eval.experiment.composition import override
-from capmoe_eval.experiment.datasource import EMBEDDED
+from capmoe_eval.experiment.datasource import is_embedded
 from capmoe_eval.experiment.record import Record, Score
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.table import (
@@ -103,7 +103,7 @@ class RecordEntries:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, columns, baselines, layout))
         titles = [model.title for model in layout.paper_models if model.key == slot.key]
-        embedded = any(run.record.cell.data in EMBEDDED for runs in columns for run in runs)
+        embedded = any(is_embedded(run.record.cell.data) for runs in columns for run in runs)
         # The paper did not take every γ.
         with contextlib.suppress(LookupError):
             if titles and not embedded:

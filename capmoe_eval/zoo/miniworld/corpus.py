@@ -31,7 +31,6 @@ from capmoe_eval.zoo.miniworld.world import (
     MiniWorld,
     say,
     statements,
-    world,
 )
 from capmoe_eval.zoo.tokenizer import train_bpe
 
@@ -284,9 +283,8 @@ class Batches:
         return pack(rows, documents(long=False), width, int(self.tokenizer.pad_token_id))
 
 
-def train_tokenizer() -> Tokenizer:
-    """Train the tokenizer on documents of the corpus; its ``save`` writes the shipped file."""
-    mini_world = world()
+def train_tokenizer(mini_world: MiniWorld) -> Tokenizer:
+    """Train a world's tokenizer on its corpus; of ``world()`` it is the shipped one."""
     documents = [
         *islice(corpus(mini_world, seed=0), _SHORT),
         *islice(corpus(mini_world, seed=0, long=True), _LONG),

@@ -20,6 +20,7 @@ from capmoe_eval.zoo.miniworld.world import (
     SPLIT_WORDING,
     SPLITS,
     TRAIN_WORDINGS,
+    WORLD_SEED,
     Fact,
     MiniWorld,
     Relation,
@@ -68,10 +69,13 @@ def subject_relation(subject: str) -> Relation:
 
 
 @functools.cache
-def documents(split: str = "test") -> Mapping[str, Configs]:
-    """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows."""
+def documents(split: str = "test", seed: int = WORLD_SEED) -> Mapping[str, Configs]:
+    """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows.
+
+    ``seed`` is the world's.
+    """
     check_choice("split", split, SPLITS)
-    return _Sets(world(), split).all()
+    return _Sets(world(seed), split).all()
 
 
 @dataclass(frozen=True)
