@@ -50,7 +50,15 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-SLOW = {"advice-with-results", "images", "macs", "placed", "adaptive-verdict"}
+SLOW = {
+    "advice-with-results",
+    "images",
+    "macs",
+    "placed",
+    "adaptive-verdict",
+    "protocol-real",
+    "protocol-fresh",
+}
 
 
 def test_every_block_stands_on_one_page() -> None:

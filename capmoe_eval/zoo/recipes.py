@@ -83,8 +83,12 @@ def recipe(name: str) -> Recipe:
     model, world_seed = split_world(in_world)
     if model not in ZOO or (world_seed is not None and ZOO[model].data != "miniworld"):
         raise bad_choice("name", name, tuple(ZOO))
-    changes = {"seed": seed, "world": world_seed}
-    return replace(ZOO[model], **{key: new for key, new in changes.items() if new is not None})
+    chosen = ZOO[model]
+    return replace(
+        chosen,
+        seed=chosen.seed if seed is None else seed,
+        world=chosen.world if world_seed is None else world_seed,
+    )
 
 
 def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:

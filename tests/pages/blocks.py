@@ -14,6 +14,7 @@ from tests.pages import (
     glance,
     images,
     in_context,
+    protocol,
     size,
 )
 from tests.pages.commands import first_result, printed
@@ -56,4 +57,13 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "size": size.sizes,
     "size-changes": size.changes,
     "macs": comparators.macs,
+    "protocol-runs": protocol.runs,
+    "protocol-real": partial(protocol.primary_table, "real"),
+    "protocol-fresh": partial(protocol.primary_table, "fresh"),
+    "protocol-rules": protocol.rules,
+    "protocol-tasks": protocol.tasks,
+    "protocol-settings": protocol.settings,
+    "protocol-commands": protocol.commands,
+    "protocol-outcomes": protocol.outcomes,
+    "protocol-deviations": protocol.deviations,
 }

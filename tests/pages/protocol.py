@@ -1,0 +1,228 @@
+"""Blocks of the protocol of the fresh runs: its YAML as tables, and the power of its contrasts.
+
+Power follows from the exploratory records (results/zoo): the paired differences of their documents
+have the variances. Of toys those of the first training seed of each family are pooled. A real
+language model is assumed to have the mean variance of an exploratory model, task by task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from statistics import fmean
+from typing import Any, Final, NamedTuple
+
+from scipy.special import ndtr, ndtri
+
+from capmoe_eval.experiment.data_file import read_yaml
+from capmoe_eval.experiment.names import split_seed
+from capmoe_eval.experiment.results import read_results
+from capmoe_eval.paper.contrasts import Contrast
+from capmoe_eval.paper.effects import MIX, documents
+from capmoe_eval.paper.evidence import Evidence, Side, pooled_models
+from capmoe_eval.paper.pairing import Paired, pair, shares
+from capmoe_eval.paper.statistics import pooled
+from capmoe_eval.paper.trainings import dev_losses
+from capmoe_eval.zoo.recipes import ZOO
+from tests.pages import ROOT, paragraph, table
+from tests.pages.names import READER
+
+YAML: Final = ROOT / "capmoe_eval" / "paper" / "data" / "protocol.yaml"
+_CONTRAST: Final = ("a", "b", "expect")
+
+
+@cache
+def protocol() -> Mapping[str, Any]:
+    """Return the content of the YAML."""
+    return dict(read_yaml(YAML.read_text(encoding="utf-8")))
+
+
+def primary(run: str) -> Iterator[tuple[Mapping[str, Any], Contrast]]:
+    """Yield the primary contrasts of a run, as they are written and as contrasts."""
+    for row in protocol()["primary"][run]:
+        yield row, Contrast.model_validate({key: row[key] for key in _CONTRAST})
+
+
+def seconds(setting: Mapping[str, Any]) -> float:
+    """Return the seconds that a setting of the real model takes on the protocol's machine."""
+    names = [task for group in setting["run_on"] for task in protocol()["sets"][group]]
+    return setting.get("runs", 1) * sum(protocol()["tasks"][name]["seconds"] for name in names)
+
+
+class Planned(NamedTuple):
+    """What a contrast can decide, in points."""
+
+    error: float
+    worth: float  # of one document of one model
+    level: float
+
+    @property
+    def reach(self) -> float:
+        """The distance from a bound at which a study just decides."""
+        return float(ndtri(1 - self.level / 2)) * self.error + self.worth
+
+    @property
+    def detectable(self) -> float:
+        """The distance from a bound that the wanted share of studies decides."""
+        return self.reach + float(ndtri(protocol()["power_wanted"])) * self.error
+
+    def power(self, depth: float) -> float:
+        """Return the share of studies that decide a truth so many points within a bound."""
+        return float(ndtr((depth - self.reach) / self.error))
+
+
+@cache
+def _evidence() -> Evidence:
+    models = pooled_models("zoo")
+    records = tuple(read_results(ROOT / "results" / "zoo", READER).records)
+    return Evidence("zoo", records, losses=dev_losses(models), pooled=models)
+
+
+def _paired(first: Side, second: Side) -> dict[str, dict[str, Paired]]:
+    """Return the documents of the exploratory records of both sides, by model and task."""
+    pairs: dict[str, dict[str, Paired]] = {}
+    evidence = _evidence()
+    for model in sorted(evidence.pooled):
+        idle = () if first.task else evidence.losses.idle_tasks(model)
+        sides = [documents(evidence.find(side, model), idle) for side in (first, second)]
+        for task in sides[0].keys() & sides[1].keys():
+            paired = pair(sides[0][task], sides[1][task])
+            if isinstance(paired, Paired):
+                pairs.setdefault(model, {})[task] = paired
+    return pairs
+
+
+def planned(run: str, row: Mapping[str, Any], contrast: Contrast) -> Planned:
+    """Return what a contrast of accuracy can decide, at the level of Holm's first step."""
+    second = contrast.second
+    if second.knobs.get("count_padding"):  # with the exploratory γ; that of equal C has no records
+        second = second.model_copy(update={"gamma": contrast.first.gamma})
+    pairs = _paired(contrast.first, second)
+    corrected = sum("secondary" not in each for each in protocol()["primary"][run])
+    level = protocol()["level"] / (1 if "secondary" in row else corrected)
+    if run == "real":
+        variances = [p.units.var() for tasks in pairs.values() for p in tasks.values()]
+        sizes = [protocol()["tasks"][task]["documents"] for task in protocol()["sets"]["small"]]
+        parts = [fmean(variances) / size / len(sizes) ** 2 for size in sizes]
+        return Planned(100 * math.sqrt(sum(parts)), 100 / len(sizes) / min(sizes), level)
+    first_seeds = {model: tasks for model, tasks in pairs.items() if split_seed(model)[1] is None}
+    if "documents" in row:
+        shared = set.intersection(*(set(tasks) for tasks in first_seeds.values()))
+        first_seeds = {m: {t: tasks[t] for t in shared} for m, tasks in first_seeds.items()}
+    effect = pooled(first_seeds)
+    worth = max(
+        100 * share / len(first_seeds[model][task].first)
+        for (model, task), share in shares(first_seeds).items()
+    )
+    scale = effect.documents / sum(row["documents"].values()) if "documents" in row else 1.0
+    return Planned(effect.error * math.sqrt(scale), worth * scale, level)
+
+
+def equal_capacity() -> float:
+    """Return the mean load of real tokens over that of all positions, in mixed batches."""
+    sides = [
+        Side(method="score", gamma=1.0, batches="mixed", count_padding=pads)
+        for pads in (False, True)
+    ]
+    ratios = []
+    for model in sorted(_evidence().pooled):
+        by_side = [_evidence().find(side, model).get(MIX, ()) for side in sides]
+        if all(by_side):
+            real, padded = (fmean(r.load.mean_load or 0.0 for r in records) for records in by_side)
+            ratios.append(real / padded)
+    return fmean(ratios)
+
+
+def primary_table(run: str) -> str:
+    """Return the primary contrasts of a run with their power."""
+    rows = []
+    for row, contrast in primary(run):
+        is_accuracy = row["endpoint"] == "accuracy"
+        expected = str(contrast.expect).replace("-", "−") if is_accuracy else "fewer bits"
+        cells = ["–", "–"]
+        if is_accuracy:
+            plan = planned(run, row, contrast)
+            depth = contrast.expect.depth(0.0)
+            inside = not contrast.expect.is_direction and depth > 0
+            cells = [
+                f"{plan.detectable:.2f}",
+                f"{100 * plan.power(depth):.0f} %" if inside else "–",
+            ]
+        secondary = ", secondary" if "secondary" in row else ""
+        rows.append((f"({row['claim']}){secondary}", str(contrast), expected, *cells))
+    head = ("claim", "primary contrast", "expected", "decidable, points", "power at 0")
+    return table(head, rows)
+
+
+def tasks() -> str:
+    """Return the documents of each task of the real model."""
+    rows = [
+        (f"`{name}`", f"{task['documents']:,}", task["of"], task["rule"], f"{task['seconds']:,}")
+        for name, task in protocol()["tasks"].items()
+    ]
+    return table(("task", "documents", "of", "which", "seconds a setting"), rows)
+
+
+def settings() -> str:
+    """Return the settings of the real model, the first first, and the hours."""
+    rows, total = [], 0.0
+    for setting in protocol()["settings"]:
+        total += seconds(setting)
+        side = Side.model_validate(setting["side"])
+        rows.append(
+            (
+                str(setting["priority"]),
+                str(side) + (f", {setting['runs']} seeds" if "runs" in setting else ""),
+                ", ".join(setting["run_on"]),
+                ", ".join(setting["for"]),
+                f"{total / 3600:.1f}",
+            )
+        )
+    return table(("priority", "setting", "on", "for", "hours so far"), rows)
+
+
+def rules() -> str:
+    """Return the rules that differ from the exploratory ones."""
+    rows = [(f"`{row['id']}`", row["was"], row["is"]) for row in protocol()["rules"]]
+    return table(("rule", "exploratory", "here"), rows)
+
+
+def outcomes() -> str:
+    """Return how each outcome is read, and what counts against the paper."""
+    rows = [(row["outcome"], row["reading"]) for row in protocol()["outcomes"]]
+    points = "".join(paragraph(each, "- ", "  ") for each in protocol()["against"])
+    return table(("outcome", "reading"), rows) + "\nAgainst the paper counts:\n\n" + points
+
+
+def runs() -> str:
+    """Return what both runs have in common and where they differ."""
+    names = ("results", "primary_endpoint", "secondary_endpoint", "dtype", "batch_size", "ep_size")
+    both = [protocol()["runs"][name] for name in ("real", "fresh")]
+    rows = [(name.replace("_", " "), *(f"`{run[name]}`" for run in both)) for name in names]
+    seeds = [
+        "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in run["seeds"].items())
+        for run in both
+    ]
+    models = [", ".join(f"`{model}`" for model in run["models"]) for run in both]
+    rows = [("models", *models), *rows, ("seeds", *seeds)]
+    left_out = "".join(f"- ({claim}): {why}\n" for claim, why in protocol()["not_asked"].items())
+    excluded = "".join(paragraph(each, "- ", "  ") for each in protocol()["exclusions"])
+    return f"{table(('', 'real', 'fresh'), rows)}\nLeft out:\n\n{excluded}{left_out}"
+
+
+def commands() -> str:
+    """Return the commands of the fresh run, with the hours of each training."""
+    run = protocol()["runs"]["fresh"]
+    hours = {name: each * ZOO[name].steps / 3600 for name, each in run["step_seconds"].items()}
+    lines = "".join(f"    {line}\n" for line in run["commands"])
+    words = ", ".join(f"{name} {each:.1f}" for name, each in hours.items())
+    return lines + "\n" + paragraph(f"Processor hours of training on one thread: {words}.")
+
+
+def deviations() -> str:
+    """Return what was done otherwise."""
+    rows = [
+        tuple(str(row[key]) for key in ("date", "what", "why")) for row in protocol()["deviations"]
+    ]
+    return table(("date", "what", "why"), rows)

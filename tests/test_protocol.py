@@ -1,0 +1,144 @@
+"""The protocol is complete, names what there is, and precedes the records that it speaks of."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval.experiment.composition import options
+from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.results import read_results
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.paper.evidence import Side
+from capmoe_eval.paper.replication import replication_claims
+from tests.pages import ROOT
+from tests.pages.protocol import YAML, equal_capacity, planned, primary, protocol, seconds
+
+PASSAGES = {"passages_512", "passages_2k", "passages_8k"}
+
+
+def git(*words: str, root: Path = ROOT) -> str:
+    result = subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
+    )
+    return result.stdout.strip() if result.returncode == 0 else ""
+
+
+def too_early(protocol_commit: str, revisions: Sequence[str | None], root: Path) -> list[str]:
+    """Return the revisions that do not descend from the protocol's commit."""
+    early = []
+    for revision in revisions:
+        commit = (revision or "").removesuffix("-dirty")
+        words = ["git", "-C", str(root), "merge-base", "--is-ancestor", protocol_commit, commit]
+        if not commit or subprocess.run(words, capture_output=True, check=False).returncode:
+            early.append(str(revision))
+    return early
+
+
+def test_records_descend_from_the_protocol() -> None:
+    commit = git("log", "--diff-filter=A", "--format=%H", "--", str(YAML)).splitlines()
+    if not commit or git("rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("no history of git")
+    roots = [
+        path
+        for run in protocol()["runs"].values()
+        for path in ROOT.glob(f"{run['results']}*")
+        if path.is_dir()
+    ]
+    records = [
+        record
+        for root in roots
+        for record in read_results(root).records
+        if root.name != "real_text"  # BANKING77, before the protocol
+    ]
+    revisions = {record.provenance.git_revision for record in records}
+    assert too_early(commit[-1], sorted(revisions, key=str), ROOT) == []
+
+
+def test_a_record_from_before_the_protocol_is_seen(tmp_path: Path) -> None:
+    git("init", "-q", root=tmp_path)
+    commits = []
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for name in ("before", "protocol", "after"):
+        (tmp_path / name).touch()
+        git("add", name, root=tmp_path)
+        git(*identity, "commit", "-qm", name, root=tmp_path)
+        commits.append(git("rev-parse", "HEAD", root=tmp_path))
+    before, protocol_commit, after = commits
+    assert too_early(protocol_commit, [after, f"{after}-dirty", protocol_commit], tmp_path) == []
+    unknown = "0" * 40
+    assert too_early(protocol_commit, [before, None, unknown], tmp_path) == [
+        before,
+        "None",
+        unknown,
+    ]
+
+
+def test_every_claim_is_asked_or_left_out_with_a_reason() -> None:
+    claims = {claim.id for claim in replication_claims()}
+    fresh = [row["claim"] for row in protocol()["primary"]["fresh"]]
+    asked = [*fresh, *protocol()["measured"]["fresh"], *protocol()["not_asked"]]
+    assert sorted(asked) == sorted(claims)
+    real = [row["claim"] for row in protocol()["primary"]["real"]]
+    assert len(set(real)) == len(real)
+    assert set(real) <= claims | {"A4"}
+
+
+def test_names_of_the_protocol_exist() -> None:
+    fresh = protocol()["runs"]["fresh"]
+    assert set(fresh["models"]) <= set(options("model"))
+    assert list(composed(["profile=fresh"]).profile.replicate) == fresh["models"]
+    assert set(protocol()["tasks"]) - PASSAGES <= set(options("tasks"))
+    in_sets = [task for tasks in protocol()["sets"].values() for task in tasks]
+    assert sorted(in_sets) == sorted(protocol()["tasks"])
+    for command in fresh["commands"]:
+        program, verb, *words = shlex.split(command)
+        assert program == "capmoe-eval"
+        if verb == "train":
+            assert f"zoo_{words[0]}" in fresh["models"]
+        else:
+            assert {plan.cell.model.name for plan in plans(composed(words))} == set(fresh["models"])
+    for run in protocol()["runs"]:
+        assert all(row["endpoint"] in {"accuracy", "bits_per_byte"} for row, _ in primary(run))
+
+
+def test_the_settings_fit_the_hours_and_answer_the_contrasts() -> None:
+    settings = protocol()["settings"]
+    total = sum(map(seconds, settings))
+    assert total <= 3600 * protocol()["runs"]["real"]["machine"]["hours"]
+    assert [s["priority"] for s in settings] == sorted(s["priority"] for s in settings)
+    done = {
+        (task, Side.model_validate(s["side"]))
+        for s in settings
+        for group in s["run_on"]
+        for task in protocol()["sets"][group]
+    }
+    for row, contrast in primary("real"):
+        task = "piqa" if row["endpoint"] == "accuracy" else "passages_512"
+        assert {(task, contrast.first), (task, contrast.second)} <= done, row["claim"]
+    asked = {row["claim"] for row in protocol()["primary"]["real"]}
+    assert {claim for s in settings for claim in s["for"]} == asked
+
+
+@pytest.mark.slow
+def test_the_power_is_wanted_where_a_margin_is_primary() -> None:
+    for run in protocol()["runs"]:
+        for row, contrast in primary(run):
+            depth = contrast.expect.depth(0.0)
+            if row["endpoint"] == "accuracy" and depth > 0 and not contrast.expect.is_direction:
+                corrected = {key: row[key] for key in row if key != "secondary"}
+                power = planned(run, corrected, contrast).power(depth)
+                assert (power >= protocol()["power_wanted"]) == ("secondary" not in row), row
+    padded = next(c for row, c in primary("fresh") if row["claim"] == "j").second
+    assert padded.gamma == pytest.approx(equal_capacity(), abs=0.01)
+
+
+def test_the_page_is_short() -> None:
+    page = (ROOT / "docs" / "explanation" / "protocol.md").read_text(encoding="utf-8")
+    text = re.sub(r"<!--.*?-->", "", page)
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 1500
