@@ -104,13 +104,15 @@ def _run() -> None:
         # No public way leads from options as they are read to an evaluation.
         evaluate_config.EvaluatorConfig = Config
         parser.execute(arguments)
-    except ValueError as error:
+    except (IndexError, ValueError) as error:
+        from capmoe_eval.evaluation.tasks import first_document_error, task_manager
+
+        if mistake := first_document_error(error):
+            raise mistake from error
         if not (unknown := re.match(r"Tasks not found: ([^,]*)", str(error))):
             raise
-        from capmoe_eval.evaluation.tasks import task_manager
-
         tasks = task_manager(unknown[1]).all_tasks
-        mistake = bad_choice("--tasks", unknown[1], tasks)
-        raise UsageError(f"{mistake}; --include_path DIR has tasks of your own") from error
+        choices = bad_choice("--tasks", unknown[1], tasks)
+        raise UsageError(f"{choices}; --include_path DIR has tasks of your own") from error
     finally:
         evaluate_config.EvaluatorConfig = stock

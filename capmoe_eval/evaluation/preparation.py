@@ -315,9 +315,12 @@ def layer_refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
 def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
     """Return a line for each setting that does less, or more, than its user may think.
 
-    These are a ``device_map`` without a GPU, and a limit, which is of each subtask of a task.
+    These are a ``device_map`` without a GPU, a limit, which is of each subtask of a task, and
+    documents without a right choice.
     """
     import torch
+
+    from capmoe_eval.evaluation.tasks import without_right_choice
 
     lines = [
         f"device_map={device_map}: torch {torch.__version__} sees no GPU here; the model is "
@@ -332,6 +335,14 @@ def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
             lines.append(
                 f"limit={limit}: of each of the {len(parts)} subtasks of {task.name}, which are "
                 f"{count} documents"
+            )
+        places = [(part, n) for part in parts for n in without_right_choice(part, limit)]
+        if places:
+            part, number = places[0]
+            lines.append(
+                f"{task.name}: documents whose answer (doc_to_target) is none of their choices, "
+                f"which count as wrong: {len(places)}, from document {number} of {part.task_name} "
+                "on; correct them, or the task's doc_to_target"
             )
     return lines
 
