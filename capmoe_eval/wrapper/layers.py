@@ -163,11 +163,12 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
 
 def _check_alignment(model_name: str, experts: Any) -> None:
     """Refuse experts whose kernel cannot run, by what the model's own forward would raise."""
-    implementation, multiple = experts.config._experts_implementation, 16  # bytes, asked by torch
+    if experts.config._experts_implementation != "grouped_mm":
+        return
+    multiple = 16  # bytes, asked by torch
     for weight in experts.parameters():
         width, size = weight.shape[-1], weight.element_size()
-        is_odd = weight.ndim == 3 and width * size % multiple and not weight.is_meta
-        if implementation != "grouped_mm" or not is_odd:
+        if weight.ndim != 3 or not width * size % multiple or weight.is_meta:
             continue
         row_TH = weight.new_zeros(1, experts.config.get_text_config().hidden_size)
         slot_TS = torch.zeros_like(row_TH[:, :1], dtype=torch.long)

@@ -66,7 +66,7 @@ class Meter:
         ]
         self._definition: DefinitionCheck | None = None
         if examines:  # the probes of a proof on entry are not compared with the definition
-            self._definition = DefinitionCheck(layers, method, calibrated)
+            self._definition = DefinitionCheck(layers, method, calibrated, self._seed)
             self._observers.append(self._definition)
         # Proofs on entry: γ=∞ gives the stock model; the kept-pairs kernel agrees with the stock's.
         self.stock_at_infinity: Proof = {"passed": None, "why": "not run"}

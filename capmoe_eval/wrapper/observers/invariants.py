@@ -93,13 +93,17 @@ class _LayerFaults:
 
 
 class DefinitionCheck(Observer):
-    """Examines some forwards: compares every layer with the definition.
+    """Examines some layers of some forwards, chosen by a seed: compares them with the definition.
 
     Processes that share the model do so together.
     """
 
     def __init__(
-        self, layers: Sequence[MoeLayer], method: Method, calibrated: Sequence[Tensor] | None
+        self,
+        layers: Sequence[MoeLayer],
+        method: Method,
+        calibrated: Sequence[Tensor] | None,
+        seed: int,
     ) -> None:
         factor, numbers = method.factor, range(len(layers))
         # Read here, and not as the decision reads them.
@@ -107,7 +111,7 @@ class DefinitionCheck(Observer):
         self._methods = [method if gammas is None else method.at(gammas[n]) for n in numbers]
         self._calibrated = calibrated
         self.sums: Sequence[_LayerFaults] = [_LayerFaults() for _ in layers]
-        self._seed = examination_seed(method)
+        self._seed = seed
         self._constrained = 0  # forwards under the method that began
         self._examined = 0  # those of them in which layers are examined
         self._examined_layers = 0  # summed over forwards
