@@ -181,6 +181,7 @@ test-transformers: install  ## the tests of the wrapper under the newest transfo
 	$(PY) $(PIP) --target $(NEWEST) "$$(sed -n 's/^ *"\(transformers>[^;]*\);.*/\1/p' pyproject.toml)"
 	PYTHONPATH=$(abspath $(NEWEST)) $(PYTEST) -q -m 'not slow and not nightly' \
 	  tests/wrapper tests/evaluation/test_lm.py tests/evaluation/test_image_lm.py $(ARGS)
+	PYTHONPATH=$(abspath $(NEWEST)) $(PYTEST) -q -m slow tests/wrapper/test_architectures.py $(ARGS)
 
 # Tests of the suite that do not ask for vLLM are those of `make test-all`.
 test-server: install-server  ## the tests of the plugin, in .venv-server
