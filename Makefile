@@ -10,7 +10,8 @@ VENV    ?= .venv
 SERVER  ?= .venv-server
 BIN      = $(VENV)/bin
 PY       = $(BIN)/python
-TABLES   = table1 table2 table3 table4 table6 table7 table9 table11 table1_v1 table2_v1 banking77
+TABLES   = table1 table2 table3 table4 table6 table7 table9 table11 table1_v1 table2_v1 banking77 \
+           passages
 FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14 fig15 fig16 fig17 fig18 fig19 \
            fig20 v1_fig7 pareto waste companions images_pareto images_text images_position images_macs decode \
            comparators comparators_decode comparators_ranks adaptive granularity placement skew
@@ -20,7 +21,7 @@ SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z
 $(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-zoo serve-demo check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-zoo real serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -187,6 +188,9 @@ test-transformers: install  ## the tests of the wrapper under the newest transfo
 test-server: install-server  ## the tests of the plugin, in .venv-server
 	$(SERVER)/bin/python -m pytest -q tests/server $(ARGS)
 	$(SERVER)/bin/python -m pytest -q tests/evaluation/test_vllm.py $(ARGS)  # whose engines keep the plugin
+
+real: install  ## write SmolLM2-135M as a Mixture-of-Experts model, model=smollm2_moe, into the user's cache
+	@PYTHONPATH=packages/capmoe-zoo $(PY) -m capmoe_zoo make $(ARGS)
 
 test-zoo: install  ## the tests of packages/capmoe-zoo
 	$(PY) -m pytest -q packages/capmoe-zoo $(ARGS)

@@ -251,6 +251,7 @@ MAIN: Mapping[str, str] = {
     "tasks=42": "tasks=42",
     "tasks=../model/olmoe": "tasks.name=olmoe",
     "model=tiny_olmo": "model=tiny_olmo: did you mean 'tiny_olmoe'?",
+    "model=smollm2_moe tasks=obqa": "smollm2_moe has no checkpoint; run `make real`",
     "model=null": "model",
     "model=custom": "model.name: has no value; set model.name=",
     "model=custom model.name=x": "model.pretrained",

@@ -31,6 +31,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.experiment.record_part import Answers, TaskAnswers
 from capmoe_eval.serving.calibration import Applied
@@ -271,7 +272,8 @@ def _documents(
 ) -> TaskAnswers:
     """Return the answers of each subtask; UsageError where there is none.
 
-    Of a task with images they say which documents share one, and which each metric is of. Only
+    Of a task with images they say which documents share one, and which each metric is of; of bits
+    per byte they say the bytes. Only
     answers with the same hash over their documents may be paired document by document.
     """
     parts: dict[str, Answers] = {}
@@ -282,15 +284,18 @@ def _documents(
         places = [(name, row["doc_id"]) for row in chosen]
         if not chosen:
             raise UsageError(f"task={cell.task.name}: no documents were evaluated")
-        of_images: dict[str, Any] = {}
+        scores, more = [row[cell.task.metric] for row in chosen], {}
         if cell.task.images:
-            of_images["images"] = _images(tasks[name], chosen)
-            of_images["metrics"] = _metrics(tasks[name], chosen)
+            more["images"] = _images(tasks[name], chosen)
+            more["metrics"] = _metrics(tasks[name], chosen)
+        if cell.task.metric == BITS_PER_BYTE:
+            more["bytes"] = [size for _, size in scores]
+            scores = [-log_likelihood / (size * math.log(2)) for log_likelihood, size in scores]
         parts[name] = Answers(
             documents=hashlib.sha256(hashes.encode()).hexdigest()[:16],
-            correct=[float(row[cell.task.metric]) for row in chosen],
+            correct=[float(score) for score in scores],
             batches=[batches[place] for place in places] if batches.keys() >= set(places) else None,
-            **of_images,
+            **more,
         )
     return parts
 

@@ -23,6 +23,7 @@ from lm_eval.models import hf_vlms, huggingface
 from lm_eval.models.hf_vlms import HFMultimodalLM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 from transformers import ProcessorMixin
 
@@ -210,6 +211,45 @@ class CapmoeLM(HFLM):
             return super().loglikelihood(requests, disable_tqdm or self.quiet)
         finally:
             self._asked = []
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihoods of whole texts, each token counted once, in lm-eval's windows.
+
+        A window has the ``max_length`` tokens before its last. lm-eval batches windows in the order
+        of the texts; here they are batched as other log-likelihoods are. Log-probabilities are in
+        float32: in bfloat16 lm-eval rounds the sum over a text to eight bits.
+
+        Raises:
+            UsageError: If a text has no token.
+        """
+        windows = [
+            [
+                (None, *make_disjoint_window(pair))
+                for pair in get_rolling_token_windows(
+                    self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, 1
+                )
+            ]
+            for request in requests
+        ]
+        asked = documents(requests)
+        for document, of_text in zip(asked, windows, strict=True):
+            if not of_text:
+                raise unscorable(document, 0, self.max_length)
+        self._asked = [d for d, of_text in zip(asked, windows, strict=True) for _ in of_text]
+        precision, self.softmax_dtype = self.softmax_dtype, torch.float32
+        try:
+            answers = iter(
+                self._loglikelihood_tokens(
+                    [window for of_text in windows for window in of_text],
+                    disable_tqdm=disable_tqdm or self.quiet,
+                )
+            )
+        finally:
+            self._asked, self.softmax_dtype = [], precision
+        sums = [sum(next(answers)[0] for _ in of_text) for of_text in windows]
+        for request, total in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return sums
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's continuations.

@@ -112,7 +112,7 @@ def model_config(model: ModelId) -> PretrainedConfig:
     if not model.pretrained.startswith((ZOO, TINY)):
         with one_line("model.pretrained", model.pretrained, model.revision):
             return AutoConfig.from_pretrained(
-                model.pretrained, revision=model.revision, trust_remote_code=False
+                model.checkpoint, revision=model.revision, trust_remote_code=False
             )
     zoo = model.pretrained.startswith(ZOO)
     choices = tuple(RECIPES) if zoo else (*TINY_FAMILIES, TINY_LLAVA)
@@ -185,7 +185,7 @@ def whole_model(model: ModelId, placement: DeviceConfig, reader: Any, device: to
 def _pretrained(model: ModelId, reader: Any, **placed: Any) -> Any:
     dtype, kind = getattr(torch, model.dtype), _class(reader)
     return load_checkpoint(
-        model.pretrained, kind=kind, revision=model.revision, dtype=dtype, **placed
+        model.checkpoint, kind=kind, revision=model.revision, dtype=dtype, **placed
     )
 
 
@@ -209,7 +209,7 @@ def reader_of(model: ModelId) -> Any:
         recipe = RECIPES.get(base_name(name))
         return (trained_processor if recipe and recipe.vision else trained_tokenizer)(name)
     field = "model.tokenizer" if model.tokenizer else "model.pretrained"
-    place = model.tokenizer or model.pretrained
+    place = model.tokenizer or model.checkpoint
     kinds = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if not embedded and type(model_config(model)) in kinds:
         return load_processor(field, place, model.revision)

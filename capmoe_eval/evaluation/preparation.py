@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.experiment import inputs
-from capmoe_eval.experiment.cell import HUB_NAME, PROGRAMS, TINY, ZOO, ModelId, TaskId
+from capmoe_eval.experiment.cell import (
+    HUB_NAME,
+    PROGRAMS,
+    REAL,
+    TINY,
+    ZOO,
+    ModelId,
+    TaskId,
+    checkpoint,
+)
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource, is_embedded
 from capmoe_eval.experiment.files import check_writable
@@ -270,7 +279,9 @@ def _checkpoint_problem(model: ModelId) -> str | None:
         name = getattr(model, field)
         if name is None or name.startswith((ZOO, TINY)):
             continue
-        path = Path(name)
+        path = Path(checkpoint(name))
+        if name.startswith(REAL) and not (path / file).is_file():
+            return f"model.{field}={shown(name)}: {path} has no checkpoint; run `make real`"
         if path.is_dir():
             reason = "" if (path / file).exists() else f"it has no {file}"
         elif path.exists():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.names import score_text, score_unit
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Truncated
 
@@ -16,7 +17,7 @@ _ERASE = "\r\x1b[2K"
 # Columns of numbers, whose ends are in line.
 _NUMBERS = {"score", "±", "n", "effective γ", "dropped"}
 _LEGEND = (
-    "score: in %; effective γ: capacity over the mean load, a mean over layers and forwards; "
+    "effective γ: capacity over the mean load, a mean over layers and forwards; "
     "dropped: (token, expert) pairs that no expert computes; peak: load of the fullest expert over "
     "the mean in any layer and forward, the highest, before → after drops"
 )
@@ -82,11 +83,12 @@ class Progress:
 
     def finish(self, record: Record) -> None:
         """Print the running cell's result."""
-        spread = "" if record.stderr is None else f" ± {100 * record.stderr:.1f}"
+        metric = record.cell.task.metric
+        spread = "" if record.stderr is None else f" ± {score_text(metric, record.stderr)}"
         self._end(
             record.cell,
-            f"{100 * record.value:.1f}{spread}, dropped {100 * record.load.drop_rate:.1f} %, "
-            f"{record.provenance.seconds:.1f} s",
+            f"{score_text(metric, record.value)}{spread}, "
+            f"dropped {100 * record.load.drop_rate:.1f} %, {record.provenance.seconds:.1f} s",
         )
 
     def fail(self, cell: Cell, reason: str) -> None:
@@ -162,7 +164,8 @@ def summary(records: Sequence[Record], number: int) -> str:
     lines = [aligned([_row(record) for record in records], _NUMBERS)]
     if number > len(records):
         lines.append(f"… and {number - len(records)} more records")
-    lines.append(_LEGEND)
+    units = [score_unit(record.cell.task.metric) for record in records]
+    lines.append(f"score: in {' or '.join(dict.fromkeys(units))}; {_LEGEND}")
     return "\n".join(lines)
 
 
@@ -197,13 +200,13 @@ def aligned(rows: Sequence[Mapping[str, str]], numbers: Collection[str]) -> str:
 
 
 def _row(record: Record) -> dict[str, str]:
-    load = record.load
+    load, metric = record.load, record.cell.task.metric
     return {
         "task": record.task,
         "model": record.model,
         "method": record.cell.title,
-        "score": f"{100 * record.value:.1f}",
-        "±": "" if record.stderr is None else f"{100 * record.stderr:.1f}",
+        "score": score_text(metric, record.value),
+        "±": "" if record.stderr is None else score_text(metric, record.stderr),
         "n": str(record.n),
         "effective γ": "" if load.effective_gamma is None else f"{load.effective_gamma:.2f}",
         "dropped": f"{100 * load.drop_rate:.1f} %",

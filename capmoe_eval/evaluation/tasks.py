@@ -25,7 +25,7 @@ from capmoe_eval.experiment.datasource import DataSource, cache_directory
 #: The folders of the suite's own tasks: their YAML files, and what those need.
 OURS = tuple(
     Path(__file__).with_name(name)
-    for name in ("banking77", "generation", "longicl", "mixtures", "multimodal")
+    for name in ("banking77", "generation", "longicl", "mixtures", "multimodal", "passages")
 )
 
 

@@ -286,5 +286,5 @@ def _checkpoint(model: ModelId, loaded: Any, directory: Path) -> str:
     elif model.pretrained.startswith(TINY):
         loaded.save_pretrained(directory)
     else:
-        return model.pretrained
+        return model.checkpoint
     return str(directory)

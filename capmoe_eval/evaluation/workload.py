@@ -192,7 +192,7 @@ def _contents(directory: Path, *endings: str) -> str:
 def _model_inputs(model: ModelId) -> dict[str, Any]:
     """Return what a model's configuration and tokenizer depend on; of the hub for a day."""
     inputs: dict[str, Any] = asdict(model)
-    for name in (model.pretrained, model.tokenizer):
+    for name in (model.checkpoint, model.tokenizer):
         if name is None or name.startswith((ZOO, TINY)):
             continue
         if Path(name).is_dir():

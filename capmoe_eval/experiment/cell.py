@@ -16,6 +16,7 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment import values
+from capmoe_eval.experiment.datasource import users_cache
 from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.knobs import (
     LARGEST,
@@ -32,10 +33,19 @@ from capmoe_eval.routing.registry import create_method, knobs, method_names, pla
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
+REAL = "real:"
+"""Prefix of the ``pretrained`` of a model that ``make real`` writes into the user's cache."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """A ``pretrained`` that may be of the hub, unless it is a directory."""
 PROGRAMS = ("capmoe_humaneval",)
 """The suite's tasks, by lm-eval's name, whose answers are programs, which run in a sandbox."""
+
+
+def checkpoint(pretrained: str) -> str:
+    """Return the hub id or directory of a ``pretrained`` that is no embedded model."""
+    if not pretrained.startswith(REAL):
+        return pretrained
+    return str(users_cache() / "real" / pretrained.removeprefix(REAL))
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,19 @@ class ModelId:
     """A model: its weights and their precision."""
 
     name: values.Name  # its key, as in ``model=`` and in ``conf/model/``
-    # Hub id, local path, or an embedded model: ``zoo:<family>``, trained, or ``tiny:<family>``,
-    # with random weights.
+    # Hub id, local path, ``real:<name>``, or an embedded model: ``zoo:<family>``, trained, or
+    # ``tiny:<family>``, with random weights.
     pretrained: values.Text
     revision: values.Text = "main"  # branch, tag or commit on the hub
     dtype: values.Dtype = "bfloat16"  # precision of the weights
     tokenizer: values.Text | values.Own = None  # path or hub id
     max_length: Count | values.Own = None  # tokens of an input
     attention: values.Attention | values.Own = None  # its implementation
+
+    @property
+    def checkpoint(self) -> str:
+        """What transformers loads: a hub id or a directory."""
+        return checkpoint(self.pretrained)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the model, JSON-ready."""

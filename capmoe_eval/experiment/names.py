@@ -12,6 +12,8 @@ __all__ = ["NO_LIMIT", "method_title"]  # names of others, beside those of this 
 
 NO_GAMMA: Final = "–"
 """γ of a method that has none."""
+BITS_PER_BYTE: Final = "bits_per_byte"
+"""lm-eval's metric of a text: the smaller the better, and no share."""
 METRIC_TITLES: Final = {"score": "Score"}
 """The names of methods among the selection metrics, where Table 1 has another than the title."""
 
@@ -19,6 +21,16 @@ METRIC_TITLES: Final = {"score": "Score"}
 def metric_title(method: str) -> str:
     """Return a method's printed name among the selection metrics, as in Table 1."""
     return METRIC_TITLES.get(method, method_title(method))
+
+
+def score_text(metric: str, score: float) -> str:
+    """Return a score of a metric, or its standard error, in the unit of :func:`score_unit`."""
+    return f"{score:.4f}" if metric == BITS_PER_BYTE else f"{100 * score:.1f}"
+
+
+def score_unit(metric: str) -> str:
+    """Return the unit of a metric's scores in text."""
+    return "bits per byte" if metric == BITS_PER_BYTE else "%"
 
 
 def gamma_text(gamma: float | CapacityFactor, *, decimal: bool = False) -> str:

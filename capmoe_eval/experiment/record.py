@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell, not_registered
 from capmoe_eval.experiment.engine_run import EngineRun
 from capmoe_eval.experiment.files import read_bytes, write_bytes
+from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.packs import SUFFIX, Pack, has_checksum, open_pack, pack_with, sealed
 from capmoe_eval.experiment.record_part import (
     Amount,
@@ -168,10 +170,22 @@ class Record(Summary):
             wrong = f"n is {self.n}, and documents has {scores} scores"
         elif (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
             wrong = f"value is {self.value:g}, and {metric} is a share, from 0 to 1"
+        elif metric == BITS_PER_BYTE and not math.isclose(self.value, self._bits(), rel_tol=1e-6):
+            wrong = f"value is {self.value:g}, and its documents have {self._bits():g}"
         elif (self.cell.backend == "vllm") != (self.server is not None):
             wrong = "server is of backend=vllm, and of no other"
         if wrong := wrong or self._wrong_factors():
             raise ValueError(f"field 'capmoe': {wrong}")
+
+    def _bits(self) -> float:
+        """Return the bits per byte of all documents together; NaN if their bytes are not there."""
+        parts = self.documents.values()
+        if any(part.bytes is None for part in parts):
+            return math.nan
+        texts = [
+            pair for part in parts for pair in zip(part.correct, part.bytes or (), strict=True)
+        ]
+        return math.fsum(score * size for score, size in texts) / sum(size for _, size in texts)
 
     def _wrong_factors(self) -> str | None:
         """Return what contradicts the capacity factors that were set or chosen, or None."""

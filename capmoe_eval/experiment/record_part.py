@@ -31,6 +31,7 @@ class Answers(Part):
     correct: Annotated[list[float], Field(min_length=1)]
     batches: list[Count] | None = None  # the first that computed each; None: it is not known
     images: list[Count] | None = None  # each one's image, by number; None: it has none
+    bytes: list[Positive] | None = None  # of each text whose score is bits per byte
     # The places of the documents that a metric is of, where it is not of all of them.
     metrics: dict[str, list[Count]] = Field(default_factory=dict)
 
@@ -48,11 +49,12 @@ class Answers(Part):
             correct=[self.correct[place] for place in places],
             batches=self.batches and [self.batches[place] for place in places],
             images=self.images and [self.images[place] for place in places],
+            bytes=self.bytes and [self.bytes[place] for place in places],
         )
 
     @model_validator(mode="after")
     def _as_long(self) -> Answers:
-        for name in ("batches", "images"):
+        for name in ("batches", "images", "bytes"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.correct):
                 raise ValueError(f"{len(values)} {name} for {len(self.correct)} scores")

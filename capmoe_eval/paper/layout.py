@@ -116,6 +116,7 @@ class Layout(PaperTable):
     notes: tuple[str, ...] = ()  # what must be said of it, measured or published
     states_gamma: bool = True  # the paper says which γ it took
     same_documents: bool = False  # all tasks ask the same documents, in the same order
+    lower_is_better: bool = False  # of all its numbers
 
     def printed(self, slot: ModelSlot, spec: RowSpec) -> PrintedRow:
         """Return a row as the paper prints it, or raise LookupError if it does not."""

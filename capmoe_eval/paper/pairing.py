@@ -153,6 +153,18 @@ def _images(run: TaskAnswers) -> NDArray[np.int64] | None:
 
 def _mean(runs: Sequence[TaskAnswers]) -> Floats:
     """Return the mean over runs of each document's score [documents]."""
-    scores = [np.concatenate([run[name].correct for name in sorted(run)]) for run in runs]
-    mean: Floats = np.mean(scores, axis=0)
+    mean: Floats = np.mean([_scores(run) for run in runs], axis=0)
     return mean
+
+
+def _scores(run: TaskAnswers) -> Floats:
+    """Return each document's score [documents]; that of a text by its share of all bytes.
+
+    So the mean is the metric of all documents together.
+    """
+    parts = [run[name] for name in sorted(run)]
+    scores: Floats = np.concatenate([part.correct for part in parts])
+    if any(part.bytes is None for part in parts):
+        return scores
+    sizes = np.concatenate([part.bytes or () for part in parts])
+    return scores * sizes / sizes.mean()

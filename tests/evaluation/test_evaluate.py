@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.paper.pairing import Paired, pair
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests.nightly import nightly_but
@@ -111,6 +114,40 @@ def test_a_record_is_whole_and_can_be_read_again(
     assert str(source.root) not in text, "a path of this machine"
     assert "site-packages" not in text
     assert again.content["configs"][task(name).lm_eval]["dataset_path"] == task(name).dataset
+
+
+def test_bits_per_byte_are_those_of_all_texts_together(
+    run: Any, lm: CapmoeLM, library: TaskLibrary, source: DataSource, tmp_path: Path
+) -> None:
+    bits = {}
+    for gamma in (math.inf, 0.25):
+        again = read_again(run(cell("passages_512", create_method("score", gamma))), tmp_path)
+        (answers,) = again.documents.values()
+        (documents,) = library.parts(again.cell.task, source).values()
+        texts = [row["text"] for row in documents.eval_docs][:2]
+        assert answers.bytes == [len(text.encode()) for text in texts]
+        assert all(1900 < size <= 2048 for size in answers.bytes)
+        assert len(answers.batches) == len(answers.correct) == again.n == 2
+        assert again.value == again.content["results"]["passages_512"]["bits_per_byte,none"]
+        assert again.load.tokens == sum(len(lm.tok_encode(text)) for text in texts)
+        bits[gamma] = answers
+    content = copy.deepcopy(again.content)
+    content["capmoe"]["documents"]["passages_512"]["correct"][0] *= 1.001
+    with pytest.raises(ValueError, match=r"value is .*, and its documents have"):
+        Record.of(content, again.path)
+    first, second = bits.values()
+    paired = pair([{"t": first}], [{"t": second}])
+    assert isinstance(paired, Paired)
+    texts = zip(first.correct, second.correct, first.bytes, strict=True)
+    lost = sum((a - b) * size for a, b, size in texts)
+    assert paired.differences.mean() == pytest.approx(lost / sum(first.bytes), rel=1e-9)
+
+
+def test_a_document_longer_than_all_passages_is_refused(
+    library: TaskLibrary, source: DataSource
+) -> None:
+    with pytest.raises(UsageError, match="task=passages_8k: the validation split has no 32768"):
+        library.get("passages_8k", source)
 
 
 def test_a_bound_on_activated_experts_is_proven_in_the_record(run: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
@@ -230,9 +231,6 @@ def test_every_document_names_the_first_batch_that_computed_it(
     assert lm.batches == expected
     assert max(lm.batches["choice", number] for number in range(3)) < n_choice
     assert len(set(expected.values())) > 2 or size == 5, "the batches tell nothing"
-    lm.route(lm.meter.method)
-    lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("A bird",), 0, ("t", 0, 1))])
-    assert lm.batches == {}
 
 
 def test_an_automatic_batch_is_searched_unmetered() -> None:
@@ -244,6 +242,51 @@ def test_an_automatic_batch_is_searched_unmetered() -> None:
     assert continuations(automatic) == continuations(whole)
     assert automatic.meter.report() == whole.meter.report()
     assert sum(rows) == len(PAIRS) + 4, "a row for each pair and each prompt"
+
+
+TEXTS = ["A bird", "Iron is a metal, and a metal conducts", "Rome is a city, Oslo is a city"]
+
+
+def rolling(lm: Any) -> list[float]:
+    name = "loglikelihood_rolling"
+    requests = [Instance(name, {}, (t,), 0, ("t", n, 1)) for n, t in enumerate(TEXTS)]
+    totals: list[float] = lm.loglikelihood_rolling(requests, disable_tqdm=True)
+    return totals
+
+
+@pytest.mark.parametrize("shuffle", [None, 0])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_text_is_scored_whole_and_each_token_once(size: int, shuffle: int | None) -> None:
+    lm = build(size=size, max_length=4)
+    lm.set_batches(size, shuffle)
+    expected = []
+    for text in TEXTS:
+        tokens, total = lm.tok_encode(text), 0.0
+        for place, token in enumerate(tokens):
+            # The window's last token is one of every fourth, or the last of all.
+            end = min((place // 4 + 1) * 4, len(tokens))
+            context = [lm.prefix_token_id, *tokens][max(end - 4, 0) : place + 1]
+            logits_V = lm.model(torch.tensor([context])).logits[0, -1]
+            total += logits_V.log_softmax(-1)[token].item()
+        expected.append(total)
+    lm.route(create_method("score", float("inf")))
+    assert rolling(lm) == pytest.approx(expected, rel=1e-5)
+    assert rolling(build(HFLM, size=size, max_length=4)) == pytest.approx(expected, rel=1e-5)
+    sizes = [len(lm.tok_encode(text)) for text in TEXTS]
+    assert lm.meter.summary()["tokens"] == sum(-(-n // 4) * 4 if n > 4 else n for n in sizes)
+    assert len(lm.batches) == 3
+    assert max(lm.batches.values()) < lm.meter.forwards
+
+
+def test_a_sum_over_a_text_is_not_rounded_to_the_models_precision() -> None:
+    def has_eight_bits(total: float) -> bool:
+        return float(torch.tensor(total).bfloat16()) == total
+
+    stock, ours = build(HFLM, size=4), build(size=4)
+    for lm in (stock, ours):
+        lm.model.bfloat16()
+    assert all(map(has_eight_bits, rolling(stock)))
+    assert not any(map(has_eight_bits, rolling(ours)))
 
 
 @pytest.mark.parametrize("shuffle", [None, 0])
@@ -337,6 +380,7 @@ def test_what_an_engines_prompt_loses_is_noted_by_document(kind: str, shuffle: i
         ("loglikelihood", ("", ""), "task=t: document 7 has a choice or target without a token"),
         ("loglikelihood", ("", "<|endoftext|>"), "document 7 has a choice or target without a"),
         ("loglikelihood", ("A", " tea" * 9), "of 9 tokens, and the model takes 8"),
+        ("loglikelihood_rolling", ("",), "task=t: document 7 has a choice or target without a"),
         ("generate_until", ("A", {"until": ["."], "max_gen_toks": 8}), "max_gen_toks=8: leaves no"),
     ],
 )

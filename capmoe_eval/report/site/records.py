@@ -15,7 +15,7 @@ from markupsafe import Markup
 from capmoe_eval.experiment.cell import CELL_FIELDS
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command
 from capmoe_eval.experiment.composition import override
-from capmoe_eval.experiment.names import gamma_column, gamma_suffix
+from capmoe_eval.experiment.names import BITS_PER_BYTE, gamma_column, gamma_suffix
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import LAYOUTS
@@ -202,6 +202,9 @@ _LOAD: Final = {
     "Forwards under the method": ("forwards", "{:,.0f}"),
     "Decode steps without a capacity": ("decode_forwards", "{:,.0f}"),
 }
+_PERCENT: Final = ("{:.2f} %", "{:.2f} points", 100)
+_UNITS: Final = {BITS_PER_BYTE: ("{:.4f} bits per byte", "{:.4f} bits per byte", 1)}
+"""How a score and a difference of scores are shown, by metric, and what scales both."""
 _METRICS: Final[dict[str, dict[str, float]]] = defaultdict(dict)
 """The metrics of tables that are not their task's own, and what scales them, by task."""
 for _layout in LAYOUTS:
@@ -245,23 +248,26 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
 
 
 def _result(record: Record, others: Relatives, address: Address) -> Iterator[tuple[str, str]]:
+    pattern, gap_pattern, scale = _UNITS.get(record.cell.task.metric, _PERCENT)
+
     def score(other: Record, name: str = "") -> Markup:
-        value = shown(other.value, "{:.2f} %", 100)
+        value = shown(other.value, pattern, scale)
         to_other = link(address.to(page.cell_path(other)), name or value)
         return joined([to_other, value], " ") if name else to_other
 
-    value = shown(record.value, "{:.2f} %", 100)
+    value = shown(record.value, pattern, scale)
     yield f"Score ({record.cell.task.metric})", element("strong", value)
     yield from _other_metrics(record)
-    yield "Standard error", shown(record.stderr, "± {:.2f} points, over documents", 100)
+    yield "Standard error", shown(record.stderr, f"± {gap_pattern}, over documents", scale)
     yield "Documents", f"{record.n:,}"
     if others.baseline:
-        gap = shown(record.value - others.baseline.value, "{:+.2f}", 100)
-        yield "Baseline", joined([score(others.baseline), f"; this is {gap} points to it"], "")
+        signed = gap_pattern.replace("{:", "{:+")
+        gap = shown(record.value - others.baseline.value, signed, scale)
+        yield "Baseline", joined([score(others.baseline), f"; this is {gap} to it"], "")
     if others.nearest:
         seeds = joined(score(other, f"seed {other.seed}") for other in others.nearest)
         if more := others.seeds - 1 - len(others.nearest):
-            mean = f"mean of all {others.seeds:,}: {100 * others.mean:.2f} %"
+            mean = f"mean of all {others.seeds:,}: {pattern.format(scale * others.mean)}"
             seeds = joined([seeds, f"and {more:,} more; {mean}"])
         yield "Other seeds", seeds
 

@@ -209,7 +209,8 @@ def _tested(
             yield dataclasses.replace(cell, untested=sample)
         else:
             effect = scale * statistics.fmean(float(task.mean()) for task in sample)
-            yield dataclasses.replace(cell, test=PairedTest(effect, sign_flip(sample)))
+            test = PairedTest(effect, sign_flip(sample), lower_is_better=layout.lower_is_better)
+            yield dataclasses.replace(cell, test=test)
 
 
 def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str:

@@ -32,20 +32,22 @@ class PrintedNumber:
 class PairedTest:
     """The mean difference to the baseline over the same documents, in the entry's units.
 
-    ``p`` is two-sided, of the test alone; ``corrected`` is that after Holm's correction for all
-    tests of the table, None until it is filled.
+    It is better above 0, or below where ``lower_is_better``. ``p`` is two-sided, of the test alone;
+    ``corrected`` is that after Holm's correction for all tests of the table, None until it is
+    filled.
     """
 
     effect: float
     p: float
     corrected: float | None = None
+    lower_is_better: bool = False
 
     @property
     def verdict(self) -> Literal["better", "worse"] | None:
         """The direction of a significant difference to the baseline, or None."""
         if self.corrected is None or not self.corrected < ALPHA or not self.effect:
             return None
-        return "better" if self.effect > 0 else "worse"
+        return "better" if (self.effect > 0) != self.lower_is_better else "worse"
 
 
 class EntryPart(NamedTuple):
@@ -151,9 +153,10 @@ class RowBlock:
     """Rows that are compared with each other, set apart by rules in print."""
 
     rows: tuple[Row, ...]
+    lower_is_better: bool = False
 
     def best(self, column: int, decimals: int) -> frozenset[int]:
-        """Return the indices of the rows with the highest value in a column.
+        """Return the indices of the rows with the best value in a column.
 
         Values are compared as printed, to so many decimals, so that of two equal-looking numbers
         never only one is marked. Of fewer than two entries none is best.
@@ -163,20 +166,22 @@ class RowBlock:
             for index, row in enumerate(self.rows)
             if isinstance(entry := row.entries[column], Entry)
         }
-        highest = max(printed.values()) if len(printed) > 1 else None
-        return frozenset(index for index, value in printed.items() if value == highest)
+        if len(printed) < 2:
+            return frozenset()
+        best = (min if self.lower_is_better else max)(printed.values())
+        return frozenset(index for index, value in printed.items() if value == best)
 
     def in_words(self, decimals: int) -> list[RowInWords]:
         """Return the rows as every format shows them."""
         rows: list[RowInWords] = []
         columns = range(len(self.rows[0].entries) if self.rows else 0)
-        best = [self.best(column, decimals) for column in columns]
+        by_column = [self.best(column, decimals) for column in columns]
         for index, row in enumerate(self.rows):
             above = self.rows[index - 1].labels if index else [""] * len(row.labels)
             both = zip(row.labels, above, strict=True)
             labels = ["" if label == previous else label for label, previous in both]
-            cells = zip(row.entries, best, strict=True)
-            texts = [_in_words(cell, index in highest, decimals) for cell, highest in cells]
+            cells = zip(row.entries, by_column, strict=True)
+            texts = [_in_words(cell, index in best, decimals) for cell, best in cells]
             rows.append(RowInWords(row, labels, texts))
         return rows
 
@@ -210,7 +215,8 @@ class Table:
         **named: str,
     ) -> Table:
         """Return a table of a layout; ``named`` are the texts for the places in its title."""
-        title, rows = layout.title.format(**named), tuple(RowBlock(tuple(b)) for b in blocks)
+        title, lower = layout.title.format(**named), getattr(layout, "lower_is_better", False)
+        rows = tuple(RowBlock(tuple(block), lower) for block in blocks)
         headings = tuple(label_headings), tuple(columns)
         return cls(layout.key, title, layout.caption, *headings, rows, decimals, tuple(notes))
 

@@ -1,4 +1,4 @@
-"""The commands: ``python -m capmoe_zoo train|measure|export|assemble --help``."""
+"""The commands: ``python -m capmoe_zoo make|train|measure|export|assemble --help``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import argparse
 import json
 from pathlib import Path
 
+ARTEFACT = Path(__file__).parents[1] / "artefacts" / "smollm2_moe.safetensors"
+
 
 def main() -> None:
     """Run a command."""
     parser = argparse.ArgumentParser(prog="python -m capmoe_zoo", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("make", help="write the checkpoint into the user's cache")
     train = commands.add_parser("train", help="train, or go on with a training")
     measure = commands.add_parser("measure", help="print dense and trained model side by side")
     export = commands.add_parser("export", help="write the trained weights without the base")
@@ -19,6 +22,13 @@ def main() -> None:
         command.add_argument("--base", type=Path, required=True, help="the GGUF file of the base")
     for command in (train, measure):
         command.add_argument("--data", type=Path, required=True, help="root of the evaluation sets")
+    make.add_argument(
+        "--artefact",
+        type=Path,
+        default=ARTEFACT,
+        help="a file (default: the package's)",
+    )
+    make.add_argument("--record", action="store_true", help="write the hash of the weights")
     for command in (measure, export, assemble):
         command.add_argument("--artefact", type=Path, required=True, help="a safetensors file")
     train.add_argument("--recipe", default="smollm2_moe", help="a name of recipes.yaml")
@@ -31,7 +41,12 @@ def main() -> None:
     assemble.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
     args = parser.parse_args()
 
-    # Here, so that --help needs no torch.
+    # Here, so that --help needs no torch, and make no reader of GGUF files.
+    if args.command == "make":
+        from capmoe_zoo.make import make as make_checkpoint
+
+        make_checkpoint(args.artefact.stem, args.artefact, record=args.record)
+        return
     from capmoe_zoo import artefact
     from capmoe_zoo.base import load_base
     from capmoe_zoo.measure import compare

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.experiment.files import write_bytes
 from safetensors import safe_open
 from safetensors.torch import save
@@ -61,8 +62,13 @@ def read_student(base: LlamaForCausalLM, artefact: Path) -> tuple[LlamaForCausal
 
 def assemble(
     base: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, artefact: Path, directory: Path
-) -> None:
-    """Write a Hugging Face checkpoint, a stock Qwen2-MoE model in float32 with its tokenizer."""
+) -> str:
+    """Write a Hugging Face checkpoint, a stock Qwen2-MoE model in float32 with its tokenizer.
+
+    Return a hash of its weights as bfloat16 has them, which does not depend on the processor.
+    """
     student, recipe = read_student(base, artefact)
-    to_stock(student, step=recipe.step).save_pretrained(directory)
+    stock = to_stock(student, step=recipe.step)
+    stock.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    return weights_hash(stock.bfloat16())

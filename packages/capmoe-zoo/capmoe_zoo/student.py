@@ -37,7 +37,9 @@ class LowRank(nn.Module):
 
     def merged(self) -> Tensor:
         """Return the weight of the same map without the update [outputs, inputs]."""
-        return self.weight_OI + self.b_OR @ self.a_RI
+        # In double precision, so that processors differ in no digit that bfloat16 has.
+        product_OI = self.b_OR.double() @ self.a_RI.double()
+        return (self.weight_OI.double() + product_OI).to(self.weight_OI.dtype)
 
 
 class PartitionedFfn(nn.Module):

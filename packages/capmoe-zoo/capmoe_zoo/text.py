@@ -6,7 +6,6 @@ thirteen words in a row with a validation or test document is left out.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from capmoe_eval.experiment.passages import is_held_out
 from transformers import PreTrainedTokenizerBase
 
 SEPARATOR = "<|endoftext|>"  # between documents, as in the pretraining of the base
@@ -91,12 +91,6 @@ SOURCES = {
     ),
 }
 TASKS = {"hellaswag": hellaswag, "piqa": piqa}
-
-
-def is_held_out(document: str, modulus: int) -> bool:
-    """Return whether a document is held out; equal documents are on the same side."""
-    digest = hashlib.sha256(document.encode()).digest()
-    return modulus > 0 and int.from_bytes(digest[:8], "big") % modulus == 0
 
 
 def _spans(text: str) -> Iterator[tuple[str, ...]]:

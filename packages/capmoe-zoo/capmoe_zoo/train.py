@@ -1,8 +1,9 @@
 """Make a Mixture-of-Experts model of a dense one, and train it until it answers like it.
 
 ``python -m capmoe_zoo train`` runs it. Its directory receives ``state.pt``, written whole every few
-minutes, and ``log.jsonl``. A killed training continues from the state. The device is a GPU where
-there is one.
+minutes, and ``log.jsonl``. A killed training continues from the state. SIGTERM and Ctrl-C end it
+after the step in progress, and the state is written; a second signal ends it at once. The device is
+a GPU where there is one.
 
 1. The neurons of every second FFN are divided, its router and a low-rank update of its down
    projection are fitted in closed form, layer after layer, on the states that the new model has.
@@ -13,8 +14,10 @@ there is one.
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -344,6 +347,24 @@ def token_cache(
         return arrays["train"], arrays["held_out"]
 
 
+@contextmanager
+def signals_noted() -> Iterator[list[int]]:
+    """Have SIGTERM and Ctrl-C add their number to a list; the second is a KeyboardInterrupt."""
+    noted: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        if noted:
+            raise KeyboardInterrupt(number)
+        noted.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def train(
     base: Path, data: Path, work: Path, recipe: Recipe, *, seconds: float, save_every: float
 ) -> None:
@@ -356,6 +377,9 @@ def train(
         recipe: What is trained.
         seconds: Time to train, after the fit in closed form.
         save_every: Seconds between two states.
+
+    Raises:
+        KeyboardInterrupt: A signal ended it; the state is written.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     teacher, tokenizer = load_base(base)
@@ -373,15 +397,18 @@ def train(
         training.log({"step": 0, "perplexity": training.evaluate(dev_NT)})
     begin = saved = time.monotonic()
     before = training.seconds
-    while time.monotonic() - begin < seconds:
-        batch = torch.from_numpy(batch_at(train_NT, training.step, recipe).astype(np.int64))
-        parts = training.advance(batch.to(device))
-        training.seconds = before + time.monotonic() - begin
-        entry = {"step": training.step, "tokens": training.tokens, **parts}
-        if training.step % recipe.evaluate_every == 0:
-            entry["perplexity"] = training.evaluate(dev_NT)
-        training.log({**entry, "seconds": round(training.seconds, 1)})
-        if time.monotonic() - saved > save_every:
-            training.save()
-            saved = time.monotonic()
-    training.save()
+    with signals_noted() as signals:
+        while not signals and time.monotonic() - begin < seconds:
+            batch = torch.from_numpy(batch_at(train_NT, training.step, recipe).astype(np.int64))
+            parts = training.advance(batch.to(device))
+            training.seconds = before + time.monotonic() - begin
+            entry = {"step": training.step, "tokens": training.tokens, **parts}
+            if not signals and training.step % recipe.evaluate_every == 0:
+                entry["perplexity"] = training.evaluate(dev_NT)
+            training.log({**entry, "seconds": round(training.seconds, 1)})
+            if time.monotonic() - saved > save_every:
+                training.save()
+                saved = time.monotonic()
+        training.save()
+    if signals:
+        raise KeyboardInterrupt(signals[0])

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from capmoe_eval.experiment.passages import is_held_out
 
 import capmoe_zoo.text
-from capmoe_zoo.text import Source, is_held_out, read_text, windows
+from capmoe_zoo.text import Source, read_text, windows
 
 WORDS = [f"word{i}" for i in range(400)]
 

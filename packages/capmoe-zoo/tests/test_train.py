@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from capmoe_zoo.measure import accuracy, compare, perplexity
 from capmoe_zoo.partition import Ffn, Shape, low_rank_down, neuron_order, routing_weights
 from capmoe_zoo.student import build_student, load_trained, partitioned, to_stock, trained_state
 from capmoe_zoo.text import Text
-from capmoe_zoo.train import Training, batch_at, fit, load_recipe
+from capmoe_zoo.train import Training, batch_at, fit, load_recipe, train
 
 RECIPE = replace(
     load_recipe("smollm2_moe"),
@@ -107,6 +109,29 @@ def test_training_lowers_the_divergence_and_resumes_with_the_same_steps(
     for name, value in trained_state(whole.student).items():
         torch.testing.assert_close(trained_state(part.student)[name], value, msg=name)
         torch.testing.assert_close(part.ema[name], whole.ema[name], msg=name)
+
+
+def test_a_signal_ends_the_training_with_its_state(
+    teacher: LlamaForCausalLM, ids: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "capmoe_zoo.train"
+    monkeypatch.setattr(f"{module}.load_base", lambda _: (teacher, Letters()))
+    monkeypatch.setattr(f"{module}.token_cache", lambda *_: (ids, ids))
+    advance = Training.advance
+
+    def interrupted(training: Training, batch: torch.Tensor) -> dict[str, float]:
+        if training.step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return advance(training, batch)
+
+    monkeypatch.setattr(Training, "advance", interrupted)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        train(Path(), Path(), tmp_path, RECIPE, seconds=1e9, save_every=1e9)
+    training = Training(teacher, RECIPE, tmp_path)
+    assert training.resume()
+    assert (training.step, training.tokens) == (2, 2 * RECIPE.batch * RECIPE.window)
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 def test_artefact_has_the_averaged_weights_rounded(

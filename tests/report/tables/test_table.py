@@ -1,10 +1,11 @@
+import dataclasses
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.report.tables.table import Entry, Missing, Row, RowBlock, Table
+from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, Row, RowBlock, Table
 
 
 def column(*values: float | None) -> RowBlock:
@@ -25,6 +26,13 @@ def column(*values: float | None) -> RowBlock:
 )
 def test_highest_printed_values_are_best(values: tuple[float | None, ...], best: set[int]) -> None:
     assert column(*values).best(0, decimals=1) == best
+    opposite = column(*(None if value is None else -value for value in values))
+    assert dataclasses.replace(opposite, lower_is_better=True).best(0, decimals=1) == best
+
+
+def test_fewer_bits_are_better() -> None:
+    more, fewer = (PairedTest(effect, 0.01, 0.02, lower_is_better=True) for effect in (0.1, -0.1))
+    assert (more.verdict, fewer.verdict) == ("worse", "better")
 
 
 @pytest.mark.parametrize("values", [(), (45.6,), (None, None), (45.6, None)])

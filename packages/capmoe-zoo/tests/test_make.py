@@ -1,0 +1,72 @@
+"""``make real``: the checkpoint in the user's cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import checkpoint
+from safetensors.torch import load_file, save_file
+
+import capmoe_zoo.make
+from capmoe_zoo.make import ORIGIN, fetch, make
+
+
+@pytest.fixture
+def artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an artefact; its checkpoint is a copy of it, its hash the sum of its numbers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(capmoe_zoo.make, "fetch", lambda directory: directory / "gguf")
+    monkeypatch.setattr("capmoe_zoo.base.load_base", lambda gguf: ("base", "tokenizer"))
+
+    def assemble(base: str, tokenizer: str, artefact: Path, directory: Path) -> str:
+        directory.mkdir()
+        shutil.copy(artefact, directory / "model.safetensors")
+        return str(int(load_file(artefact)["a"].sum()))
+
+    monkeypatch.setattr("capmoe_zoo.artefact.assemble", assemble)
+    path = tmp_path / "m.safetensors"
+    save_file({"a": torch.ones(3)}, path)
+    return path
+
+
+def test_a_checkpoint_is_made_once_and_verified(
+    artefact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = Path(checkpoint("real:m"))
+    make("m", artefact)
+    out = capsys.readouterr().out
+    assert f"{directory}: written" in out
+    assert "weights 3: not as expected (unknown)" in out
+    make("m", artefact, record=True)
+    assert artefact.with_suffix(".hash").read_text() == "3\n"
+    made = (directory / "model.safetensors").stat().st_mtime_ns
+    capsys.readouterr()
+    make("m", artefact)
+    assert capsys.readouterr().out == f"{directory}: is there\nweights 3: as expected\n"
+    assert (directory / "model.safetensors").stat().st_mtime_ns == made
+    # Another artefact takes its place, and a checkpoint without an origin counts for none.
+    save_file({"a": torch.ones(4)}, artefact)
+    make("m", artefact)
+    assert "weights 4: not as expected (3)" in capsys.readouterr().out
+    (directory / ORIGIN).unlink()
+    make("m", artefact)
+    assert "written" in capsys.readouterr().out
+    assert json.loads((directory / ORIGIN).read_text())["weights"] == "4"
+    assert [path.name for path in directory.parent.iterdir()] == ["m"]
+
+
+def test_what_is_missing_is_one_line(
+    artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="no such file; take it from the repository"):
+        make("m", tmp_path / "none.safetensors")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr(capmoe_zoo.make, "fetch", fetch)
+    with pytest.raises(UsageError, match=r"pip cannot fetch the base.*No matching distribution"):
+        make("m", artefact)
+    assert not list((tmp_path / "cache/capmoe_eval/real").iterdir())
