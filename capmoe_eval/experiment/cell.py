@@ -64,7 +64,7 @@ class ModelId:
 
     @property
     def checkpoint(self) -> str:
-        """What transformers loads: a hub id or a directory."""
+        """The hub id or the directory that transformers loads."""
         return checkpoint(self.pretrained)
 
     def identity(self) -> dict[str, Any]:
