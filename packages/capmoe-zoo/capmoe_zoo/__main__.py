@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 ARTEFACT = Path(__file__).parents[1] / "artefacts" / "smollm2_moe.safetensors"
@@ -73,7 +72,7 @@ def main() -> None:
             base, student, tokenizer, text,
             window=recipe.window, windows=args.windows, questions=args.questions,
         )  # fmt: skip
-        print(json.dumps(numbers, indent=1))
+        print(numbers.table())
 
 
 if __name__ == "__main__":

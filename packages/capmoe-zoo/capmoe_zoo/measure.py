@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -61,6 +61,37 @@ def accuracy(
     return right / len(questions)
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The targets' numbers, by model: dense, with experts, and with all experts disabled."""
+
+    tokens: int  # of held-out text
+    perplexity: dict[str, float]
+    questions: dict[str, int]  # by task
+    chance: dict[str, float]
+    accuracy: dict[str, dict[str, float]]  # by task and model
+    # Of each layer with experts: tokens of its fullest expert over the mean of all its experts.
+    peak: list[float]
+
+    def table(self) -> str:
+        """Return the numbers as a table in Markdown, and a line of the peaks."""
+        tasks = list(self.accuracy)
+        rows = [
+            ["model", f"perplexity ({self.tokens:,} tokens)"],
+            ["---", "---:"],
+            *([model, f"{value:.1f}"] for model, value in self.perplexity.items()),
+            ["chance", "–"],
+        ]
+        for task in tasks:
+            columns = [f"{task} (%, {self.questions[task]} questions)", "---:"]
+            columns += [f"{100 * self.accuracy[task][model]:.1f}" for model in self.perplexity]
+            for row, cell in zip(rows, [*columns, f"{100 * self.chance[task]:.1f}"], strict=True):
+                row.append(cell)
+        peaks = ", ".join(f"{peak:.2f}" for peak in self.peak)
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join([*lines, "", f"Fullest expert over the mean, by layer: {peaks}"])
+
+
 def compare(
     base: LlamaForCausalLM,
     student: LlamaForCausalLM,
@@ -70,34 +101,46 @@ def compare(
     window: int,
     windows: int,
     questions: int,
-) -> dict[str, Any]:
-    """Return the targets' numbers: of the dense model, the trained model, and it without experts.
+) -> Comparison:
+    """Measure the dense model, the trained one, and it with all experts disabled.
 
-    Only held-out documents of train splits are read. ``peak`` has, for each layer with experts, the
-    tokens of its fullest expert over the mean of all its experts.
+    Only held-out documents of train splits are read.
     """
     ids = torch.from_numpy(
         token_windows(text.held_out, tokenizer, window)[:windows].astype(np.int64)
     )
+    asked = {task: rows[:questions] for task, rows in text.questions.items()}
     ffns = list(partitioned(student))
-    numbers: dict[str, Any] = {"tokens": ids.numel(), "perplexity": {}, "accuracy": {}}
-    numbers["perplexity"]["dense"] = perplexity(base, ids)
+    perplexities, answered = {}, {}
+
+    def measure(name: str, model: LlamaForCausalLM) -> None:
+        perplexities[name] = perplexity(model, ids)
+        answered[name] = {task: accuracy(model, tokenizer, rows) for task, rows in asked.items()}
+
+    measure("dense", base)
     for ffn in ffns:
         ffn.load_E = ffn.router_ED.new_zeros(ffn.shape.experts)
-    numbers["perplexity"]["moe"] = perplexity(student, ids)
+    perplexity(student, ids)
     loads = [ffn.load_E for ffn in ffns if ffn.load_E is not None]
-    numbers["peak"] = [round(float(load_E.max() / load_E.mean()), 2) for load_E in loads]
+    peaks = [float(load_E.max() / load_E.mean()) for load_E in loads]
     for ffn in ffns:
-        ffn.load_E, ffn.disabled = None, True
-    numbers["perplexity"]["experts_disabled"] = perplexity(student, ids)
+        ffn.load_E = None
+    measure("experts", student)
+    for ffn in ffns:
+        ffn.disabled = True
+    measure("experts disabled", student)
     for ffn in ffns:
         ffn.disabled = False
-    for task, rows in text.questions.items():
-        numbers["accuracy"][task] = {
-            "questions": len(rows[:questions]),
-            "chance": sum(1 / len(answers) for _, answers, _ in rows[:questions])
-            / len(rows[:questions]),
-            "dense": accuracy(base, tokenizer, rows[:questions]),
-            "moe": accuracy(student, tokenizer, rows[:questions]),
-        }
-    return numbers
+    return Comparison(
+        tokens=ids.numel(),
+        perplexity=perplexities,
+        questions={task: len(rows) for task, rows in asked.items()},
+        chance={
+            task: sum(1 / len(answers) for _, answers, _ in rows) / len(rows)
+            for task, rows in asked.items()
+        },
+        accuracy={
+            task: {name: of_task[task] for name, of_task in answered.items()} for task in asked
+        },
+        peak=peaks,
+    )

@@ -189,11 +189,17 @@ def test_comparison_has_dense_trained_and_disabled(
     student = build_student(teacher, RECIPE.shape, step=2, rank=4, other_rank=2)
     text = Text([], ["abcdefghijklmno"] * 4, {"piqa": [("ab", ["c", "d"], 0)] * 3}, 0)
     numbers = compare(teacher, student, Letters(), text, window=16, windows=3, questions=2)
-    assert numbers["tokens"] == 48
-    assert numbers["peak"] == [3.0, 3.0]  # routers with equal logits choose two of six
-    assert len(set(numbers["perplexity"].values())) == 3
-    assert numbers["accuracy"]["piqa"]["questions"] == 2
-    assert numbers["accuracy"]["piqa"]["chance"] == 0.5
+    assert numbers.tokens == 48
+    assert numbers.peak == [3.0, 3.0]  # routers with equal logits choose two of six
+    assert len(set(numbers.perplexity.values())) == 3
+    assert numbers.questions == {"piqa": 2}
+    assert numbers.chance == {"piqa": 0.5}
+    assert numbers.accuracy["piqa"].keys() == numbers.perplexity.keys()
+    dense, experts, disabled = (f"{value:.1f}" for value in numbers.perplexity.values())
+    rows = [line.split(" | ")[:2] for line in numbers.table().splitlines()]
+    assert rows[2:5] == [
+        ["| dense", dense], ["| experts", experts], ["| experts disabled", disabled],
+    ]  # fmt: skip
     again = compare(teacher, student, Letters(), text, window=16, windows=3, questions=2)
     assert again == numbers  # it leaves nothing disabled
 
