@@ -195,7 +195,7 @@ real: install  ## write SmolLM2-135M as a Mixture-of-Experts model, model=smollm
 test-zoo: install  ## the tests of packages/capmoe-zoo
 	$(PY) -m pytest -q packages/capmoe-zoo $(ARGS)
 
-serve-demo: install-server  ## serve an embedded model with and without a capacity, and ask both
+serve-demo: install-server  ## serve a model with and without a capacity, and ask both
 	@$(SERVER)/bin/python -c 'from capmoe_eval.experiment.application import run_program; from capmoe_eval.server.demo import main; run_program(main)' $(ARGS)
 
 check: install  ## linters, types, import contract

@@ -284,7 +284,8 @@ def _documents(
         places = [(name, row["doc_id"]) for row in chosen]
         if not chosen:
             raise UsageError(f"task={cell.task.name}: no documents were evaluated")
-        scores, more = [row[cell.task.metric] for row in chosen], {}
+        scores = [row[cell.task.metric] for row in chosen]
+        more: dict[str, Any] = {}
         if cell.task.images:
             more["images"] = _images(tasks[name], chosen)
             more["metrics"] = _metrics(tasks[name], chosen)

@@ -67,6 +67,7 @@ class CapmoeLM(HFLM):
     """
 
     AUTO_MODEL_CLASS: Any  # of transformers; None until lm-eval has chosen it
+    softmax_dtype: Any  # of log-probabilities; None for the logits' own
 
     @classmethod
     def create_from_arg_obj(

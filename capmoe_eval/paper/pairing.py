@@ -167,4 +167,5 @@ def _scores(run: TaskAnswers) -> Floats:
     if any(part.bytes is None for part in parts):
         return scores
     sizes = np.concatenate([part.bytes or () for part in parts])
-    return scores * sizes / sizes.mean()
+    scores *= sizes / sizes.mean()
+    return scores

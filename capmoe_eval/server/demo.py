@@ -1,7 +1,8 @@
-"""Serve an embedded model by vLLM without and with a capacity, and ask both the same questions.
+"""Serve a model by vLLM without and with a capacity, and ask both the same.
 
-``make serve-demo`` runs it. Each server is ``vllm serve`` on a free loopback port, and is asked by
-OpenAI's client.
+``make serve-demo`` runs it. The embedded model answers questions, and the one of ``make real``
+(``--model smollm2_moe``) completes English sentences. Each server is ``vllm serve`` on a free
+loopback port, and is asked by OpenAI's client.
 """
 
 from __future__ import annotations
@@ -23,12 +24,21 @@ from urllib.request import urlopen
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.arguments import COUNT, Parser
+from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.server.settings import PREFIX, read_settings
 from capmoe_eval.zoo.miniworld.evaluation import documents
 from capmoe_eval.zoo.recipes import WEIGHTS
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 MODEL: Final = "olmoe"
+"""The embedded model."""
+SMOLLM2: Final = "smollm2_moe"
+PROMPTS: Final = (
+    "The capital of France is",
+    "Water boils when",
+    "To bake bread, first",
+    "The moon is smaller than the earth, so",
+)
 READY, STOPPED = 300, 30
 """Seconds that a server may take until it answers, and until it has stopped."""
 _ENVIRONMENT = {
@@ -67,17 +77,32 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", default="score", help="CAPMOE_METHOD (default: %(default)s)")
     parser.add_argument("--gamma", default="1.0", help="CAPMOE_GAMMA (default: %(default)s)")
     parser.add_argument("--questions", type=COUNT, default=8, help="(default: %(default)s)")
+    parser.add_argument(
+        "--model", choices=(MODEL, SMOLLM2), default=MODEL, help="(default: %(default)s)"
+    )
     options = parser.parse_args(words)
     settings = {f"{PREFIX}METHOD": options.method, f"{PREFIX}GAMMA": options.gamma}
     read_settings(settings)  # a mistake shows before a server starts
+    weights = WEIGHTS / MODEL if options.model == MODEL else Path(checkpoint(REAL + SMOLLM2))
+    if not (weights / "config.json").is_file():
+        raise UsageError(f"--model={options.model}: {weights} has no checkpoint; run `make real`")
     questions = miniworld_questions(options.questions)
     with tempfile.TemporaryDirectory(prefix="capmoe-demo-") as directory, ExitStack() as started:
         folder = Path(directory)
-        miniworld_tokenizer().save_pretrained(folder / "tokenizer")
+        tokenizer = weights
+        if options.model == MODEL:
+            miniworld_tokenizer().save_pretrained(tokenizer := folder / "tokenizer")
         # Both start at once: most of it is the import of libraries.
-        servers = [started.enter_context(Server(folder, each)) for each in ({}, settings)]
+        servers = [
+            started.enter_context(Server(folder, each, weights, tokenizer))
+            for each in ({}, settings)
+        ]
         for server in servers:
             server.await_ready()
+        if options.model == SMOLLM2:
+            free, bound = (complete(server, PROMPTS) for server in servers)
+            print(*completions(PROMPTS, free, bound, settings), sep="\n")
+            return
         stock, capped = (ask(server, questions) for server in servers)
     print(*report(questions, stock, capped, settings), sep="\n")
 
@@ -115,6 +140,29 @@ def ask(server: Server, questions: Sequence[Question]) -> Answered:
     )
 
 
+def complete(server: Server, prompts: Sequence[str]) -> list[str]:
+    """Return a server's most likely continuation of each prompt; they are sent in one request."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+    completion = client.completions.create(
+        model=MODEL, prompt=list(prompts), max_tokens=24, temperature=0
+    )
+    return [c.text for c in sorted(completion.choices, key=lambda choice: choice.index)]
+
+
+def completions(
+    prompts: Sequence[str], stock: Sequence[str], capped: Sequence[str], settings: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the lines that show the continuations of two servers below each other."""
+    names = "stock vLLM", " ".join(settings.values())
+    width = max(map(len, names))
+    for prompt, *both in zip(prompts, stock, capped, strict=True):
+        yield f"\n{prompt} …"
+        for name, text in zip(names, both, strict=True):
+            yield f"  {name:<{width}}  {' '.join(text.split())}"
+
+
 def answer_logprob(logprobs: Any, prompt: str) -> float:
     """Return the log-probability of the answer at the end of a prompt that was echoed."""
     begin = prompt.rindex("Answer:") + len("Answer:")
@@ -125,15 +173,17 @@ def answer_logprob(logprobs: Any, prompt: str) -> float:
 class Server:
     """A server of the model in a ``with`` block, under the variables of the plugin."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, str], weights: Path, tokenizer: Path
+    ) -> None:
         self._name = " ".join(f"{key}={value}" for key, value in settings.items()) or "stock vLLM"
         self._settings, self._folder = settings, folder
         port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         self._log = folder / f"{port}.log"
         self._command = [
-            *(str(Path(sys.executable).with_name("vllm")), "serve", str(WEIGHTS / MODEL)),
-            *("--tokenizer", str(folder / "tokenizer"), "--served-model-name", MODEL),
+            *(str(Path(sys.executable).with_name("vllm")), "serve", str(weights)),
+            *("--tokenizer", str(tokenizer), "--served-model-name", MODEL),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
             *("--enforce-eager", "--max-model-len", "512", "--no-enable-prefix-caching"),
         ]

@@ -17,6 +17,7 @@ from capmoe_eval.server import demo
 from tests.server.engines import NEEDS_VLLM
 
 SETTINGS = {"CAPMOE_METHOD": "score", "CAPMOE_GAMMA": "1.0"}
+PATHS = Path("weights"), Path("tokenizer")
 FAKE = """
 import http.server, os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -60,7 +61,7 @@ def test_a_server_and_its_workers_end_when_the_demo_is_interrupted(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted(demo.Server(program.parent, settings))
+        interrupted(demo.Server(program.parent, settings, *PATHS))
     (log,) = program.parent.glob("*.log")
     _, worker, _, gamma = log.read_text(encoding="utf-8").splitlines()[0].split()
     assert gamma == str(settings.get("CAPMOE_GAMMA"))
@@ -74,7 +75,10 @@ def test_a_server_that_ends_is_reported_with_the_plugin_s_line(program: Path) ->
     program.write_text(
         "import sys; print('capmoe_eval: gamma=x: wrong'); print('bye'); sys.exit(2)", "utf-8"
     )
-    with demo.Server(program.parent, SETTINGS) as server, pytest.raises(UsageError) as refused:
+    with (
+        demo.Server(program.parent, SETTINGS, *PATHS) as server,
+        pytest.raises(UsageError) as refused,
+    ):
         server.await_ready()
     assert str(refused.value) == "vllm serve: ended with status 2: capmoe_eval: gamma=x: wrong"
 
@@ -110,6 +114,13 @@ def test_the_report_compares_the_answers_and_leaves_zeros_out() -> None:
         metrics[0].split()[0]
     ]
     assert "  CAPMOE_METHOD=score CAPMOE_GAMMA=1.0 vllm serve MODEL" in text
+
+
+def test_completions_stand_below_their_prompt_and_need_the_checkpoint() -> None:
+    lines = demo.completions(["The sea"], [" is\nblue."], [" is."], SETTINGS)
+    assert list(lines) == ["\nThe sea …", "  stock vLLM  is blue.", "  score 1.0   is."]
+    with pytest.raises(UsageError, match="smollm2_moe has no checkpoint; run `make real`"):
+        demo.main(["--model", "smollm2_moe"])
 
 
 @NEEDS_VLLM
