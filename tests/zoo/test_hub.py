@@ -9,7 +9,12 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.zoo import hub as hub_module
 from capmoe_eval.zoo.hub import embedded_hub, ready, write_documents
-from capmoe_eval.zoo.miniworld.evaluation import documents
+from capmoe_eval.zoo.miniworld.evaluation import (
+    EVALUATION_DOCUMENTS,
+    FURTHER_DOCUMENTS,
+    documents,
+)
+from capmoe_eval.zoo.miniworld.world import WORLD_SEED
 
 CONFIGS = [
     (path, config)
@@ -76,6 +81,14 @@ def test_a_world_of_another_seed_has_its_own_documents(hub, tmp_path, monkeypatc
     for name in ("pictures_w8", "miniworld_w", "miniworld_w08"):
         with pytest.raises(UsageError, match="no such directory"):
             data_source(name)
+
+
+def test_a_world_of_another_seed_has_more_test_documents():
+    counts = [
+        len(documents(split, seed)["allenai/openbookqa"]["main"]["validation"])
+        for split, seed in (("test", 8), ("dev", 8), ("test", WORLD_SEED))
+    ]
+    assert counts == [FURTHER_DOCUMENTS, EVALUATION_DOCUMENTS, EVALUATION_DOCUMENTS]
 
 
 def test_a_changed_source_has_another_directory(tmp_path, monkeypatch):
