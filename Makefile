@@ -21,7 +21,7 @@ SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z
 $(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-zoo real serve-demo check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-methods test-zoo real serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -30,6 +30,9 @@ help:  ## list the targets
 
 install: $(VENV)/.installed  ## create .venv from the locked versions, checked by their hashes
 
+# The packages beside the suite that need nothing else.
+BESIDE = packages/capmoe-methods
+
 # A file whose hash is not in the lock is refused; nothing is fetched for a build.
 PIP    = -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 LOCKED = $(PY) $(PIP) --require-hashes
@@ -37,8 +40,8 @@ LOCKED = $(PY) $(PIP) --require-hashes
 # TORCH is cpu or gpu. The build for GPUs is installed where a GPU of NVIDIA is, or where pip finds none for CPUs (in an
 # index or a directory of its settings).
 TORCH ?= $(if $(shell command -v nvidia-smi),gpu)
-$(VENV)/.installed: $(VENV)/.locked pyproject.toml
-	$(PY) $(PIP) -e .
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml $(BESIDE:=/pyproject.toml)
+	$(PY) $(PIP) -e . $(BESIDE:%=-e %)
 	$(PY) -m pip check
 	touch $@
 
@@ -53,8 +56,8 @@ $(VENV)/.locked: constraints.txt $(wildcard lock/*.txt)
 install-server: $(SERVER)/.installed  ## create .venv-server: the suite beside vLLM for CPUs (3.2 GB)
 
 # No `pip check`: vLLM's transformers is older, and torchvision, torchaudio and torchcodec are left out (docs/server.md).
-$(SERVER)/.installed: $(SERVER)/.locked pyproject.toml .ci/vllm/pyproject.toml
-	$(SERVER)/bin/python $(PIP) .ci/vllm -e .
+$(SERVER)/.installed: $(SERVER)/.locked pyproject.toml .ci/vllm/pyproject.toml $(BESIDE:=/pyproject.toml)
+	$(SERVER)/bin/python $(PIP) .ci/vllm -e . $(BESIDE:%=-e %)
 	touch $@
 
 $(SERVER)/.locked: $(wildcard lock/*.txt)
@@ -164,10 +167,10 @@ test-ci: install  ## the tests of .ci/run, also those of more than 3 seconds
 	$(PYTEST) -m 'not nightly'
 
 test-nightly: install  ## the tests that only .ci/nightly runs
-	$(PYTEST) -m nightly
+	$(PYTEST) -m nightly tests packages/capmoe-methods
 
 test-all: install  ## every test
-	$(PYTEST)
+	$(PYTEST) tests packages/capmoe-methods
 
 coverage: install  ## every test, and which lines they run; it takes half as long again
 	$(PYTEST) --cov --cov-report=term:skip-covered
@@ -191,6 +194,9 @@ test-server: install-server  ## the tests of the plugin, in .venv-server
 
 real: install  ## write SmolLM2-135M as a Mixture-of-Experts model, model=smollm2_moe, into the user's cache
 	@PYTHONPATH=packages/capmoe-zoo $(PY) -m capmoe_zoo make $(ARGS)
+
+test-methods: install  ## the tests of packages/capmoe-methods, but for the nightly ones
+	$(PYTEST) -m 'not nightly' packages/capmoe-methods $(ARGS)
 
 test-zoo: install  ## the tests of packages/capmoe-zoo
 	$(PY) -m pytest -q packages/capmoe-zoo $(ARGS)

@@ -1,7 +1,8 @@
 """Hooks of MkDocs: pages of the repository that lie outside of ``docs/``.
 
-The READMEs of the extensions are pages of the site. A link to another file of the repository, which
-a reader of the site may not have, becomes its name. Nothing is loaded from a network.
+The READMEs of the methods of other papers are pages of the site. A link to another file of the
+repository, which a reader of the site may not have, becomes its name. Nothing is loaded from a
+network.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-EXTENSIONS = "capmoe_eval/extensions/{}/README.md"
+METHODS = "packages/capmoe-methods/capmoe_methods/{}/README.md"
 # The theme loads it for the search of a page from the disk; ``docs/site/worker.js`` stands in.
 _SHIM = re.compile(r'<script src="https://unpkg\.com/[^"]*"></script>')
 _ROLE = re.compile(r":(?:meth|func|class|attr|data|mod):(?=<code>)")
@@ -23,8 +24,8 @@ _BLOCK = re.compile(r"(?m)^<!-- .*make pages -->\n|^<!-- end of .* -->\n")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the README of every extension."""
-    for path in sorted((ROOT / "capmoe_eval" / "extensions").glob("*/README.md")):
+    """Add the README of every method of another paper."""
+    for path in sorted(ROOT.glob(METHODS.format("*"))):
         source = page_of(path.relative_to(ROOT).as_posix())
         text = path.read_text(encoding="utf-8")
         files.append(File.generated(config, source, content=text))
@@ -36,8 +37,8 @@ def page_of(path: str) -> str:
     parts = PurePosixPath(path).parts
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    is_extension = len(parts) == 4 and path == EXTENSIONS.format(parts[2])
-    return f"extensions/{parts[2]}.md" if is_extension else ""
+    is_method = len(parts) == 5 and path == METHODS.format(parts[3])
+    return f"methods/{parts[3]}.md" if is_method else ""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -45,8 +46,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     source = page.file.src_uri
     if source.startswith("zoo/"):
         page.meta["search"] = {"boost": 0.01}
-    is_extension = source.startswith("extensions/")
-    home = EXTENSIONS.format(PurePosixPath(source).stem) if is_extension else f"docs/{source}"
+    is_method = source.startswith("methods/")
+    home = METHODS.format(PurePosixPath(source).stem) if is_method else f"docs/{source}"
 
     def linked(link: re.Match[str]) -> str:
         text, target = link.groups()

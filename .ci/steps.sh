@@ -96,12 +96,27 @@ wheel() {
   cd "$work/checkout"
 }
 
-# The tests of the server depend on these; `server_tested` has a line for each content under which they passed.
-server_inputs=(capmoe_eval/server capmoe_eval/wrapper capmoe_eval/routing capmoe_eval/evaluation/vllm_lm.py
-  tests/server tests/evaluation/test_vllm.py .ci/vllm lock)
-server_content() { git ls-tree HEAD -- "${server_inputs[@]}" | sha256sum | cut -c 1-16; }
-server() {
-  environment .venv-server
-  make test-server
-  server_content >> "$cache/server_tested"
+# What the tests of a part depend on; `PART_tested` has a line for each content under which they passed.
+declare -A inputs=(
+  [server]="capmoe_eval/server capmoe_eval/wrapper capmoe_eval/routing capmoe_eval/evaluation/vllm_lm.py
+    tests/server tests/evaluation/test_vllm.py .ci/vllm lock"
+  [methods]="packages/capmoe-methods capmoe_eval conf tests results/zoo lock"
+  [zoo]="packages/capmoe-zoo capmoe_eval conf lock"
+)
+content() { git ls-tree HEAD -- ${inputs[$1]} | sha256sum | cut -c 1-16; }
+
+# part NAME: runs the tests of a part of the repository.
+part() {
+  [ "$1" != server ] || environment .venv-server
+  make "test-$1"
+  content "$1" >> "$cache/$1_tested"
+}
+
+# changed NAME: runs them unless they passed with this content before.
+changed() {
+  if grep -qxs "$(content "$1")" ".ci/$1_tested" "$cache/$1_tested"; then
+    echo "== make test-$1: passed with this content before"
+  else
+    step "make test-$1" part "$1"
+  fi
 }

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from tests.satellites import HAS_METHODS
+
 
 class Row(NamedTuple):
     """A command line and what its one line of error must say."""
@@ -28,7 +30,7 @@ NAME = "becomes a name in a path"
 WRITE = "cannot be written"
 REAL = "must be a"
 
-MAIN: Mapping[str, str] = {
+MAIN: dict[str, str] = {
     # Names that become paths.
     "model.name=../../evil": NAME,
     "'model.name=\"a\\\\b\"'": NAME,
@@ -89,8 +91,7 @@ MAIN: Mapping[str, str] = {
         for key in ("limit", "batch_size", "ep_size", "m", "rounds", "seed", "eval_seed", "threads")
         for word in (("9" * 23, "9" * 400, "9" * 5000) if key == "limit" else ("9" * 23,))
     },
-    **{f"{key}={'9' * 23}": f"{key}=999" for key in ("shuffle", "k0", "trace_tokens")},
-    f"method=sere min_similarity={'9' * 400}": "min_similarity=999",
+    **{f"{key}={'9' * 23}": f"{key}=999" for key in ("shuffle", "trace_tokens")},
     f"gamma={'9' * 400}": "gamma=999",
     f"gamma={'9' * 5000}": "gamma=999",
     f"shard=1/{'9' * 23}": "shard=1/999",
@@ -124,19 +125,7 @@ MAIN: Mapping[str, str] = {
     },
     "'gamma=\"\u0663\"'": "the capacity factor must be a number",
     "gamma=null": "gamma: method 'score' needs a capacity factor",
-    "gamma=adaptive": "gamma=adaptive: needs the share that may be dropped, for example budget",
     "gamma=0.5:2.0:0.5": "give a comma list: capmoe-eval sweep gamma=0.5,1.0,1.5,2.0",
-    "budget=0.05": "budget=0.05: is of gamma=adaptive",
-    **{
-        f"gamma=adaptive budget={word}": f"budget={word}: must be a number above 0 and below 1"
-        for word in ("0", "1", "-0.1", "1.5", "true", "abc", "[]")
-    },
-    "gamma=adaptive budget=0.1 budget_of=tokens": "budget_of=tokens: choose one of",
-    **{
-        f"method={name} gamma=adaptive budget=0.1": f"method '{name}' has no capacity factor"
-        for name in ("baseline", "expert_drop")
-    },
-    "'layer_gammas=[1.0,2.0]' gamma=adaptive budget=0.1": "gamma=adaptive chooses them",
     **{
         f"'layer_gammas={word}'": "layer_gammas="
         for word in ("[]", "1.0", "[a]", "[1.0,-1]", "[true]")
@@ -152,24 +141,9 @@ MAIN: Mapping[str, str] = {
         )
     },
     "method=scroe": "did you mean 'score'",
-    "method=sere k0=0": "k0=0: with SERE every token keeps its best expert",
-    "method=sere gamma=adaptive budget=0.1": "method 'sere' has no capacity factor",
-    **{
-        f"method=sere min_similarity={word}": f"min_similarity={word}: must be a number of at least"
-        for word in ("-0.1", "abc", "true", "[]")
-    },
     "'method=\"\"'": "method=: choose one of",
     "method=[score]": "method=['score']: ",
-    "placement=epbl": "did you mean 'eplb'",
     "placement=null": "placement=null: must be",
-    "placement=eplb granularity=device gamma=adaptive budget=0.1": "placement=eplb: gamma=adaptive",
-    "placement=eplb granularity=device parallel=ep": "placement=eplb: under parallel=ep",
-    "method=macs": "method=macs: obqa asks about no images, whose tokens it weighs",
-    "method=macs gamma=adaptive budget=0.1": "gamma=adaptive: chooses by numbers of tokens",
-    "method=macs tasks=mme rho=3": "rho=3: must be a number from 0 to 2",
-    "method=macs tasks=mme delta=-1": "delta=-1: must be a number of at least 0",
-    "method=macs tasks=mme modality_threshold=0.5": "modality_threshold=0.5: must be a number",
-    "method=macs tasks=mme reroute=locl": "did you mean 'local'",
     "modality=image": "did you mean 'image_first'",
     "tasks=obqa tasks.obqa.images=1": f"tasks.obqa.images=1: {FLAG}",
     "tasks=obqa ~tasks.obqa.dataset": "field 'dataset' is missing",
@@ -337,6 +311,39 @@ MAIN: Mapping[str, str] = {
         for word in ("gamma=range(1,0)", "gamma=range(0,3,-1)", "limit=range(0,1000000000)")
     },
 }
+METHODS: dict[str, str] = {
+    f"k0={'9' * 23}": "k0=999",
+    f"method=sere min_similarity={'9' * 400}": "min_similarity=999",
+    "gamma=adaptive": "gamma=adaptive: needs the share that may be dropped, for example budget",
+    "budget=0.05": "budget=0.05: is of gamma=adaptive",
+    **{
+        f"gamma=adaptive budget={word}": f"budget={word}: must be a number above 0 and below 1"
+        for word in ("0", "1", "-0.1", "1.5", "true", "abc", "[]")
+    },
+    "gamma=adaptive budget=0.1 budget_of=tokens": "budget_of=tokens: choose one of",
+    **{
+        f"method={name} gamma=adaptive budget=0.1": f"method '{name}' has no capacity factor"
+        for name in ("baseline", "expert_drop")
+    },
+    "'layer_gammas=[1.0,2.0]' gamma=adaptive budget=0.1": "gamma=adaptive chooses them",
+    "method=sere k0=0": "k0=0: with SERE every token keeps its best expert",
+    "method=sere gamma=adaptive budget=0.1": "method 'sere' has no capacity factor",
+    **{
+        f"method=sere min_similarity={word}": f"min_similarity={word}: must be a number of at least"
+        for word in ("-0.1", "abc", "true", "[]")
+    },
+    "placement=epbl": "did you mean 'eplb'",
+    "placement=eplb granularity=device gamma=adaptive budget=0.1": "placement=eplb: gamma=adaptive",
+    "placement=eplb granularity=device parallel=ep": "placement=eplb: under parallel=ep",
+    "method=macs": "method=macs: obqa asks about no images, whose tokens it weighs",
+    "method=macs gamma=adaptive budget=0.1": "gamma=adaptive: chooses by numbers of tokens",
+    "method=macs tasks=mme rho=3": "rho=3: must be a number from 0 to 2",
+    "method=macs tasks=mme delta=-1": "delta=-1: must be a number of at least 0",
+    "method=macs tasks=mme modality_threshold=0.5": "modality_threshold=0.5: must be a number",
+    "method=macs tasks=mme reroute=locl": "did you mean 'local'",
+}
+"""Those of packages/capmoe-methods."""
+
 REPORTS: Mapping[str, Mapping[str, str]] = {
     "table": {
         "nosuch": "table=nosuch",
@@ -635,6 +642,7 @@ LM_EVAL: Mapping[str, str] = {
 
 def rows() -> Iterator[Row]:
     """Yield every row."""
-    for command, table in {"run": MAIN, **REPORTS, "lm-eval": LM_EVAL}.items():
+    run = MAIN | (METHODS if HAS_METHODS else {})
+    for command, table in {"run": run, **REPORTS, "lm-eval": LM_EVAL}.items():
         for words, said in table.items():
             yield Row(command, words, said)

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -37,8 +38,12 @@ def reached(script: str) -> Mapping[str, str]:
 def targets(script: str) -> set[str]:
     """Return the targets of make that a script runs."""
     text = "\n".join(reached(script).values())
-    return {
+    words = [
         word for words in re.findall(r"\bmake ([a-z][a-z0-9 -]*)", text) for word in words.split()
+    ]
+    return {
+        *words,
+        *(f"test-{part}" for part in re.findall(r"\b(?:changed|part) ([a-z]+)$", text, re.M)),
     }
 
 
@@ -85,8 +90,32 @@ def test_what_needs_vllm_runs_where_it_is_installed() -> None:
             assert any(name.startswith(folder) for folder in folders), name
 
 
-def test_what_the_tests_of_the_server_depend_on_is_there() -> None:
+def test_what_the_tests_of_a_part_depend_on_is_there() -> None:
     steps = (FOLDER / "steps.sh").read_text("utf-8")
-    (inputs,) = re.findall(r"(?s)^server_inputs=\((.*?)\)", steps, re.MULTILINE)
-    for word in inputs.split():
+    inputs = dict(re.findall(r'(?s)^  \[(\w+)\]="(.*?)"$', steps, re.MULTILINE))
+    assert inputs.keys() == {"server", "methods", "zoo"}
+    for word in " ".join(inputs.values()).split():
         assert (ROOT / word).exists(), word
+
+
+def test_tests_of_a_part_run_again_when_what_they_depend_on_has_changed(tmp_path: Path) -> None:
+    """A fresh clone whose part passed is skipped, and not after a change of what it imports."""
+    steps = (FOLDER / "steps.sh").read_text("utf-8")
+    functions = steps[steps.index("declare -A inputs") :]
+    script = f"""set -euo pipefail
+git init --quiet . && git config user.name a && git config user.email a@b
+mkdir -p packages/capmoe-methods capmoe_eval .ci && touch packages/capmoe-methods/a capmoe_eval/b
+cache=$PWD/../cache; mkdir -p "$cache"; step() {{ shift; "$@"; }}; make() {{ echo "made $1"; }}
+commit() {{ git add . && git commit --quiet -m "$1"; }}
+{functions}
+commit first; changed methods; changed methods
+echo new > capmoe_eval/b; commit second; changed methods
+echo new > elsewhere; commit third; changed methods
+"""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True
+    )
+    skipped = "== make test-methods: passed with this content before"
+    assert done.stdout.splitlines() == ["made test-methods", skipped, "made test-methods", skipped]

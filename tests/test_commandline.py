@@ -35,6 +35,7 @@ from capmoe_eval.zoo.hub import ready
 from tests import records as made
 from tests.nightly import nightly_but
 from tests.records import forge
+from tests.satellites import NEEDS_METHODS
 
 
 class Shell:
@@ -130,6 +131,7 @@ def test_every_method_name_works(shell: Shell) -> None:
     assert shell.left_behind() == ["results"]
 
 
+@NEEDS_METHODS
 def test_a_placement_is_a_cell_of_its_own_where_it_decides(shell: Shell) -> None:
     words = ("placement=contiguous,eplb", "granularity=expert,device", "gamma=1.0", "ep_size=2")
     status, out, _ = shell("-m", *words, "tasks=obqa", "limit=2")

@@ -326,6 +326,7 @@ def _refused(error: Exception) -> str:
     """Return the error line for an override that Hydra refused, with the closest known key."""
     from capmoe_eval.experiment.composition import config_directory
     from capmoe_eval.experiment.settings import LISTS, fields, keys, named_methods
+    from capmoe_eval.routing.beside import check_installed
     from capmoe_eval.routing.registry import method_class
 
     message = f"{error} {error.__cause__ or ''}"
@@ -360,6 +361,7 @@ def _refused(error: Exception) -> str:
     try:  # the key may be a knob of a method that is not there
         for name in named_methods(sys.argv[1:]):
             method_class(name)
+        check_installed(unknown[1])
     except UsageError as mistake:
         return str(mistake)
     groups = {path.name for path in config_directory().iterdir() if path.is_dir()}

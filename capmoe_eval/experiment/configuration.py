@@ -34,6 +34,7 @@ from capmoe_eval.experiment.settings import (
     named_methods,
 )
 from capmoe_eval.experiment.values import Name
+from capmoe_eval.routing.beside import check_installed
 from capmoe_eval.routing.knobs import check
 from capmoe_eval.routing.registry import create_method, knobs, without_effect
 
@@ -165,6 +166,7 @@ def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
 def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
     for key, values in grid.items():
         if key not in config or key in (*_GRIDS, "shard", "plan"):
+            check_installed(key)
             raise bad_choice("key" if name == "grid" else name, key, [str(k) for k in config])
         if key == "model" and values == []:
             raise NoModelError(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.routing.beside import check_installed
 from capmoe_eval.routing.knobs import Knob
 
 NO_LIMIT: Final = "+∞"
@@ -23,8 +24,8 @@ _PLAIN = re.compile(r"[!-^`-~]*")  # not what Python reads beside: 1_0, spaces, 
 class CapacityFactor(ABC):
     """The capacity factor γ of ``C = γ·T·K/E``, in one of its forms.
 
-    The core has :class:`UniformFactor` and :class:`FactorByLayer`. An extension may add a form, for
-    which a user asks by a keyword in place of γ.
+    The core has :class:`UniformFactor` and :class:`FactorByLayer`. Another package may add a
+    form, for which a user asks by a keyword in place of γ.
     """
 
     keyword: ClassVar[str | None] = None  # that a user writes as gamma to ask for the form
@@ -182,6 +183,7 @@ def parse_factor(gamma: object, settings: Mapping[str, Any] | None = None) -> Ca
         if values.get(form.selector) is not None or gamma == form.keyword is not None
     ]
     if not forms:
+        check_installed(f"gamma={gamma}")
         return None if gamma is None else UniformFactor(_number("gamma", gamma))
     form = forms[-1]
     if len(forms) > 1:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.routing.beside import check_installed
 from capmoe_eval.routing.factor import CapacityFactor, parse_factor
 from capmoe_eval.routing.knobs import OMIT_DEFAULT, Count, says
 from capmoe_eval.routing.method import LabelPart, Method
@@ -91,6 +92,7 @@ class Capped(OnRanks):
 def _registered_placement(name: str) -> str:
     """Return the name of a placement, or raise a UsageError if nothing registers it."""
     if name not in placements():
+        check_installed(f"placement={name}")
         raise bad_choice("placement", name, placements())
     return name
 

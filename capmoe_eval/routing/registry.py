@@ -1,8 +1,8 @@
 """Register methods by name, find them, and make one from a name and its knobs.
 
 All methods are imported when a name is first asked for: the modules of
-:mod:`capmoe_eval.routing.methods`, the packages in ``capmoe_eval/extensions/``, and the entry
-points of the group :data:`ENTRY_POINTS`. None of ours imports torch at its top.
+:mod:`capmoe_eval.routing.methods`, and the entry points of the group :data:`ENTRY_POINTS`. None of
+ours imports torch at its top.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from typing_extensions import dataclass_transform
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line, shown
+from capmoe_eval.routing import methods as core
+from capmoe_eval.routing.beside import check_installed
 from capmoe_eval.routing.factor import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Knob, check, declared_knobs
 
@@ -33,8 +35,6 @@ TOKEN_DROP: Final = "score"
 CONTIGUOUS: Final = "contiguous"
 """The placement in which rank r holds the experts r·E/R, r·E/R + 1, …"""
 
-# The packages whose parts register methods: modules of the first, folders of the second.
-_CORE, _EXTENSIONS = "capmoe_eval.routing.methods", "capmoe_eval.extensions"
 METHODS: dict[str, type[Method]] = {}
 """The registered classes by name; see :func:`method_class`."""
 _PLACEMENTS: dict[str, str | None] = {CONTIGUOUS: None}
@@ -79,14 +79,12 @@ def register_calibration(kind: str, path: str) -> None:
 @functools.cache
 def _import_all() -> None:
     """Import every module that registers a method."""
-    for name in (_CORE, _EXTENSIONS):
-        for part in pkgutil.iter_modules(importlib.import_module(name).__path__):
-            if part.ispkg == (name == _EXTENSIONS):
-                importlib.import_module(f"{name}.{part.name}")
+    for part in pkgutil.iter_modules(core.__path__, f"{core.__name__}."):
+        importlib.import_module(part.name)
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
             entry.load()
-        except Exception as error:  # of a package that is not ours
+        except Exception as error:  # of a package that may not be ours
             raise UsageError(
                 f"{ENTRY_POINTS}: the entry point {entry.name}={entry.value} cannot be loaded "
                 f"({first_line(error)}); mend that package, or uninstall it"
@@ -116,6 +114,7 @@ def method_class(name: object) -> type[Method]:
                 )
             if str(name).lower().replace("_", " ") == kind.title.lower():
                 raise UsageError(f"method={shown(name)}: {kind.title} is method={other}")
+        check_installed(f"method={name}")
         mistake = bad_choice("method", name, names)
         raise UsageError(f"{mistake}; a method of your own needs its package installed")
     return METHODS[name]
@@ -197,6 +196,7 @@ def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
     values = {}
     for knob, value in settings.items():
         if knob not in declared:
+            check_installed(knob)
             raise bad_choice("knob", knob, sorted({*declared, "gamma"}))
         values[knob] = check(knob, value, declared[knob].annotation)
     method.check_settings(values)

@@ -25,6 +25,7 @@ from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.routing.registry import method_names
 from tests import records
 from tests.bench import rehearsal_page
+from tests.satellites import NEEDS_METHODS
 from tests.wrapper.molmoe.checkpoint import remote
 from tests.wrapper.molmoe.remote_code import CONFIG
 
@@ -92,6 +93,7 @@ def test_every_model_of_the_paper_is_published() -> None:
     assert sorted(names) == sorted(n for n in paper if load_option("model", n).profile == "paper")
 
 
+@NEEDS_METHODS
 def test_every_method_is_rehearsed_on_every_model() -> None:
     plans = records.planned("experiment=rehearsal")
     of_model: dict[str, set[str]] = {}

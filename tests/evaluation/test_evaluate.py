@@ -34,6 +34,7 @@ from capmoe_eval.paper.pairing import Paired, pair
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests.nightly import nightly_but
+from tests.satellites import NEEDS_METHODS
 
 # Table 5 of the paper; OBQA … HellaSwag normalised, GSM8K flexible as released.
 TABLE_5 = {
@@ -150,6 +151,7 @@ def test_a_document_longer_than_all_passages_is_refused(
         library.get("passages_8k", source)
 
 
+@NEEDS_METHODS
 def test_a_bound_on_activated_experts_is_proven_in_the_record(run: Any, tmp_path: Path) -> None:
     method = create_method("xshare", expert_budget=0.25, decode="only")
     again = read_again(run(cell("gsm8k", method)), tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.experiment.results import read_results
+from tests.satellites import NEEDS_METHODS
 
 SOURCE = Path(__file__).parents[1] / "experiment/flock.c"
 WORDS = ("-m", "model=tiny_olmoe", "tasks=obqa", "limit=2", "ep_size=2", "gamma=adaptive")
@@ -28,6 +29,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@NEEDS_METHODS
 @pytest.mark.nightly
 def test_processes_share_a_directory_without_locks(shim: Path, tmp_path: Path) -> None:
     results, notes = tmp_path / "results", tmp_path / "notes"

@@ -15,6 +15,7 @@ from capmoe_eval.experiment import application
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.serving.trace_file import load_trace
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
+from tests.satellites import HAS_METHODS, NEEDS_METHODS
 from tests.wrapper.parallel.processes import run_nodes
 
 # One command computes all of it: choices, what is written, methods that the ranks must agree on.
@@ -26,8 +27,9 @@ WORDS = [
     "trace_tokens=850",  # the first decode steps of GSM8K
     "+parts.choices={method: [score,expanded_drop,expert_drop,random], tasks: [obqa],gamma: [1.0]}",
     "+parts.written={gamma: [1.0], method: [score], tasks: [gsm8k]}",
-    "+parts.adaptive={method: [score], tasks: [obqa], gamma: [adaptive], budget: [0.2]}",
 ]
+if HAS_METHODS:
+    WORDS += ["+parts.adaptive={method: [score], tasks: [obqa], gamma: [adaptive], budget: [0.2]}"]
 
 
 def records(root: Path) -> dict[str, Any]:
@@ -161,10 +163,11 @@ DEFAULT_WORDS = {"tasks": "tasks=obqa", "parallel": "parallel=ep"}
     [
         ([], None, "parallel=ep: needs one process per rank; start them with torchrun"),
         (["ep_size=4"], "2", "ep_size=4: 2 processes were started"),
-        (
+        pytest.param(
             ["method=macs", "tasks=mmbench", "model=tiny_llava_olmoe"],
             "2",
             "method=macs: weighs the tokens",
+            marks=NEEDS_METHODS,
         ),
         (["device_map=auto", "ep_size=2"], "2", "device_map=auto: under parallel=ep"),
         (["parallel=eep"], None, "parallel=eep: did you mean 'ep'?"),

@@ -19,6 +19,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.report.tables.filled import measured_table
 from tests.records import SERVER, planned, record, write_all
+from tests.satellites import NEEDS_METHODS
 
 VLLM = ("backend=vllm", "model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=[obqa]")
 STATIC = ("model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=[obqa]", "ep_size=1")
@@ -50,7 +51,7 @@ def test_an_engine_is_part_of_the_identity() -> None:
         (["ep_size=8"], "ep_size=8: an engine has the tokens of one rank"),
         (["scope=sequence"], "scope=sequence: an engine"),
         (["count_padding=true"], "count_padding=true: a server's padding rows take no slot"),
-        (["gamma=adaptive", "budget=0.2"], "needs a calibration"),
+        pytest.param(["gamma=adaptive", "budget=0.2"], "needs a calibration", marks=NEEDS_METHODS),
         (["parallel=ep"], "parallel=ep: is of transformers"),
         (["device_map=auto"], "device_map=auto: is of transformers"),
         (["attention=eager"], "attention=eager: is of transformers"),

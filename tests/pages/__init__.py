@@ -22,8 +22,8 @@ _BLOCK = re.compile(r"<!-- ([\w-]+): make pages -->\n(.*?)<!-- end of \1 -->\n",
 def pages() -> list[Path]:
     """Return every README and the pages of ``docs/``, without the verdicts that a command wrote."""
     docs = (path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "zoo")
-    extensions = sorted((ROOT / "capmoe_eval" / "extensions").glob("*/README.md"))
-    return [ROOT / "README.md", *docs, *extensions]
+    methods = sorted((ROOT / "packages/capmoe-methods/capmoe_methods").glob("*/README.md"))
+    return [ROOT / "README.md", *docs, *methods]
 
 
 def present() -> dict[str, str]:

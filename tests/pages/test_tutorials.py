@@ -85,7 +85,7 @@ def test_there_are_tutorials() -> None:
 
 
 RUNNABLE = [path for path in TUTORIALS if path.name not in ("own_method.md", "cluster.md")]
-"""``tests/extensions/test_own_method.py`` runs the one; the other needs a cluster."""
+"""``tests/routing/test_own_method.py`` runs the one; the other needs a cluster."""
 
 
 @pytest.mark.slow

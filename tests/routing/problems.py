@@ -23,7 +23,7 @@ from capmoe_eval.routing.mixins import Combining
 from capmoe_eval.routing.registry import create_method, method_class, placements
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups, group_tokens
-from tests.routing.reference import Problem, import_extensions
+from tests.routing.reference import Problem, import_definitions
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, math.inf]
 # On them depends which tokens count, and what a kept pair weighs: no decision.
@@ -69,7 +69,7 @@ class Case:
         kind = self.method.calibration
         if kind is None:
             return None
-        import_extensions()
+        import_definitions()
         generator = torch.Generator().manual_seed(self.seed)
         return _CALIBRATIONS[kind](self.method, self.n_experts, generator)
 

@@ -1,7 +1,7 @@
 """Define the methods of the paper with loops; the tests compare the tensor code with it.
 
 It works on Python lists, so that a definition depends on no behaviour of a tensor library (ties,
-sorting, precision). ``tests/extensions/<name>/reference.py`` registers the definitions of other
+sorting, precision). ``packages/capmoe-methods/tests/definitions/`` registers those of other papers'
 methods.
 """
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
-import tests.extensions
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline, ExpertDrop
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
@@ -28,6 +27,7 @@ from capmoe_eval.routing.methods.token_drop import (
 )
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
 from capmoe_eval.routing.mixins import Bounded, Capped
+from tests.satellites import HAS_METHODS
 
 Pair = tuple[int, int]  # (token, expert)
 Order = Callable[[Pair], float]  # of two pairs that with the smaller number is kept first
@@ -74,21 +74,19 @@ def definition(*methods: type[Method]) -> Callable[[_D], _D]:
 
 
 @functools.cache
-def import_extensions() -> None:
-    """Import the definitions of the methods of other papers."""
-    folder = tests.extensions.__path__
-    for package in pkgutil.iter_modules(folder):
-        if package.ispkg:
-            name = f"{tests.extensions.__name__}.{package.name}.reference"
-            if importlib.util.find_spec(name) is not None:
-                importlib.import_module(name)
+def import_definitions() -> None:
+    """Import the definitions of the methods of other papers, where these are installed."""
+    if HAS_METHODS:
+        definitions = importlib.import_module("definitions")
+        for module in pkgutil.iter_modules(definitions.__path__, "definitions."):
+            importlib.import_module(module.name)
 
 
 def assign_reference(problem: Problem, method: Method) -> set[Pair]:
     """Return the kept (token, expert) pairs."""
-    import_extensions()
+    import_definitions()
     kinds = [kind for kind in type(method).__mro__ if kind in DEFINITIONS]
-    assert kinds, f"{method.name} has no definition: write one in tests/extensions/"
+    assert kinds, f"{method.name} has no definition: write one beside that of others"
     return DEFINITIONS[kinds[0]](problem, method)
 
 

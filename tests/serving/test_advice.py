@@ -27,6 +27,7 @@ from capmoe_eval.serving.quality import Quality, read_records
 from capmoe_eval.serving.settings import Change, ServingSetting
 from capmoe_eval.serving.trace import Trace
 from tests import records
+from tests.satellites import NEEDS_METHODS
 from tests.serving.test_front import skewed
 
 
@@ -331,6 +332,7 @@ def written(root: Path) -> None:
         records.record(cell(method), root, correct, load=load, layers=[layer]).write()
 
 
+@NEEDS_METHODS
 def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: Path) -> None:
     written(tmp_path)
     quality = Quality(read_records(tmp_path, "made"), 4)
@@ -387,6 +389,7 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
         read_records(tmp_path, "mad")
 
 
+@NEEDS_METHODS
 def test_oea_has_its_experts_from_the_trace_and_its_accuracy_from_records(tmp_path: Path) -> None:
     written(tmp_path)
     ids = np.argsort(np.random.default_rng(2).random((40, 2, 8)), axis=2)[:, :, :3]
@@ -410,6 +413,7 @@ def test_oea_has_its_experts_from_the_trace_and_its_accuracy_from_records(tmp_pa
     assert any("Loads after OEA" in line for line in advice.unknown)
 
 
+@NEEDS_METHODS
 def test_records_alone_are_a_basis_too(tmp_path: Path) -> None:
     written(tmp_path)
     quality = Quality(read_records(tmp_path, "made"), 4)

@@ -52,7 +52,7 @@ def test_without_a_binding_capacity_the_logits_are_the_stock_models(name: str, m
         assert meter.proofs()["stock_at_infinity"]["passed"] is is_proven
 
 
-# Those of MACS and LASER, which need other inputs, are in tests/extensions.
+# Those of MACS and LASER, which need other inputs, are in packages/capmoe-methods.
 APART = ("baseline", "macs", "laser")
 
 

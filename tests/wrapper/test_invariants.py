@@ -29,7 +29,7 @@ from capmoe_eval.wrapper.observers.invariants import (
 )
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.routing.problems import GAMMAS, Case, cases, decide, kept_pairs
-from tests.routing.reference import DEFINITIONS, import_extensions
+from tests.routing.reference import DEFINITIONS, import_definitions
 from tests.wrapper.models import batch, make
 
 
@@ -82,7 +82,7 @@ def routed_tokens(case: Case, stream: tuple[int, int]) -> RoutedTokens:
 def test_the_definition_is_that_of_the_decision_and_of_the_loops(
     name: str, data: st.DataObject, stream: tuple[int, int]
 ) -> None:
-    import_extensions()
+    import_definitions()
     case = data.draw(cases((name,)))
     tokens = routed_tokens(case, stream)
     kept_TE = case.method.kept_pairs(tokens)
@@ -144,7 +144,7 @@ def test_a_fault_in_every_seventh_forward_is_met(
 
 
 ALLOWED = re.compile(
-    r"capmoe_eval\.(routing\.(definition|method|factor)|extensions\.(\w+\.)?\w*definition"
+    r"capmoe_eval\.(routing\.(definition|method|factor)"
     r"|errors|wrapper\.(event|gates|kernel|layers|plan|ranks|observers(\.definition)?))"
 )
 """What a definition imports: what a method is, γ, what is observed, and other definitions."""
@@ -155,11 +155,11 @@ _PACKAGE = Path(capmoe_eval.__file__).parent
     "path",
     [
         _PACKAGE / "routing" / "definition.py",
-        *sorted(_PACKAGE.glob("extensions/**/*definition.py")),
+        *sorted(_PACKAGE.parent.glob("packages/*/*/**/definition.py")),
         _PACKAGE / "wrapper" / "observers" / "definition.py",
         _PACKAGE / "wrapper" / "observers" / "invariants.py",
     ],
-    ids=lambda path: path.relative_to(_PACKAGE).as_posix(),
+    ids=lambda path: path.relative_to(_PACKAGE.parent).as_posix(),
 )
 def test_the_definition_shares_no_function_with_the_decision(path: Path) -> None:
     for statement in ast.parse(path.read_text("utf-8")).body:

@@ -135,7 +135,3 @@ def test_what_never_binds_is_no_baseline_where_weights_are_normalised() -> None:
     for method in ("order", "reverse_order", "random", "token_reroute"):
         results = create_method(method, 9.0, scope="sequence", rounding="floor", **on_devices)
         assert results == never_binds
-    for method, knobs in {"xshare": {"expert_budget": 1.0}, "laser": {"peak_mass": 0.0}}.items():
-        for renormalize, is_stock in {"before": True, "after": True, "always": False}.items():
-            results = create_method(method, renormalize=renormalize, **knobs)
-            assert results.is_stock == is_stock

@@ -14,6 +14,7 @@ from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.satellites import NEEDS_METHODS
 from tests.wrapper.models import ROUNDING, batch, called, logits, make
 
 pytestmark = pytest.mark.numeric
@@ -329,11 +330,16 @@ SCORE = create_method("score", 1.0)
             "^modality=image_first: model OlmoeForCausalLM has no images; choose a model of images",
         ),
         ({"layer_gammas": (1, 1.5, 2)}, "layer_gammas: 3 capacity factors for 2 MoE layers"),
-        (
+        pytest.param(
             {"gamma": "adaptive", "budget": 0.1},
             "a calibration chooses the γ of each layer",
+            marks=NEEDS_METHODS,
         ),
-        ({"method": "oea", "k0": 4}, "k0=4: a token of this model has 3 experts"),
+        pytest.param(
+            {"method": "oea", "k0": 4},
+            "k0=4: a token of this model has 3 experts",
+            marks=NEEDS_METHODS,
+        ),
     ],
 )
 def test_bad_knobs_are_refused_before_anything_happens(knobs: dict[str, Any], line: str) -> None:

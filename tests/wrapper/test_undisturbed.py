@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, LogitsProcessor
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.extensions.adaptive_gamma.calibration import Curves
-from capmoe_eval.extensions.sere.calibration import Similarities
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.layers import is_experts
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers.trace import Recorder
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.satellites import HAS_METHODS, NEEDS_METHODS
 from tests.wrapper import images
 from tests.wrapper.models import batch, counted, during, logits, make, similarities
 
@@ -189,10 +188,10 @@ METHODS: list[dict[str, Any]] = [
     {"method": "score", "gamma": 0.5},
     {"method": "random", "gamma": 0.5},
     {"method": "baseline"},
-    {"method": "oea", "k0": 1},
-    {"method": "sere", "calibrated": True},
     {"method": "score", "gamma": 0.5, "decode": "constrained"},
 ]
+if HAS_METHODS:
+    METHODS += [{"method": "oea", "k0": 1}, {"method": "sere", "calibrated": True}]
 
 
 @pytest.mark.parametrize("place", [*PLACES, "model.layers.1.mlp"])
@@ -258,7 +257,11 @@ def test_a_broken_invariant_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     assert meter.forwards == 1
 
 
+@NEEDS_METHODS
 def test_what_observers_keep_has_nothing_of_half_a_forward() -> None:
+    from capmoe_methods.adaptive_gamma.calibration import Curves
+    from capmoe_methods.sere.calibration import Similarities
+
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:
         recorder, alike = Recorder(1000), Similarities(meter.layers, 1000)

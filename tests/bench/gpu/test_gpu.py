@@ -21,6 +21,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.bench.gpu.bare import bare_site, run_bare
+from tests.satellites import NEEDS_METHODS
 from tests.wrapper.models import make
 
 FEW = ("decision", "waits", "study-breakdown", "training")
@@ -183,8 +184,8 @@ def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatc
         ("random", {"wrapper/hook.py": 1}),
         ("expert_drop", {"wrapper/hook.py": 1}),
         ("expanded_drop", {"wrapper/hook.py": 1}),
-        ("oea", {"wrapper/hook.py": 1}),
-        ("xshare", {"wrapper/hook.py": 1}),
+        pytest.param("oea", {"wrapper/hook.py": 1}, marks=NEEDS_METHODS),
+        pytest.param("xshare", {"wrapper/hook.py": 1}, marks=NEEDS_METHODS),
         # Its rounds end early on a CPU alone.
         ("token_reroute", {"wrapper/hook.py": 1, "routing/methods/token_reroute.py": 3}),
     ],

@@ -39,6 +39,7 @@ from tests import records
 from tests.experiment.timings import files
 from tests.report.site import material
 from tests.report.site.conftest import Site, built, made, overrides
+from tests.satellites import NEEDS_METHODS
 
 
 class Links(HTMLParser):
@@ -265,6 +266,7 @@ def test_a_page_shows_the_nearest_seeds_and_counts_the_others(
     assert "and 79 more; mean of all 100: 76.25 %" in text
 
 
+@NEEDS_METHODS
 def test_layers_with_their_own_factor_show_it(tmp_path: Path) -> None:
     layers = [records.layer(name=f"layers.{n}", gamma=gamma) for n, gamma in enumerate((0.75, 2.5))]
     adaptive = create_method("score", "adaptive", budget=0.1)  # type: ignore[arg-type]

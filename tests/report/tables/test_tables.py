@@ -15,6 +15,7 @@ from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables import filled
 from capmoe_eval.report.tables.table import CellText, Entry, Table
 from tests.records import of_images, planned, record, write_all
+from tests.satellites import NEEDS_METHODS
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -109,6 +110,7 @@ def test_marks_say_what_a_capacity_did(command: Command) -> None:
     assert float(rows[-1]["OBQA p corrected"]) > float(rows[-1]["OBQA p"])
 
 
+@NEEDS_METHODS
 def test_the_rows_are_those_of_the_methods_that_the_grid_names(command: Command) -> None:
     """Also of one that the paper's table lacks, as is a user's own."""
     finished = "baseline,score,oea"
@@ -126,6 +128,7 @@ def test_the_rows_are_those_of_the_methods_that_the_grid_names(command: Command)
     assert "Expanded Drop" in out
 
 
+@NEEDS_METHODS
 def test_a_table_of_one_method_takes_no_other(command: Command) -> None:
     status, _, error = command("table11", "profile=tiny", "parts.baseline.method=[xshare]")
     assert status == 2

@@ -19,6 +19,7 @@ from capmoe_eval.routing.registry import create_method, method_class
 from capmoe_eval.wrapper import session
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from capmoe_eval.wrapper.observers import invariants
+from tests.satellites import HAS_METHODS
 from tests.wrapper import images, models
 
 # The real tokens of five sequences in two forwards. Both have 46, but the two ranks, the first
@@ -122,19 +123,20 @@ SETTINGS = {
     "expanded_drop device": _capped("expanded_drop", granularity="device"),
     "token_reroute": _capped("token_reroute"),
     "device_drop": _capped("score", granularity="device"),
-    "device_drop eplb": _capped("score", granularity="device", placement="eplb"),
     "score image_first": _capped("score", family="llava", modality="image_first"),
     "score text_first": _capped("score", family="llava", modality="text_first"),
-    "oea": Setting(create_method("oea", k0=1), lengths=FEW),
-    "xshare": Setting(create_method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
-    "xshare device": Setting(
-        create_method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2),
-        lengths=FEW,
-    ),
-    "sere": Setting(create_method("sere", k0=1, min_similarity=0.6), lengths=FEW),
-    "macs": _capped("macs", family="llava"),
 }
 """Every method, by a name."""
+if HAS_METHODS:
+    _on_ranks = create_method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2)
+    SETTINGS |= {
+        "device_drop eplb": _capped("score", granularity="device", placement="eplb"),
+        "oea": Setting(create_method("oea", k0=1), lengths=FEW),
+        "xshare": Setting(create_method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
+        "xshare device": Setting(_on_ranks, lengths=FEW),
+        "sere": Setting(create_method("sere", k0=1, min_similarity=0.6), lengths=FEW),
+        "macs": _capped("macs", family="llava"),
+    }
 
 
 @functools.cache

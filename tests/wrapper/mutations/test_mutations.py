@@ -81,7 +81,7 @@ def survey(
     return names
 
 
-QUICK = ("random", "expert_drop", "expanded_drop device", "xshare", "sere")
+QUICK = {"random", "expert_drop", "expanded_drop device", "xshare", "sere"} & SETTINGS.keys()
 """Methods of several kinds."""
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.registry import create_method, method_names
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo import tiny
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model
@@ -55,6 +55,7 @@ def methods(size: int) -> dict[str, Method]:
     return {
         key: create_method(name, gamma, ep_size=size, **more)
         for key, (name, gamma, more) in knobs.items()
+        if name in method_names()
     }
 
 

@@ -1,0 +1,63 @@
+"""Place experts on ranks by the tokens that choose each in the stock model, as EPLB does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.record_part import Count, Part
+from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.method import Method
+from capmoe_eval.serving.calibration import Calibration, Counted
+from capmoe_eval.serving.planners import plan_eplb
+from capmoe_eval.wrapper.observers import Observer
+from pydantic import Field
+from torch import Tensor
+
+# Shape suffixes: L layers, E routed experts, R ranks.
+
+
+class LayerLoads(Part):
+    """The number of tokens that choose each expert of a layer [E]."""
+
+    name: str
+    loads: Annotated[list[Count], Field(min_length=1)]
+
+
+class ExpertLoads(Calibration):
+    """The tokens that choose each expert, for ``placement=eplb``; it serves any number of ranks."""
+
+    asked_by: ClassVar[str] = "placement=eplb"
+    stem: ClassVar[str] = "loads"
+    constants: ClassVar[dict[str, Any]] = {"kind": "expert_loads"}
+
+    layers: Annotated[list[LayerLoads], Field(min_length=1)]
+
+    @classmethod
+    def measured(cls, observer: Observer, layers: Counted) -> dict[str, Any]:
+        """Return the loads of every layer."""
+        nothing = [0] * layers[0]["n_experts"]
+        loads = [(layer["name"], layer["load_before"] or nothing) for layer in layers]
+        return {"layers": [LayerLoads(name=name, loads=load) for name, load in loads]}
+
+    def needed(self, method: Method) -> tuple[Tensor, ...]:
+        """Return the experts of each rank [R, E/R], for every layer."""
+        return tuple(experts_of_ranks(layer.loads, method.ep_size) for layer in self.layers)
+
+
+def experts_of_ranks(loads: Sequence[int], ranks: int) -> Tensor:
+    """Return the experts of each rank [R, E/R], rising, as EPLB spreads them without copies.
+
+    Raises:
+        UsageError: If there is no load, or the experts cannot be spread evenly.
+    """
+    local = experts_per_rank(len(loads), ranks)
+    if not any(loads):
+        raise UsageError(
+            f"{ExpertLoads.asked_by}: the calibration saw no token under the method; choose a task "
+            "with such tokens, or decode=unconstrained"
+        )
+    placement = plan_eplb([loads], ranks, local)
+    return torch.from_numpy(placement.expert_LRN[0]).sort(dim=1).values

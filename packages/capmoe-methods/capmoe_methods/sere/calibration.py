@@ -1,0 +1,173 @@
+"""Compare the outputs of a layer's experts in the stock model, for SERE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Final
+
+import torch
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.record_part import Part, Positive, Share
+from capmoe_eval.routing.method import Method
+from capmoe_eval.serving.calibration import Calibration, Counted, rounded_shares
+from capmoe_eval.wrapper.event import LayerForward
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.observers import Observer
+from capmoe_eval.wrapper.ranks import ALONE
+from pydantic import Field, model_validator
+from torch import Tensor
+
+# Shape suffixes: N rows of the batch, T counted tokens, H hidden size, E experts.
+
+TOKENS: Final = 12_800
+"""The most tokens on which experts are compared: 200 sequences of 64, as in SERE's script."""
+_AT_ONCE = 256  # tokens that every expert computes in one call
+
+
+class LayerSimilarity(Part):
+    """One layer's similarities of two experts each."""
+
+    name: str
+    n_experts: Positive
+    # Of the experts (0, 1), (0, 2), … (1, 2), …: that of two experts has no order.
+    similarity: list[Share]
+
+    @model_validator(mode="after")
+    def _one_for_each_pair(self) -> LayerSimilarity:
+        pairs = self.n_experts * (self.n_experts - 1) // 2
+        if len(self.similarity) != pairs:
+            raise ValueError(f"{self.name} has {len(self.similarity)} similarities, not {pairs}")
+        return self
+
+    def matrix(self) -> Tensor:
+        """Return the similarity of all experts [E, E]; that of an expert to itself is 1."""
+        similarity_EE = torch.eye(self.n_experts)
+        row, column = torch.triu_indices(self.n_experts, self.n_experts, offset=1)
+        similarity_EE[row, column] = similarity_EE[column, row] = torch.tensor(self.similarity)
+        return similarity_EE
+
+
+class ExpertSimilarity(Calibration):
+    """The similarity of the outputs of a layer's experts, for ``method=sere``."""
+
+    asked_by: ClassVar[str] = "method=sere"
+    stem: ClassVar[str] = "similarity"
+    constants: ClassVar[dict[str, Any]] = {"kind": "expert_similarity", "compared": TOKENS}
+
+    compared: Positive  # tokens of each layer
+    layers: Annotated[list[LayerSimilarity], Field(min_length=1)]
+
+    @classmethod
+    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Similarities:
+        """Return an observer of all experts' outputs.
+
+        Raises:
+            UsageError: If the experts are spread over processes.
+        """
+        if layers[0].ranks is not ALONE:
+            raise UsageError(
+                "parallel=ep: method=sere first compares the outputs of all experts, which are "
+                "spread over processes here; run one such cell without parallel=ep before"
+            )
+        return Similarities(layers, TOKENS)
+
+    @classmethod
+    def measured(cls, observer: Similarities, layers: Counted) -> dict[str, Any]:
+        """Return the similarities of every layer."""
+        similarities = []
+        for outputs, similarity_EE in zip(observer.sums, observer.similarities(), strict=True):
+            layer = outputs.layer
+            row, column = torch.triu_indices(layer.n_experts, layer.n_experts, offset=1)
+            pairs = rounded_shares(similarity_EE.cpu()[row, column].tolist())
+            similarities.append(
+                LayerSimilarity(name=layer.name, n_experts=layer.n_experts, similarity=pairs)
+            )
+        return {"compared": observer.tokens, "layers": similarities}
+
+    def needed(self, method: Method) -> tuple[Tensor, ...]:
+        """Return the similarities of every layer's experts [E, E]."""
+        return tuple(layer.matrix() for layer in self.layers)
+
+
+class LayerOutputs:
+    """The inner products of the outputs of one layer's experts."""
+
+    def __init__(self, layer: MoeLayer) -> None:
+        self.layer = layer
+        self.tokens = 0  # taken so far
+        self._waiting: list[Tensor] = []  # a decode step has few tokens
+        self._products: Tensor | float = 0.0
+
+    def take(self, hidden_TH: Tensor) -> None:
+        """Take some tokens, and compare the experts when there are enough."""
+        self.tokens += len(hidden_TH)
+        self._waiting.append(hidden_TH.clone())
+        if sum(map(len, self._waiting)) >= _AT_ONCE:
+            self._compare()
+
+    def similarity(self) -> Tensor:
+        """Return the similarity of the experts [E, E], in float64."""
+        if self._waiting:
+            self._compare()
+        return frobenius_similarity(torch.as_tensor(self._products))
+
+    def _compare(self) -> None:
+        """Add the inner products of the experts' outputs on the tokens that wait."""
+        hidden_TH, self._waiting = torch.cat(self._waiting), []
+        for some_TH in torch.split(hidden_TH, _AT_ONCE):
+            output_ED = torch.stack(list(_outputs(self.layer, some_TH))).flatten(1)
+            self._products = self._products + output_ED @ output_ED.T
+
+
+class Similarities(Observer):
+    """Sums over the first tokens of a run, from which the experts' distances follow.
+
+    Every expert computes every token, one expert after the other, whatever the router chose.
+    """
+
+    sums: Sequence[LayerOutputs]
+
+    def __init__(self, layers: Sequence[MoeLayer], limit: int) -> None:
+        self.sums = [LayerOutputs(layer) for layer in layers]
+        self._limit = limit
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens of a layer that were taken."""
+        return max(layer.tokens for layer in self.sums)
+
+    def see(self, event: LayerForward) -> None:
+        """Take the counted tokens of a forward."""
+        layer = self.sums[event.number]
+        hidden_TH = event.counts.groups.counted(event.experts.hidden_NH.detach())
+        layer.take(hidden_TH[: self._limit - layer.tokens])
+
+    def similarities(self) -> list[Tensor]:
+        """Return the similarity of the experts of every layer [E, E], in float64."""
+        return [layer.similarity() for layer in self.sums]
+
+
+def _outputs(layer: MoeLayer, hidden_TH: Tensor) -> Iterator[Tensor]:
+    """Yield the output of each expert for all tokens [T, H], in float64."""
+    experts = layer.experts
+    weight_T1 = torch.ones(len(hidden_TH), 1, dtype=hidden_TH.dtype, device=hidden_TH.device)
+    with torch.no_grad():
+        for expert in range(layer.n_experts):
+            index_T1 = torch.full_like(weight_T1, expert, dtype=torch.long)
+            yield experts.forward(hidden_TH, index_T1, weight_T1).double()
+
+
+def frobenius_similarity(product_EE: Tensor) -> Tensor:
+    """Return one less the distance of each two experts over the largest such distance [E, E].
+
+    The distance is the Frobenius norm of the difference of their outputs on all tokens, as in
+    SERE's released code (``frobenius_similarity_matrix_gpu`` of calibration/utils.py).
+
+    Args:
+        product_EE: Inner products of the experts' outputs, each flattened over tokens, in float64.
+    """
+    square_E = product_EE.diagonal()
+    squares_EE = square_E[:, None] + square_E - 2 * product_EE
+    distance_EE = squares_EE.clamp_min(0).sqrt().fill_diagonal_(0)
+    largest = distance_EE.max()
+    return 1 - distance_EE / torch.where(largest > 0, largest, torch.ones_like(largest))

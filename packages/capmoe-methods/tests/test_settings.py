@@ -1,0 +1,227 @@
+"""Settings of the extensions: which are one, their labels, what is refused and calibrated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.record import read_summary
+from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.routing.knobs import declared_knobs
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.serving.calibration import kind_of
+from tests.routing.test_settings import Settings, are_alike, are_different, is_refused
+
+RESULTS = Path(__file__).parents[3] / "results" / "zoo"
+NO_WEIGHTS = {"delta": 0.0, "rho": 0.0, "reroute": "none"}
+BY_DEVICE = {"granularity": "device", "ep_size": 4}
+ADAPTIVE = {"gamma": "adaptive", "budget": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("oea", 1.0, {"ep_size": 8, "modality": "image_first"}), ("oea", None, {"rounds": 7})),
+        (("xshare", 1.0, {"expert_budget": 1.0}), ("baseline", None, {})),
+        (("xshare", 1.0, {"ep_size": 8}), ("xshare", None, {"granularity": "device"})),
+        (("sere", 1.0, {"min_similarity": 1.01, "k0": 2}), ("baseline", None, {})),
+        (("sere", 1.0, {"ep_size": 8, "renormalize": "after"}), ("sere", None, {})),
+        (("macs", math.inf, {"delta": 2.0, "ep_size": 8}), ("baseline", None, {})),
+        (("macs", 0.0, {"rho": 2.0}), ("score", 0.0, {})),
+        (("macs", 1.0, {"rho": 0.0, "modality_threshold": 0.9}), ("macs", 1.0, {"rho": 0.0})),
+        (("macs", 1.0, {"modality": "image_first"}), ("macs", 1.0, {"granularity": "device"})),
+        (("laser", None, {"peak_mass": 0.0}), ("baseline", None, {})),
+        (("laser", None, {"load_updates": 1, "ep_size": 4}), ("baseline", None, {})),
+        (
+            ("laser", None, {"peak_mass": 0.0, "renormalize": "always"}),
+            ("laser", None, {"load_updates": 1, "ep_size": 4, "renormalize": "always"}),
+        ),
+        (("score", "adaptive", {"budget": 0.02}), ("score", None, {"budget": 0.02})),
+        *(
+            (("score", gamma, knobs), ("score", gamma, {"placement": "eplb", **knobs}))
+            for gamma, knobs in (
+                (1.0, {"ep_size": 4}),  # no experts share anything
+                (1.0, {"granularity": "device"}),
+                (0.0, BY_DEVICE),
+                (4.0, BY_DEVICE),
+                (math.inf, BY_DEVICE),
+            )
+        ),
+        (("xshare", None, {"ep_size": 4, "placement": "eplb"}), ("xshare", None, {})),
+        (("expanded_drop", 1.0, {"placement": "eplb"}), ("expanded_drop", 1.0, {})),
+    ],
+)
+def test_one_computation_is_one_method(first: Settings, second: Settings) -> None:
+    are_alike(first, second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("oea", 1.0, {"k0": 99}), ("baseline", None, {})),  # K is not known here
+        (("sere", 1.0, {"k0": 99}), ("baseline", None, {})),
+        (("sere", 1.0, {"min_similarity": 1.0}), ("baseline", None, {})),
+        (("xshare", 1.0, {"k0": 0}), ("xshare", None, {})),
+        (("macs", 1.0, NO_WEIGHTS), ("score", 1.0, {})),  # tokens of images weigh a half
+        (  # rerouting is to experts of the same rank, whatever the group
+            ("macs", 1.0, {"ep_size": 2, "scope": "sequence"}),
+            ("macs", 1.0, {"ep_size": 4, "scope": "sequence"}),
+        ),
+        (("laser", None, {"viable_score": 0.5}), ("laser", None, {})),
+        *(
+            ((name, gamma, knobs), (name, gamma, {"placement": "eplb", **knobs}))
+            for name, gamma, knobs in (
+                ("device_drop", 1.0, {"ep_size": 4}),
+                ("expanded_drop", 1.0, {"ep_size": 4}),
+                ("expanded_drop", math.inf, {"ep_size": 4}),
+                ("xshare", None, BY_DEVICE),
+            )
+        ),
+    ],
+)
+def test_other_computations_stay_apart(first: Settings, second: Settings) -> None:
+    are_different(first, second)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "label", "calibration"),
+    [
+        ({"name": "oea", "ep_size": 8, "decode": "only"}, "oea-only-k1", None),
+        ({"name": "xshare", "ep_size": 8}, "xshare-k1-b0.5", None),
+        (
+            {"name": "xshare", "k0": 0, "expert_budget": 0.25, **BY_DEVICE, "placement": "eplb"},
+            "xshare-ep4-device-eplb-k0-b0.25",
+            "expert_loads",
+        ),
+        ({"name": "sere", "min_similarity": 0.5}, "sere-k1-sim0.5", "expert_similarity"),
+        ({"name": "macs", "gamma": 1.0, "ep_size": 8}, "macs-g1-ep8", "expert_modalities"),
+        ({"name": "macs", "gamma": 0.5, **NO_WEIGHTS}, "macs-g0.5-delta0.0-rho0.0-none", None),
+        ({"name": "laser", "load_updates": 8}, "laser-mass0.75-viable0.25-updates8", None),
+        ({"name": "score", **ADAPTIVE}, "score-adaptive0.1", "factor_curves"),
+    ],
+)
+def test_a_label_and_the_calibration(
+    knobs: dict[str, Any], label: str, calibration: str | None
+) -> None:
+    method = create_method(**knobs)
+    assert method.label == label
+    assert method.calibration == calibration
+
+
+@pytest.mark.parametrize(
+    ("knobs", "line"),
+    [
+        ({"name": "oea", "k0": 0}, "k0=0: with OEA every token keeps its best expert; set"),
+        ({"name": "sere", "k0": 0}, "k0=0: with SERE every token keeps its best expert"),
+        ({"name": "xshare", "k0": -1}, "k0=-1: must be a whole number of at least 0"),
+        ({"name": "xshare", "expert_budget": 0}, "expert_budget=0: must be a number above 0 and"),
+        ({"name": "sere", "min_similarity": True}, "min_similarity=true: must be a number"),
+        ({"name": "macs"}, "gamma: method 'macs' needs a capacity factor"),
+        ({"name": "macs", "gamma": 1, "delta": math.inf}, "delta=inf: must be a finite number of"),
+        ({"name": "macs", "gamma": 1, "rho": 2.5}, "rho=2.5: must be a number from 0 to 2"),
+        ({"name": "macs", "gamma": 1, "modality_threshold": 0.5}, "modality_threshold=0.5: must"),
+        ({"name": "macs", **ADAPTIVE}, "gamma=adaptive: chooses by numbers of tokens, and macs"),
+        ({"name": "macs", "gamma": 1, "placement": "eplb"}, "placement=eplb: macs reroutes within"),
+        ({"name": "laser", "viable_score": 1.0}, "viable_score=1.0: must be a number of at least"),
+        ({"name": "laser", "peak_mass": "half"}, "peak_mass=half: must be a number from 0 to 1, f"),
+        ({"name": "score", "gamma": "adaptive"}, "gamma=adaptive: needs the share that may be dr"),
+        ({"name": "score", "gamma": 1.0, "budget": 0.1}, "budget=0.1: is of gamma=adaptive; set t"),
+        ({"name": "score", "gamma": "adaptive", "budget": 2}, "budget=2: must be a number above 0"),
+        (
+            {"name": "score", "layer_gammas": [1.0], **ADAPTIVE},
+            "layer_gammas=[1.0]: gamma=adaptive chooses them; leave one of the two out",
+        ),
+        ({"name": "expert_drop", **ADAPTIVE}, "gamma=adaptive: method 'expert_drop' has no capac"),
+        (
+            {"name": "score", "placement": "eplb", **ADAPTIVE, **BY_DEVICE},
+            "placement=eplb: gamma=adaptive chooses by the loads of",
+        ),
+    ],
+)
+def test_bad_knobs_give_one_clear_line(knobs: dict[str, Any], line: str) -> None:
+    is_refused(line, create_method, **knobs)
+
+
+def test_what_does_not_fit_a_model_or_processes_is_refused() -> None:
+    oea, adaptive = create_method("oea", k0=3), create_method("score", **ADAPTIVE)
+    is_refused("k0=3: a token of this model has 2 experts", oea.check_layers, 1, 8, 2)
+    is_refused("gamma=adaptive: a calibration chooses the γ", adaptive.check_layers, 2, 8, 2)
+    is_refused("method=macs: weighs the tokens", create_method("macs", 0.5).check_processes, 2)
+    create_method("laser", ep_size=4).check_processes(4)  # a rank balances its own tokens
+    is_refused("ep_size=1: 4 processes", create_method("laser").check_processes, 4)
+
+
+OTHERS: dict[str, Any] = {
+    "ep_size": 4,
+    "scope": "sequence",
+    "granularity": "device",
+    "rounding": "floor",
+    "count_padding": True,
+    "decode": "constrained",
+}
+"""Another value of each knob on which a measurement of the stock model may depend."""
+PADS = {"count_padding", "decode"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "depends"),
+    [
+        ({"name": "score", "ep_size": 2, **ADAPTIVE}, {*OTHERS}),
+        ({"name": "score", "gamma": 1.0, **BY_DEVICE, "ep_size": 2, "placement": "eplb"}, PADS),
+        ({"name": "macs", "gamma": 1.0, "ep_size": 2}, PADS),
+        ({"name": "sere"}, PADS),
+    ],
+)
+def test_a_calibration_is_of_the_knobs_that_it_depends_on(
+    knobs: dict[str, Any], depends: set[str]
+) -> None:
+    method = create_method(**knobs)
+    kind = kind_of(method)
+    assert kind is not None
+    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0, images=True)
+    model = ModelId("tiny", "tiny:olmoe", dtype="float32")
+    declared, changing = declared_knobs(type(method)), set()
+    for knob in OTHERS.keys() & declared.keys():
+        other = dataclasses.replace(method, **{knob: OTHERS[knob]}).canonical()  # type: ignore[type-var]
+        paths = {
+            kind.path_of(Path(), Cell(model, each, task, 4, 4, "synthetic"))
+            for each in (method, other)
+        }
+        changing |= {knob} if len(paths) == 2 else set()
+    assert changing == depends & declared.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are in the repository alone")
+@pytest.mark.parametrize(
+    "kind", ["expert_loads", "expert_modalities", "expert_similarity", "factor_curves"]
+)
+def test_committed_calibrations_are_applied_as_their_records_say(kind: str) -> None:
+    calibrations = set()
+    for path in record_paths(RESULTS):
+        record = read_summary(path)
+        if "calibration" not in record:
+            continue
+        cell = Cell.from_identity(record["cell"])
+        if cell.method.calibration != kind:
+            continue
+        calibration = kind_of(cell.method)
+        assert calibration is not None
+        place = calibration.path_of(RESULTS, cell)
+        file = place.relative_to(RESULTS).as_posix()
+        measured = calibration.read(place, cell, record["provenance"]["model"]["weights"])
+        applied = measured.applied(cell.method, file).calibrated.model_dump(mode="json")
+        assert applied == record["calibration"]
+        calibrations.add(file)
+    assert calibrations
+
+
+def test_a_method_that_changes_nothing_is_the_baseline_unless_weights_are_normalised() -> None:
+    for method, knobs in {"xshare": {"expert_budget": 1.0}, "laser": {"peak_mass": 0.0}}.items():
+        for renormalize, is_stock in {"before": True, "after": True, "always": False}.items():
+            results = create_method(method, renormalize=renormalize, **knobs)
+            assert results.is_stock == is_stock

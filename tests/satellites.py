@@ -1,0 +1,15 @@
+"""The packages beside the suite, whose methods tests take where they are installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from capmoe_eval.routing.beside import BESIDE
+from capmoe_eval.routing.registry import method_names
+
+HAS_METHODS = "oea" in method_names()
+NEEDS_METHODS = pytest.mark.skipif(
+    not HAS_METHODS, reason="needs packages/capmoe-methods, which make install installs"
+)
+METHODS = [name.partition("=")[2] for name in sorted(BESIDE["capmoe-methods"]) if "method=" in name]
+"""Names of methods of other papers, installed or not."""
