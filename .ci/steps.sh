@@ -81,10 +81,13 @@ environment() {
   fi
 }
 
-# The wheel and what it needs: an environment of its own, which takes the other packages from .venv.
+# The wheel and what it needs: an environment of its own, which takes the other packages from .venv, but for those beside
+# the suite.
 wheel() {
-  local suite
-  suite=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  local suite=$work/packages
+  mkdir "$suite"
+  ln -s "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/* "$suite"
+  rm "$suite"/capmoe_methods-*
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/dist" .
   python3 -m venv "$work/other"
   "$work/other/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/dist/*.whl
@@ -92,6 +95,8 @@ wheel() {
   cd "$work/elsewhere"
   PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval run --help | grep -q tiny_olmoe
   PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval gamma=1.0 method=score tasks=obqa limit=2
+  ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval method=oea k0=1 2> "$work/refused"
+  grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
   [ "$(ls -A)" = results ] || { echo "something was left beside results/: $(ls -A)"; exit 1; }
   cd "$work/checkout"
 }

@@ -13,7 +13,7 @@ import pytest
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing import registry
+from capmoe_eval.routing import beside, registry
 from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline
@@ -161,3 +161,21 @@ def test_every_kind_of_calibration_that_a_method_names_is_registered() -> None:
     assert {kind for kind in kinds if kind is not None} == calibrations().keys()
     for path in calibrations().values():
         assert pkgutil.resolve_name(path).__module__ == path.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "settings"),
+    [
+        ("method=mine", {"name": "mine", "gamma": 1.0, "my_knob": 3}),
+        ("gamma=mine", {"name": "score", "gamma": "mine"}),
+        ("placement=mine", {"name": "score", "gamma": 1.0, "placement": "mine"}),
+        ("my_knob", {"name": "score", "gamma": 1.0, "my_knob": 3}),
+    ],
+)
+def test_what_a_package_beside_the_suite_brings_says_which_to_install(
+    setting: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "BESIDE", {"my-package": {setting}})
+    line = rf"^{setting}: my-package is not installed; pip install my-package \("
+    with pytest.raises(UsageError, match=line):
+        create_method(**settings)

@@ -1,4 +1,4 @@
-"""Settings of the extensions: which are one, their labels, what is refused and calibrated."""
+"""Settings of the methods: which are one, their labels, what is refused and calibrated."""
 
 from __future__ import annotations
 
