@@ -10,6 +10,9 @@ import pytest
 
 from tests.pages import ROOT, fill, pages, present, signed, span, table, without_blocks
 from tests.pages.blocks import BLOCKS
+from tests.satellites import NEEDS_METHODS
+
+pytestmark = NEEDS_METHODS  # the records have all methods
 
 GENERATED = {"models.md", "bill_of_materials.md", "rehearsal.md"}
 """Pages that are written as a whole; tests of theirs compare them."""

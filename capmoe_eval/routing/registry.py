@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from typing_extensions import dataclass_transform
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line, shown
-from capmoe_eval.routing import methods as core
 from capmoe_eval.routing.beside import check_installed
 from capmoe_eval.routing.factor import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Knob, check, declared_knobs
@@ -79,6 +78,7 @@ def register_calibration(kind: str, path: str) -> None:
 @functools.cache
 def _import_all() -> None:
     """Import every module that registers a method."""
+    core = importlib.import_module("capmoe_eval.routing.methods")  # which imports this module
     for part in pkgutil.iter_modules(core.__path__, f"{core.__name__}."):
         importlib.import_module(part.name)
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):

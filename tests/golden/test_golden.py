@@ -10,6 +10,7 @@ import pytest
 
 from tests.golden import FOLDER, KINDS, frame, read
 from tests.nightly import nightly_but
+from tests.satellites import NEEDS_METHODS
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|(?<=[\[ ])-?\d+(?=[,\]])")
 
@@ -35,6 +36,7 @@ def _alike(old: object, new: object) -> bool:
     return _NUMBER.sub("0", old) == _NUMBER.sub("0", new) and np.allclose(*numbers, atol=2e-6)
 
 
+@NEEDS_METHODS
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", nightly_but(["tables"], KINDS))
 def test_records_give_the_golden_numbers(kind: str) -> None:

@@ -1,4 +1,4 @@
-"""The package as the suite sees it: its entry points, its imports, the names that the suite tells."""
+"""The package as the suite sees it: its entry points, its imports, what the suite names of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import capmoe_methods
 from capmoe_eval.routing.beside import BESIDE
 from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.registry import ENTRY_POINTS, METHODS, knobs, method_names, placements
 from tests.project import read_toml
+
+import capmoe_methods
 
 FOLDER = Path(capmoe_methods.__file__).parent
 

@@ -20,6 +20,7 @@ from capmoe_eval.routing.registry import create_method
 from tests.records import calibrated, of_images, record_of
 from tests.report.figures import material
 from tests.report.figures.material import curves, named, panels, peaked
+from tests.satellites import HAS_METHODS
 
 RIGHT = [1] * 40
 STOCK = create_method("baseline")
@@ -49,6 +50,9 @@ def balance(method: str, straggler: float, on: str = "piqa", judged: str = "piqa
 
 
 DROP = create_method("score", 1.0, ep_size=1)
+if not HAS_METHODS:
+    pytest.skip("needs packages/capmoe-methods", allow_module_level=True)
+
 OEA = create_method("oea", k0=2)
 STEPS = create_method("xshare", expert_budget=0.25, decode="only")
 RANKS = create_method("score", 1.0, ep_size=8)
