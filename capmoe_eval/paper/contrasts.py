@@ -47,11 +47,6 @@ class Margin(BaseModel):
         return self.share * abs(self._gap(*self._pairs[0]))
 
     @property
-    def is_printed_loss(self) -> bool:
-        """True if the margin is an effect of the paper itself, and no share of one."""
-        return self.share == 1
-
-    @property
     def source(self) -> str:
         """The printed cells that it follows from, and how."""
         first, second = self._pairs[0]
@@ -201,7 +196,7 @@ def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
             str(contrast),
             Outcome.ABSENT,
             unit="points",
-            note=_note(contrast, effect, evidence),
+            note=evidence.remark(contrast.first, contrast.second),
             bounds=(contrast.expect.low, contrast.expect.high),
         )
         if depth is not None:
@@ -220,25 +215,10 @@ def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
                 wide=None if effect.between is None else effect.interval(wide=True),
                 conditional=next(over_families) >= LEVEL,
                 compared=_coverage(effect),
+                detectable=effect.detectable if contrast.expect.margin else None,
             )
         findings.append(finding)
     return findings
-
-
-def _note(contrast: Contrast, effect: Effect, evidence: Evidence) -> str:
-    """Return what a reader must know.
-
-    That is, for one, the power of a test that asks for no more loss than the paper's own.
-    """
-    texts = [evidence.remark(contrast.first, contrast.second)]
-    margin = contrast.expect.margin if contrast.expect.low > -math.inf else ""
-    if effect.points is not None and margin and margins()[margin].is_printed_loss:
-        texts.append(
-            f"{margin}: if the paper's own loss of {margins()[margin].points:.2f} points were the "
-            f"truth, {100 * effect.power(0.0):.1f} % of studies with these documents would confirm "
-            f"it; 80 % would if the truth were {effect.detectable:.2f} points within the margin"
-        )
-    return "; ".join(filter(None, texts))
 
 
 def _coverage(effect: Effect) -> str:

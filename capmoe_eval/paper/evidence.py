@@ -182,7 +182,11 @@ class Evidence:
             if side.gamma == "matched" and (shares := self._matched(side, model))
         }
         words = "γ={} drops {}, Expert Drop {}", ("{:g}", "{:.1%}", "{:.1%}")
-        texts = [f"the nearest shares are: {clauses_by_family(shares, *words)}"] if shares else []
+        texts = []
+        if shares:
+            less = sum(of_side < of_expert for _, of_side, of_expert in shares.values())
+            texts.append(f"the nearest shares are: {clauses_by_family(shares, *words)}")
+            texts.append(f"Expert Drop removes more on {less} of {len(shares)} models")
         if left_out := self.left_out(first, second):
             texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
         return "; ".join(texts)

@@ -13,8 +13,9 @@ from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import metric_title
 from capmoe_eval.paper.contrasts import Contrast, judge, margins, read_contrasts
 from capmoe_eval.paper.evidence import Evidence, not_paired
+from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.measures import measured
-from capmoe_eval.paper.printed import AVERAGE, find_row
+from capmoe_eval.paper.printed import PrintedRow, find_row
 from capmoe_eval.paper.verdicts import (
     ONLY_HERE,
     WORD,
@@ -91,6 +92,7 @@ def judged(claim: ReplicationClaim, evidence: Evidence) -> WrittenClaim:
     return WrittenClaim(
         verdict=WORD[outcome],
         scope=" ".join(scopes),
+        beyond=bool(claim.beyond),
         decided_by=decided.label if decided else "",
         contrasts=tuple(map(WrittenFinding.of, findings)),
         note=" ".join(filter(None, (claim.beyond, claim.note))),
@@ -119,14 +121,30 @@ def beyond_text(
 def grouping(evidence: Evidence) -> tuple[WrittenGrouping, ...]:
     """Return the gaps between the ways to keep tokens for each number of sequences per rank.
 
-    The first row is what Table 1 prints for OLMoE; the others are measured, if recorded.
-    ``distance`` is the mean distance of a row's gaps from the printed ones, in points.
+    The first row is what Table 1 prints for OLMoE on the tasks that all others have; these are
+    measured, if recorded. ``distance`` is the mean distance of a row's gaps from the printed ones,
+    in points.
     """
-    printed = [_printed(first) - _printed(second) for first, second in GAPS]
+    contrasts = {
+        label: [_contrast(*gap, settings) for gap in GAPS]
+        for label, (_, settings) in _SEQUENCES.items()
+    }
+    compared = [evidence.effect(c.first, c.second) for row in contrasts.values() for c in row]
+    of_models = [set(tasks) for effect in compared for tasks in effect.tasks.values()]
+    columns = {column.printed or column.heading: column.task for column in ALL_TASKS}
+    shared = [
+        heading
+        for heading in _table1("score").tasks
+        if all(columns[heading] in tasks for tasks in of_models)
+    ]
+    if not shared:
+        return ()
+    means = {side: fmean(_table1(side).values[h] for h in shared) for gap in GAPS for side in gap}
+    printed = [means[first] - means[second] for first, second in GAPS]
     in_print = tuple(WrittenFinding(label="as printed", effect=round(g, 2)) for g in printed)
-    rows = [WrittenGrouping(label="Table 1, OLMoE", gaps=in_print)]
-    for label, (sequences, settings) in _SEQUENCES.items():
-        findings = [judge([_contrast(*gap, settings)], evidence)[0] for gap in GAPS]
+    rows = [WrittenGrouping(label=f"Table 1, OLMoE: {', '.join(shared)}", gaps=in_print)]
+    for label, (sequences, _) in _SEQUENCES.items():
+        findings = [judge([contrast], evidence)[0] for contrast in contrasts[label]]
         effects = [finding.effect for finding in findings if finding.effect is not None]
         if len(effects) == len(GAPS):
             away = [abs(ours - theirs) for ours, theirs in zip(effects, printed, strict=True)]
@@ -141,9 +159,8 @@ def grouping(evidence: Evidence) -> tuple[WrittenGrouping, ...]:
     return tuple(rows)
 
 
-def _printed(method: str) -> float:
-    row = find_row({"table": 1, "method": metric_title(method), "gamma": _GAMMA})
-    return row.number(AVERAGE)
+def _table1(method: str) -> PrintedRow:
+    return find_row({"table": 1, "method": metric_title(method), "gamma": _GAMMA})
 
 
 def _contrast(first: str, second: str, settings: Mapping[str, int]) -> Contrast:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -55,6 +56,9 @@ WORD: Final[Mapping[Outcome, str]] = {
 WORDS: Final = (CONFIRMED, CONTRADICTED, NOT_SHOWN, INCONSISTENT, NOT_MEASURED, NOT_TESTABLE)
 """Every verdict of the ledger; docs/explanation/verdicts.md says how each is reached."""
 
+_GAPS_FIRST: Final = (CONTRADICTED, NOT_SHOWN, NOT_MEASURED, CONFIRMED)
+"""Every verdict of the replication, in the order in which a reader must know them."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -76,6 +80,7 @@ class Finding:
     wide: tuple[float, float] | None = None  # 95 % interval over families and documents
     conditional: bool = False  # decided over documents, not over families
     compared: str = ""  # which tasks of how many models
+    detectable: float | None = None  # points within a margin that 80 % of studies would decide
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,7 @@ class WrittenFinding(_Written):
     effect: _Number | None
     low: _Number | None = None
     high: _Number | None = None
-    p: _Number | None = None
+    p: Annotated[float, AfterValidator(lambda value: round(value, 10))] | None = None
     models: Mapping[str, _Number] = {}
     documents: int = 0
     note: str = ""
@@ -178,6 +183,7 @@ class WrittenFinding(_Written):
     wide: tuple[_Number, _Number] | None = None
     conditional: bool = False
     compared: str = ""
+    detectable: _Number | None = None
     records: tuple[str, ...] = Field(default=(), exclude=True)  # replication.records.json has them
 
     @classmethod
@@ -190,6 +196,7 @@ class WrittenClaim(_Written):
     """A claim with its verdict, the label of the finding that decided it, and all findings."""
 
     id: str
+    beyond: bool = False  # it goes beyond the paper's text
     place: str = ""
     statement: str = ""
     verdict: str
@@ -236,6 +243,22 @@ class VerdictFile(_Written):
     margins: tuple[WrittenMargin, ...] = ()
     claims: tuple[WrittenClaim, ...]
     grouping: tuple[WrittenGrouping, ...] = ()  # Table 1's gaps by the sequences per rank
+
+    def select(self, *, beyond: bool) -> list[WrittenClaim]:
+        """Return the claims of the paper's text, or those beyond it, what fails first."""
+        claims = [claim for claim in self.claims if claim.beyond is beyond]
+        return sorted(claims, key=lambda claim: _GAPS_FIRST.index(claim.verdict))
+
+    @property
+    def summary(self) -> str:
+        """How many claims of the paper's text, and how many beyond it, have each verdict."""
+        groups = []
+        for beyond, name in enumerate(("claims of the paper's text", "claims beyond the text")):
+            counts = Counter(claim.verdict for claim in self.select(beyond=bool(beyond)))
+            words = [word for word in _GAPS_FIRST if counts[word] or word != NOT_MEASURED]
+            verdicts = ", ".join(f"{counts[word]} {word}" for word in words)
+            groups.append(f"{counts.total()} {name}: {verdicts}")
+        return "; ".join(groups)
 
     def to_json(self) -> str:
         """Return the file's text."""

@@ -16,6 +16,7 @@ from tests.pages import (
     in_context,
     protocol,
     size,
+    table1,
 )
 from tests.pages.commands import first_result, printed
 from tests.pages.knobs import knob_table
@@ -28,6 +29,8 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     ),
     "sweep": partial(printed, "capmoe-eval sweep method=order,score gamma=1.0,2.0 tasks=obqa"),
     "caption": effects.caption,
+    "same-tasks": table1.same_tasks,
+    "rests-on": table1.rests_on,
     "models": effects.models,
     "adaptive": effects.adaptive,
     "placed-drops": effects.placed_drops,

@@ -115,6 +115,11 @@ def to_html(report: Report) -> str:
     return render("ledger.html", **_content(report))
 
 
+def profile_note(profile: str) -> str:
+    """Return what verdicts on the models of a profile speak of, or nothing."""
+    return _WORDS["profiles"].get(profile, "")
+
+
 def _content(report: Report) -> dict[str, object]:
     evidence = report.evidence
     sections: dict[str, list[dict[str, object]]] = {}
@@ -125,7 +130,7 @@ def _content(report: Report) -> dict[str, object]:
         "v1: arXiv). How verdicts are reached: docs/explanation/verdicts.md.",
         f"Profile {evidence.profile}: {len(evidence.records)} records, {len(evidence.broken)} "
         f"files that could not be read; models: {', '.join(evidence.models) or 'none'}.",
-        _WORDS["profiles"].get(evidence.profile, ""),
+        profile_note(evidence.profile),
     )
     return {
         "title": _TITLE,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
 import textwrap
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
@@ -29,8 +31,12 @@ from capmoe_eval.paper.replication import (
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
 from capmoe_eval.paper.verdicts import LEVEL, ONLY_HERE, VerdictFile
+from capmoe_eval.report.claims.render import profile_note
 from capmoe_eval.report.replication.records import RECORDS, contrast_records
 from capmoe_eval.report.templates import render
+
+CONTRASTS: Final = "contrasts.csv"
+"""The numbers of every contrast, beside replication.md."""
 
 
 def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
@@ -100,9 +106,17 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
 
         folder = parsed.out / profile
         contrasts = contrast_records(file, folder)
-        text = render("replication.md", **_content(file), lines=contrasts.lines())
+        text = render(
+            "replication.md",
+            file=file,
+            profile_note=profile_note(profile),
+            lines=contrasts.lines(),
+            used=len({path for contrast in contrasts.root for path in contrast.paths}),
+            only_here=ONLY_HERE,
+        )
         with writing("--out", parsed.out):
             write_text(folder / "replication.md", text)
+            write_text(folder / CONTRASTS, _to_csv(file, contrasts.lines()))
             write_text(folder / RECORDS, contrasts.to_json())
             write_bytes(folder / "replication.png", to_png(draw(file)))
             if len(file.grouping) > 1:
@@ -115,7 +129,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
                 f"capmoe-eval run {words}"
             )
         pictures = ("replication.png", *(["gaps.png"] if len(file.grouping) > 1 else []))
-        names = "replication.md", RECORDS, *pictures
+        names = "replication.md", CONTRASTS, RECORDS, *pictures
         paths = results / VERDICTS, *(folder / name for name in names)
         print("written: " + ", ".join(map(str, paths)))
         return 0
@@ -132,13 +146,28 @@ def _lines(file: VerdictFile) -> Iterator[str]:
     yield from (f"Note: {note}" for note in file.notes)
     yield (
         f"{len(file.claims)} claims judged by {file.records} records of {len(file.models)} models, "
-        f"profile {file.profile}: {_counts(file)}"
+        f"profile {file.profile}: {file.summary}"
     )
 
 
-def _counts(file: VerdictFile) -> str:
-    counts = Counter(claim.verdict for claim in file.claims)
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+def _to_csv(file: VerdictFile, lines: Mapping[tuple[str, str], int]) -> str:
+    """Return every contrast with its numbers, and the line of its records in :data:`RECORDS`."""
+    plain = ("label", "verdict", "unit", "effect", "low", "high", "p", "detectable", "conditional")
+    plain += ("documents", "compared", "note")
+    families = dict.fromkeys(map(family, file.models))
+    ends = [f"{name}_{end}" for name in ("asked", "families") for end in ("low", "high")]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("claim", *plain, *ends, *families, "records_line"))
+    for claim in file.claims:
+        for contrast in claim.contrasts:
+            values = (getattr(contrast, name) for name in plain)
+            pairs = (*(contrast.bounds or ("", "")), *(contrast.wide or ("", "")))
+            by_name = by_family(contrast.models)
+            effects = (round(by_name[x], 5) if x in by_name else None for x in families)
+            line = lines.get((claim.id, contrast.label))
+            rows.writerow((claim.id, *values, *pairs, *effects, line))
+    return text.getvalue()
 
 
 def _alike(cells: Finished, reader: Reader) -> tuple[Record, ...]:
@@ -154,16 +183,3 @@ def _alike(cells: Finished, reader: Reader) -> tuple[Record, ...]:
     results = read_results(cells.plans[0].root, reader).records
     records = {record.path: record for record in (*cells.records, *results)}
     return tuple(record for record in records.values() if setting(record.cell) in asked)
-
-
-def _content(file: VerdictFile) -> dict[str, object]:
-    families: dict[str, list[str]] = {}  # models that differ in their training seed
-    for model in file.models:
-        families.setdefault(family(model), []).append(model)
-    return {
-        "file": file,
-        "models": set(file.models),
-        "by_family": by_family,
-        "families": families,
-        "counts": _counts(file),
-    }

@@ -56,7 +56,7 @@ def read_verdicts(kind: type[Verdicts], path: Path, profile: str) -> Verdicts | 
     return file
 
 
-def verdict_counts(file: VerdictFile | LedgerFile) -> Counter[str]:
+def verdict_counts(file: LedgerFile) -> Counter[str]:
     """Return how many claims have each verdict, in the order of their first."""
     return Counter(claim.verdict for claim in file.claims)
 

@@ -109,6 +109,8 @@ def _verdicts(inventory: Inventory, address: Address) -> list[Block]:
     for name, file in files.items():
         if isinstance(file, str):
             rows.append((name, file))
+        elif isinstance(file, VerdictFile):
+            rows.append((name, file.summary))
         elif file is not None:
             counts = verdict_counts(file).items()
             rows.append((name, joined(joined([str(n), badge(w)], " ") for w, n in counts)))

@@ -1,0 +1,66 @@
+"""Effects that Table 1 prints beside ours on the same tasks, and what two verdicts rest on."""
+
+from __future__ import annotations
+
+import dataclasses
+from statistics import fmean
+from typing import Final
+
+from capmoe_eval.paper.evidence import Side
+from capmoe_eval.paper.layout import ALL_TASKS
+from capmoe_eval.paper.replication import judged, replication_claims
+from capmoe_eval.paper.statistics import by_family
+from capmoe_eval.paper.trainings import DevLosses
+from capmoe_eval.report.templates import shown
+from tests.pages import paragraph, signed, table
+from tests.pages.effects import findings, printed_gap, replication
+from tests.pages.glance import evidence, tasks_of
+from tests.pages.names import FAMILIES
+
+_ROWS: Final = (
+    *(("score", "baseline", gamma) for gamma in (1.0, 1.5, 2.0)),
+    *(("score", other, 1.0) for other in ("random", "reverse_order", "order")),
+    *(("random", "reverse_order", 1.0), ("reverse_order", "order", 1.0)),
+)
+
+
+def same_tasks() -> str:
+    """Return the effects of Table 1 on all its tasks, and beside ours on the tasks of ours."""
+    rows, columns = [], []
+    for first, second, gamma in _ROWS:
+        sides = [
+            Side(method=name, gamma=None if name == "baseline" else gamma)
+            for name in (first, second)
+        ]
+        effect = evidence().effect(*sides)
+        assert effect.points is not None
+        printed, columns = printed_gap(first, second, gamma, tasks_of(effect))
+        everything, _ = printed_gap(first, second, gamma, {column.task for column in ALL_TASKS})
+        rows.append(
+            [
+                " − ".join(map(str, sides)),
+                *(shown(points, "{:+.1f}") for points in (everything, printed)),
+                signed(effect.points, *effect.interval(), 1),
+            ]
+        )
+    head = ("points of accuracy", "Table 1, its eight tasks", f"Table 1, {', '.join(columns)}")
+    return table((*head, "embedded models, the same four"), rows)
+
+
+def rests_on() -> str:
+    """Return what (k) and (d2) would be on other tasks and on other models."""
+    (claim,) = (claim for claim in replication_claims() if claim.id == "k")
+    everything = judged(claim, dataclasses.replace(evidence(), losses=DevLosses(), _effects={}))
+    verdicts = {written.id: written.verdict for written in replication().claims}
+    (finding,) = findings("d2")
+    families = by_family(finding.models)
+    gains = ", ".join(f"{FAMILIES[name]} {shown(x, '{:+.2f}')}" for name, x in families.items())
+    others = fmean(gain for name, gain in families.items() if name != "zoo_mixtral")
+    return paragraph(
+        f"- (k) is *{verdicts['k']}* because tasks that hardly need experts are left out. "
+        f"On all tasks it would be *{everything.verdict}* {everything.scope}.",
+        rest="  ",
+    ) + paragraph(
+        f"- (d2) rests on Mixtral: {gains}. Without Mixtral the mean is {shown(others, '{:+.2f}')}.",
+        rest="  ",
+    )
