@@ -56,8 +56,8 @@ WORD: Final[Mapping[Outcome, str]] = {
 WORDS: Final = (CONFIRMED, CONTRADICTED, NOT_SHOWN, INCONSISTENT, NOT_MEASURED, NOT_TESTABLE)
 """Every verdict of the ledger; docs/explanation/verdicts.md says how each is reached."""
 
-_GAPS_FIRST: Final = (CONTRADICTED, NOT_SHOWN, NOT_MEASURED, CONFIRMED)
-"""Every verdict of the replication, in the order in which a reader must know them."""
+_GAPS_FIRST: Final = (CONTRADICTED, NOT_SHOWN, CONFIRMED)
+"""The verdicts on what was measured, in the order in which a reader must know them."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class VerdictFile(_Written):
     def select(self, *, beyond: bool) -> list[WrittenClaim]:
         """Return the claims of the paper's text, or those beyond it, what fails first."""
         claims = [claim for claim in self.claims if claim.beyond is beyond]
-        return sorted(claims, key=lambda claim: _GAPS_FIRST.index(claim.verdict))
+        return sorted(claims, key=lambda claim: (*_GAPS_FIRST, claim.verdict).index(claim.verdict))
 
     @property
     def summary(self) -> str:
@@ -255,7 +255,7 @@ class VerdictFile(_Written):
         groups = []
         for beyond, name in enumerate(("claims of the paper's text", "claims beyond the text")):
             counts = Counter(claim.verdict for claim in self.select(beyond=bool(beyond)))
-            words = [word for word in _GAPS_FIRST if counts[word] or word != NOT_MEASURED]
+            words = dict.fromkeys((*_GAPS_FIRST, *counts))
             verdicts = ", ".join(f"{counts[word]} {word}" for word in words)
             groups.append(f"{counts.total()} {name}: {verdicts}")
         return "; ".join(groups)

@@ -51,6 +51,8 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "adaptive-verdict": effects.adaptive_verdict,
     "server-speed": benchmarks.server_speed,
     "server-steps": effects.server_steps,
+    "server-decode": effects.server_decode,
+    "decode-steps": effects.server_decode,
     "emulation": benchmarks.emulation,
     "generation": generation.scores,
     "images": images.scores,

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from capmoe_eval.experiment.names import family, metric_title
-from capmoe_eval.experiment.record import VERDICTS, Record
+from capmoe_eval.experiment.record import VERDICTS, Record, read_record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.pairing import Paired, pair
 from capmoe_eval.paper.printed import AVERAGE, find_row, pairs
@@ -75,7 +75,10 @@ def printed_gap(
 ) -> tuple[float, list[str]]:
     """Return the first method minus the second as Table 1 prints them, and its columns of tasks."""
     rows = [
-        find_row({"table": 1, "method": metric_title(name)} | ({} if name == "baseline" else {"gamma": gamma}))
+        find_row(
+            {"table": 1, "method": metric_title(name)}
+            | ({} if name == "baseline" else {"gamma": gamma})
+        )
         for name in (first, second)
     ]
     headings = {column.printed or column.heading: column.task for column in ALL_TASKS}
@@ -113,7 +116,8 @@ def caption() -> str:
         )
     ]
     return paragraph(
-        f"*{replication().summary}. Effects of routing methods on {len(replication().models)} tiny trained models "
+        f"*{replication().summary}. "
+        f"Effects of routing methods on {len(replication().models)} tiny trained models "
         f"({len(families)} architectures, {seeds} training seeds of each), a panel for each claim. "
         "Pooled effects have 95 % intervals over documents and, thin, over families and documents. "
         "The dashed line is the equivalence margin, grey ticks are single models. In points of "
@@ -323,3 +327,26 @@ def server_steps() -> str:
         )
     titles = ("Token Drop", "Expanded Drop", "Expert Drop", "Random", "Order")
     return table(["requests at a time", "tokens of a step, at most", *titles], rows)
+
+
+def server_decode() -> str:
+    """Return what a capacity on decode steps does to GSM8K, in static batches and in a server."""
+    (finding,) = findings("q", "score γ=1 decode=constrained")
+    contrasts = ContrastFile.model_validate_json((DOCS / "zoo" / RECORDS).read_bytes()).root
+    (named,) = (c for c in contrasts if (c.claim, c.label) == ("q", finding.label))
+    sides = [read_record((DOCS / "zoo" / path).resolve()) for path in named.paths]
+    words = "experiment=table2", "tasks=gsm8k", f"grid.model=[{','.join(finding.models)}]"
+    stock = [record for record in records(*words) if record.cell.method.is_stock]
+    static, served, free = (
+        span((100 * record.value for record in group), "{:.0f}")
+        for group in (
+            [record for record in sides if record.cell.backend == "transformers"],
+            [record for record in sides if record.cell.backend != "transformers"],
+            stock,
+        )
+    )
+    return paragraph(
+        "Decode steps under the capacity are the largest loss measured here: on GSM8K, Token Drop "
+        f"at γ=1 with `decode=constrained` has {static} % of the answers right in static batches "
+        f"and {served} % in steps of a server; without a capacity {free} %."
+    )

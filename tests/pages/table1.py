@@ -61,6 +61,6 @@ def rests_on() -> str:
         f"On all tasks it would be *{everything.verdict}* {everything.scope}.",
         rest="  ",
     ) + paragraph(
-        f"- (d2) rests on Mixtral: {gains}. Without Mixtral the mean is {shown(others, '{:+.2f}')}.",
+        f"- (d2) rests on Mixtral: {gains}. Without it the mean is {shown(others, '{:+.2f}')}.",
         rest="  ",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,9 +16,11 @@ import pytest
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.packs import SUFFIX, open_pack
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.paper.replication import replication_claims
 from capmoe_eval.report.figures.pooling import rank_peak
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords
 from tests.pages import DOCS, ROOT, glance, pages
+from tests.pages.effects import replication
 
 VERDICTS = DOCS / "zoo" / "replication.md"
 REPLICATION = DOCS / "zoo" / "replication.records.json"
@@ -144,17 +148,17 @@ def test_every_record_of_a_line_is_there(file: Path) -> None:
 
 
 def test_every_effect_of_the_verdicts_leads_to_its_own_line() -> None:
-    claim, count = "", 0
+    claim = ""
     for line in VERDICTS.read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"## (?:\((\w+)\))?", line):
             claim = heading[1] or ""
         cells = line.strip("| ").split(" | ")
         for place, link in enumerate(links(line, VERDICTS.parent)):
             (contrast,) = link.lines
-            count += 1
             assert link.text == f"{contrast.effect:+.2f}"
             if claim:
-                assert (contrast.claim, contrast.label) == (claim, cells[0])
+                assert contrast.claim == claim
+                assert line.startswith(f"- contradicted: {contrast.label}: [{link.text}]")
             elif line.startswith("| ("):  # what decided a claim
                 assert f"({contrast.claim})" == cells[0]
                 assert cells[-1].startswith(f"{contrast.label}: [{link.text}]")
@@ -163,8 +167,40 @@ def test_every_effect_of_the_verdicts_leads_to_its_own_line() -> None:
                 sides = [("score", "random"), ("random", "reverse"), ("reverse", "order")]
                 first, second = (side.split()[0] for side in contrast.label.split(" − "))
                 assert (first, second) == sides[place]
-    linked = {(contrast.claim, contrast.label) for contrast in contrasts(REPLICATION)}
-    assert count == len(linked) + 23, "each once, and once more where it decided a claim"
+
+
+def test_every_contrast_leads_to_its_own_line() -> None:
+    lines = {
+        (each.claim, each.label): (n, each.effect)
+        for n, each in enumerate(contrasts(REPLICATION), 2)
+    }
+    text = (VERDICTS.parent / "contrasts.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    claims = {(claim.id, each.label) for claim in replication().claims for each in claim.contrasts}
+    assert {(row["claim"], row["label"]) for row in rows} == claims
+    for row in rows:
+        number, effect = lines[row["claim"], row["label"]]
+        assert (int(row["records_line"]), float(row["effect"])) == (number, effect)
+
+
+def test_the_verdicts_by_date_end_with_those_of_now() -> None:
+    text = (DOCS / "explanation" / "replication.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split("|") for line in text.splitlines()]
+    dated = {cells[0].strip(): cells[1:] for cells in rows if len(cells) == 8}
+    for claim in replication().claims:
+        verdict = next(cell.strip() for cell in dated[claim.id][::-1] if cell.strip() not in "·")
+        assert verdict.rpartition("then ")[2] == claim.verdict, claim.id
+
+
+def test_claims_beyond_the_text_are_counted_apart() -> None:
+    file = replication()
+    beyond = {claim.id for claim in replication_claims() if claim.beyond}
+    assert {claim.id for claim in file.select(beyond=True)} == beyond
+    assert "15 claims of the paper's text: 0 contradicted, " in file.summary
+    assert f"; {len(beyond)} claims beyond the text: 5 contradicted, " in file.summary
+    for group in (False, True):
+        verdicts = [claim.verdict for claim in file.select(beyond=group)]
+        assert verdicts == sorted(verdicts, key=["contradicted", "not shown", "confirmed"].index)
 
 
 CONTRAST = re.compile(r"[^:]+ − [^:]+")  # of scores: the labels of measures have a colon

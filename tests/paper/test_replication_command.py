@@ -81,7 +81,9 @@ def test_records_become_verdicts_and_the_same_bytes(run: Run, results: Path) -> 
     for claim in file["claims"]:
         assert f"| ({claim['id']}) | {claim['statement']} | " in text
         assert f"What would refute it: {claim['refuted_by']}" in text
-    assert "## Margins, fixed before the models were evaluated" in text
+    assert "15 claims of the paper's text: " in text
+    rows = (folder / "contrasts.csv").read_text().splitlines()
+    assert len(rows) == 1 + sum(len(claim["contrasts"]) for claim in file["claims"])
     for margin in file["margins"]:
         assert f"| {margin['id']} | {margin['points']:.2f} | {margin['meaning']} | " in text
     assert "closed mini-world" in text
