@@ -26,19 +26,20 @@ _ROWS: Final = (
 
 def same_tasks() -> str:
     """Return the effects of Table 1 on all its tasks, and beside ours on the tasks of ours."""
-    rows, columns = [], []
+    rows: list[list[str]] = []
+    columns: list[str] = []
     for first, second, gamma in _ROWS:
-        sides = [
+        a, b = (
             Side(method=name, gamma=None if name == "baseline" else gamma)
             for name in (first, second)
-        ]
-        effect = evidence().effect(*sides)
+        )
+        effect = evidence().effect(a, b)
         assert effect.points is not None
         printed, columns = printed_gap(first, second, gamma, tasks_of(effect))
         everything, _ = printed_gap(first, second, gamma, {column.task for column in ALL_TASKS})
         rows.append(
             [
-                " − ".join(map(str, sides)),
+                f"{a} − {b}",
                 *(shown(points, "{:+.1f}") for points in (everything, printed)),
                 signed(effect.points, *effect.interval(), 1),
             ]

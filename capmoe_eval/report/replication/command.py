@@ -152,16 +152,15 @@ def _lines(file: VerdictFile) -> Iterator[str]:
 
 def _to_csv(file: VerdictFile, lines: Mapping[tuple[str, str], int]) -> str:
     """Return every contrast with its numbers, and the line of its records in :data:`RECORDS`."""
-    plain = ("label", "verdict", "unit", "effect", "low", "high", "p", "detectable", "conditional")
-    plain += ("documents", "compared", "note")
+    plain = "label verdict unit effect low high p detectable conditional documents compared note"
     families = dict.fromkeys(map(family, file.models))
     ends = [f"{name}_{end}" for name in ("asked", "families") for end in ("low", "high")]
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("claim", *plain, *ends, *families, "records_line"))
+    rows.writerow(("claim", *plain.split(), *ends, *families, "records_line"))
     for claim in file.claims:
         for contrast in claim.contrasts:
-            values = (getattr(contrast, name) for name in plain)
+            values = (getattr(contrast, name) for name in plain.split())
             pairs = (*(contrast.bounds or ("", "")), *(contrast.wide or ("", "")))
             by_name = by_family(contrast.models)
             effects = (round(by_name[x], 5) if x in by_name else None for x in families)
