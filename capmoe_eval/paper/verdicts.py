@@ -251,7 +251,7 @@ class VerdictFile(_Written):
 
     @property
     def summary(self) -> str:
-        """How many claims of the paper's text, and how many beyond it, have each verdict."""
+        """The claims of the paper's text, and those beyond it, counted by verdict."""
         groups = []
         for beyond, name in enumerate(("claims of the paper's text", "claims beyond the text")):
             counts = Counter(claim.verdict for claim in self.select(beyond=bool(beyond)))
