@@ -60,15 +60,6 @@ def report_options(
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
 
 
-def recompute_option(parser: Parser) -> None:
-    """Declare the option of the commands that judge by effects kept in the results directory."""
-    parser.add_argument(
-        "--recompute",
-        action="store_true",
-        help="compare all records anew, instead of using effects kept for the same records",
-    )
-
-
 def _path(word: str) -> Path:
     if not word.strip() or not word.isprintable():
         raise argparse.ArgumentTypeError(f"={shown(word)}: must be a path")

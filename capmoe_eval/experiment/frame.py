@@ -9,6 +9,7 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,6 +67,11 @@ IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *CELL_F
 """The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
 method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
 
+_RESULTS: Final = (
+    *("label", "value", "stderr", "n", *_OF_LOAD),
+    *("proven", "examined", "seconds", "results_dir", "path"),
+)
+
 
 def load_frame(root: Path | str) -> pd.DataFrame:
     """Return one row per record of a results directory or a Parquet file, in their paths' order.
@@ -94,14 +100,16 @@ def load_frame(root: Path | str) -> pd.DataFrame:
         UsageError: If there is no such directory, or no whole record in it; or if the records are
             no longer those of which :func:`write_parquet` wrote the file.
     """
-    import pandas as pd
-
     if Path(root).suffix == PARQUET:
         return _read_parquet(Path(root))
     root, rows, refused = Path(root), list[dict[str, object]](), list[str]()
     for directory in result_directories(root):
         broken: list[str] = []
-        rows += each_whole(_row, record_places(directory), broken)
+        rows += each_whole(
+            lambda path, root: _row(read_summary(path, root), path, root),
+            record_places(directory),
+            broken,
+        )
         refused += broken
     if not rows:
         wrong = "has no whole record" if root.is_dir() else "no such directory"
@@ -111,7 +119,23 @@ def load_frame(root: Path | str) -> pd.DataFrame:
         )
     for line in refused:
         warnings.warn(f"left out: {line}", stacklevel=2)
-    columns = dict.fromkeys((*IDENTITY, *itertools.chain.from_iterable(rows)))
+    return _frame(rows)
+
+
+def frame_of(summaries: Iterable[tuple[Mapping[str, Any], Path, Path]]) -> pd.DataFrame:
+    """Return the data frame of records that were read, as :func:`load_frame`.
+
+    Args:
+        summaries: Of each what it says beside its answers and layers, its path and its results
+            directory.
+    """
+    return _frame([_row(*summary) for summary in summaries])
+
+
+def _frame(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = dict.fromkeys((*IDENTITY, *_RESULTS, *itertools.chain.from_iterable(rows)))
     return pd.DataFrame(rows, columns=list(columns))
 
 
@@ -171,8 +195,7 @@ def _version(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _row(path: Path, root: Path) -> dict[str, object]:
-    part = read_summary(path, root)
+def _row(part: Mapping[str, Any], path: Path, root: Path) -> dict[str, object]:
     cell, load = part["cell"], part["load"]
     method = dict(cell["method"])
     if "gamma" in method:  # else a number, or the keyword of what chooses it

@@ -84,6 +84,11 @@ class Pack:
             name, start, end = summary.pop("file"), end, end + summary.pop("size")
             self.summaries[name], self._places[name] = summary, slice(start, end)
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the file before its seal, which no other content has."""
+        return self._data[-hashlib.sha256().digest_size :].hex()
+
     def record(self, name: str) -> bytes:
         """Return the bytes of a record's own file."""
         return _lines(self)[self._places[name]].replace(b"\t", b"\n")

@@ -119,6 +119,16 @@ class Record(Summary):
         record._pack = pack
         return record
 
+    @property
+    def pack(self) -> Pack | None:
+        """The pack that it was read from; None where it has a file of its own."""
+        return self._pack
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The parts beside its answers and layers, as JSON."""
+        return self.capmoe if self._pack is None else self._pack.summaries[self.path.name]
+
     def _unpacked(self) -> bytes:
         assert self._pack is not None
         data = self._pack.record(self.path.name)

@@ -28,7 +28,7 @@ LOCAL: Final = "local-"
 
 
 @dataclass(frozen=True)
-class Results:
+class ReadRecords:
     """Records that were read."""
 
     records: tuple[Record, ...]  # the valid ones
@@ -41,7 +41,7 @@ class Reader:
     def __init__(self) -> None:
         self._kept: dict[Path, Record] = {}
 
-    def all(self, places: Iterable[tuple[Path, Path]]) -> Results:
+    def all(self, places: Iterable[tuple[Path, Path]]) -> ReadRecords:
         """Return the records at some paths, each with its results directory, in their order."""
         broken: list[str] = []
         collects = gc.isenabled()
@@ -51,7 +51,7 @@ class Reader:
         finally:
             if collects:
                 gc.enable()
-        return Results(records, tuple(broken))
+        return ReadRecords(records, tuple(broken))
 
     def each(
         self, places: Iterable[tuple[Path, Path]], broken: list[str], *, keep: bool = False
@@ -172,7 +172,7 @@ def record_places(root: Path) -> list[tuple[Path, Path]]:
     return [places[name] for name in sorted(places)]
 
 
-def read_results(root: Path, reader: Reader | None = None) -> Results:
+def read_results(root: Path, reader: Reader | None = None) -> ReadRecords:
     """Read every record of a results directory; a shared reader reads none of them twice."""
     return (reader or Reader()).all(record_places(root))
 

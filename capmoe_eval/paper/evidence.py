@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -19,12 +20,15 @@ from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.benchmarks import Bench
-from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.layout import ALL_TASKS
-from capmoe_eval.paper.statistics import Effect
+from capmoe_eval.paper.statistics import Effect, contrast
 from capmoe_eval.paper.trainings import DevLosses, SeedTraining
+from capmoe_eval.results.frames import MIX, Results, results_of
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
 
@@ -107,8 +111,17 @@ class Evidence:
     bench: Bench = field(default_factory=Bench)
     pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
     losses: DevLosses = field(default_factory=DevLosses)
-    effects: Effects = field(default_factory=Effects)  # those of contrasts
     _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def results(self) -> Results:
+        """The answers in all records."""
+        return results_of(self.records)
+
+    def cells(self, records: Iterable[Record]) -> pd.DataFrame:
+        """Return the rows of :attr:`results` that are of some records."""
+        cells = self.results.cells
+        return cells[cells["cell"].isin([record.digest for record in records])]
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -148,21 +161,23 @@ class Evidence:
         key = repr((first, second, model))
         if key not in self._effects:
             left_out = self.left_out(first, second)
-            sides = {
-                name: (self.find(first, name), self.find(second, name))
+            models = [
+                name
                 for name in sorted(self.models)
                 if (model in name if model else name in self.pooled or not self.pooled)
                 and name not in left_out
-            }
-            without = {} if first.task else {name: self.losses.idle_tasks(name) for name in sides}
-            effect = self.effects.of(sides, without)
+            ]
+            sides = [
+                [r for name in models for tasks in self.find(side, name).values() for r in tasks]
+                for side in (first, second)
+            ]
+            without = {} if first.task else {name: self.losses.idle_tasks(name) for name in models}
+            cells = [self.cells(side) for side in sides]
+            effect = contrast(self.results, cells[0], cells[1], without)
             paths = {
                 str(record.path)
-                for name, tasks in effect.tasks.items()
-                for side in sides[name]
-                for task, records in side.items()
-                for record in records
-                if task in tasks or task == MIX
+                for record in itertools.chain(*sides)
+                if (tasks := effect.tasks.get(record.model)) and record.task in (*tasks, MIX)
             }
             self._effects[key] = dataclasses.replace(effect, records=tuple(sorted(paths)))
         return self._effects[key]

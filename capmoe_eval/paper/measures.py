@@ -11,10 +11,9 @@ from typing import Final
 from capmoe_eval.experiment.names import family, is_stock
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.contrasts import Expectation
-from capmoe_eval.paper.effects import documents
 from capmoe_eval.paper.evidence import Batches, Evidence, Side, clauses_by_family, not_paired
 from capmoe_eval.paper.nulls import FLATTER, noise_step
-from capmoe_eval.paper.pairing import Unpaired, pair
+from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.paper.statistics import binomial_tail
 from capmoe_eval.paper.trainings import SeedTraining
@@ -222,8 +221,9 @@ def _company(evidence: Evidence, methods: Sequence[str]) -> list[Finding]:
 
 def _changed(evidence: Evidence, model: str, side: Side) -> float | None:
     """Return the mean share of documents whose score differs between two compositions."""
+    cells = evidence.cells(itertools.chain(*evidence.find(side, model).values()))
     shares = []
-    for task, runs in documents(evidence.find(side, model)).items():
+    for (_, task), runs in answered_by_cells(evidence.results, cells).items():
         flips = []
         for first, second in itertools.combinations(runs, 2):
             paired = pair([first], [second])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,68 @@ from numpy.typing import NDArray
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record_part import TaskAnswers
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from capmoe_eval.results.frames import Results
+
 Floats: TypeAlias = NDArray[np.float64]
 TaskDocuments: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 """A task, its subtasks and the hashes over their documents."""
+
+
+class RunScores(NamedTuple):
+    """An evaluation's scores on a task, and the documents that it was asked."""
+
+    # The hash over the documents of each subtask, and how many scores there are.
+    asked: Mapping[str, tuple[str, int]]
+    scores: Floats  # [documents], by subtask
+    images: NDArray[np.int64] | None = None  # [documents], numbered from 0; None if not of images
+
+
+def answered(answers: TaskAnswers) -> RunScores:
+    """Return the scores of one evaluation."""
+    parts = sorted(answers.items())
+    asked = {name: (part.documents, len(part.correct)) for name, part in parts}
+    sizes = [part.bytes or np.full(len(part.correct), np.nan) for _, part in parts]
+    scores = _weighted(np.concatenate([p.correct for _, p in parts]), np.concatenate(sizes))
+    if any(part.images is None for _, part in parts):
+        return RunScores(asked, scores)
+    images = [(name, image) for name, part in parts for image in part.images or ()]
+    numbers = {image: number for number, image in enumerate(dict.fromkeys(images))}
+    return RunScores(asked, scores, np.array([numbers[image] for image in images]))
+
+
+def answered_by_cells(
+    results: Results, cells: pd.DataFrame
+) -> dict[tuple[str, str], list[RunScores]]:
+    """Return the scores of some rows of ``results.cells``, by model and task.
+
+    Several of a task differ in seed or shuffle. A mixture of tasks is several: its subtasks.
+    """
+    documents, ends = results.documents, np.cumsum(results.cells["n"])
+    names = "correct", "bytes", "unit", "document"
+    scores, sizes, units, numbers = (documents[name].to_numpy() for name in names)
+    # Lists and codes: to index a column of texts takes a hundred times as long.
+    columns = [documents[name].cat for name in ("task", "subtask", "asked")]
+    texts = [(column.categories.tolist(), column.codes.to_numpy()) for column in columns]
+    subtasks = texts[1][1].astype(np.int64)
+    answers: dict[tuple[str, str], list[RunScores]] = {}
+    for model, count, end in zip(cells["model"], cells["n"], ends[cells.index], strict=True):
+        breaks = np.flatnonzero(np.diff(subtasks[end - count : end])) + 1 + end - count
+        starts = [end - count, *breaks.tolist()]
+        parts: dict[str, list[tuple[str, str, int, int]]] = {}
+        for start, stop in zip(starts, [*starts[1:], end], strict=True):
+            task, subtask, asked = (names[codes[start]] for names, codes in texts)
+            parts.setdefault(task, []).append((subtask, asked, start, stop))
+        for task, of_task in parts.items():
+            rows, images = slice(of_task[0][2], of_task[-1][3]), None
+            if (units[rows] != numbers[rows]).any():
+                images = np.unique((subtasks[rows] << 32) + units[rows], return_inverse=True)[1]
+            sets = {subtask: (asked, stop - start) for subtask, asked, start, stop in of_task}
+            run = RunScores(sets, _weighted(scores[rows], sizes[rows]), images)
+            answers.setdefault((model, task), []).append(run)
+    return answers
 
 
 @dataclass(frozen=True)
@@ -60,26 +119,26 @@ class Unpaired:
     reason: str
 
 
-def pair(first: Sequence[TaskAnswers], second: Sequence[TaskAnswers]) -> Paired | Unpaired:
+def pair(first: Sequence[RunScores], second: Sequence[RunScores]) -> Paired | Unpaired:
     """Return the scores of two sides on the documents that they share, or why they share none.
 
-    Each side is the documents of one evaluation, or of one for each seed.
+    Each side is the scores of one evaluation, or of one for each seed.
     """
     if not first or not second:
         return Unpaired("a side has no evaluation")
     everyone = (*first, *second)
     for run in everyone:
-        reason = _other(run, everyone[0])
+        reason = _other(run.asked, everyone[0].asked)
         if reason:
             return Unpaired(reason)
-    documents = tuple((name, run.documents) for name, run in sorted(everyone[0].items()))
-    images = _images(everyone[0])
-    return Paired(documents, _mean(first), _mean(second), images)
+    documents = tuple((name, documents) for name, (documents, _) in everyone[0].asked.items())
+    means = [np.mean([run.scores for run in side], axis=0) for side in (first, second)]
+    return Paired(documents, means[0], means[1], everyone[0].images)
 
 
-def scores_by_unit(run: TaskAnswers) -> Floats:
+def scores_by_unit(run: RunScores) -> Floats:
     """Return an evaluation's scores by sampling unit, as :attr:`Paired.units` [units]."""
-    return _by_unit(_mean([run]), _images(run))
+    return _by_unit(run.scores, run.images)
 
 
 def shares(models: Mapping[str, Mapping[str, Paired]]) -> dict[tuple[str, str], float]:
@@ -128,44 +187,23 @@ def _by_unit(values: Floats, images: NDArray[np.int64] | None) -> Floats:
     return of_image * (len(of_image) / len(images))
 
 
-def _other(run: TaskAnswers, than: TaskAnswers) -> str | None:
+def _other(run: Mapping[str, tuple[str, int]], than: Mapping[str, tuple[str, int]]) -> str | None:
     """Return in what an evaluation's documents differ from another's, or None."""
     subtasks = sorted(run.keys() ^ than.keys())
     if subtasks:
         return f"other subtasks: {', '.join(subtasks)}"
-    for name in sorted(run):
-        if run[name].documents != than[name].documents:
+    for name, (documents, count) in run.items():
+        if documents != than[name][0]:
             return f"other documents of {name}"
-        counts = len(than[name].correct), len(run[name].correct)
-        if counts[0] != counts[1]:
-            return f"{counts[0]} and {counts[1]} scores for the same documents of {name}"
+        if count != than[name][1]:
+            return f"{than[name][1]} and {count} scores for the same documents of {name}"
     return None
 
 
-def _images(run: TaskAnswers) -> NDArray[np.int64] | None:
-    """Return the image of each document, numbered from 0, or None unless all are known."""
-    if any(part.images is None for part in run.values()):
-        return None
-    images = [(name, image) for name in sorted(run) for image in run[name].images or ()]
-    numbers = {image: number for number, image in enumerate(dict.fromkeys(images))}
-    return np.array([numbers[image] for image in images], dtype=np.int64)
-
-
-def _mean(runs: Sequence[TaskAnswers]) -> Floats:
-    """Return the mean over runs of each document's score [documents]."""
-    mean: Floats = np.mean([_scores(run) for run in runs], axis=0)
-    return mean
-
-
-def _scores(run: TaskAnswers) -> Floats:
+def _weighted(scores: Floats, sizes: Floats) -> Floats:
     """Return each document's score [documents]; that of a text by its share of all bytes.
 
-    So the mean is the metric of all documents together.
+    So the mean is the metric of all documents together. ``sizes`` are their bytes, NaN where
+    documents are no texts.
     """
-    parts = [run[name] for name in sorted(run)]
-    scores: Floats = np.concatenate([part.correct for part in parts])
-    if any(part.bytes is None for part in parts):
-        return scores
-    sizes = np.concatenate([part.bytes or () for part in parts])
-    scores *= sizes / sizes.mean()
-    return scores
+    return scores if np.isnan(sizes).any() else scores * (sizes / sizes.mean())

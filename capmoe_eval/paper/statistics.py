@@ -12,26 +12,33 @@ import functools
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from statistics import fmean, stdev
-from typing import Final, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record_part import TaskAnswers
 from capmoe_eval.paper.pairing import (
     Floats,
     Paired,
+    RunScores,
     TaskDocuments,
     Unpaired,
+    answered_by_cells,
     pair,
     pool,
     shares,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from capmoe_eval.results.frames import Results
 
 RESAMPLES: Final = 10_000
 """Resamples of the bootstrap, and of the sign flips where they are drawn."""
@@ -51,10 +58,6 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-
-
-Side: TypeAlias = Mapping[str, Sequence[TaskAnswers]]
-"""One side of a contrast on one model: the evaluations of each task (seeds, shuffles)."""
 
 
 @dataclass(frozen=True)
@@ -122,19 +125,53 @@ class Effect:
         return math.hypot(reach, float(stdtrit(freedom, (1 + level) / 2)) * self.between)
 
 
-def contrast(models: Mapping[str, tuple[Side, Side]]) -> Effect:
-    """Compare the two sides of each model on the tasks that both have."""
+def contrast(
+    results: Results,
+    first: pd.DataFrame,
+    second: pd.DataFrame,
+    without: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> Effect:
+    """Compare two sides on the tasks that a model has on both; arguments as :func:`pair_cells`."""
+    pairs, unpaired = pair_cells(results, first, second, without)
+    return dataclasses.replace(pooled(pairs), unpaired=unpaired)
+
+
+def pair_cells(
+    results: Results,
+    first: pd.DataFrame,
+    second: pd.DataFrame,
+    without: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> tuple[dict[str, dict[str, Paired]], dict[tuple[str, str], str]]:
+    """Return the paired scores of two sides by model and task, and why others do not pair.
+
+    Args:
+        results: What both sides are of.
+        first: Rows of ``results.cells``; several of a model and task differ in seed or shuffle.
+        second: Those that are subtracted.
+        without: Tasks to leave out, by model, as lm-eval names them.
+    """
     pairs: dict[str, dict[str, Paired]] = {}
     unpaired: dict[tuple[str, str], str] = {}
-    for model, (first, second) in models.items():
-        for task in first:
-            if task in second:
-                paired = pair(first[task], second[task])
-                if isinstance(paired, Unpaired):
-                    unpaired[model, task] = paired.reason
-                else:
-                    pairs.setdefault(model, {})[task] = paired
-    return dataclasses.replace(pooled(pairs), unpaired=unpaired)
+    sides = [_without(results, cells, without) for cells in (first, second)]
+    for model, task in sorted(sides[0].keys() & sides[1].keys()):
+        paired = pair(*(side[model, task] for side in sides))
+        if isinstance(paired, Unpaired):
+            unpaired[model, task] = paired.reason
+        else:
+            pairs.setdefault(model, {})[task] = paired
+    return pairs, unpaired
+
+
+def _without(
+    results: Results, cells: pd.DataFrame, tasks: Mapping[str, Collection[str]]
+) -> dict[tuple[str, str], list[RunScores]]:
+    """Return the scores of some cells, by model and task, without some tasks of each model."""
+    cells = cells[["model", "task.lm_eval", "n"]]
+    names = zip(cells["model"], cells["task.lm_eval"], strict=True)
+    is_compared = [name not in tasks.get(model, ()) for model, name in names]
+    answers = answered_by_cells(results, cells.loc[is_compared])
+    # The tasks of a mixture have the names of lm-eval.
+    return {key: runs for key, runs in answers.items() if key[1] not in tasks.get(key[0], ())}
 
 
 def pooled(models: Mapping[str, Mapping[str, Paired]]) -> Effect:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Paired, Unpaired, pair, pool
+from capmoe_eval.paper.pairing import Paired, Unpaired, answered, pair, pool
 from capmoe_eval.paper.statistics import Interval, interval
 from capmoe_eval.routing.factor import CapacityFactor
 from capmoe_eval.routing.method import Method
@@ -200,7 +200,8 @@ def paired_between(record: Record, static: Sequence[Record], at: Between | None)
     """
     if at is None:
         return None
-    low, high = (pair([record.documents], [static[n].documents]) for n in (at.below, at.above))
+    scores = [answered(r.documents) for r in (record, static[at.below], static[at.above])]
+    low, high = (pair(scores[:1], [other]) for other in scores[1:])
     if isinstance(low, Unpaired) or isinstance(high, Unpaired):
         return None
     mixed = (1 - at.weight) * low.second + at.weight * high.second

@@ -30,7 +30,7 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.paper.pairing import Paired, pair
+from capmoe_eval.paper.pairing import Paired, answered, pair
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests.nightly import nightly_but
@@ -137,7 +137,7 @@ def test_bits_per_byte_are_those_of_all_texts_together(
     with pytest.raises(ValueError, match=r"value is .*, and its documents have"):
         Record.of(content, again.path)
     first, second = bits.values()
-    paired = pair([{"t": first}], [{"t": second}])
+    paired = pair([answered({"t": first})], [answered({"t": second})])
     assert isinstance(paired, Paired)
     texts = zip(first.correct, second.correct, first.bytes, strict=True)
     lost = sum((a - b) * size for a, b, size in texts)

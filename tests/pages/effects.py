@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 
 from capmoe_eval.experiment.names import family, metric_title
-from capmoe_eval.experiment.record import VERDICTS, Record, read_record
+from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.paper.layout import ALL_TASKS
-from capmoe_eval.paper.pairing import Paired, pair
+from capmoe_eval.paper.pairing import Paired, answered, pair
 from capmoe_eval.paper.printed import AVERAGE, find_row, pairs
 from capmoe_eval.paper.statistics import Interval, pooled
 from capmoe_eval.paper.trainings import NEEDED, dev_losses
@@ -153,7 +153,10 @@ def _tasks(side: Iterable[Record]) -> list[str]:
 def paired_by_task(first: Sequence[Record], second: Sequence[Record]) -> dict[str, Paired]:
     """Return two sides' scores on the same documents, by task."""
     both = by_key(first, lambda record: record.task), by_key(second, lambda record: record.task)
-    paired = {task: pair(*([r.documents for r in side[task]] for side in both)) for task in both[0]}
+    paired = {
+        task: pair(*([answered(r.documents) for r in side[task]] for side in both))
+        for task in both[0]
+    }
     return {task: each for task, each in paired.items() if isinstance(each, Paired)}
 
 

@@ -19,11 +19,11 @@ from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.paper.contrasts import Contrast
-from capmoe_eval.paper.effects import MIX, documents
 from capmoe_eval.paper.evidence import Evidence, Side, pooled_models
-from capmoe_eval.paper.pairing import Paired, pair, shares
-from capmoe_eval.paper.statistics import pooled
+from capmoe_eval.paper.pairing import Paired, shares
+from capmoe_eval.paper.statistics import pair_cells, pooled
 from capmoe_eval.paper.trainings import dev_losses
+from capmoe_eval.results.frames import MIX
 from capmoe_eval.zoo.recipes import ZOO
 from tests.pages import ROOT, paragraph, table
 from tests.pages.names import READER
@@ -81,16 +81,14 @@ def _evidence() -> Evidence:
 
 def _paired(first: Side, second: Side) -> dict[str, dict[str, Paired]]:
     """Return the documents of the exploratory records of both sides, by model and task."""
-    pairs: dict[str, dict[str, Paired]] = {}
     evidence = _evidence()
-    for model in sorted(evidence.pooled):
-        idle = () if first.task else evidence.losses.idle_tasks(model)
-        sides = [documents(evidence.find(side, model), idle) for side in (first, second)]
-        for task in sides[0].keys() & sides[1].keys():
-            paired = pair(sides[0][task], sides[1][task])
-            if isinstance(paired, Paired):
-                pairs.setdefault(model, {})[task] = paired
-    return pairs
+    models = sorted(evidence.pooled)
+    cells = [
+        evidence.cells(r for m in models for same in evidence.find(side, m).values() for r in same)
+        for side in (first, second)
+    ]
+    without = {} if first.task else {model: evidence.losses.idle_tasks(model) for model in models}
+    return pair_cells(evidence.results, cells[0], cells[1], without)[0]
 
 
 def planned(run: str, row: Mapping[str, Any], contrast: Contrast) -> Planned:

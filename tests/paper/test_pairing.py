@@ -11,13 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_eval.experiment.record_part import Answers, TaskAnswers
-from capmoe_eval.paper.pairing import Paired, Unpaired, by_document, pair, pool
-from capmoe_eval.paper.statistics import contrast
+from capmoe_eval.paper.pairing import Paired, Unpaired, answered, by_document, pair, pool
+from capmoe_eval.paper.statistics import pooled
 
 
 def answers(documents: str, scores: Sequence[float], images: Sequence[int] = ()) -> Answers:
     """The answers of a subtask without batches."""
     return Answers(documents=documents, correct=list(scores), images=list(images) or None)
+
+
+def paired_answers(
+    first: Sequence[TaskAnswers], second: Sequence[TaskAnswers]
+) -> Paired | Unpaired:
+    return pair(*(list(map(answered, side)) for side in (first, second)))
 
 
 BASELINE: TaskAnswers = {"a": answers("ha", [1.0, 0.0])}
@@ -29,7 +35,7 @@ def test_subtasks_are_joined_by_name_and_seeds_averaged() -> None:
         {"a": answers("ha", [1.0, 1.0]), "b": answers("hb", [0.0])},
         {"b": answers("hb", [0.0]), "a": answers("ha", [0.0, 1.0])},
     ]
-    found = pair(runs, [baseline])
+    found = paired_answers(runs, [baseline])
     assert isinstance(found, Paired)
     assert found.differences.tolist() == [0.5, 0.0, -1.0]
     assert found.documents == (("a", "ha"), ("b", "hb"))
@@ -52,8 +58,8 @@ def test_subtasks_are_joined_by_name_and_seeds_averaged() -> None:
 def test_other_documents_are_not_paired_and_the_reason_is_said(
     runs: list[TaskAnswers], reason: str
 ) -> None:
-    assert pair(runs, [BASELINE]) == Unpaired(reason)
-    assert isinstance(pair([BASELINE], runs), Unpaired)  # from either side
+    assert paired_answers(runs, [BASELINE]) == Unpaired(reason)
+    assert isinstance(paired_answers([BASELINE], runs), Unpaired)  # from either side
 
 
 def paired(scores: Sequence[float], documents: str = "h") -> Paired:
@@ -96,7 +102,7 @@ def of_images(scores: Sequence[float], images: Sequence[int]) -> TaskAnswers:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 1)), min_size=1))
 def test_images_are_units_and_leave_the_mean_as_it_is(rows: list[tuple[int, int, int]]) -> None:
     images, first, second = (list(column) for column in zip(*rows, strict=True))
-    found = pair([of_images(first, images)], [of_images(second, images)])
+    found = paired_answers([of_images(first, images)], [of_images(second, images)])
     assert isinstance(found, Paired)
     assert len(found.units) == len(set(images))
     assert found.units.mean() == pytest.approx(found.differences.mean())
@@ -112,9 +118,10 @@ def test_both_answers_to_an_image_are_one_piece_of_evidence() -> None:
     errors = []
     for images in ([n // 2 for n in range(12)], ()):
         scores = [1.0, 1.0] * 3 + [0.0, 0.0] * 3
-        sides = (of_images(side, images) for side in (scores, [0.0] * 12))
-        right, wrong = ({"a": [side]} for side in sides)
-        effect = contrast({"m": (right, wrong)})
+        sides = ([of_images(side, images)] for side in (scores, [0.0] * 12))
+        found = paired_answers(*sides)
+        assert isinstance(found, Paired)
+        effect = pooled({"m": {"a": found}})
         assert effect.points == 50
         assert effect.worth == pytest.approx(100 / 12)
         errors.append(effect.error)

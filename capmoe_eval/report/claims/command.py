@@ -8,20 +8,18 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import Parser, recompute_option, report_options
+from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.composition import check_once, options
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import (
     LOCAL,
     Reader,
-    directories,
     read_results,
     record_places,
 )
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.ledger import ledger, paper_claims
-from capmoe_eval.paper.effects import FILE, Effects
 from capmoe_eval.paper.evidence import Evidence, pooled_models
 from capmoe_eval.paper.trainings import dev_losses, read_trainings
 from capmoe_eval.report.claims.render import RENDERERS, Report
@@ -41,7 +39,6 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         "profile=zoo (the default), tiny or paper; results_dir=DIR (default: "
         f"results/{LOCAL}PROFILE)",
     )
-    recompute_option(parser)
     parsed = parser.parse_args(arguments)
 
     def write() -> int:
@@ -55,14 +52,11 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
         check_writable("--out", parsed.out)
         folder = parsed.out / profile
-        kept = (directory / FILE.format("claims") for directory in directories(results))
-        effects = Effects(*kept, recompute=parsed.recompute)
-        report = build(results, profile, folder, parsed.bench, reader, effects)
+        report = build(results, profile, folder, parsed.bench, reader)
         if not report.evidence.records and ("results_dir" in settings or record_places(results)):
             raise UsageError(
                 f"results_dir={results}: no whole record there; name one that has records"
             )
-        effects.write()
         for line in report.evidence.broken:
             print(f"left out: {line}", file=sys.stderr)
         with writing("--out", parsed.out):
@@ -84,7 +78,6 @@ def build(
     folder: Path,
     bench: Path = FOLDER,
     reader: Reader | None = None,
-    effects: Effects | None = None,
 ) -> Report:
     """Return the ledger of a results directory, with links as seen from ``folder``."""
     results_read, timed = read_results(results, reader), read_bench(bench)
@@ -97,7 +90,6 @@ def build(
         bench=timed,
         pooled=pooled,
         losses=dev_losses(pooled),
-        effects=effects or Effects(),
     )
     return Report(ledger(paper_claims(), evidence), evidence, folder)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Unpaired, pair
+from capmoe_eval.paper.pairing import Unpaired, answered, pair
 from capmoe_eval.paper.statistics import Interval, interval, share_of
 from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures.evidence import FigureRecords
@@ -88,10 +88,10 @@ def _shares(
     shares: dict[float, Interval] = {}
     reasons: dict[str, list[float]] = {}
     for gamma, same in by_key(records, lambda record: record.gamma or 0.0).items():
-        modes = {record.cell.method.decode: record.documents for record in same}
+        modes = {record.cell.method.decode: answered(record.documents) for record in same}
         if baseline is None or len(modes) < len(_MODES):
             continue
-        whole = pair([baseline.documents], [modes["constrained"]])
+        whole = pair([answered(baseline.documents)], [modes["constrained"]])
         of_steps = pair([modes["unconstrained"]], [modes["constrained"]])
         if isinstance(whole, Unpaired) or isinstance(of_steps, Unpaired):
             unpaired = whole if isinstance(whole, Unpaired) else of_steps

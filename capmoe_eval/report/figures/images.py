@@ -12,7 +12,7 @@ import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import scores_by_unit
+from capmoe_eval.paper.pairing import answered, scores_by_unit
 from capmoe_eval.paper.printed import figure, published_note
 from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures import pooling
@@ -186,7 +186,7 @@ def positions(evidence: FigureRecords) -> p.Picture:
 def _title(evidence: FigureRecords, between: str = ": ") -> str:
     """Return the model, the task, and how many questions to how many images."""
     record = next(record for records in evidence.records.values() for record in records)
-    asked = f"{record.n:,} questions to {len(scores_by_unit(record.documents)):,} images"
+    asked = f"{record.n:,} questions to {len(scores_by_unit(answered(record.documents))):,} images"
     return f"{evidence.title}, {evidence.tasks[record.task]}{between}{asked}"
 
 
@@ -200,7 +200,7 @@ def _by_priority(records: Iterable[Record]) -> Iterator[tuple[str, list[Record]]
 
 def _right(record: Record) -> Percent:
     """Return the share of right answers with its standard error over images."""
-    units = scores_by_unit(record.documents)
+    units = scores_by_unit(answered(record.documents))
     stderr = float(units.std(ddof=1)) / math.sqrt(len(units)) if len(units) > 1 else None
     return Percent(100 * float(units.mean()), None if stderr is None else 100 * stderr)
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Paired, Unpaired, pair
+from capmoe_eval.paper.pairing import Paired, Unpaired, answered, pair
 from capmoe_eval.paper.statistics import Interval, interval
 from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures.evidence import FigureRecords
@@ -44,7 +44,8 @@ def lost(
         return "not every task is there"
     differences = {}
     for task, without, bounded in zip(ordered, *sides, strict=True):
-        paired = pair(*([record.documents for record in side] for side in (without, bounded)))
+        both = ([answered(r.documents) for r in side] for side in (without, bounded))
+        paired = pair(*both)
         if isinstance(paired, Unpaired):
             return paired.reason
         differences[task] = 100 * paired.units

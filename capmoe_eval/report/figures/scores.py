@@ -17,7 +17,7 @@ from capmoe_eval.experiment.names import (
     metric_title,
 )
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Unpaired, pair
+from capmoe_eval.paper.pairing import Unpaired, answered, pair
 from capmoe_eval.paper.printed import published_note, table1_scores
 from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures import pooling
@@ -320,7 +320,7 @@ def _spread(
     record_of = {_setting(record): record for record in records if record.method == method}
     rates: list[float] = []
     for settings in itertools.combinations(record_of, 2):
-        paired = pair(*([record_of[setting].documents] for setting in settings))
+        paired = pair(*([answered(record_of[setting].documents)] for setting in settings))
         if isinstance(paired, Unpaired):
             both = " and ".join(settings)
             notes.append(f"{method_title(method)}: {both} are not compared: {paired.reason}.")

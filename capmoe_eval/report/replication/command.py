@@ -12,15 +12,14 @@ from typing import Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser, recompute_option
+from capmoe_eval.experiment.arguments import PATH, Parser
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import Reader, directories, read_results
+from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.experiment.selection import Finished, finished, refuse_experiment
-from capmoe_eval.paper.effects import FILE, Effects
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.replication import (
     grouping,
@@ -60,7 +59,6 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         type=PATH,
         help=f"file of the balance by training seed (default: {TRAININGS} for profile zoo)",
     )
-    recompute_option(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for capmoe-eval run")
     parsed = parser.parse_args(arguments)
 
@@ -78,15 +76,12 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         check_writable("--results", results)
         check_writable("--out", parsed.out)
         trainings = read_trainings(parsed.trainings, profile)
-        kept = (directory / FILE.format("replication") for directory in directories(results))
-        effects = Effects(*kept, recompute=parsed.recompute)
         losses = dev_losses(frozenset(plan.cell.model.name for plan in cells.plans))
         evidence = Evidence(
             profile,
             _alike(cells, reads),
             trainings=trainings,
             losses=losses,
-            effects=effects,
         )
         file = VerdictFile(
             profile=profile,
@@ -101,7 +96,6 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         )
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
-        effects.write()
         from capmoe_eval.report.replication.picture import draw, draw_gaps, to_png
 
         folder = parsed.out / profile

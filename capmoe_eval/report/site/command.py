@@ -26,7 +26,6 @@ from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, record_places
 from capmoe_eval.paper.benchmarks import check_folder
-from capmoe_eval.paper.effects import FILE
 from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
@@ -173,7 +172,7 @@ def _states(
     code = [Path(capmoe_eval.__file__).parent, config_directory()]
     places = [Path("results"), bench, *named, *code]
     read = [file for place in places for file in place.rglob("*")]
-    written = [file for file in read if file.name == VERDICTS or file.match(FILE.format("*"))]
+    written = [file for file in read if file.name == VERDICTS]
     made_of = {*read, *chosen}.difference(written)
     return _digest(made_of, words), _digest([*written, *out.rglob("*")])
 

@@ -215,11 +215,12 @@ def _tested(
 
 def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str:
     """Return the differences to the baseline [documents or images], or why there are none."""
-    from capmoe_eval.paper.pairing import Unpaired, pair
+    from capmoe_eval.paper.pairing import Unpaired, answered, pair
 
     if len(baseline) != 1:
         return "the baseline is missing"
-    paired = pair([run.score.documents for run in runs], [baseline[0].score.documents])
+    sides = ([answered(run.score.documents) for run in side] for side in (runs, baseline))
+    paired = pair(*sides)
     if isinstance(paired, Unpaired):
         return f"not paired with the baseline: {paired.reason}"
     return paired.units

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from capmoe_eval.paper.claims.ledger import ledger, paper_claims, read_claims
-from capmoe_eval.paper.effects import Effects
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
 from capmoe_eval.report.claims.command import build, main
@@ -187,8 +186,7 @@ def test_a_contrast_has_one_effect_and_one_verdict_on_both_pages() -> None:
     results = Path(__file__).parents[3] / "results" / "zoo"
     file = VerdictFile.model_validate_json((results / "replication.json").read_text())
     replicated = {(c.label, c.bounds): c for claim in file.claims for c in claim.contrasts}
-    effects = Effects(results / "effects.claims.json")
-    report = build(results, "zoo", Path("reports/zoo"), effects=effects)
+    report = build(results, "zoo", Path("reports/zoo"))
     shared = 0
     for verdict in report.verdicts:
         for finding in (f for result in verdict.results for f in result.findings if f.bounds):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper import effects
+from capmoe_eval.paper import evidence as module
 from capmoe_eval.paper.claims.ledger import conclude, ledger, read_claims
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import find_row
+from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.verdicts import CheckResult, Finding, Outcome, deciding, only_here
 from tests.paper.fabricate import HEAD, evidence, judge, record
 
@@ -100,13 +101,13 @@ def test_what_a_contrast_found_is_judged_by_each_claim_that_names_it(
 ) -> None:
     """−5 points: within 10, and no gain; the comparison itself is computed once."""
     calls: list[object] = []
-    contrast = effects.contrast
+    contrast = module.contrast
 
-    def counted(sides: Mapping[str, tuple[effects.Records, effects.Records]]) -> object:
-        calls.extend(both for both in sides.values() if all(both))
-        return contrast(sides)
+    def counted(*sides: Any) -> Effect:
+        calls.extend([sides] if all(map(len, sides[1:3])) else [])
+        return contrast(*sides)
 
-    monkeypatch.setattr(effects, "contrast", counted)
+    monkeypatch.setattr(module, "contrast", counted)
     found = evidence(record("score", 1.0, [0] * 20 + [1] * 380), record("random", 1.0, [1] * 400))
     checks = [CONTRAST % "greater", CONTRAST % "{at_least: -10}"]
     entries = [f"- {(HEAD % check).replace('one', f'n{i}')}" for i, check in enumerate(checks)]

@@ -16,7 +16,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Answers, Layer
-from capmoe_eval.paper.pairing import scores_by_unit
+from capmoe_eval.paper.pairing import answered, scores_by_unit
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.report.figures import decode, expert_load, images, routing, scores
 from capmoe_eval.report.figures.panels import Bars, Curve, Panel, draw, to_json
@@ -540,11 +540,15 @@ def test_a_record_that_tells_no_modalities_is_named() -> None:
 def test_units_are_images_and_keep_the_mean(answers: list[list[int]]) -> None:
     right = [float(answer) for image in answers for answer in image]
     numbers = [number for number, image in enumerate(answers) for _ in image]
-    units = scores_by_unit({"t": Answers(documents="hash", correct=right, images=numbers)})
+    units = scores_by_unit(
+        answered({"t": Answers(documents="hash", correct=right, images=numbers)})
+    )
     factor = len(answers) / len(right)
     assert units.tolist() == pytest.approx([sum(image) * factor for image in answers])
     assert units.mean() == pytest.approx(np.mean(right))
-    assert scores_by_unit({"t": Answers(documents="hash", correct=right)}).tolist() == right
+    assert (
+        scores_by_unit(answered({"t": Answers(documents="hash", correct=right)})).tolist() == right
+    )
 
 
 def test_json_has_every_number_and_no_look() -> None:
