@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from capmoe_eval.experiment.names import family, metric_title
-from capmoe_eval.experiment.record import VERDICTS, Record
+from capmoe_eval.experiment.record import VERDICTS, Record, read_record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.pairing import Paired, answered, pair
 from capmoe_eval.paper.printed import AVERAGE, find_row, pairs
