@@ -53,7 +53,7 @@ def called(function: Callable[[], Any]) -> set[str]:
     def note(frame: FrameType, event: str, _argument: Any) -> None:
         module = str(frame.f_globals.get("__name__"))
         basic = module.rpartition(".")[2] in ("method", "mixins", "factor", "knobs", "registry")
-        if event == "call" and module.startswith("capmoe_eval") and not basic:
+        if event == "call" and module.startswith(("capmoe_eval", "capmoe_methods")) and not basic:
             names.add(f"{module}.{frame.f_code.co_name}:{frame.f_code.co_firstlineno}")
 
     sys.setprofile(note)

@@ -167,7 +167,7 @@ def test_the_definition_shares_no_function_with_the_decision(path: Path) -> None
             assert ast.unparse(statement.test) == "TYPE_CHECKING"
             continue
         for node in ast.walk(statement):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("capmoe_eval"):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("capmoe_"):
                 names = [str(node.module), *(f"{node.module}.{of.name}" for of in node.names)]
                 assert any(map(ALLOWED.fullmatch, names)), names
 

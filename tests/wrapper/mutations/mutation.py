@@ -69,7 +69,7 @@ def _modules(_count: int) -> list[ModuleType]:
     return [
         module
         for name, module in sys.modules.items()
-        if name.startswith("capmoe_eval") and not name.endswith("definition")
+        if name.startswith(("capmoe_eval", "capmoe_methods")) and not name.endswith("definition")
     ]
 
 
