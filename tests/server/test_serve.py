@@ -60,8 +60,9 @@ def test_a_server_bears_many_clients_aborted_requests_and_a_restart(
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     port = demo.free_port()
     monkeypatch.setattr(demo, "free_port", lambda: port)
-    miniworld_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    with demo.Server(tmp_path, SETTINGS) as server:
+    miniworld_tokenizer().save_pretrained(tokenizer := tmp_path / "tokenizer")
+    paths = demo.WEIGHTS / demo.MODEL, tokenizer
+    with demo.Server(tmp_path, SETTINGS, *paths) as server:
         server.await_ready()
         with ThreadPoolExecutor(CLIENTS) as clients:
             tokens = list(clients.map(lambda number: ask(server.address, number), range(CLIENTS)))
@@ -76,7 +77,7 @@ def test_a_server_bears_many_clients_aborted_requests_and_a_restart(
         assert kept + dropped - added == routed == sums["capmoe_tokens_total"] * 4 * 8
         assert dropped > 0
     assert server._process.returncode is not None
-    with demo.Server(tmp_path, SETTINGS) as again:  # on the same port
+    with demo.Server(tmp_path, SETTINGS, *paths) as again:  # on the same port
         again.await_ready()
         assert again.address == server.address
         assert ask(again.address, 1) > 1
