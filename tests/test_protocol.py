@@ -140,5 +140,6 @@ def test_the_power_is_wanted_where_a_margin_is_primary() -> None:
 
 def test_the_page_is_short() -> None:
     page = (ROOT / "docs" / "explanation" / "protocol.md").read_text(encoding="utf-8")
-    text = re.sub(r"<!--.*?-->", "", page)
+    before_deviations, _ = page.split("## Deviations")  # which are listed, however many
+    text = re.sub(r"<!--.*?-->", "", before_deviations)
     assert len([word for word in text.split() if re.search(r"\w", word)]) <= 1500
