@@ -16,7 +16,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import answered, answered_by_cells
 from capmoe_eval.paper.statistics import contrast
 from capmoe_eval.results import frames
-from capmoe_eval.results.frames import MIX, pick, read, results_of
+from capmoe_eval.results.frames import MIX, pick, read, results_of, setting
 from capmoe_eval.routing.registry import create_method
 from tests.records import of_images, record_of
 
@@ -80,7 +80,8 @@ def test_packs_are_read_once_and_a_damaged_copy_is_made_anew(
     loose = read(root)
     pack(root)
     packed = read(root)
-    assert len(kept(cache)) == len(list(root.rglob(f"*{SUFFIX}"))) == 3
+    # A file of documents and one of layers.
+    assert len(kept(cache)) == 2 * len(list(root.rglob(f"*{SUFFIX}"))) == 6
     for damage in (False, True):
         frames._of_pack.cache_clear()
         if damage:
@@ -88,8 +89,37 @@ def test_packs_are_read_once_and_a_damaged_copy_is_made_anew(
                 file.write_bytes(b"PAR1")
         again = read(root)
         for results in (packed, again):
-            pd.testing.assert_frame_equal(results.documents, loose.documents)
+            for name in ("documents", "layers"):
+                pd.testing.assert_frame_equal(getattr(results, name), getattr(loose, name))
             pd.testing.assert_frame_equal(results.cells, loose.cells)
+
+
+def test_layers_and_loads_are_those_of_the_records(records: list[Record]) -> None:
+    results = results_of(records)
+    rows = iter(results.layers.to_dict("records"))
+    for record, cell in zip(records, results.cells.to_dict("records"), strict=True):
+        assert cell["load.mean_peak_after"] == record.load.mean_peak_after
+        assert "load.drop_rate" not in cell
+        for number, layer in enumerate(record.layers):
+            row = next(rows)
+            assert (row["cell"], row["layer"], row["top_k"]) == (cell["cell"], number, layer.top_k)
+            assert row["peak.expert_before.mean"] == layer.peak.expert_before.mean
+            for name, values in (
+                ("load_before", layer.load_before),
+                ("score_by_rank", layer.score_by_rank),
+                ("grid.gamma", layer.grid.gamma),
+                ("grid.pad_waste", layer.grid.pad_waste),
+            ):
+                ours, theirs = (np.array(numbers, dtype=float) for numbers in (row[name], values))
+                np.testing.assert_array_equal(ours, theirs)
+    assert next(rows, None) is None
+
+
+def test_seeds_of_a_method_are_one_setting() -> None:
+    first, second, other = (
+        create_method("random", gamma, seed=seed) for gamma, seed in ((1.0, 0), (1.0, 1), (1.5, 0))
+    )
+    assert setting(first.identity()) == setting(second.identity()) != setting(other.identity())
 
 
 def test_cells_have_the_answers_of_their_records(records: list[Record]) -> None:
