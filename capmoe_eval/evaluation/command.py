@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -40,9 +41,8 @@ from capmoe_eval.experiment.settings import CALIBRATE
 _REPORTS: Final = {
     "figures": "figure all",
     "replicate": "replicate",
-    **{name: f"figure {name}" for name in ("adaptive", "comparators", "images_macs")},
 }
-"""Commands that report on experiments, beside those of the tables."""
+"""Commands that report on experiments, beside those of tables and of packages' figures."""
 _OF_A_RUN: Final = {
     *("plan", "shard", "overwrite", "allow_code_execution", "save_trace", "trace_tokens"),
     *(field.name for field in fields(DeviceConfig)),
@@ -130,7 +130,8 @@ def report_command(words: Sequence[str]) -> str | None:
 
     asked = [(word.lstrip("+~").partition("="), word) for word in words]
     names = [value for (key, _, value), _ in asked if key == "experiment"]
-    reports = {layout.key: f"table {layout.key}" for layout in TABLES} | _REPORTS
+    reports = {name: f"figure {name}" for name in entry_points(group="capmoe_eval.figures").names}
+    reports |= {layout.key: f"table {layout.key}" for layout in TABLES} | _REPORTS
     if not names or names[-1] not in reports:
         return None
     kept = [word for (key, *_), word in asked if key not in {"experiment", *_OF_A_RUN}]

@@ -226,6 +226,7 @@ def _hydra_line(error: Exception) -> str | None:
     from omegaconf.errors import OmegaConfBaseException
 
     from capmoe_eval.experiment.composition import options
+    from capmoe_eval.routing.beside import check_installed
 
     if isinstance(error, MissingConfigException):
         missing = str(error.missing_cfg_file)
@@ -240,6 +241,10 @@ def _hydra_line(error: Exception) -> str | None:
         choices = error.options or options(group)  # Hydra gives no options for one of several
         if not group or not choices:
             return str(error)
+        try:
+            check_installed(f"{group}={option}")
+        except UsageError as mistake:
+            return str(mistake)
         return f"{bad_choice(group, option, choices)}{_OTHERS.get(group, '')}"
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return _refused(error)

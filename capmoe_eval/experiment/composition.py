@@ -121,8 +121,15 @@ def _spelled(value: object) -> str:
 
 
 def options(group: str) -> list[str]:
-    """Return the names of a configuration group, such as the models."""
-    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
+    """Return the names of a configuration group, such as the models, also those of packages."""
+    return list(_options(config_directory(), group))
+
+
+@functools.cache
+def _options(_directory: Path, group: str) -> Sequence[str]:
+    with composing():  # whose search path has the directories of packages beside the suite
+        names: Sequence[str] = GlobalHydra.instance().config_loader().get_group_options(group)
+    return names
 
 
 def usage() -> str:

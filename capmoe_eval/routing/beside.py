@@ -1,11 +1,12 @@
-"""Name the packages beside the suite, whose settings are known only where they are installed."""
+"""Name the packages beside the suite, and load what those that are installed bring."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from importlib.metadata import entry_points
+from typing import Any, Final
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, first_line
 
 BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "capmoe-methods": frozenset(
@@ -15,17 +16,20 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
             *("k0", "expert_budget", "min_similarity"),
             *("delta", "rho", "modality_threshold", "reroute"),
             *("peak_mass", "viable_score", "load_updates"),
+            *("experiment=adaptive", "experiment=comparators", "experiment=images_macs"),
+            *("experiment=placed", "figure adaptive", "figure comparators"),
+            *("figure comparators_decode", "figure comparators_ranks", "figure images_macs"),
         }
     ),
 }
-"""What each package brings: values of settings of the suite, and settings of its own."""
+"""What each package brings: values of settings, settings of its own, and figures."""
 
 
 def check_installed(setting: str) -> None:
     """Refuse a setting that nothing registers if a package beside the suite brings it.
 
     Args:
-        setting: The name of a setting, or ``name=value``.
+        setting: The name of a setting, ``name=value``, or ``figure name``.
 
     Raises:
         UsageError: With the package to install.
@@ -36,3 +40,21 @@ def check_installed(setting: str) -> None:
                 f"{setting}: {package} is not installed; pip install {package} (in a checkout, "
                 "make install)"
             )
+
+
+def load_entry_points(group: str) -> dict[str, Any]:
+    """Return what the entry points of a group name, by their names in alphabetical order.
+
+    Raises:
+        UsageError: If the package of one cannot be imported.
+    """
+    loaded = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        try:
+            loaded[entry.name] = entry.load()
+        except Exception as error:  # of a package that may not be ours
+            raise UsageError(
+                f"{group}: the entry point {entry.name}={entry.value} cannot be loaded "
+                f"({first_line(error)}); mend that package, or uninstall it"
+            ) from error
+    return loaded

@@ -12,13 +12,12 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from typing_extensions import dataclass_transform
 
-from capmoe_eval.errors import UsageError, bad_choice, first_line, shown
-from capmoe_eval.routing.beside import check_installed
+from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.routing.beside import check_installed, load_entry_points
 from capmoe_eval.routing.factor import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Knob, check, declared_knobs
 
@@ -81,14 +80,7 @@ def _import_all() -> None:
     core = importlib.import_module("capmoe_eval.routing.methods")  # which imports this module
     for part in pkgutil.iter_modules(core.__path__, f"{core.__name__}."):
         importlib.import_module(part.name)
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        try:
-            entry.load()
-        except Exception as error:  # of a package that may not be ours
-            raise UsageError(
-                f"{ENTRY_POINTS}: the entry point {entry.name}={entry.value} cannot be loaded "
-                f"({first_line(error)}); mend that package, or uninstall it"
-            ) from error
+    load_entry_points(ENTRY_POINTS)
 
 
 def method_names() -> tuple[str, ...]:

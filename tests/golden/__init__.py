@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,10 +175,10 @@ def _finding(finding: WrittenFinding) -> dict[str, Any]:
     }
 
 
-def figures() -> Iterator[dict[str, Any]]:
-    """Every number that a figure draws: a row for each list of a mark, as JSON."""
+def figures(package: str = "capmoe_eval") -> Iterator[dict[str, Any]]:
+    """Every number that a package's figures draw: a row for each list of a mark, as JSON."""
     plans, bench = FigurePlans(_WORDS, _reader()), read_bench(_BENCH)
-    for spec in FIGURES:
+    for spec in (spec for spec in FIGURES if spec.package.startswith(package)):
         sources = (
             gather_study(spec, bench, plans.profile)
             if spec.study
@@ -214,9 +214,9 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-def frame(kind: str) -> pd.DataFrame:
+def framed(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """What the records give of a kind, as it is read from its file."""
-    text = pd.DataFrame(list(KINDS[kind]())).to_csv(index=False, float_format="%.12g")
+    text = pd.DataFrame(list(rows)).to_csv(index=False, float_format="%.12g")
     return read(io.StringIO(text))
 
 
@@ -237,4 +237,10 @@ def _is_text(cell: str) -> bool:
 
 KINDS: Final[Mapping[str, Callable[[], Iterator[dict[str, Any]]]]] = {
     kind.__name__: kind for kind in (tables, effects, verdicts, figures)
+}
+FILES: Final[Mapping[Path, Callable[[], Iterator[dict[str, Any]]]]] = {
+    **{FOLDER / f"{name}.csv": kind for name, kind in KINDS.items()},
+    ROOT / "packages/capmoe-methods/tests/figures.csv": functools.partial(
+        figures, "capmoe_methods"
+    ),
 }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from tests.golden import FOLDER, KINDS, frame
+from tests.golden import FILES, framed
 
 
 def main() -> None:
     """Write the files that differ, and name them."""
-    for kind in KINDS:
-        path = FOLDER / f"{kind}.csv"
-        text = frame(kind).to_csv(index=False, float_format="%.12g")
+    for path, rows in FILES.items():
+        text = framed(rows()).to_csv(index=False, float_format="%.12g")
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(f"written: {path}")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.golden import FOLDER, KINDS, frame, read
+from tests.golden import FOLDER, KINDS, framed, read
 from tests.nightly import nightly_but
 from tests.satellites import NEEDS_METHODS
 
@@ -40,7 +40,7 @@ def _alike(old: object, new: object) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", nightly_but(["tables"], KINDS))
 def test_records_give_the_golden_numbers(kind: str) -> None:
-    assert differences(read(FOLDER / f"{kind}.csv"), frame(kind)) == []
+    assert differences(read(FOLDER / f"{kind}.csv"), framed(KINDS[kind]())) == []
 
 
 def test_a_number_that_changes_is_a_difference() -> None:

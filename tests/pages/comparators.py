@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from capmoe_eval.report.figures.losses import lost
+from capmoe_methods.figures.losses import lost
+
 from capmoe_eval.report.figures.pooling import by_key
 from tests.pages import signed, table
 from tests.pages.names import FAMILIES, records

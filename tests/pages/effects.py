@@ -9,6 +9,14 @@ from functools import cache
 from typing import Final
 
 import numpy as np
+from capmoe_methods.trial import (
+    AdaptiveOutcome,
+    by_model,
+    mean_interval,
+    outcomes,
+    primary,
+    verdicts,
+)
 
 from capmoe_eval.experiment.names import family, metric_title
 from capmoe_eval.experiment.record import VERDICTS, Record, read_record
@@ -21,14 +29,6 @@ from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
 from capmoe_eval.report.replication.records import RECORDS, ContrastFile
 from capmoe_eval.report.templates import shown
-from capmoe_eval.serving.trial import (
-    AdaptiveOutcome,
-    by_model,
-    mean_interval,
-    outcomes,
-    primary,
-    verdicts,
-)
 from tests.pages import DOCS, ROOT, paragraph, signed, span, table
 from tests.pages.names import FAMILIES, card, records
 

@@ -1,4 +1,8 @@
-"""All figures, as `catalogue.yaml` declares them, and what each is made from."""
+"""All figures, as files `catalogue.yaml` declare them, and what each is made from.
+
+The suite's is beside this module; packages beside the suite have theirs, by the entry points of the
+group :data:`ENTRY_POINTS`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.routing.beside import check_installed, load_entry_points
 
 if TYPE_CHECKING:
     from capmoe_eval.report.figures.panels import Picture
+
+ENTRY_POINTS: Final = "capmoe_eval.figures"
+"""The group of entry points: an experiment that is drawn, and the package of its catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +45,11 @@ class Spec:
     place: str  # in the paper, or that it is not there
     title: str  # one line; a template that is filled with the names of the sources
     caption: str  # what is seen, and what differs from the paper's
-    # ``module.function`` of this package, from sources to a picture. The module, and with it
+    package: str  # of the catalogue
+    # ``module.function`` of that package, from sources to a picture. The module, and with it
     # matplotlib, is imported when the figure is made.
     made_by: str
-    # Of records: parts of an experiment of ``conf/experiment/``; of these some tasks, or all; and
+    # Of records: parts of an experiment; of these some tasks, or all; and
     # the place (from 0) in ``profile.figures.models`` of the one model shown, or all models.
     experiment: str = "figures"
     parts: Sequence[str] = ()
@@ -55,20 +64,24 @@ class Spec:
 
     def make(self, sources: Sources) -> Picture:
         """Return what the figure shows."""
-        picture: Picture = resolve_name(f"{__package__}.{self.made_by}")(sources)
+        picture: Picture = resolve_name(f"{self.package}.{self.made_by}")(sources)
         return picture
 
 
 def _figures() -> Iterator[Spec]:
-    catalogue = read_data(__package__, "catalogue.yaml", dict[str, Any])
-    for name, entry in catalogue["figures"].items():
-        paper_model = catalogue["paper_models"][entry.get("model", 0)]
-        entry["caption"] = entry["caption"].format(**catalogue["phrases"], paper_model=paper_model)
-        yield Spec(name=name, **entry)
+    packages = [package.__name__ for package in load_entry_points(ENTRY_POINTS).values()]
+    for package in dict.fromkeys([__package__, *packages]):
+        catalogue = read_data(package, "catalogue.yaml", dict[str, Any])
+        paper_models = catalogue.get("paper_models", [""])
+        for name, entry in catalogue["figures"].items():
+            words = catalogue["phrases"] | {"paper_model": paper_models[entry.get("model", 0)]}
+            yield Spec(
+                name=name, package=package, **entry | {"caption": entry["caption"].format(**words)}
+            )
 
 
 FIGURES: Final = tuple(_figures())
-"""In the order of the file."""
+"""In the order of the files."""
 
 
 def because(broken: Sequence[str]) -> str:
@@ -84,6 +97,7 @@ def get_figure(name: str) -> Spec:
     """
     figures = {spec.name: spec for spec in FIGURES}
     if name not in figures:
+        check_installed(f"figure {name}")
         mistake = bad_choice("figure", name, ["all", *figures])
         raise UsageError(f"{mistake}; the paper's Figure 3 is a diagram")
     return figures[name]

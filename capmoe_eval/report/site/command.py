@@ -17,7 +17,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import capmoe_eval
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser, report_options
@@ -29,6 +28,7 @@ from capmoe_eval.paper.benchmarks import check_folder
 from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
+from capmoe_eval.report.figures.catalogue import FIGURES
 from capmoe_eval.report.replication import command as replication
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import claims_page
@@ -169,7 +169,8 @@ def _states(
     words += [f"{name}=={metadata.version(name)}" for name in _LIBRARIES]
     named = [Path(word.partition("=")[2]) for word in overrides if "results_dir=" in word]
     chosen = [] if replication_file is None else [replication_file]
-    code = [Path(capmoe_eval.__file__).parent, config_directory()]
+    packages = {spec.package.partition(".")[0] for spec in FIGURES}
+    code = [config_directory(), *(Path(str(files(name))) for name in packages)]
     places = [Path("results"), bench, *named, *code]
     read = [file for place in places for file in place.rglob("*")]
     written = [file for file in read if file.name == VERDICTS]

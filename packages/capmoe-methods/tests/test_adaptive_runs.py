@@ -25,9 +25,9 @@ from capmoe_eval.experiment.record_part import ChosenFactors
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration as serving_calibration
-from capmoe_eval.serving.trial import outcomes, straggler
 
 from capmoe_methods.adaptive_gamma.calibration import FactorCurves
+from capmoe_methods.trial import outcomes, straggler
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 PIQA = TaskId("piqa", "piqa", "baber/piqa", "acc_norm", 0)

@@ -6,6 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from capmoe_eval.evaluation.command import report_command
+from capmoe_eval.experiment.composition import options
+from capmoe_eval.report.figures import catalogue
+from capmoe_eval.report.figures.catalogue import FIGURES
 from capmoe_eval.routing.beside import BESIDE
 from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.registry import ENTRY_POINTS, METHODS, knobs, method_names, placements
@@ -28,13 +33,47 @@ def test_the_suite_names_all_that_it_brings() -> None:
         *(f"gamma={form.keyword}" for form in forms),
         *(f"placement={name}" for name, kind in placements().items() if kind is not None),
         *(knobs().keys() - of_suite - of_forms),
+        *(f"experiment={path.stem}" for path in FOLDER.glob("conf/experiment/*.yaml")),
+        *(f"figure {spec.name}" for spec in FIGURES if spec.package.startswith("capmoe_m")),
     }
 
 
 def test_every_folder_is_an_entry_point() -> None:
     declared = read_toml(FOLDER.parent / "pyproject.toml")["project"]["entry-points"]
-    folders = {path.parent.name for path in FOLDER.glob("*/__init__.py")}
-    assert declared == {ENTRY_POINTS: {name: f"capmoe_methods.{name}" for name in folders}}
+    folders = {path.parent.name for path in FOLDER.glob("*/__init__.py")} - {"figures"}
+    drawn = {spec.experiment for spec in FIGURES if spec.package == "capmoe_methods.figures"}
+    assert declared == {
+        ENTRY_POINTS: {name: f"capmoe_methods.{name}" for name in folders},
+        catalogue.ENTRY_POINTS: dict.fromkeys(drawn, "capmoe_methods.figures"),
+    }
+
+
+def test_its_experiments_are_those_of_the_suite_and_end_with_their_figure() -> None:
+    assert {path.stem for path in FOLDER.glob("conf/experiment/*.yaml")} < {*options("experiment")}
+    assert report_command(["experiment=adaptive", "limit=4"]) == (
+        "capmoe-eval figure adaptive limit=4"
+    )
+    assert report_command(["experiment=placed"]) is None
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "experiment=comparators"], ["figure", "comparators_ranks"]]
+)
+def test_without_it_the_suite_says_what_to_install(words: list[str], tmp_path: Path) -> None:
+    """An environment is stood in for by a path that has all packages but this one."""
+    code = (
+        "import sys; from importlib import metadata; from importlib.util import find_spec;"
+        "sys.path = [p for p in sys.path if 'capmoe-methods' not in p];"
+        "entries = metadata.entry_points;"
+        "metadata.entry_points = lambda **of: entries(**of).select(module='none');"
+        f"sys.argv[1:] = {words}; from capmoe_eval.__main__ import program; program()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    name = "=".join(words).removeprefix("run=").replace("figure=", "figure ")
+    assert done.stderr.startswith(f"error: {name}: capmoe-methods is not installed; pip install")
+    assert done.returncode == 2
 
 
 def test_to_register_its_methods_imports_no_torch() -> None:

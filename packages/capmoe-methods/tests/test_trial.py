@@ -7,7 +7,12 @@ from typing import Literal
 import numpy as np
 import pytest
 from capmoe_eval.paper.pairing import Paired
-from capmoe_eval.serving.trial import (
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pages import signed
+
+from capmoe_methods.adaptive_gamma import AdaptiveFactor
+from capmoe_methods.trial import (
     AdaptiveOutcome,
     between,
     by_model,
@@ -17,11 +22,6 @@ from capmoe_eval.serving.trial import (
     primary,
     verdicts,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.pages import signed
-
-from capmoe_methods.adaptive_gamma import AdaptiveFactor
 
 SHARES = st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_size=6, unique=True)
 

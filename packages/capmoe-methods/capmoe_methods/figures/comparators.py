@@ -12,8 +12,9 @@ from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.losses import WHISKERS, Setting, loss_curve, lost
 from capmoe_eval.report.figures.pooling import When, by_key, by_task, mean_load, rank_peak
+
+from capmoe_methods.figures.losses import WHISKERS, Setting, loss_curve, lost
 
 _DROP: Final = method_title("score")
 _KINDS: Final = {"prompts": "questions", "decode steps": "generation"}

@@ -14,7 +14,8 @@ from capmoe_eval.paper.statistics import Interval, interval
 from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import by_key, by_task, rank_peak
-from capmoe_eval.serving.trial import Between, between, paired_between
+
+from capmoe_methods.trial import Between, between, paired_between
 
 _DROP, _MACS = map(method_title, ("score", "macs"))
 WHISKERS: Final[p.Look] = {"elinewidth": 0.5, "capsize": 1}

@@ -20,7 +20,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Paired, Unpaired, answered, pair, pool
 from capmoe_eval.paper.statistics import Interval, interval

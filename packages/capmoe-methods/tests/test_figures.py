@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.colors import to_hex
-
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.timings.rows import Balance
 from capmoe_eval.paper.statistics import interval
-from capmoe_eval.report.figures import comparators, losses
-from capmoe_eval.report.figures.adaptive import adaptive
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.panels import BLUE, GREY, Level, draw
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
+from matplotlib.colors import to_hex
+from tests.golden import figures, framed, read
+from tests.golden.test_golden import differences
 from tests.records import calibrated, of_images, record_of
 from tests.report.figures import material
 from tests.report.figures.material import curves, named, panels, peaked
-from tests.satellites import HAS_METHODS
+
+from capmoe_methods.figures import comparators, losses
+from capmoe_methods.figures.adaptive import adaptive
 
 RIGHT = [1] * 40
 STOCK = create_method("baseline")
@@ -50,9 +52,6 @@ def balance(method: str, straggler: float, on: str = "piqa", judged: str = "piqa
 
 
 DROP = create_method("score", 1.0, ep_size=1)
-if not HAS_METHODS:
-    pytest.skip("needs packages/capmoe-methods", allow_module_level=True)
-
 OEA = create_method("oea", k0=2)
 STEPS = create_method("xshare", expert_budget=0.25, decode="only")
 RANKS = create_method("score", 1.0, ep_size=8)
@@ -301,3 +300,11 @@ def test_adaptive_factors_stand_beside_the_static_ones() -> None:
     assert "no gain is shown" in picture.notes[0]
     assert "+0.300" in picture.notes[1]
     draw(picture)
+
+
+@pytest.mark.slow
+def test_the_committed_records_give_the_golden_figures() -> None:
+    golden = read(Path(__file__).with_name("figures.csv"))
+    drawn = ["images_macs", "comparators", "comparators_decode", "comparators_ranks", "adaptive"]
+    assert list(golden["figure"].unique()) == drawn
+    assert differences(golden, framed(figures("capmoe_methods"))) == []

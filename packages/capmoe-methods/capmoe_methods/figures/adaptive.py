@@ -12,7 +12,8 @@ from capmoe_eval.paper.statistics import Interval
 from capmoe_eval.report.figures import panels as p
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load
-from capmoe_eval.serving.trial import (
+
+from capmoe_methods.trial import (
     AdaptiveOutcome,
     AdaptiveVerdict,
     budget_in,

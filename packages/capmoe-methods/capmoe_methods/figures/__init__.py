@@ -1,0 +1,1 @@
+"""Draw the experiments of the methods beside Token Drop, as `catalogue.yaml` declares."""
