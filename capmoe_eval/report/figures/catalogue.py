@@ -75,9 +75,8 @@ def _figures() -> Iterator[Spec]:
         paper_models = catalogue.get("paper_models", [""])
         for name, entry in catalogue["figures"].items():
             words = catalogue["phrases"] | {"paper_model": paper_models[entry.get("model", 0)]}
-            yield Spec(
-                name=name, package=package, **entry | {"caption": entry["caption"].format(**words)}
-            )
+            entry["caption"] = entry["caption"].format(**words)
+            yield Spec(name=name, package=package, **entry)
 
 
 FIGURES: Final = tuple(_figures())
