@@ -2,71 +2,101 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from pkgutil import resolve_name
+from typing import Final
 
+from capmoe_eval.beside import Subcommand, check_installed, load_entry_points
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.application import run_program
 
 PROGRAM: Final = "capmoe-eval"
 
 
-class Subcommand(NamedTuple):
-    """A subcommand, and the function of this package that takes the words after its name."""
-
-    summary: str
-    module: str
-    function: str = "main"
-
-
-GROUPS: Final[Mapping[str, Mapping[str, Subcommand]]] = {
-    "Evaluate": {
-        "run": Subcommand(
-            "evaluate a model under a method: gamma=1.0 method=score", "evaluation.command"
-        ),
-        "sweep": Subcommand(
-            "evaluate every combination: gamma=1.0,1.5 method=score,order",
-            *("evaluation.command", "sweep"),
-        ),
-        "train": Subcommand("train an embedded model from its recipe", "evaluation.train"),
-        "lm-eval": Subcommand(
-            "lm-eval's own command line, with the model types capmoe and capmoe-multimodal",
-            "evaluation.lm_eval_command",
-        ),
-    },
-    "Report on finished results": {
-        "table": Subcommand("render a table of the paper: table2", "report.tables.command"),
-        "figure": Subcommand("draw a figure: fig7", "report.figures.command"),
-        "claims": Subcommand(
-            "list every claim of the paper with its verdict", "report.claims.command"
-        ),
-        "replicate": Subcommand(
-            "test the claims on every model, with effects and intervals",
-            "report.replication.command",
-        ),
-        "report": Subcommand("build a static site of all results", "report.site.command"),
-    },
-    "Serve": {
-        "loads": Subcommand(
-            "summarise the expert loads of a server's trace", "report.figures.loads"
-        ),
-        "advise": Subcommand(
-            "recommend a capacity for a deployment, or none", "report.advice.command"
-        ),
-    },
-    "Maintain": {
-        "pack": Subcommand(
-            "pack finished records, or export them to Parquet", "experiment.packing"
-        ),
-        "bench": Subcommand("measure the suite itself", "bench.command"),
-        "completion": Subcommand("print the completion script of bash, zsh or fish", "completion"),
-    },
+_COMMANDS: Final = "capmoe_eval.commands"
+"""The group of entry points, each a :class:`~capmoe_eval.beside.Subcommand`."""
+_EVALUATE: Final = "Evaluate"
+_REPORT: Final = "Report on finished results"
+_SERVE: Final = "Serve"
+_MAINTAIN: Final = "Maintain"
+_OF_SUITE: Final[Mapping[str, Subcommand]] = {
+    "run": Subcommand(
+        _EVALUATE,
+        "evaluate a model under a method: gamma=1.0 method=score",
+        "capmoe_eval.evaluation.command:main",
+    ),
+    "sweep": Subcommand(
+        _EVALUATE,
+        "evaluate every combination: gamma=1.0,1.5 method=score,order",
+        "capmoe_eval.evaluation.command:sweep",
+    ),
+    "train": Subcommand(
+        _EVALUATE,
+        "train an embedded model from its recipe",
+        "capmoe_eval.evaluation.train:main",
+    ),
+    "lm-eval": Subcommand(
+        _EVALUATE,
+        "lm-eval's own command line, with the model types capmoe and capmoe-multimodal",
+        "capmoe_eval.evaluation.lm_eval_command:main",
+    ),
+    "table": Subcommand(
+        _REPORT, "render a table of the paper: table2", "capmoe_eval.report.tables.command:main"
+    ),
+    "figure": Subcommand(_REPORT, "draw a figure: fig7", "capmoe_eval.report.figures.command:main"),
+    "claims": Subcommand(
+        _REPORT,
+        "list every claim of the paper with its verdict",
+        "capmoe_eval.report.claims.command:main",
+    ),
+    "replicate": Subcommand(
+        _REPORT,
+        "test the claims on every model, with effects and intervals",
+        "capmoe_eval.report.replication.command:main",
+    ),
+    "report": Subcommand(
+        _REPORT,
+        "build a static site of all results",
+        "capmoe_eval.report.site.command:main",
+    ),
+    "loads": Subcommand(
+        _SERVE,
+        "summarise the expert loads of a server's trace",
+        "capmoe_eval.report.figures.loads:main",
+    ),
+    "advise": Subcommand(
+        _SERVE,
+        "recommend a capacity for a deployment, or none",
+        "capmoe_eval.report.advice.command:main",
+        lambda: ("example",),
+    ),
+    "pack": Subcommand(
+        _MAINTAIN,
+        "pack finished records, or export them to Parquet",
+        "capmoe_eval.experiment.packing:main",
+    ),
+    "bench": Subcommand(_MAINTAIN, "measure the suite itself", "capmoe_eval.bench.command:main"),
+    "completion": Subcommand(
+        _MAINTAIN,
+        "print the completion script of bash, zsh or fish",
+        "capmoe_eval.completion:main",
+    ),
 }
-SUBCOMMANDS: Final = {name: each for group in GROUPS.values() for name, each in group.items()}
+
+
+@functools.cache
+def subcommands() -> Mapping[str, Subcommand]:
+    """Return every subcommand by its name, those of installed packages last."""
+    return {
+        **_OF_SUITE,
+        **load_entry_points(_COMMANDS),
+        **_OF_SUITE,
+    }  # none of the suite's is replaced
+
 
 _HELP: Final = f"""\
 usage: {PROGRAM} SUBCOMMAND …    (or python -m capmoe_eval SUBCOMMAND …)
@@ -88,15 +118,15 @@ def main(words: Sequence[str] | None = None) -> int | None:
     if first in ("-h", "--help"):
         print(_help())
         return 0
-    if first in SUBCOMMANDS:
+    if first[:1].isalpha() and not set(first) & set("=@/"):
         words = words[1:]
-    elif first[:1].isalpha() and not set(first) & set("=@/"):
-        raise bad_choice("subcommand", first, SUBCOMMANDS)
     else:
         first = "run"
-    subcommand = SUBCOMMANDS[first]
-    function = getattr(import_module(f"capmoe_eval.{subcommand.module}"), subcommand.function)
-    status: int | None = function(words)
+    if first not in _OF_SUITE and first not in subcommands():
+        check_installed(first)
+        raise bad_choice("subcommand", first, subcommands())
+    chosen = _OF_SUITE.get(first) or subcommands()[first]
+    status: int | None = resolve_name(chosen.function)(words)
     return status
 
 
@@ -110,7 +140,9 @@ def _with_home(word: str) -> str:
 
 def _help() -> str:
     lines = [_HELP]
-    for title, group in GROUPS.items():
+    every = subcommands()
+    for title in dict.fromkeys(each.title for each in every.values()):
+        group = {name: each for name, each in every.items() if each.title == title}
         lines += [title, *(f"  {name:10}  {each.summary}" for name, each in group.items()), ""]
     return "\n".join(lines).rstrip() + "\n" + _MORE.rstrip()
 

@@ -6,11 +6,11 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final, Literal, get_args, get_origin
 
-from capmoe_eval.__main__ import SUBCOMMANDS
+from capmoe_eval.__main__ import subcommands
 from capmoe_eval.bench.options import commands
 from capmoe_eval.experiment.arguments import Parser
 from capmoe_eval.experiment.composition import config_directory, options
@@ -26,7 +26,6 @@ _NAMES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "figure": lambda: (*(spec.name for spec in FIGURES), "all"),
     "train": lambda: sorted(path.name for path in _WEIGHTS.iterdir()),
     "bench": commands,
-    "advise": lambda: ("example",),
     "completion": lambda: _SCRIPTS,
 }
 _BASH: Final = """\
@@ -61,13 +60,13 @@ def subcommand_words(name: str) -> list[str]:
     """Return the words that may follow a subcommand; ``key=`` stands where any value may."""
     if name in ("run", "sweep"):
         return [*_EVALUATION, *overrides()]
-    usage = io.StringIO()
+    each, usage = subcommands()[name], io.StringIO()
     if name != "lm-eval":  # slow to import
         with redirect_stdout(usage), suppress(SystemExit):
-            import_module(f"capmoe_eval.{SUBCOMMANDS[name].module}").main(["--help"])
+            resolve_name(each.function)(["--help"])
     listed = sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", usage.getvalue())))
     return [
-        *_NAMES.get(name, list)(),
+        *_NAMES.get(name, each.names)(),
         *listed,
         *(overrides() if "KEY=VALUE" in usage.getvalue() else ()),
     ]
@@ -93,19 +92,19 @@ def _choices(annotation: Any) -> list[str]:
 def _bash() -> str:
     lines = [
         f'    {name}) words="{" ".join(subcommand_words(name))}" ;;'
-        for name in SUBCOMMANDS
+        for name in subcommands()
         if name not in ("run", "sweep")
     ]
     return _BASH.format(
         cases="\n".join(lines),
         run=" ".join(subcommand_words("run")),
-        subcommands=" ".join(SUBCOMMANDS),
+        subcommands=" ".join(subcommands()),
     )
 
 
 def _fish() -> str:
     lines = ["complete -c capmoe-eval -f"]
-    for name, each in SUBCOMMANDS.items():
+    for name, each in subcommands().items():
         lines += [
             f'complete -c capmoe-eval -n __fish_use_subcommand -a {name} -d "{each.summary}"',
             f'complete -c capmoe-eval -n "__fish_seen_subcommand_from {name}" '

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from capmoe_eval.routing.beside import BESIDE
+from capmoe_eval.beside import BESIDE
 from capmoe_eval.routing.registry import method_names
 
 HAS_METHODS = "oea" in method_names()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from capmoe_eval.__main__ import GROUPS, SUBCOMMANDS, main
+from capmoe_eval import beside
+from capmoe_eval.__main__ import main, subcommands
 from capmoe_eval.completion import main as completion
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import command as evaluation
@@ -29,12 +31,13 @@ printf '%s\\n' "${COMPREPLY[@]}"
 def test_the_help_has_each_subcommand_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     lines = capsys.readouterr().out.splitlines()
-    for title, group in GROUPS.items():
+    for title in {each.title for each in subcommands().values()}:
+        group = [name for name, each in subcommands().items() if each.title == title]
         first = lines.index(title) + 1
-        assert [line.split()[0] for line in lines[first : first + len(group)]] == list(group)
+        assert [line.split()[0] for line in lines[first : first + len(group)]] == group
 
 
-@pytest.mark.parametrize("name", SUBCOMMANDS)
+@pytest.mark.parametrize("name", subcommands())
 def test_each_subcommand_has_a_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         main([name, "--help"])
@@ -55,7 +58,7 @@ def test_every_command_that_a_page_names_is_there(capsys: pytest.CaptureFixture[
         used = re.findall(r"(?m)(?:^ +|`)make ([a-z0-9_ -]+)", text)
         wrong += [word for words in used for word in words.split() if word not in targets]
         used = re.findall(r"capmoe-eval ([a-z][a-z-]*)(?![\w=/.-])", text)
-        wrong += [word for word in used if word not in SUBCOMMANDS]
+        wrong += [word for word in used if word not in subcommands()]
     assert wrong == []
 
 
@@ -112,7 +115,7 @@ def test_the_report_of_an_experiment_is_there() -> None:
     words = [line.split()[1:] for line in lines if line]
     assert len(words) >= 15
     for subcommand, *names in words:
-        assert subcommand in SUBCOMMANDS
+        assert subcommand in subcommands()
         assert {*names} <= {
             "all",
             *(figure.name for figure in FIGURES),
@@ -126,6 +129,66 @@ def test_the_report_of_an_experiment_is_there() -> None:
 def test_a_mistyped_subcommand_is_named(word: str, close: str) -> None:
     with pytest.raises(UsageError, match=f"subcommand={word}: did you mean '{close}'"):
         main([word])
+
+
+_MODULE = """
+from capmoe_eval.beside import Subcommand
+from capmoe_eval.bench.options import Benchmark
+
+SPEAK = Subcommand("Speak", "say a word", "my_commands:speak", lambda: ("loudly",))
+SPEED = Benchmark("my_commands", "How fast it is.", "In words.", {"--size": {"type": "COUNT"}})
+
+def speak(words):
+    print("spoken:", *words)
+
+def run(options):
+    print("measured:", options.size)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package beside the suite, with a subcommand and a benchmark."""
+    (tmp_path / "my_commands.py").write_text(_MODULE)
+    info = tmp_path / "my_commands-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-commands\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[capmoe_eval.commands]\nspeak = my_commands:SPEAK\nrun = my_commands:SPEAK\n"
+        "[capmoe_eval.benchmarks]\nspeed = my_commands:SPEED\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    subcommands.cache_clear()
+    yield
+    subcommands.cache_clear()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_package_brings_subcommands_and_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["speak", "a", "word"])
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "speed", "--size", "7"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == "spoken: a word\nmeasured: 7\n"
+    main(["--help"])
+    assert "Speak\n  speak       say a word\n" in capsys.readouterr().out
+    assert subcommands()["run"].title == "Evaluate"
+    completion(["fish"])
+    listed = capsys.readouterr().out.splitlines()
+    assert 'complete -c capmoe-eval -n __fish_use_subcommand -a speak -d "say a word"' in listed
+    assert '-n "__fish_seen_subcommand_from speak" -a "loudly --help"' in "".join(listed)
+
+
+@pytest.mark.parametrize("words", [("speak",), ("bench", "speed")])
+def test_what_an_absent_package_brings_says_which_to_install(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = " ".join(words)
+    monkeypatch.setattr(beside, "BESIDE", {"my-package": {name}})
+    line = rf"^{name}: my-package is not installed; pip install my-package \("
+    with pytest.raises(UsageError, match=line):
+        main(words)
 
 
 @pytest.fixture(scope="module")

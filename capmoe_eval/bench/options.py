@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from capmoe_eval.beside import load_entry_points
 from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.timings.studies import STUDIES
 from capmoe_eval.experiment.values import DTYPES
 
+_BENCHMARKS: Final = "capmoe_eval.benchmarks"
+"""The group of entry points, each a :class:`Benchmark`."""
 RANKS = 8
 """Emulated ranks of ``expanded_drop`` in ``forward``, as in the paper's efficiency runs."""
 GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
@@ -22,9 +25,13 @@ GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
 
 
 class Benchmark(NamedTuple):
-    """A benchmark: a module of this package whose ``run`` takes the parsed options."""
+    """A benchmark, which other packages declare by entry points ``capmoe_eval.benchmarks``.
 
-    module: str
+    The entry points have the benchmarks' names. Their module is imported for ``--help``, so it must
+    be light.
+    """
+
+    module: str  # whose ``run`` takes the parsed options; imported when it is called
     first: str  # what it measures
     more: str  # and how
     options: Mapping[str, Mapping[str, Any]]  # the arguments of argparse, by option
@@ -40,7 +47,12 @@ class Benchmark(NamedTuple):
 
 
 def commands() -> dict[str, Benchmark]:
-    """Read the benchmarks."""
+    """Return the benchmarks by name, those of installed packages last."""
+    of_suite = _of_suite()
+    return {**of_suite, **load_entry_points(_BENCHMARKS), **of_suite}
+
+
+def _of_suite() -> dict[str, Benchmark]:
     text = Path(__file__).with_name("options.yaml").read_text(encoding="utf-8")
     filled = Template(text).substitute(
         ranks=RANKS, cells=len(GAMMAS), dtypes=", ".join(DTYPES), studies=", ".join(STUDIES)

@@ -225,8 +225,8 @@ def _hydra_line(error: Exception) -> str | None:
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf.errors import OmegaConfBaseException
 
+    from capmoe_eval.beside import check_installed
     from capmoe_eval.experiment.composition import options
-    from capmoe_eval.routing.beside import check_installed
 
     if isinstance(error, MissingConfigException):
         missing = str(error.missing_cfg_file)
@@ -329,9 +329,9 @@ _PROJECTS: Final = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
 
 def _refused(error: Exception) -> str:
     """Return the error line for an override that Hydra refused, with the closest known key."""
+    from capmoe_eval.beside import check_installed
     from capmoe_eval.experiment.composition import config_directory
     from capmoe_eval.experiment.settings import LISTS, fields, keys, named_methods
-    from capmoe_eval.routing.beside import check_installed
     from capmoe_eval.routing.registry import method_class
 
     message = f"{error} {error.__cause__ or ''}"

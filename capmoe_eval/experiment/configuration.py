@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
+from capmoe_eval.beside import check_installed
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, shown
 from capmoe_eval.experiment.cell import (
     HUB_NAME,
@@ -34,7 +35,6 @@ from capmoe_eval.experiment.settings import (
     named_methods,
 )
 from capmoe_eval.experiment.values import Name
-from capmoe_eval.routing.beside import check_installed
 from capmoe_eval.routing.knobs import check
 from capmoe_eval.routing.registry import create_method, knobs, without_effect
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import Field
 
+from capmoe_eval.beside import check_installed
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.routing.beside import check_installed
 from capmoe_eval.routing.knobs import Knob
 
 NO_LIMIT: Final = "+∞"

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from capmoe_eval.beside import check_installed
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.routing.beside import check_installed
 from capmoe_eval.routing.factor import CapacityFactor, parse_factor
 from capmoe_eval.routing.knobs import OMIT_DEFAULT, Count, says
 from capmoe_eval.routing.method import LabelPart, Method

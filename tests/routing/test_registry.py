@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
+from capmoe_eval import beside
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing import beside, registry
+from capmoe_eval.routing import registry
 from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.routing.beside import check_installed, load_entry_points
 
 if TYPE_CHECKING:
     from capmoe_eval.report.figures.panels import Picture

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from capmoe_eval.beside import BESIDE
 from capmoe_eval.evaluation.command import report_command
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.report.figures import catalogue
 from capmoe_eval.report.figures.catalogue import FIGURES
-from capmoe_eval.routing.beside import BESIDE
 from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.registry import ENTRY_POINTS, METHODS, knobs, method_names, placements
 from tests.project import read_toml

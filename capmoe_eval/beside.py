@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from capmoe_eval.errors import UsageError, first_line
 
@@ -22,14 +22,28 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
 }
-"""What each package brings: values of settings, settings of its own, and figures."""
+"""What each package brings: settings, their values, figures, subcommands and benchmarks."""
+
+
+class Subcommand(NamedTuple):
+    """A subcommand of ``capmoe-eval``.
+
+    Other packages declare theirs by entry points of the group ``capmoe_eval.commands``, whose names
+    are those of the subcommands. Their module is imported for ``--help``, so it must be light.
+    """
+
+    title: str  # under which --help lists it
+    summary: str
+    function: str  # "module:function", imported when it is called with the words after the name
+    names: Callable[[], Iterable[str]] = tuple  # words that a shell may complete after it
 
 
 def check_installed(setting: str) -> None:
     """Refuse a setting that nothing registers if a package beside the suite brings it.
 
     Args:
-        setting: The name of a setting, ``name=value``, or ``figure name``.
+        setting: The name of a setting, ``name=value``, or words of the command line:
+            ``figure NAME``, ``bench NAME``, or a subcommand.
 
     Raises:
         UsageError: With the package to install.
