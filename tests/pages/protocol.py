@@ -8,13 +8,15 @@ language model is assumed to have the mean variance of an exploratory model, tas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from scipy.special import ndtr, ndtri
 
+from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
@@ -207,6 +209,49 @@ def runs() -> str:
     left_out = "".join(f"- ({claim}): {why}\n" for claim, why in protocol()["not_asked"].items())
     excluded = "".join(paragraph(each, "- ", "  ") for each in protocol()["exclusions"])
     return f"{table(('', 'real', 'fresh'), rows)}\nLeft out:\n\n{excluded}{left_out}"
+
+
+def real_commands() -> list[str]:
+    """Return the commands of the real run, one for each setting and set of tasks, in their order.
+
+    ``HUB`` stands for the directory of the evaluation sets.
+    """
+    lines = []
+    real = protocol()["runs"]["real"]
+    for setting in protocol()["settings"]:
+        knobs = dict(setting["side"])
+        if "runs" in setting:
+            knobs["seed"] = ",".join(map(str, range(setting["runs"])))
+        verb = "sweep" if "runs" in setting else "run"
+        words = [f"{name}={value}" for name, value in knobs.items()]
+        for group in setting["run_on"]:
+            for names in _together(protocol()["sets"][group]):
+                lines.append(shlex.join(["capmoe-eval", verb, *words, *_task_words(names)]))
+    common = f"profile=real model={real['models'][0]} data.root=HUB results_dir={real['results']}"
+    return [f"{line} {common}" for line in lines]
+
+
+def _together(names: Sequence[str]) -> list[Sequence[str]]:
+    """Divide tasks into those of one command: ``limit`` is one number for all of them."""
+    if all(_limit(name) is None for name in names):
+        return [names]
+    return [[name] for name in names]
+
+
+def _limit(name: str) -> int | None:
+    task = protocol()["tasks"][name]
+    return None if task["rule"] == "all" else int(task["documents"])
+
+
+def _task_words(names: Sequence[str]) -> list[str]:
+    """Return the words of a command that name its tasks, and what differs from their defaults."""
+    words = [f"tasks=[{','.join(names)}]" if len(names) > 1 else f"tasks={names[0]}"]
+    for name in names:
+        shots = protocol()["tasks"][name].get("fewshot")
+        if shots is not None and shots != load_option("tasks", name)[name].fewshot:
+            words.append(f"tasks.{name}.fewshot={shots}")
+    limit = _limit(names[0])
+    return words if limit is None else [*words, f"limit={limit}"]
 
 
 def commands() -> str:
