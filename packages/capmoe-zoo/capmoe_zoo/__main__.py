@@ -1,4 +1,4 @@
-"""The commands: ``python -m capmoe_zoo make|train|measure|export|assemble --help``."""
+"""The commands: ``python -m capmoe_zoo make|train|measure|dev|export|assemble --help``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ def main() -> None:
     make = commands.add_parser("make", help="write the checkpoint into the user's cache")
     train = commands.add_parser("train", help="train, or go on with a training")
     measure = commands.add_parser("measure", help="print dense and trained model side by side")
+    dev = commands.add_parser("dev", help="write dev documents that the training did not read")
     export = commands.add_parser("export", help="write the trained weights without the base")
     assemble = commands.add_parser("assemble", help="write a checkpoint of base and artefact")
-    for command in (train, measure, assemble):
+    for command in (train, measure, dev, assemble):
         command.add_argument("--base", type=Path, required=True, help="the GGUF file of the base")
-    for command in (train, measure):
+    for command in (train, measure, dev):
         command.add_argument("--data", type=Path, required=True, help="root of the evaluation sets")
     make.add_argument(
         "--artefact",
@@ -28,7 +29,7 @@ def main() -> None:
         help="a file (default: the package's)",
     )
     make.add_argument("--record", action="store_true", help="write the hash of the weights")
-    for command in (measure, export, assemble):
+    for command in (measure, dev, export, assemble):
         command.add_argument("--artefact", type=Path, required=True, help="a safetensors file")
     train.add_argument("--recipe", default="smollm2_moe", help="a name of recipes.yaml")
     train.add_argument("--work", type=Path, required=True, help="directory of state and log")
@@ -37,6 +38,7 @@ def main() -> None:
     measure.add_argument("--windows", type=int, default=96, help="held-out windows")
     measure.add_argument("--questions", type=int, default=100, help="dev questions of each task")
     export.add_argument("--state", type=Path, required=True, help="state.pt of a training")
+    dev.add_argument("--out", type=Path, required=True, help="directory of the dev documents")
     assemble.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
     args = parser.parse_args()
 
@@ -64,6 +66,13 @@ def main() -> None:
     elif args.command == "assemble":
         base, tokenizer = load_base(args.base)
         artefact.assemble(base, tokenizer, args.artefact, args.out)
+    elif args.command == "dev":
+        from capmoe_zoo.dev import write_dev
+
+        _, tokenizer = load_base(args.base)
+        recipe, steps = artefact.progress(args.artefact)
+        counts = write_dev(args.data, args.out, tokenizer, recipe, steps)
+        print(", ".join(f"{task}: {count}" for task, count in counts.items()))
     else:
         base, tokenizer = load_base(args.base)
         student, recipe = artefact.read_student(base, args.artefact)

@@ -44,14 +44,21 @@ def _small(value: Tensor) -> Tensor:
     return value.to(torch.bfloat16 if value.dim() > 1 else torch.float32).contiguous()
 
 
-def read_student(base: LlamaForCausalLM, artefact: Path) -> tuple[LlamaForCausalLM, Recipe]:
-    """Return the trained model of an artefact, and its recipe."""
+def progress(artefact: Path) -> tuple[Recipe, int]:
+    """Return the recipe of an artefact's training, and its steps."""
     if not artefact.exists():
         raise UsageError(f"artefact={artefact}: no such file")
     with safe_open(artefact, "pt") as file:
-        names = {field.name for field in fields(Recipe)}
-        content = json.loads(file.metadata()["recipe"])
-        recipe = Recipe(**{name: content[name] for name in names})
+        metadata = file.metadata()
+    content = json.loads(metadata["recipe"])
+    names = [field.name for field in fields(Recipe)]
+    return Recipe(**{name: content[name] for name in names}), int(metadata["step"])
+
+
+def read_student(base: LlamaForCausalLM, artefact: Path) -> tuple[LlamaForCausalLM, Recipe]:
+    """Return the trained model of an artefact, and its recipe."""
+    recipe, _ = progress(artefact)
+    with safe_open(artefact, "pt") as file:
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     student = build_student(
         base, recipe.shape, step=recipe.step, rank=recipe.rank, other_rank=recipe.other_rank

@@ -117,6 +117,11 @@ def evaluation_spans(root: Path) -> set[int]:
     return spans
 
 
+def overlaps(document: str, spans: set[int]) -> bool:
+    """Return whether a document has thirteen words in a row of :func:`evaluation_spans`."""
+    return any(hash(span) in spans for span in _spans(document))
+
+
 @dataclass(frozen=True)
 class Text:
     """What training reads, and what measures it on the way."""
@@ -142,7 +147,7 @@ def read_text(root: Path) -> Text:
             if document in seen:
                 continue
             seen.add(document)
-            if any(hash(span) in forbidden for span in _spans(document)):
+            if overlaps(document, forbidden):
                 left_out += 1
             elif not is_held_out(document, source.held_out):
                 train.append(document)
@@ -153,14 +158,16 @@ def read_text(root: Path) -> Text:
     return Text(train, held_out, questions, left_out)
 
 
+def tokens(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
+    """Yield the tokens of each document, and the separator after them."""
+    separator = tokenizer.convert_tokens_to_ids(SEPARATOR)
+    for encoded in tokenizer(list(documents), add_special_tokens=False)["input_ids"]:
+        yield [*encoded, separator]
+
+
 def windows(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int
 ) -> np.ndarray:
     """Return the tokens of documents in windows [windows, length], separated, the rest cut off."""
-    separator = tokenizer.convert_tokens_to_ids(SEPARATOR)
-    ids = [
-        token
-        for encoded in tokenizer(list(documents), add_special_tokens=False)["input_ids"]
-        for token in (*encoded, separator)
-    ]
+    ids = [token for document in tokens(documents, tokenizer) for token in document]
     return np.array(ids[: len(ids) // length * length], dtype=np.uint16).reshape(-1, length)

@@ -200,12 +200,19 @@ def distillation_loss(
 
 def batch_at(windows_NT: np.ndarray, step: int, recipe: Recipe) -> np.ndarray:
     """Return the windows of a step: epochs of all windows, each in an order of its own."""
-    first = step * recipe.batch
-    rows = []
-    for number in range(first, first + recipe.batch):
-        epoch, place = divmod(number, len(windows_NT))
-        rows.append(np.random.default_rng([recipe.seed, epoch]).permutation(len(windows_NT))[place])
-    return windows_NT[rows]
+    numbers = range(step * recipe.batch, (step + 1) * recipe.batch)
+    return windows_NT[[order(number, len(windows_NT), recipe) for number in numbers]]
+
+
+def order(number: int, windows: int, recipe: Recipe) -> int:
+    """Return which of some windows is read as the ``number``-th, from 0."""
+    epoch, place = divmod(number, windows)
+    return int(np.random.default_rng([recipe.seed, epoch]).permutation(windows)[place])
+
+
+def fit_rows(windows: int, recipe: Recipe) -> np.ndarray:
+    """Return the windows of the fit in closed form."""
+    return np.linspace(0, windows - 1, recipe.fit_windows).astype(int)
 
 
 class Training:
@@ -390,7 +397,7 @@ def train(
     if not training.resume():
         dense = perplexity(teacher, dev_NT, batch=recipe.micro_batch)
         training.log({"dense_perplexity": dense, "recipe": asdict(recipe)})
-        rows = np.linspace(0, len(train_NT) - 1, recipe.fit_windows).astype(int)
+        rows = fit_rows(len(train_NT), recipe)
         fit_NT = torch.from_numpy(train_NT[rows].astype(np.int64)).to(device)
         fit(training.student, fit_NT, recipe, training.log)
         training.save()
