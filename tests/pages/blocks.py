@@ -15,6 +15,7 @@ from tests.pages import (
     images,
     in_context,
     protocol,
+    real,
     size,
     table1,
 )
@@ -71,4 +72,9 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "protocol-commands": protocol.commands,
     "protocol-outcomes": protocol.outcomes,
     "protocol-deviations": protocol.deviations,
+    "real-dev": real.dev_scores,
+    "real-verdicts": real.verdicts,
+    "real-text": real.text_scores,
+    "real-tasks": real.task_scores,
+    "real-progress": real.progress,
 }

@@ -1,0 +1,256 @@
+"""Blocks on the real language model: the protocol's contrasts, and each setting without a capacity beside.
+
+All numbers come from the records of ``results/real`` and, of dev documents, ``results/real_dev``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.names import metric_title
+from capmoe_eval.paper.contrasts import Contrast
+from capmoe_eval.paper.evidence import ModelDefaults, Side
+from capmoe_eval.paper.pairing import shares
+from capmoe_eval.paper.printed import find_row
+from capmoe_eval.paper.statistics import Effect, holm, pair_cells, pooled
+from capmoe_eval.report.templates import shown
+from capmoe_eval.results.frames import Results, pick, read, setting
+from tests.pages import ROOT, paragraph, signed, table
+from tests.pages.protocol import primary, protocol
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEXT: Final = "passages_512"
+BITS: Final = "bits_per_byte"
+_TOP_K: Final = 12
+_CHANCE: Final = {"piqa": 0.5, "obqa": 0.25, "arc_c": 0.25, "winogrande": 0.5, "hellaswag": 0.25}
+_PRINTED: Final = {
+    "piqa": "PIQA", "obqa": "OBQA", "arc_c": "ARC-C", "winogrande": "WinoGrande", "hellaswag": "HellaSwag"
+}  # fmt: skip
+"""The columns of Table 1 that this model is asked."""
+_BASELINE: Final = Side(method="baseline")
+
+
+@cache
+def results() -> Results:
+    """Return the test records of the real model."""
+    return read(ROOT / protocol()["runs"]["real"]["results"])
+
+
+@cache
+def _dev() -> pd.DataFrame:
+    return read(ROOT / "results" / "real_dev").cells
+
+
+@cache
+def answerable() -> tuple[str, ...]:
+    """Return the tasks that enter by the protocol's rule ``task``, in the order of the protocol.
+
+    On dev documents the unconstrained model is above chance by three standard errors.
+    """
+    cells = pick(_dev(), method="baseline").set_index("task")
+    above = cells["value"] - cells.index.map(_CHANCE) > 3 * cells["stderr"]
+    return tuple(task for task in protocol()["tasks"] if above.get(task, False))
+
+
+def dev_scores() -> str:
+    """Return what the model answers on dev documents, and which tasks enter."""
+    rows = []
+    for task, cell in pick(_dev(), method="baseline").set_index("task").iterrows():
+        rows.append(
+            (
+                str(task),
+                f"{cell['n']:,}",
+                f"{100 * cell['value']:.1f} ± {100 * cell['stderr']:.1f}",
+                f"{100 * _CHANCE[str(task)]:.0f}",
+                "yes" if task in answerable() else "no",
+            )
+        )
+    head = ("task", "dev documents", "right, % ± standard error", "chance, %", "enters")
+    return table(head, rows)
+
+
+def cells_of(side: Side, *tasks: str) -> pd.DataFrame:
+    """Return the cells of a side on some tasks; several of a task differ in their seed."""
+    config = load_option("model", protocol()["runs"]["real"]["models"][0])
+    defaults = ModelDefaults(config.ep_size, config.batch_size, config.gamma)
+    identity = setting(side.routing(defaults, _TOP_K).identity())
+    return pick(results().cells, setting=identity, task=list(tasks))
+
+
+def effect_of(first: Side, second: Side, *tasks: str) -> Effect:
+    """Return the effect on the tasks that both sides have, by the protocol's rule ``worth``."""
+    pairs, unpaired = pair_cells(results(), *(cells_of(s, *tasks) for s in (first, second)))
+    weights = shares(pairs).items()
+    worth = [100 * share / len(pairs[model][task].first) for (model, task), share in weights]
+    return dataclasses.replace(pooled(pairs), worth=max(worth, default=0.0), unpaired=unpaired)
+
+
+class Judged(NamedTuple):
+    """A primary contrast and what the records say of it."""
+
+    row: Mapping[str, Any]  # of the protocol
+    contrast: Contrast
+    effect: Effect
+    depth: float | None  # how deep within its bounds; None without records of both sides
+    p: float  # corrected, if the contrast is not secondary
+
+    @property
+    def verdict(self) -> str:
+        """The protocol's reading of the outcome."""
+        if self.depth is None:
+            return "not run"
+        if self.p >= protocol()["level"]:
+            return "not shown"
+        return "confirmed" if self.depth > 0 else "contradicted"
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of the page."""
+        is_bits = self.row["endpoint"] == BITS
+        expected = "fewer bits" if is_bits else str(self.contrast.expect).replace("-", "−")
+        secondary = ", secondary" if "secondary" in self.row else ""
+        names = (f"({self.row['claim']}){secondary}", str(self.contrast), expected)
+        if self.depth is None:
+            return (*names, "–", "–", "–", self.verdict)
+        scale, digits = (0.01, 4) if is_bits else (1.0, 2)
+        numbers = (self.effect.points or 0.0, *self.effect.interval())
+        return (
+            *names,
+            signed(*(scale * number for number in numbers), digits),
+            f"{scale * self.effect.detectable:.{digits}f}",
+            f"{self.p:.2g}",
+            self.verdict,
+        )
+
+
+@cache
+def judged() -> tuple[Judged, ...]:
+    """Return every primary contrast of the real run with its verdict.
+
+    Holm corrects over all primary contrasts, those without records included (p = 1).
+    """
+    rows: list[Judged] = []
+    for row, contrast in primary("real"):
+        tasks = (TEXT,) if row["endpoint"] == BITS else answerable()
+        effect = effect_of(contrast.first, contrast.second, *tasks)
+        if effect.points is None:
+            rows.append(Judged(row, contrast, effect, None, 1.0))
+            continue
+        # Fewer bits are better: `greater` is asked of the negative difference.
+        points = -effect.points if row["endpoint"] == BITS else effect.points
+        depth = contrast.expect.depth(points)
+        rows.append(Judged(row, contrast, effect, depth, effect.p(depth)))
+    asked = [each for each in rows if "secondary" not in each.row]
+    corrected = dict(zip(map(id, asked), holm([each.p for each in asked]), strict=True))
+    return tuple(each._replace(p=corrected.get(id(each), each.p)) for each in rows)
+
+
+def verdicts() -> str:
+    """Return the primary contrasts with their verdicts."""
+    head = ("claim", "primary contrast", "expected", "effect [95 %]", "decidable", "p", "verdict")
+    return table(head, [each.cells() for each in judged()])
+
+
+def _sides() -> list[tuple[Side, Mapping[str, Any]]]:
+    """Return the protocol's settings, each once, in their order."""
+    sides: dict[Side, Mapping[str, Any]] = {}
+    for row in protocol()["settings"]:
+        sides.setdefault(Side.model_validate(row["side"]), row)
+    return list(sides.items())
+
+
+def text_scores() -> str:
+    """Return bits per byte of every setting that was run, by the length of the documents."""
+    rows = []
+    for side, _ in _sides():
+        for task in ("passages_512", "passages_2k", "passages_8k"):
+            cells = cells_of(side, task)
+            if cells.empty:
+                continue
+            effect = effect_of(side, _BASELINE, task)
+            change = "–"
+            if side.method != "baseline" and effect.points is not None:
+                numbers = (effect.points, *effect.interval())
+                change = signed(*(0.01 * number for number in numbers), 4)
+            rows.append(
+                (
+                    "no capacity" if side == _BASELINE else str(side),
+                    task.removeprefix("passages_").removesuffix("12").replace("5", "0.5k"),
+                    f"{cells['value'].mean():.4f}",
+                    change,
+                    shown(_finite(cells["drop_rate"].mean()), "{:.1f}", 100),
+                    shown(_finite(cells["peak_before"].mean()), "{:.1f}"),
+                    shown(_finite(cells["peak_after"].mean()), "{:.1f}"),
+                )
+            )
+    head = ("setting", "tokens", "bits per byte", "change [95 %]", "dropped, %", "peak before")
+    return table((*head, "peak after"), rows)
+
+
+def task_scores() -> str:
+    """Return the accuracy of every setting on the tasks that enter, beside Table 1's change."""
+    tasks = [task for task in answerable() if not cells_of(_BASELINE, task).empty]
+    printed = [_PRINTED[task] for task in tasks if task in _PRINTED]
+    rows = []
+    for side, _ in _sides():
+        scores = [cells_of(side, task)["value"].mean() for task in tasks]
+        if all(map(math.isnan, scores)):
+            continue
+        effect = effect_of(side, _BASELINE, *tasks)
+        change = "–"
+        if side != _BASELINE and effect.points is not None:
+            change = signed(effect.points, *effect.interval(), 1)
+        rows.append(
+            (
+                "no capacity" if side == _BASELINE else str(side),
+                *(shown(_finite(score), "{:.1f}", 100) for score in scores),
+                change,
+                shown(_printed_change(side, printed), "{:+.1f}"),
+            )
+        )
+    last = f"Table 1, {', '.join(printed)}"
+    return table(("setting", *tasks, "change [95 %]", last), rows)
+
+
+def _printed_change(side: Side, columns: list[str]) -> float | None:
+    """Return what Table 1 prints for a setting minus its baseline, on some columns."""
+    where = {"table": 1, "method": metric_title(side.method), "gamma": side.gamma}
+    if side.knobs or side == _BASELINE or not columns:
+        return None
+    try:
+        rows = find_row(where), find_row({"table": 1, "method": metric_title("baseline")})
+    except LookupError:
+        return None
+    return sum(rows[0].number(c) - rows[1].number(c) for c in columns) / len(columns)
+
+
+def progress() -> str:
+    """Return which settings of the protocol have records, and which have none."""
+    done, missing = 0, []
+    for row in protocol()["settings"]:
+        side = Side.model_validate(row["side"])
+        for group in row["run_on"]:
+            tasks = [t for t in protocol()["sets"][group] if _enters(t)]
+            runs = row.get("runs", 1)
+            lacking = [task for task in tasks if len(cells_of(side, task)) < runs]
+            done += len(tasks) - len(lacking)
+            if lacking:
+                missing.append(f"{side} on {', '.join(lacking)}")
+    words = f"Cells of the protocol with records: {done}."
+    if missing:
+        words += f" Not run: {'; '.join(missing)}."
+    return paragraph(words)
+
+
+def _enters(task: str) -> bool:
+    return task.startswith("passages") or task in answerable()
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isnan(value) else value
