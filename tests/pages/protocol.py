@@ -225,8 +225,10 @@ def real_commands() -> list[str]:
         verb = "sweep" if "runs" in setting else "run"
         words = [f"{name}={value}" for name, value in knobs.items()]
         for group in setting["run_on"]:
-            for names in _together(protocol()["sets"][group]):
-                lines.append(shlex.join(["capmoe-eval", verb, *words, *_task_words(names)]))
+            lines += [
+                shlex.join(["capmoe-eval", verb, *words, *_task_words(names)])
+                for names in _together(protocol()["sets"][group])
+            ]
     common = f"profile=real model={real['models'][0]} data.root=HUB results_dir={real['results']}"
     return [f"{line} {common}" for line in lines]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 ARTEFACT = Path(__file__).parents[1] / "artefacts" / "smollm2_moe.safetensors"
 
 
-def main() -> None:
-    """Run a command."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m capmoe_zoo", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make", help="write the checkpoint into the user's cache")
@@ -40,7 +39,12 @@ def main() -> None:
     export.add_argument("--state", type=Path, required=True, help="state.pt of a training")
     dev.add_argument("--out", type=Path, required=True, help="directory of the dev documents")
     assemble.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run a command."""
+    args = _parser().parse_args()
 
     # Here, so that --help needs no torch, and make no reader of GGUF files.
     if args.command == "make":
