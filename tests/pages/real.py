@@ -1,4 +1,4 @@
-"""Blocks on the real language model: the protocol's contrasts, and each setting without a capacity beside.
+"""Blocks on the real language model: the protocol's contrasts, and what each setting costs.
 
 All numbers come from the records of ``results/real`` and, of dev documents, ``results/real_dev``.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from capmoe_eval.experiment.composition import load_option
@@ -19,7 +20,7 @@ from capmoe_eval.paper.pairing import shares
 from capmoe_eval.paper.printed import find_row
 from capmoe_eval.paper.statistics import Effect, holm, pair_cells, pooled
 from capmoe_eval.report.templates import shown
-from capmoe_eval.results.frames import Results, pick, read, setting
+from capmoe_eval.results.frames import Results, pick, read, results_of, setting
 from tests.pages import ROOT, paragraph, signed, table
 from tests.pages.protocol import primary, protocol
 
@@ -31,8 +32,12 @@ BITS: Final = "bits_per_byte"
 _TOP_K: Final = 12
 _CHANCE: Final = {"piqa": 0.5, "obqa": 0.25, "arc_c": 0.25, "winogrande": 0.5, "hellaswag": 0.25}
 _PRINTED: Final = {
-    "piqa": "PIQA", "obqa": "OBQA", "arc_c": "ARC-C", "winogrande": "WinoGrande", "hellaswag": "HellaSwag"
-}  # fmt: skip
+    "piqa": "PIQA",
+    "obqa": "OBQA",
+    "arc_c": "ARC-C",
+    "winogrande": "WinoGrande",
+    "hellaswag": "HellaSwag",
+}
 """The columns of Table 1 that this model is asked."""
 _BASELINE: Final = Side(method="baseline")
 
@@ -40,12 +45,16 @@ _BASELINE: Final = Side(method="baseline")
 @cache
 def results() -> Results:
     """Return the test records of the real model."""
-    return read(ROOT / protocol()["runs"]["real"]["results"])
+    return _read(ROOT / protocol()["runs"]["real"]["results"])
+
+
+def _read(root: Path) -> Results:
+    return read(root) if root.is_dir() else results_of([])
 
 
 @cache
 def _dev() -> pd.DataFrame:
-    return read(ROOT / "results" / "real_dev").cells
+    return _read(ROOT / "results" / "real_dev").cells
 
 
 @cache
