@@ -45,6 +45,9 @@ _MEASURED: Final = ({"value", "measured", "measure", "load", "invariant"}, {"spe
 # A part that cannot be tested keeps the rest from being confirmed.
 _PRINTED: Final = ("printed", "agree", "none")
 
+IN_PRINT: Final = "in print"
+"""The scope of a verdict that the paper's own numbers decide, without any measurement."""
+
 
 Kind = Literal["number", "effect", "reading", "setting", "definition"]
 """number: a value in the text; effect: what a method does; reading: what tables or figures are said
@@ -281,7 +284,7 @@ def conclude(entry: PaperClaim, results: Sequence[CheckResult], profile: str) ->
         here = only_here(outcome, [f for result in measured for f in result.findings])
         return WORD[outcome], f"{scope}, {ONLY_HERE}" if here else scope
     if printed is not Outcome.ABSENT:
-        return WORD[printed], "in print"
+        return WORD[printed], IN_PRINT
     if any(r.outcome is Outcome.ABSENT for r in results):
         return NOT_MEASURED, ""
     return NOT_TESTABLE, ""

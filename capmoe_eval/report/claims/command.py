@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
                 write_text(folder / f"claims.{suffix}", renderer(report))
         n_claims, n_records = sum(report.counts.values()), len(report.evidence.records)
         print(f"{n_claims} claims judged by {n_records} records of profile {profile}")
-        for word, count in report.counts.items():
-            print(f"{count:4} {word}")
+        for heading, count in report.headings:
+            print(f"{count:4} {heading}")
         print("written: " + ", ".join(str(folder / f"claims.{suffix}") for suffix in RENDERERS))
         return 0
 

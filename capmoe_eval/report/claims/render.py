@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.packs import file_with
-from capmoe_eval.paper.claims.ledger import ClaimVerdict, StatedValue
+from capmoe_eval.paper.claims.ledger import IN_PRINT, ClaimVerdict, StatedValue
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.verdicts import WORDS, CheckResult
 from capmoe_eval.report.templates import render
@@ -96,6 +97,14 @@ class Report:
         words = [verdict.word for verdict in self.verdicts]
         return {word: words.count(word) for word in WORDS}
 
+    @property
+    def headings(self) -> list[tuple[str, int]]:
+        """Each verdict with its number of claims, and how many the printed numbers alone decide."""
+        in_print = Counter(v.word for v in self.verdicts if v.scope == IN_PRINT)
+        return [
+            (_heading(word, count, in_print[word]), count) for word, count in self.counts.items()
+        ]
+
     def link(self, path: str) -> str:
         """Return a record's path as seen from the report, with forward slashes."""
         return Path(os.path.relpath(path, self.base)).as_posix()
@@ -103,6 +112,12 @@ class Report:
     def address(self, path: str) -> str:
         """Return the address of the file that has a record, as seen from the report."""
         return quote(self.link(str(file_with(Path(path)))), safe="/.-_~")
+
+
+def _heading(word: str, count: int, in_print: int) -> str:
+    if not in_print:
+        return word
+    return f"{word} in print" if in_print == count else f"{word}, {in_print} of them in print"
 
 
 def to_markdown(report: Report) -> str:
@@ -135,7 +150,12 @@ def _content(report: Report) -> dict[str, object]:
     return {
         "title": _TITLE,
         "intro": [text for text in intro if text],
-        "counts": [(word, n, _WORDS["verdicts"][word]) for word, n in report.counts.items()],
+        "counts": [
+            (heading, count, meaning)
+            for (heading, count), meaning in zip(
+                report.headings, _WORDS["verdicts"].values(), strict=True
+            )
+        ],
         "sections": sections,
         "broken": evidence.broken,
     }

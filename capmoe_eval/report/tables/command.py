@@ -31,12 +31,17 @@ def main(words: Sequence[str] | None = None, reader: Reader | None = None) -> No
     """Render tables and exit: 0 rendered, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval table",
-        description="Render a table of the paper from finished results, or as it was published. "
+        description="Render a table of the paper from finished results, or as it was published; "
+        "or the results of any sweep, by their directory. "
         "Missing entries stand with the commands that compute them; capmoe-eval run "
         "experiment=TABLE computes all of them.",
     )
     names = ", ".join(layout.key for layout in TABLES)
-    parser.add_argument("name", metavar="TABLE", help=f"one of {names}; or {ALL}, each of them")
+    parser.add_argument(
+        "name",
+        metavar="TABLE",
+        help=f"one of {names}; {ALL}, each of them; or a directory of records, whatever was run",
+    )
     parser.add_argument(
         "--published",
         metavar="VERSION",
@@ -66,7 +71,26 @@ def main(words: Sequence[str] | None = None, reader: Reader | None = None) -> No
             print(to_markdown(table))
             print("written: " + ", ".join(str(path) for path in paths))
 
+    def render_sweep() -> int:
+        if arguments.published or arguments.overrides:
+            raise UsageError(
+                f"{arguments.name}: all records of a directory are shown; leave out "
+                f"{' '.join(arguments.overrides) or '--published'}"
+            )
+        from capmoe_eval.report.tables.sweep import sweep_table  # numpy takes its time
+
+        root = Path(arguments.name)
+        table = sweep_table(root)
+        with writing("--out", arguments.out):
+            paths = write(table, arguments.out / root.resolve().name)
+        print(to_markdown(table))
+        print("written: " + ", ".join(map(str, paths)))
+        return 0
+
     def render_all() -> int:
+        keys = [layout.key for layout in TABLES]
+        if arguments.name not in (ALL, *keys) and Path(arguments.name).is_dir():
+            return render_sweep()
         # One table that cannot be rendered takes no other with it.
         check_writable("--out", arguments.out)
         if not arguments.published:

@@ -36,10 +36,22 @@ _BASELINE = create_method("baseline")
 
 def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec) -> list[Entry]:
     """Return a row's printed entries, or raise LookupError if the paper does not print it."""
+    numbers = _printed(layout, slot, spec)
+    return [Entry(number) for number in numbers if number is not None]
+
+
+def _printed(layout: Layout, slot: ModelSlot, spec: RowSpec) -> list[float | None]:
+    """Return a row's printed numbers, None where the paper has none; LookupError as above.
+
+    The average is None where the columns are not all of the paper's.
+    """
     row = layout.printed(slot, spec)
     headings = [column.printed or column.heading for column in layout.tasks]
-    headings += [] if layout.average is None else [layout.average]
-    return [Entry(row.values[heading]) for heading in headings]
+    numbers = [row.values.get(heading) for heading in headings]
+    if layout.average is not None:
+        are_all = set(headings) == row.tasks.keys()
+        numbers.append(row.values.get(layout.average) if are_all else None)
+    return numbers
 
 
 class _Run(NamedTuple):
@@ -108,7 +120,7 @@ class RecordEntries:
         with contextlib.suppress(LookupError):
             if titles and not embedded:
                 in_print = dataclasses.replace(slot, title=titles[0])
-                printed = [entry.value for entry in printed_row(layout, in_print, spec)]
+                printed = _printed(layout, in_print, spec)
                 cells = list(_beside(cells, columns, printed, layout))
         return cells
 
@@ -145,20 +157,27 @@ def _entry(runs: Sequence[_Run], column: str, scale: float) -> Entry | Missing:
             raise UsageError(
                 f"seeds of one entry saw different documents: {names}; run them with the same limit"
             )
-    values = [score.value for score in scores]
-    errors = [score.stderr for score in scores if score.stderr is not None]
-    stderr = None
-    if len(errors) == len(values):
-        spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-        stderr = scale * math.hypot(statistics.fmean(errors), spread)
+    values = [scale * score.value for score in scores]
+    errors = [scale * score.stderr for score in scores if score.stderr is not None]
     by_seed = sorted(runs, key=lambda run: run.record.seed or 0)
     return Entry(
-        value=scale * statistics.fmean(values),
-        stderr=stderr,
+        value=statistics.fmean(values),
+        stderr=error_over_seeds(values, errors),
         seeds=tuple(run.record.seed for run in by_seed if run.record.seed is not None),
         documents=scores[0].n,
         parts=tuple(EntryPart(column, scale * run.score.value, run.record) for run in by_seed),
     )
+
+
+def error_over_seeds(values: Sequence[float], errors: Sequence[float]) -> float | None:
+    """Return the standard error of a mean over seeds, None where one has none.
+
+    All seeds have the same documents; see :class:`RecordEntries`.
+    """
+    if len(errors) < len(values):
+        return None
+    spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return math.hypot(statistics.fmean(errors), spread)
 
 
 def _describe(run: Record, other: Record) -> str:
@@ -227,7 +246,7 @@ def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str
 
 
 def _beside(
-    cells: Cells, columns: Sequence[Sequence[_Run]], printed: Sequence[float], layout: Layout
+    cells: Cells, columns: Sequence[Sequence[_Run]], printed: Sequence[float | None], layout: Layout
 ) -> Iterator[Entry | Missing]:
     """Yield a row's entries with what the paper prints for the same model and metric."""
     errors, same = [], []
@@ -239,7 +258,7 @@ def _beside(
         errors.append(_error_of_mean(errors, layout))
         same.append(all(same))
     for cell, number, sampling, is_same in zip(cells, printed, errors, same, strict=True):
-        if isinstance(cell, Missing) or not is_same:
+        if isinstance(cell, Missing) or number is None or not is_same:
             yield cell
             continue
         difference, error = cell.value - number, 0.0
@@ -250,10 +269,10 @@ def _beside(
 
 
 def _printed_error(
-    cell: Entry | Missing, printed: float, column: TaskColumn, scale: float
+    cell: Entry | Missing, printed: float | None, column: TaskColumn, scale: float
 ) -> float | None:
     """Return the standard error of a printed value, had it been measured on our documents."""
-    if isinstance(cell, Missing):
+    if isinstance(cell, Missing) or printed is None:
         return None
     if column.printed_metric:  # no share: it varies as ours does
         return cell.stderr

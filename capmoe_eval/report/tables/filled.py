@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -13,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, profile_name
-from capmoe_eval.experiment.names import gamma_column, gamma_text
+from capmoe_eval.experiment.names import gamma_column, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import (
@@ -26,12 +27,14 @@ from capmoe_eval.experiment.selection import (
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import (
+    ALL_TASKS,
     OWN,
     Layout,
     ModelSlot,
     QueryLayout,
     RowSpec,
     SettingsLayout,
+    TaskColumn,
     WorkloadLayout,
     find_layout,
     printed_layout,
@@ -46,7 +49,7 @@ from capmoe_eval.report.tables.others import (
 )
 from capmoe_eval.report.tables.table import ALPHA, Entry, Row, Table
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import STOCK, create_method, knobs
+from capmoe_eval.routing.registry import create_method, knobs
 
 GRIDS = ("grid.", "parts.")
 """Overrides of an experiment, which say nothing to a single cell."""
@@ -142,48 +145,88 @@ def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
 
 
 def _as_planned(layout: Layout, slots: Sequence[ModelSlot], cells: Sequence[CellPlan]) -> Layout:
-    """Return a layout with the rows of the planned methods and γ alone.
+    """Return a layout with the rows and columns of the planned methods, γ and tasks alone.
 
-    Methods without a row in the layout, as ``grid.method`` may name, have rows below. A layout
-    whose rows have no names takes none (UsageError).
+    What is planned and has no row or column in the layout, as ``grid.method``, ``grid.gamma`` and
+    ``tasks`` may name it, has one after the others. A layout whose rows have no names takes no
+    other method (UsageError).
     """
-
-    def is_planned(spec: RowSpec) -> bool:
-        methods = [spec.method_on(slot) for slot in slots]
-        return any((method.name, method.uniform_gamma) in settings for method in methods)
-
-    settings = {(plan.cell.method.name, plan.cell.method.uniform_gamma) for plan in cells}
-    blocks = [tuple(filter(is_planned, block)) for block in layout.blocks]
-    named = {STOCK, *(spec.method for block in layout.blocks for spec in block)}
+    settings = {_setting(plan.cell.method) for plan in cells}
+    blocks = [
+        tuple(
+            spec
+            for spec in block
+            if any(_setting(spec.method_on(slot)) in settings for slot in slots)
+        )
+        for block in layout.blocks
+    ]
     slot_by_key = {slot.key: slot for slot in slots}
-    added: list[RowSpec] = []
+    rows = {
+        key: {_setting(spec.method_on(slot)) for spec in itertools.chain(*layout.blocks)}
+        for key, slot in slot_by_key.items()
+    }
+    added: dict[float | None, list[RowSpec]] = {}
     for plan in cells:
-        if plan.cell.method.name not in named:
-            spec = _added_row(plan.cell.method, slot_by_key[plan.cell.model.name])
-            added += [] if spec in added else [spec]
-    if added and not any("{name}" in template for _, template in layout.labels):
+        method, model = plan.cell.method, plan.cell.model.name
+        if method.is_stock or _setting(method) in rows[model]:
+            continue
+        block = added.setdefault(method.uniform_gamma if _has(layout, "gamma") else None, [])
+        block += [
+            spec for spec in _added_rows(layout, method, slot_by_key[model]) if spec not in block
+        ]
+    if added and not _has(layout, "name"):
         raise UsageError(
             f"{layout.key}: its rows are of one method and have no place for "
-            f"{added[0].method}; take another table, such as table2"
+            f"{next(iter(added.values()))[0].method}; take another table, such as table2"
         )
+    tasks = dict.fromkeys(plan.cell.task.name for plan in cells)
+    columns = [column for column in layout.tasks if column.task in tasks]
+    others = {column.task: column for column in ALL_TASKS}
+    named = {column.task for column in layout.tasks}
+    columns += [others.get(task, TaskColumn(task, task)) for task in tasks if task not in named]
     return dataclasses.replace(
         layout,
-        blocks=tuple(block for block in (*blocks, tuple(added)) if block),
+        tasks=tuple(columns),
+        blocks=tuple(block for block in (*blocks, *map(tuple, added.values())) if block),
         notes=(*layout.notes, *([_ADDED] if added else [])),
     )
 
 
-def _added_row(method: Method, slot: ModelSlot) -> RowSpec:
-    """Return the row of a method on a model, for a table that has none of the method."""
+def _setting(method: Method) -> tuple[str, float | None]:
+    """Return what tells the rows of a table apart: the method and its γ."""
+    return method.name, method.uniform_gamma
+
+
+def _has(layout: Layout, field: str) -> bool:
+    """Return True if the labels of a layout's rows say a field."""
+    return any(f"{{{field}}}" in template for _, template in layout.labels)
+
+
+def _added_rows(layout: Layout, method: Method, slot: ModelSlot) -> list[RowSpec]:
+    """Return the rows of a method on a model, for a table that has none of the method at its γ.
+
+    A table that has the method at another γ has them like those.
+    """
+    gamma = method.uniform_gamma
+    text = "" if _has(layout, "gamma") else gamma_suffix(gamma, "γ=")
+    same = [spec for spec in itertools.chain(*layout.blocks) if spec.method == method.name]
+    if same and gamma is not None:
+        first = [spec for spec in same if spec.gamma == same[0].gamma]
+        names = [" ".join(filter(None, (spec.name, text, "†"))) for spec in first]
+        return [
+            dataclasses.replace(spec, name=name, gamma=gamma, in_print=False)
+            for spec, name in zip(first, names, strict=True)
+        ]
     plain = create_method(method.name, method.factor, **slot.knobs).identity()
     settings = {
         knob: value
         for knob, value in method.identity().items()
         if knob not in ("gamma", "seed") and value != plain.get(knob)
     }
-    gamma = method.uniform_gamma
-    name = " ".join([method.title, *(f"{knob}={shown(v)}" for knob, v in settings.items()), "†"])
-    return RowSpec(name, method.name, OWN if gamma == slot.gamma else gamma, settings)
+    is_own = gamma == slot.gamma
+    text = "" if is_own else text
+    words = (method.title, text, *(f"{knob}={shown(v)}" for knob, v in settings.items()), "†")
+    return [RowSpec(" ".join(filter(None, words)), method.name, OWN if is_own else gamma, settings)]
 
 
 def published_table(name: str, version: str = "v2") -> Table:

@@ -93,7 +93,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Missing:
-    """An entry that nobody has measured yet, and the shell command that measures it."""
+    """An entry that nobody has measured yet, and the shell command that measures it, if known."""
 
     command: str
 
@@ -153,7 +153,7 @@ class RowBlock:
     """Rows that are compared with each other, set apart by rules in print."""
 
     rows: tuple[Row, ...]
-    lower_is_better: bool = False
+    lower_is_better: bool | None = False  # None: no entry is marked as best
 
     def best(self, column: int, decimals: int) -> frozenset[int]:
         """Return the indices of the rows with the best value in a column.
@@ -166,7 +166,7 @@ class RowBlock:
             for index, row in enumerate(self.rows)
             if isinstance(entry := row.entries[column], Entry)
         }
-        if len(printed) < 2:
+        if len(printed) < 2 or self.lower_is_better is None:
             return frozenset()
         best = (min if self.lower_is_better else max)(printed.values())
         return frozenset(index for index, value in printed.items() if value == best)
@@ -238,7 +238,7 @@ class Table:
     @property
     def missing_commands(self) -> tuple[str, ...]:
         """The commands that fill the missing entries, each once, in order."""
-        return tuple(dict.fromkeys(cell.command for cell in self.missing))
+        return tuple(dict.fromkeys(cell.command for cell in self.missing if cell.command))
 
     @property
     def columns_of_words(self) -> tuple[bool, ...]:

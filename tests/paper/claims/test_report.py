@@ -180,6 +180,25 @@ def test_every_claim_has_one_anchor_and_every_verdict_is_counted() -> None:
     assert sum(counts.values()) == len(ids)
 
 
+def test_without_records_nothing_is_confirmed_but_in_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run() == 0
+    for text in (capsys.readouterr().out, Path("reports/zoo/claims.md").read_text()):
+        assert re.search(r"(?m)\d+ confirmed in print$|^\| confirmed in print \| \d", text)
+        assert not re.search(r"(?m)[1-9]\d* confirmed$|^\| confirmed \|", text)
+
+
+def test_verdicts_in_print_are_counted_apart(results: Path, tmp_path: Path) -> None:
+    report = build(results, "zoo", tmp_path)
+    words = dict(report.headings)
+    [mixed] = [word for word in words if word.startswith("confirmed")]
+    in_print = [v.scope == "in print" for v in report.verdicts if v.word == "confirmed"]
+    assert mixed == f"confirmed, {sum(in_print)} of them in print"
+    assert words[mixed] == len(in_print) == report.counts["confirmed"] > sum(in_print)
+
+
 @pytest.mark.slow
 def test_a_contrast_has_one_effect_and_one_verdict_on_both_pages() -> None:
     """The shipped replication beside the ledger of the same records."""

@@ -14,7 +14,8 @@ from capmoe_eval.paper.layout import TABLES, find_layout
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables import filled
 from capmoe_eval.report.tables.table import CellText, Entry, Table
-from tests.records import of_images, planned, record, write_all
+from capmoe_eval.routing.registry import create_method
+from tests.records import of_images, planned, record, record_of, write_all
 from tests.satellites import NEEDS_METHODS
 
 Command = Callable[..., tuple[int, str, str]]
@@ -126,6 +127,68 @@ def test_the_rows_are_those_of_the_methods_that_the_grid_names(command: Command)
     _, out, _ = command("table2", "profile=tiny", "grid.model=[tiny_olmoe]")
     assert "†" not in out
     assert "Expanded Drop" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "printed"),
+    [
+        ("table1", ["Order †", "Reverse Order †", "Random †", "Score †"], 12),
+        (
+            "table2",
+            [f"{m} γ={g:g} †" for m in ("Token Drop", "Expanded Drop") for g in (0.5, 1.5, 2)],
+            3,
+        ),
+    ],
+)
+def test_a_grid_of_ones_own_has_rows_and_columns_of_what_it_names(
+    command: Command, name: str, others: list[str], printed: int
+) -> None:
+    """A γ and a task that the paper's table lacks are there, and no empty column is."""
+    words = ("model=custom", "model.name=mine", "model.pretrained=nowhere", "grid.seed=[0]")
+    words += ("tasks=[obqa,piqa,gsm8k]", "grid.gamma=[0.5,1.0,1.5,2.0]")
+    plans = planned(f"experiment={name}", *words)
+    write_all(plans, graded)
+    status, out, _ = command(name, *words)
+    assert status == 0
+    rows = list(csv.DictReader(Path(f"reports/custom/{name}.csv").read_text().splitlines()))
+    headings = ["OBQA", "PIQA", *({"gsm8k", "GSM8K"} & set(rows[0]))]
+    assert len(headings) == 3
+    assert {"RTE", "MMLU"}.isdisjoint(rows[0])
+    assert "Missing cells" not in out
+    assert len(rows) == 1 + printed + len(others)
+    assert [row["Method"] for row in rows if "†" in row["Method"]] == others
+    assert all(row[heading] for row in rows for heading in headings)
+
+
+def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
+    """Seeds are averaged; a knob that differs within a method is said, and intervals are shown."""
+    base, score, device = (
+        create_method("baseline"),
+        create_method("score", 0.5, ep_size=2),
+        create_method("score", 0.5, ep_size=2, granularity="device"),
+    )
+    seeds = [create_method("random", 1.0, ep_size=2, seed=seed) for seed in (0, 1)]
+    right = {base: [1] * 40, score: [1, 0] * 20, device: [0, 0, 0, 1] * 10}
+    right |= {seeds[0]: [1, 0] * 20, seeds[1]: [1] * 40}
+    for method, correct in right.items():
+        for task in ("obqa", "sst2")[: 1 if method == device else 2]:
+            record_of(
+                method, list(map(float, correct)), task=task, root=Path("sweeps/mine")
+            ).write()
+    status, out, _ = command("sweeps/mine")
+    assert status == 0
+    assert "granularity=device" in out
+    assert "Missing cells" not in out
+    rows = list(csv.DictReader(Path("reports/mine/sweep.csv").read_text().splitlines()))
+    assert [row["obqa"] for row in rows] == ["100.0", "75.0", "25.0", "50.0"]
+    assert [row["sst2"] for row in rows] == ["100.0", "75.0", "", "50.0"]
+    assert [row["Settings"] for row in rows] == ["", "", "granularity=device", "granularity=expert"]
+    assert [row["γ"] for row in rows] == ["inf", "1", "0.5", "0.5"]
+    ends = [(float(row["obqa low"]), float(row["obqa high"])) for row in rows]
+    assert all(0 < low < high <= 100 for low, high in ends)
+    assert ends[0] == (pytest.approx(91.24, abs=0.01), 100)  # Wilson's of 40 of 40
+    assert command("sweeps")[2].startswith("error: sweeps: no whole record")
+    assert "leave out limit=4" in command("sweeps/mine", "limit=4")[2]
 
 
 @NEEDS_METHODS
@@ -308,7 +371,7 @@ def test_settings_are_those_of_the_configuration(command: Command) -> None:
 def test_a_table_of_other_factors_needs_none_of_the_models_own(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = OmegaConf.create({"name": "mine", "title": "Mine", "gamma": None, "ep_size": 8})
+    model = OmegaConf.create({"name": "zoo_olmoe", "title": "Mine", "gamma": None, "ep_size": 8})
     monkeypatch.setattr(filled, "load_option", lambda group, name: model)
     table, _ = tables.measured_table("table1")
     assert table.title.endswith("on Mine")
