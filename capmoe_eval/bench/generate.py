@@ -18,7 +18,7 @@ from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, finish
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.zoo.recipes import trained_model
+from capmoe_eval.zoo.checkpoints import trained_model
 
 # Shape suffixes: B sequences, S positions.
 

@@ -23,8 +23,8 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.zoo.miniworld.evaluation import documents
-from capmoe_eval.zoo.recipes import WEIGHTS
+from capmoe_eval.zoo.checkpoints import WEIGHTS
+from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 # Shape suffixes: B sequences, S positions.
@@ -285,7 +285,7 @@ def watched(capacity: Any, watch: Stopwatch) -> Iterator[None]:
 
 def _embedded(arguments: argparse.Namespace) -> ServedModel:
     """Return the embedded OLMoE, and prompts of mini-world questions of equal lengths."""
-    tasks = documents("dev")["allenai/ai2_arc"]["ARC-Challenge"]
+    tasks = documents("miniworld", "dev")["allenai/ai2_arc"]["ARC-Challenge"]
     texts = [row["question"] for rows in tasks.values() for row in rows]
     encoded = miniworld_tokenizer()([f"{text}\n" for text in texts])["input_ids"]
     tokens = [token for text in encoded for token in text]

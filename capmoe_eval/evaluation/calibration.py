@@ -26,7 +26,8 @@ from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration import Applied, Calibration, kind_of
 from capmoe_eval.wrapper.ranks import ranks_in
-from capmoe_eval.zoo.hub import WORLDS, embedded_hub
+from capmoe_eval.zoo.hub import embedded_hub
+from capmoe_eval.zoo.sets import WORLDS
 
 
 def apply_calibration(

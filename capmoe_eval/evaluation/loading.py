@@ -25,10 +25,10 @@ from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.names import base_name
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
-from capmoe_eval.zoo.recipes import ZOO as RECIPES
-from capmoe_eval.zoo.recipes import (
-    configuration,
-    recipe,
+from capmoe_eval.zoo.checkpoints import (
+    TRAINED,
+    reads_pictures,
+    trained_config,
     trained_model,
     trained_processor,
     trained_tokenizer,
@@ -103,7 +103,7 @@ def weightless(model: ModelId) -> Any:
 
 
 def model_config(model: ModelId) -> PretrainedConfig:
-    """Return the configuration of a model; of an embedded one, with a vocabulary of any size.
+    """Return the configuration of a model; of an untrained one, with a vocabulary of any size.
 
     Raises:
         UsageError: If it cannot be loaded, or no embedded model has the name.
@@ -115,12 +115,12 @@ def model_config(model: ModelId) -> PretrainedConfig:
                 model.checkpoint, revision=model.revision, trust_remote_code=False
             )
     zoo = model.pretrained.startswith(ZOO)
-    choices = tuple(RECIPES) if zoo else (*TINY_FAMILIES, TINY_LLAVA)
+    choices = TRAINED if zoo else (*TINY_FAMILIES, TINY_LLAVA)
     if (base_name(name) if zoo else name) not in choices:
         names = [f"{prefix}:{key}" for key in choices]
         raise bad_choice("model.pretrained", model.pretrained, names)
     if zoo:
-        return configuration(recipe(name), vocab_size=2)
+        return trained_config(name)
     return tiny_config("olmoe" if name == TINY_LLAVA else name, vocab_size=2)
 
 
@@ -206,8 +206,8 @@ def reader_of(model: ModelId) -> Any:
     if embedded and model.tokenizer is None:
         if f"{prefix}:" == TINY:
             return tiny_processor() if name == TINY_LLAVA else tiny_tokenizer()
-        recipe = RECIPES.get(base_name(name))
-        return (trained_processor if recipe and recipe.vision else trained_tokenizer)(name)
+        images = base_name(name) in TRAINED and reads_pictures(name)
+        return (trained_processor if images else trained_tokenizer)(name)
     field = "model.tokenizer" if model.tokenizer else "model.pretrained"
     place = model.tokenizer or model.checkpoint
     kinds = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING

@@ -26,8 +26,8 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.arguments import COUNT, Parser
 from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.server.settings import PREFIX, read_settings
-from capmoe_eval.zoo.miniworld.evaluation import documents
-from capmoe_eval.zoo.recipes import WEIGHTS
+from capmoe_eval.zoo.checkpoints import WEIGHTS
+from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 MODEL: Final = "olmoe"
@@ -109,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def miniworld_questions(count: int) -> list[Question]:
     """Return held-out questions about the mini-world, as ARC-Challenge has them."""
-    rows = documents("test")["allenai/ai2_arc"]["ARC-Challenge"]["test"][:count]
+    rows = documents("miniworld")["allenai/ai2_arc"]["ARC-Challenge"]["test"][:count]
     return [
         Question(
             f"Question: {row['question']}\nAnswer:",

@@ -1,4 +1,5 @@
-"""The embedded models: recipes, training, shipped weights, and the worlds they are trained on.
+"""The embedded models and the evaluation sets that come with the suite.
 
-Nothing here may know of lm-eval or of a record.
+``capmoe-zoo`` (``packages/capmoe-zoo``) trains the models and generates the sets. Nothing here may
+know of lm-eval or of a record.
 """

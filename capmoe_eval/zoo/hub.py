@@ -11,25 +11,21 @@ content. With plain names it would return the rows of another directory that it 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, is_embedded
 from capmoe_eval.experiment.names import split_world
+from capmoe_eval.zoo.sets import WORLDS, Configs, documents, generator
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Row = dict[str, Any]
-#: Rows by split, and splits by configuration.
-Splits = Mapping[str, Sequence[Row]]
-Configs = Mapping[str, Splits]
 
 # How datasets writes down types with other names.
 _FEATURES: Mapping[str, Any] = {
@@ -44,8 +40,6 @@ _COLUMNS = read_data(__package__, "columns.yaml", dict[str, dict[str, str]])
 SOURCES = Path(__file__).parent
 #: BANKING77 in the layout of the hub.
 REAL_TEXT = SOURCES / "real_text"
-#: The worlds that have a ``dev`` and a ``test`` split.
-WORLDS = {"miniworld": "mini-world", "pictures": "picture world"}
 
 
 def ready(source: DataSource) -> DataSource:
@@ -60,11 +54,11 @@ def ready(source: DataSource) -> DataSource:
 
 
 def embedded_hub(name: str, split: str = "test") -> Path:
-    """Return the directory of an embedded source; a generated one is written if it is absent.
+    """Return the directory of an embedded source, which is written if it is absent.
 
-    A generated one is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, where
-    the hash covers the files of this package. So documents are made once for a version of the
-    package, not once for a process. The directory is written under a temporary name and renamed: it
+    It is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, and the hash covers
+    the files that the documents come from. So documents are written once for a version of these
+    files, not once for a process. The directory is written under a temporary name and renamed: it
     is complete or absent even if several processes start at once.
 
     Args:
@@ -79,12 +73,13 @@ def embedded_hub(name: str, split: str = "test") -> Path:
         return REAL_TEXT
     (base, seed), cache = split_world(name), cache_directory()
     is_world = base in WORLDS
-    directory = cache / f"{name}{f'-{split}' if is_world else ''}-{_sources_hash()}"
+    folders = [SOURCES]
+    if seed is not None:
+        folders.append(Path(inspect.getfile(generator(name))).parent)
+    directory = cache / f"{name}{f'-{split}' if is_world else ''}-{_sources_hash(folders)}"
     if directory.is_dir():
         return directory
-    module = import_module(f"{__package__}.{base}{'.evaluation' if is_world else ''}")
-    seeds = () if seed is None else (seed,)
-    content = module.documents(split, *seeds) if is_world else module.documents()
+    content = documents(name, split)
     cache.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=cache, prefix=f".{directory.name}."))
     try:
@@ -100,10 +95,11 @@ def embedded_hub(name: str, split: str = "test") -> Path:
     return directory
 
 
-def _sources_hash() -> str:
+def _sources_hash(folders: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*SOURCES.rglob("*.py"), *SOURCES.rglob("*.yaml")]):
-        digest.update(path.read_bytes())
+    for path in sorted(path for folder in folders for path in folder.rglob("*")):
+        if path.suffix in (".py", ".yaml", ".parquet"):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 

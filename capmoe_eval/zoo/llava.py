@@ -18,8 +18,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-#: Pixels of a side of a picture and of a patch; each patch becomes one token.
-PICTURE_SIDE, PATCH_SIDE = 96, 8
+from capmoe_eval.zoo.sets import PICTURE_SIDE
+
+#: Pixels of a side of a patch, which becomes one token.
+PATCH_SIDE = 8
 #: Patches of a side, and tokens of a picture.
 PATCHES = PICTURE_SIDE // PATCH_SIDE
 IMAGE_TOKENS = PATCHES**2

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from capmoe_eval.zoo.checkpoints import trained_model
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
@@ -31,7 +32,6 @@ from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.zoo.hub import ready
-from capmoe_eval.zoo.recipes import trained_model
 
 ROOT = Path(__file__).parents[2]
 

@@ -30,7 +30,7 @@ from capmoe_eval.evaluation.provenance import (
 )
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import DeviceConfig
-from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo import checkpoints
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 
 CPU = DeviceConfig("cpu")
@@ -270,11 +270,11 @@ def test_tensors_of_other_parts_and_tied_ones_are_no_damage(copied: Path) -> Non
 def test_a_further_training_seed_is_another_model_and_damaged_weights_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(recipes.WEIGHTS / "mixtral", tmp_path / "mixtral")
-    other = recipes.trained_model("mixtral", dtype=torch.float32)
+    shutil.copytree(checkpoints.WEIGHTS / "mixtral", tmp_path / "mixtral")
+    other = checkpoints.trained_model("mixtral", dtype=torch.float32)
     other.get_output_embeddings().weight.data += 1
-    recipes.save(other, tmp_path / "mixtral_s1")
-    monkeypatch.setattr(recipes, "WEIGHTS", tmp_path)
+    other.save_pretrained(tmp_path / "mixtral_s1")
+    monkeypatch.setattr(checkpoints, "WEIGHTS", tmp_path)
     lms = (load("zoo:mixtral"), load("zoo:mixtral_s1"))
     weights = [lm.model.get_output_embeddings().weight for lm in lms]
     assert weights[0].shape == weights[1].shape

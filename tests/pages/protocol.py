@@ -26,7 +26,6 @@ from capmoe_eval.paper.pairing import Paired, shares
 from capmoe_eval.paper.statistics import pair_cells, pooled
 from capmoe_eval.paper.trainings import dev_losses
 from capmoe_eval.results.frames import MIX
-from capmoe_eval.zoo.recipes import ZOO
 from tests.pages import ROOT, paragraph, table
 from tests.pages.names import READER
 
@@ -259,7 +258,7 @@ def _task_words(names: Sequence[str]) -> list[str]:
 def commands() -> str:
     """Return the commands of the fresh run, with the hours of each training."""
     run = protocol()["runs"]["fresh"]
-    hours = {name: each * ZOO[name].steps / 3600 for name, each in run["step_seconds"].items()}
+    hours = {name: each * card(name)["training"]["steps"] / 3600 for name, each in run["step_seconds"].items()}
     lines = "".join(f"    {line}\n" for line in run["commands"])
     words = ", ".join(f"{name} {each:.1f}" for name, each in hours.items())
     return lines + "\n" + paragraph(f"Processor hours of training on one thread: {words}.")

@@ -4,17 +4,17 @@ import hashlib
 
 import datasets
 import pytest
-
-from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.datasource import DataSource, data_source
-from capmoe_eval.zoo import hub as hub_module
-from capmoe_eval.zoo.hub import embedded_hub, ready, write_documents
 from capmoe_eval.zoo.miniworld.evaluation import (
     EVALUATION_DOCUMENTS,
     FURTHER_DOCUMENTS,
     documents,
 )
 from capmoe_eval.zoo.miniworld.world import WORLD_SEED
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.zoo import hub as hub_module
+from capmoe_eval.zoo.hub import embedded_hub, ready, write_documents
 
 CONFIGS = [
     (path, config)

@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.checkpoints import trained_config, trained_processor
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, MEAN, SPREAD
 from capmoe_eval.zoo.tiny import tiny_llava, tiny_processor, tiny_tokenizer
 
@@ -80,12 +80,12 @@ def test_its_routers_are_skewed(model):
 
 def test_a_model_of_text_has_no_processor_of_pictures():
     with pytest.raises(UsageError, match="llava_olmoe"):
-        recipes.trained_processor("olmoe")
+        trained_processor("olmoe")
 
 
-def test_the_configuration_of_the_recipe():
-    config = recipes.configuration(recipes.recipe("llava_olmoe"), 500)
+def test_the_configuration_of_the_trained_model():
+    config = trained_config("llava_olmoe_s2")
     assert config.text_config.model_type == "olmoe"
-    assert config.image_token_id == 499
+    assert config.image_token_id == config.text_config.vocab_size - 1
     assert config.vision_config.model_type == "clip_vision_model"
     assert (config.text_config.num_experts, config.text_config.num_experts_per_tok) == (32, 4)

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from capmoe_eval.zoo.sets import documents
 from transformers import (
     DeepseekV2ForCausalLM,
     MixtralForCausalLM,
@@ -14,7 +15,6 @@ from transformers import (
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.zoo import tiny
-from capmoe_eval.zoo.miniworld.evaluation import documents
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_config, tiny_model, tiny_tokenizer
 
 CLASSES = {
@@ -39,9 +39,9 @@ families = pytest.mark.parametrize("family", TINY_FAMILIES)
 def tokens():
     """16 sequences of 128 tokens of the mini-world."""
     rows = [
-        *documents()["openai/gsm8k"]["main"]["train"],
-        *documents()["aps/super_glue"]["boolq"]["train"],
-        *documents()["Rowan/hellaswag"]["default"]["train"],
+        *documents("miniworld")["openai/gsm8k"]["main"]["train"],
+        *documents("miniworld")["aps/super_glue"]["boolq"]["train"],
+        *documents("miniworld")["Rowan/hellaswag"]["default"]["train"],
     ]
     text = "\n\n".join(" ".join(map(str, row.values())) for row in rows)
     ids = tiny_tokenizer().encode(text, truncation=True, max_length=16 * 128)

@@ -26,7 +26,6 @@ from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES, Shape, find_studies
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
-from capmoe_eval.zoo.recipes import build, recipe
 
 Measured = tuple[list[Target], dict[str, Any]]
 """The targets of an item, and what else was measured, JSON-ready."""
@@ -178,6 +177,8 @@ def _speedups(file: Study) -> list[Target]:
 
 def _training(setting: GpuSetting) -> Measured:
     """Time some steps of a recipe, without those in which everything is made."""
+    from capmoe_zoo.embedded.recipes import build, recipe
+
     first, last = (20, 300) if setting.scale == 1 else (1, 2)
     seconds = []
     for steps in (first, last):

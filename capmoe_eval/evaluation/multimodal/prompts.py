@@ -7,14 +7,20 @@ The paper's prompts are not stated. These are the questions as the data sets hav
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
 from PIL import Image
 
 from capmoe_eval.evaluation.multimodal.scores import options
-from capmoe_eval.zoo.pictures.questions import prompt
+from capmoe_eval.zoo.llava import IMAGE_TOKEN
+
+
+def prompt(question: str, answers: Sequence[str] = ()) -> str:
+    """Return the prompt of a question and the answers to choose from; an answer follows."""
+    lines = [f"{letter}. {option}" for letter, option in zip("ABCD", answers, strict=False)]
+    return "\n".join([IMAGE_TOKEN, question, *lines, "Answer:"])
 
 
 def mme_prompt(doc: Mapping[str, Any]) -> str:

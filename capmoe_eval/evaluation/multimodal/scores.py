@@ -23,8 +23,9 @@ import numpy as np
 from lm_eval.api.metrics import mean_stderr
 
 from capmoe_eval.evaluation.tasks import YamlTask
-from capmoe_eval.zoo.pictures.evaluation import ROTATION
 
+#: The rotations of a question of MMBench have numbers that are equal modulo this.
+ROTATION = 10**6
 #: The categories of each part of MME.
 MME = {
     "perception": (

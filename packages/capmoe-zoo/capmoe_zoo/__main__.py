@@ -1,4 +1,7 @@
-"""The commands: ``python -m capmoe_zoo make|train|measure|dev|export|assemble --help``."""
+"""The commands: ``python -m capmoe_zoo make|train|measure|dev|export|assemble|sets --help``.
+
+They make SmolLM2 as a Mixture-of-Experts model; ``sets`` writes the suite's evaluation sets.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ def _parser() -> argparse.ArgumentParser:
     dev = commands.add_parser("dev", help="write dev documents that the training did not read")
     export = commands.add_parser("export", help="write the trained weights without the base")
     assemble = commands.add_parser("assemble", help="write a checkpoint of base and artefact")
+    commands.add_parser("sets", help="write the evaluation sets that the suite ships")
     for command in (train, measure, dev, assemble):
         command.add_argument("--base", type=Path, required=True, help="the GGUF file of the base")
     for command in (train, measure, dev):
@@ -46,6 +50,11 @@ def main() -> None:
     """Run a command."""
     args = _parser().parse_args()
 
+    if args.command == "sets":
+        from capmoe_zoo.worlds.sets import write
+
+        write()
+        return
     # Here, so that --help needs no torch, and make no reader of GGUF files.
     if args.command == "make":
         from capmoe_zoo.make import make as make_checkpoint

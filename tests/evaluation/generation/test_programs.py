@@ -11,13 +11,13 @@ from typing import Any
 
 import datasets
 import pytest
+from capmoe_eval.zoo.sets import documents
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation import programs
 from capmoe_eval.evaluation.generation.inside import plain
 from capmoe_eval.evaluation.generation.programs import Problem, judge, judge_all
 from capmoe_eval.evaluation.generation.sandbox import Limits, Sandbox
-from capmoe_eval.zoo.miniworld.evaluation import documents
 
 HUMANEVAL = "openai/openai_humaneval"
 DOUBLE = Problem(
@@ -267,7 +267,7 @@ def test_as_many_run_at_once_as_there_are_cores(
 
 @pytest.mark.slow
 def test_the_mini_worlds_solutions_pass_and_others_fare_as_defined(sandbox: Sandbox) -> None:
-    (splits,) = documents("test")[HUMANEVAL].values()
+    (splits,) = documents("miniworld")[HUMANEVAL].values()
     rows = splits["test"][::16]
     pairs = [(problem(row), row["canonical_solution"]) for row in rows]
     assert set(judge_all(sandbox, pairs).verdicts) == {"passed"}

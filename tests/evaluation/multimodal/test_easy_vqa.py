@@ -11,8 +11,8 @@ from PIL import Image
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import data_source
-from capmoe_eval.zoo.easy_vqa import _rows
 from capmoe_eval.zoo.hub import ready
+from capmoe_eval.zoo.sets import documents
 from tests.evaluation.answering import Answering
 
 QUESTIONS = [
@@ -65,5 +65,5 @@ def test_the_package_has_what_is_read_of_it():
     pytest.importorskip("easy_vqa", reason="needs pip install -e '.[easy-vqa]'")
     _, result = evaluated(lambda doc: doc["answer"])
     assert result["results"]["easy_vqa"]["acc,none"] == 1
-    kinds = Counter(row["kind"] for row in _rows())
+    kinds = Counter(row["kind"] for row in documents("easy_vqa")["vzhou842/easy-VQA"]["default"]["test"])
     assert kinds == {"yes_no": 7136, "shape": 1257, "color": 1280}

@@ -6,6 +6,7 @@ import shutil
 import datasets
 import lm_eval.evaluator
 import pytest
+from capmoe_eval.zoo.sets import documents
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.multimodal import prompts, scores
@@ -15,7 +16,6 @@ from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.zoo.hub import ready
-from capmoe_eval.zoo.pictures.evaluation import SETS, documents
 from tests.evaluation.answering import Answering
 
 FIRST = {"mme": "lmms-lab/MME", "mmbench": "lmms-lab/MMBench", "seedbench": "lmms-lab/SEED-Bench"}
@@ -67,7 +67,7 @@ def test_one_answer_to_all_scores_as_chance_does(tasks):
 def test_a_query_is_a_prompt_and_a_picture(tasks):
     model, result = evaluated(tasks, "mmbench", lambda doc: doc["answer"], limit=2)
     text, _, visual = model.requests[0]
-    row = documents()["lmms-lab/MMBench"]["en"]["dev"][0]
+    row = documents("pictures")["lmms-lab/MMBench"]["en"]["dev"][0]
     lines = [f"{letter}. {row[letter]}" for letter in "ABCD"]
     assert text == "\n".join(["<image>", row["question"], *lines, "Answer:"])
     (image,) = visual["visual"]
@@ -83,7 +83,7 @@ def test_a_task_reads_the_data_set_that_is_named(tmp_path):
     moved, library = data_source(str(tmp_path)), TaskLibrary()
     built = library.get("mme", moved, "lmms-lab-encoder/MME")["tasks"]["mme"]
     assert built.config.dataset_path == str(tmp_path / "lmms-lab-encoder/MME")
-    assert len(built.eval_docs) == len(documents()["lmms-lab/MME"]["default"]["test"])
+    assert len(built.eval_docs) == len(documents("pictures")["lmms-lab/MME"]["default"]["test"])
     asked = TaskId("mme", "mme", "lmms-lab-encoder/MME", "acc", images=True)
     check_task(library, asked, moved)  # reads no other
     with pytest.raises(UsageError, match="no dataset 'lmms-lab/MME'"):

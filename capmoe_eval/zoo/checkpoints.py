@@ -1,0 +1,87 @@
+"""Load the trained tiny models, which ``capmoe-eval train`` of capmoe-zoo makes.
+
+``weights/<name>`` has a model's ``config.json`` and ``card.json``, and ``model.safetensors`` where
+it is shipped or trained here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlavaProcessor,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.experiment.names import base_name
+from capmoe_eval.wrapper.checkpoint import load_checkpoint
+from capmoe_eval.zoo.llava import picture_processor
+from capmoe_eval.zoo.tokenizer import miniworld_tokenizer, wrapped
+
+#: The directory of the shipped weights, with one directory per model.
+WEIGHTS = Path(__file__).parent / "weights"
+#: Every trained model by name, without further training seeds.
+TRAINED = tuple(
+    path.parent.name
+    for path in sorted(WEIGHTS.glob("*/config.json"))
+    if base_name(path.parent.name) == path.parent.name
+)
+
+
+def trained_config(name: str) -> PretrainedConfig:
+    """Return the configuration of a trained model, or of one that differs in the seeds alone.
+
+    ``olmoe_s1`` is ``olmoe`` with another training seed, ``olmoe_w8_s1`` also in the mini-world of
+    seed 8. A name that is unknown is a UsageError, here and in the functions below.
+    """
+    if base_name(name) not in TRAINED:
+        raise bad_choice("name", name, TRAINED)
+    config: PretrainedConfig = AutoConfig.from_pretrained(WEIGHTS / base_name(name))
+    return config
+
+
+def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """Load a trained model on the CPU, in evaluation mode; UsageError if there are no weights."""
+    images = reads_pictures(name)
+    directory = WEIGHTS / name
+    if not (directory / "model.safetensors").is_file():
+        raise UsageError(
+            f"model.pretrained=zoo:{name}: no weights in {directory}; `capmoe-eval train {name}` "
+            "makes them"
+        )
+    kind = AutoModelForImageTextToText if images else AutoModelForCausalLM
+    model: PreTrainedModel = load_checkpoint(directory, kind=kind, dtype=dtype)
+    return model
+
+
+def reads_pictures(name: str) -> bool:
+    """Return whether a trained model has a tower for pictures."""
+    return hasattr(trained_config(name), "vision_config")
+
+
+def trained_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a trained model: its own, or that of the mini-world."""
+    directory = WEIGHTS / name
+    if (directory / "tokenizer.json").is_file():
+        return own_tokenizer(directory)
+    return miniworld_tokenizer()
+
+
+def own_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer in a model's directory."""
+    return wrapped(Tokenizer.from_file(str(directory / "tokenizer.json")))
+
+
+def trained_processor(name: str) -> LlavaProcessor:
+    """Return the processor of a trained model; UsageError for one that reads no pictures."""
+    if not reads_pictures(name):
+        raise bad_choice("name", name, [key for key in TRAINED if reads_pictures(key)])
+    return picture_processor(trained_tokenizer(name))

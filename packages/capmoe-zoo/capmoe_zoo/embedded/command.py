@@ -1,0 +1,125 @@
+"""``capmoe-eval train NAME``: train a model of the zoo and write its weights and card."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from capmoe_eval.errors import writing
+from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.arguments import COUNT, PATH, SEED, THREADS, Parser
+from capmoe_eval.experiment.datasource import users_cache
+from capmoe_eval.experiment.files import check_file, check_writable
+
+say = functools.partial(print, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, or measure what is trained, and return the exit status."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars of every subtask
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.origins and (len(options.names) != 1 or len(options.seed or ()) > 1):
+        parser.error("NAME: takes one model and one seed; --origins takes several")
+    command = _origins if options.origins else _train
+    return run_command(functools.partial(command, options))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="capmoe-eval train",
+        description="Train an embedded model from its recipe; write its weights, and its card with "
+        "its scores. The same command continues a killed training.",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="an embedded model: olmoe, mixtral, …; olmoe_s3 is olmoe with training seed 3",
+    )
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--card",
+        action="store_true",
+        help="train nothing; measure the trained model and write its card",
+    )
+    kind.add_argument(
+        "--origins",
+        action="store_true",
+        help="train models (default: qwen2_moe mixtral) upcycled and from scratch with seeds "
+        "(default: 0 1 2), 1000 steps each, and compare the balance of their routing",
+    )
+    parser.add_argument("--steps", type=COUNT, help="training steps (default: the recipe's)")
+    parser.add_argument(
+        "--seed", nargs="+", type=SEED, help="seed of weights and corpus (default: the recipe's)"
+    )
+    parser.add_argument(
+        "--out",
+        type=PATH,
+        help="directory of the weights (default: where zoo:NAME reads them); with --origins a JSON "
+        "file (default: results/training_seeds.json)",
+    )
+    parser.add_argument(
+        "--work",
+        type=PATH,
+        default=users_cache() / "training",
+        help="directory of the checkpoints (default: in the user's cache)",
+    )
+    parser.add_argument("--threads", type=THREADS, default=1, help="CPU threads (default: 1)")
+    return parser
+
+
+def _train(options: argparse.Namespace) -> None:
+    import torch
+    from capmoe_eval.zoo.checkpoints import WEIGHTS
+
+    from capmoe_zoo.embedded import cards, recipes
+
+    (name,), (seed,) = options.names, options.seed or [None]
+    recipe = recipes.recipe(name)
+    directory = options.out or WEIGHTS / name
+    check_writable("--out", directory)
+    if options.card:
+        cards.write(name, directory, None, say=say)
+        say(f"written: {directory / 'card.json'}, {directory / 'README.md'}")
+        return
+    torch.set_num_threads(options.threads)
+    steps = recipe.steps if options.steps is None else options.steps
+    check_writable("--work", options.work)
+    model, losses = recipes.build(name, options.work, steps=steps, seed=seed, say=say)
+    with writing("--out", directory):
+        recipes.save(model, directory)
+        recipes.save_tokenizer(name, directory)
+        cards.write(name, directory, cards.Training(steps, seed, losses), say=say)
+    source = f"zoo:{name}" if options.out is None else str(directory)
+    say(f"written: {directory}\nevaluate it: capmoe-eval run {_evaluation(name, source)}")
+
+
+def _evaluation(name: str, source: str) -> str:
+    """Return the words that evaluate a trained model."""
+    from capmoe_eval.experiment.composition import options
+
+    model = f"zoo_{name}" if f"zoo_{name}" in options("model") else name
+    if model not in options("model"):
+        model = f"zoo_{name.rpartition('_')[0]}"  # a training seed of the user's own
+    return (
+        f"model={model} model.name=mine model.pretrained={shlex.quote(source)} gamma=1.0 "
+        "results_dir=results/mine"
+    )
+
+
+def _origins(options: argparse.Namespace) -> None:
+    import torch
+
+    from capmoe_zoo.embedded import cards
+
+    torch.set_num_threads(options.threads)
+    names, seeds = options.names or ("qwen2_moe", "mixtral"), options.seed or (0, 1, 2)
+    out = options.out or Path("results/training_seeds.json")
+    check_file("--out", out)
+    check_writable("--work", options.work)
+    cards.compare_origins(names, seeds, options.steps or 1000, out, work=options.work, say=say)

@@ -1,0 +1,296 @@
+"""Generate the training corpus, and its batches: facts, and questions in the prompts of lm-eval.
+
+Most documents are short; a few have as many questions as the prompts of the evaluation, so that the
+model has seen 5, 10 or 25 demonstrations. Questions of the evaluation sets never occur:
+:mod:`capmoe_zoo.worlds.miniworld.world` says how they are kept out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.longicl import INTRODUCTION
+from capmoe_eval.zoo.sets import Row
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from capmoe_zoo.embedded.batch import Batch, Encoded, Parts, encoded, pack
+from capmoe_zoo.embedded.tokenizer import train_bpe
+from capmoe_zoo.worlds.draw import Draw
+from capmoe_zoo.worlds.miniworld import questions
+from capmoe_zoo.worlds.miniworld.evaluation import number_triples, subject_relation
+from capmoe_zoo.worlds.miniworld.questions import PromptAndAnswer
+from capmoe_zoo.worlds.miniworld.world import (
+    LEXICON,
+    RELATIONS,
+    TRAIN_WORDINGS,
+    WORDINGS,
+    Fact,
+    MiniWorld,
+    say,
+    statements,
+)
+
+#: How much more often the corpus speaks of the best known entity than of the least known.
+FAME = 100.0
+#: Upper bound on the number of tokens, the two special ones and the 256 bytes included.
+MAX_VOCABULARY = 2560
+# Numbers of short and long documents that the tokenizer is trained on, and the lowest frequency of
+# a merge; rarer ones belong to no word of the world.
+_SHORT, _LONG, _RAREST = 60_000, 2_000, 12
+
+
+@dataclass(frozen=True)
+class Share:
+    """How often a kind of documents comes, and its number of questions (``miniworld.yaml``)."""
+
+    short: float = 0.0
+    late: float = 0.0
+    few: int = 1
+    bare: float = 0.0
+    long: float = 0.0
+    questions: int = 0
+
+
+SHARES = read_data(__package__, "miniworld.yaml", dict[str, Share])
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text of the corpus."""
+
+    # Text that cannot be predicted, such as the next question, has no loss. Every piece ends at the
+    # end of a word.
+    parts: Parts
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(part for part, _ in self.parts)
+
+
+def corpus(
+    mini_world: MiniWorld, seed: int, *, long: bool = False, late: bool = False
+) -> Iterator[Document]:
+    """Yield documents about a world without end.
+
+    They are short, or ``long`` (about 100 to 400 tokens); ``late`` short ones have the shares of
+    the second part of a training.
+    """
+    column = "long" if long else "late" if late else "short"
+    kinds = [kind for kind, share in SHARES.items() if getattr(share, column)]
+    weights = [getattr(SHARES[kind], column) for kind in kinds]
+    draw = Draw(f"corpus-{mini_world.seed}-{seed}-{long}")
+    while True:
+        yield _Writer(mini_world, draw).document(draw.one_of(kinds, weights), long)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    _world: MiniWorld
+    _draw: Draw
+
+    def document(self, kind: str, long: bool) -> Document:
+        """Return a document of a kind; the questions of a long one are as in the evaluation."""
+        draw, share = self._draw, SHARES[kind]
+        number = share.questions if long else 1 + draw.below(share.few)
+        titled = long or draw.chance(0.2)
+        lists = {
+            "facts": self._facts,
+            "cards": self._card,
+            "rules": self._rules,
+            "uses": self._uses,
+            "classes": self._class,
+        }
+        if kind in lists:
+            return lists[kind]()
+        title, between = "", questions.BETWEEN
+        if kind == "banking77":
+            title, between = INTRODUCTION, "\n"
+            prompts = self._queries(number)
+        elif kind == "mmlu":
+            subject = draw.one(LEXICON.subjects)
+            title = questions.mmlu_description(subject) if titled else ""
+            prompts = [self._mmlu(subject) for _ in range(number)]
+        else:
+            prompts = [self._question(kind, long) for _ in range(number)]
+        if kind == "open":
+            title, between = questions.OPEN_DESCRIPTION if titled else "", "\n"
+        return _document(prompts, title, between)
+
+    def _known(self, facts: Sequence[Fact]) -> Fact:
+        """Return a random fact, more often one about a well known entity."""
+        return self._draw.early(facts, FAME)
+
+    def _wording(self, fact: Fact) -> int:
+        """Return a random wording that the corpus may use for the fact."""
+        wording = self._draw.below(len(WORDINGS.statements))
+        return wording if fact.allows(wording) else self._draw.one(TRAIN_WORDINGS)
+
+    def _facts(self) -> Document:
+        """Return statements of one to four facts, of one entity or of several."""
+        draw, facts = self._draw, self._world.facts
+        number = 1 + draw.below(4)
+        if draw.chance(0.5):
+            chosen = draw.some(self._world.by_entity[self._known(facts).entity], number)
+        else:
+            chosen = [self._known(facts) for _ in range(number)]
+        prompts = [_statement(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
+        return _document(prompts, "", " ")
+
+    def _rules(self) -> Document:
+        """Return statements of one to four rules."""
+        prompts = []
+        for _ in range(1 + self._draw.below(4)):
+            rule = self._known(self._world.rules)
+            prompts.append(_statement(self._draw.one(WORDINGS.rules), rule))
+        return _document(prompts, "", " ")
+
+    def _card(self) -> Document:
+        """Return facts of one entity in a list, which takes fewer words for each."""
+        entity = self._known(self._world.facts).entity
+        facts = self._world.by_entity[entity]
+        lines = []
+        for fact in self._draw.some(facts, 3 + self._draw.below(len(facts) - 2)):
+            lines.append((fact.relation.noun, fact.value))
+            if fact.relation.broader and self._draw.chance(0.5):
+                broader = self._draw.one(statements(fact.relation))
+                line = (broader.phrase, broader.answer(fact.value))
+                lines.insert(self._draw.below(len(lines) + 1), line)
+        return _listed(entity, lines)
+
+    def _uses(self) -> Document:
+        """Return the tools of one thing in a list."""
+        thing = self._known(self._world.rules).entity
+        chosen = self._draw.some(self._world.by_thing[thing], 3 + self._draw.below(6))
+        return _listed(thing, [(rule.relation.noun, rule.value) for rule in chosen])
+
+    def _class(self) -> Document:
+        """Return a statement, and some of the values of its relation: does it follow from them?"""
+        relation = self._draw.one([relation for relation in RELATIONS if relation.broader])
+        broader = self._draw.one(statements(relation))
+        values = self._draw.some(relation.values, 4 + self._draw.below(5))
+        lines = [(value, broader.answer(value)) for value in values]
+        return _listed(f"{relation.noun}: {broader.phrase}", lines)
+
+    def _mmlu(self, subject: str) -> PromptAndAnswer:
+        fact = self._known(self._world.by_relation[subject_relation(subject)])
+        return questions.prompt("mmlu", questions.mmlu(fact, self._wording(fact), subject))
+
+    def _queries(self, number: int) -> list[PromptAndAnswer]:
+        draw = self._draw
+        intents = draw.some(tuple(LEXICON.intents), 1 + draw.below(len(LEXICON.intents)))
+        prompts = []
+        for _ in range(number):
+            intent = draw.one(intents)
+            phrase = draw.below(len(LEXICON.intents[intent]))
+            row = questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS))
+            prompts.append(questions.prompt("banking77", row))
+        return prompts
+
+    def _question(self, task: str, long: bool) -> PromptAndAnswer:
+        prompt, answer = questions.prompt(task, self._row(task))
+        if not long and self._draw.chance(SHARES[task].bare):
+            prompt = prompt.split("\n", 1)[1]
+        return prompt, answer
+
+    def _row(self, task: str) -> Row:
+        draw, mini_world = self._draw, self._world
+        if task == "gsm8k":
+            wording = draw.below(len(WORDINGS.problems))
+            return questions.gsm8k(draw.one(number_triples()["train"]), wording, draw, mini_world)
+        if task == "function":
+            parts = draw.one(questions.functions()["train"])
+            return questions.function(parts, draw.one(TRAIN_WORDINGS), draw)
+        if task == "dialogue":
+            about = mini_world.by_entity[self._known(mini_world.facts).entity]
+            facts = draw.some(about, 3 + draw.below(2))
+            return questions.dialogue(facts, draw.one(TRAIN_WORDINGS), draw)
+        pools = {"piqa": mini_world.rules, "hellaswag": mini_world.scripted}
+        if task in ("rte", "boolq"):
+            fact = self._known(mini_world.broader[draw.chance(0.5)])
+        else:
+            fact = self._known(pools.get(task, mini_world.facts))
+        wording = self._wording(fact)
+        if task == "open":
+            return self._open(fact, wording)
+        return questions.OF_A_FACT[task](fact, wording, draw, mini_world, False)
+
+    def _open(self, fact: Fact, wording: int) -> Row:
+        """Return an open question with one of its answers first."""
+        draw, mini_world = self._draw, self._world
+        if draw.chance(0.5):
+            return questions.open_question(fact, wording, draw, mini_world, hard=False)
+        if not all(other.allows(wording) for other in questions.alike(fact, mini_world)):
+            wording = draw.one(TRAIN_WORDINGS)
+        row = questions.search(fact, wording, draw, mini_world, hard=False)
+        return {**row, "answer": draw.shuffled(row["answer"])}
+
+
+def _statement(wording: str, fact: Fact) -> PromptAndAnswer:
+    """Return a statement, cut before the value that it ends in, and the value."""
+    answer = f" {fact.value}."
+    return say(wording, fact).removesuffix(answer), answer
+
+
+def _listed(title: str, lines: Sequence[tuple[str, str]]) -> Document:
+    """Return a list of names and values; the values are the answers."""
+    return _document([(f"{name}:", f" {value}") for name, value in lines], f"{title}\n", "\n")
+
+
+def _document(prompts: Sequence[PromptAndAnswer], title: str, between: str) -> Document:
+    """Return a document of questions in which only the answers have a loss."""
+    parts = []
+    for prompt, answer in prompts:
+        if title + prompt:
+            parts.append((title + prompt, False))
+        parts.append((answer, True))
+        title = between
+    return Document(tuple(parts))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a corpus.
+
+    A batch depends only on its number, so that a killed training goes on exactly.
+    """
+
+    world: MiniWorld
+    tokenizer: PreTrainedTokenizerFast
+    seed: int  # of the documents
+    short: tuple[int, int] = (16, 128)  # rows and positions of a batch of short documents
+    long: tuple[int, int] = (4, 480)  # of a batch whose rows begin with a long document
+    every: int = 5  # one of so many batches has long documents
+    early: int = 1500  # batches before the second part of the training
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return the batch of a step."""
+        is_long = step % self.every == self.every - 1
+        n_rows, width = self.long if is_long else self.short
+
+        def documents(long: bool) -> Iterator[Encoded]:
+            # Every step has a seed of its own; the factor keeps those of different seeds apart.
+            seed = self.seed * 1_000_003 + step
+            stream = corpus(self.world, seed, long=long, late=step >= self.early)
+            return encoded((document.parts for document in stream), self.tokenizer, width)
+
+        openings = documents(long=True)
+        rows = [[next(openings)] if is_long else [] for _ in range(n_rows)]
+        return pack(rows, documents(long=False), width, int(self.tokenizer.pad_token_id))
+
+
+def train_tokenizer(mini_world: MiniWorld) -> Tokenizer:
+    """Train a world's tokenizer on its corpus; of ``world()`` it is the shipped one."""
+    documents = [
+        *islice(corpus(mini_world, seed=0), _SHORT),
+        *islice(corpus(mini_world, seed=0, long=True), _LONG),
+    ]
+    texts = [document.text for document in documents]
+    # The corpus says little of what is not well known, but each of its words is a token, too.
+    texts += [say(WORDINGS.statements[0], fact) for fact in mini_world.facts] * _RAREST
+    texts += [say(WORDINGS.rules[0], rule) for rule in mini_world.rules] * _RAREST
+    return train_bpe(texts, MAX_VOCABULARY, rarest=_RAREST)

@@ -1,0 +1,145 @@
+"""Build the evaluation sets of the picture world: MME, MMBench and SEED-Bench in small.
+
+They have the layout, columns and categories of ``lmms-lab/MME``, ``lmms-lab/MMBench`` (en, dev) and
+the pictures of ``lmms-lab/SEED-Bench``, so that one task reads either. The ``dev`` sets were used
+to choose the training; the ``test`` sets were used for no decision. No picture of either is drawn
+with a seed of the training.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from capmoe_eval import errors
+from capmoe_eval.evaluation.multimodal.scores import ROTATION
+from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.zoo.sets import Configs, Row
+
+from capmoe_zoo.worlds.draw import Draw
+from capmoe_zoo.worlds.pictures.drawing import drawn
+from capmoe_zoo.worlds.pictures.questions import LETTERS, Choice, PictureFact, choice, claim, facts
+from capmoe_zoo.worlds.pictures.scene import Scene, scene
+
+SPLITS = ("dev", "test")
+#: Questions of a capability of MMBench, each asked in four rotations.
+MMBENCH_QUESTIONS = 80
+#: Questions of a dimension of SEED-Bench.
+SEEDBENCH_QUESTIONS = 90
+
+
+@dataclass(frozen=True)
+class _PictureSets:
+    mme: Mapping[str, tuple[str, int]]
+    mmbench: Mapping[str, Mapping[str, Sequence[str]]]
+    seedbench: Sequence[Sequence[str]]
+
+
+SETS = read_data(__package__, "sets.yaml", _PictureSets)
+
+
+@functools.cache
+def documents(split: str = "test") -> Mapping[str, Configs]:
+    """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows.
+
+    In the place of an image is what was drawn.
+    """
+    errors.check_choice("split", split, SPLITS)
+    return {
+        "lmms-lab/MME": {"default": {"test": list(_mme(split))}},
+        "lmms-lab/MMBench": {"en": {"dev": list(_mmbench(split))}},
+        "lmms-lab/SEED-Bench": {"default": {"test": list(_seedbench(split))}},
+    }
+
+
+def asked(kind: str, draw: Draw) -> tuple[Scene, PictureFact]:
+    """Return a random scene that answers a kind of question, and its answer."""
+    while True:
+        picture_scene = scene(draw)
+        candidates = [fact for fact in facts(picture_scene) if fact.kind == kind]
+        if candidates:
+            return picture_scene, draw.one(candidates)
+
+
+def _mme(split: str) -> Iterator[Row]:
+    draw = Draw(f"pictures-{split}-mme")
+    for category, (kind, count) in SETS.mme.items():
+        for number in range(count):
+            picture_scene, fact = asked(kind, draw)
+            image = drawn(picture_scene, draw)
+            for true in (True, False):
+                yield {
+                    "question_id": f"{category}/{number:04}.bmp",
+                    "image": image,
+                    "question": claim(fact, draw, true=true)[0],
+                    "answer": "Yes" if true else "No",
+                    "category": category,
+                }
+
+
+def _mmbench(split: str) -> Iterator[Row]:
+    draw = Draw(f"pictures-{split}-mmbench")
+    index = itertools.count()
+    for capability, categories in SETS.mmbench.items():
+        for category, kind in _alternating(categories, MMBENCH_QUESTIONS):
+            picture_scene, fact = asked(kind, draw)
+            image = drawn(picture_scene, draw)
+            made, number = choice(fact, draw), next(index)
+            for turn in range(len(LETTERS)):
+                turned = rotated(made, turn)
+                yield {
+                    "index": number + turn * ROTATION,
+                    "question": turned.question,
+                    "hint": "nan",
+                    "answer": turned.answer,
+                    **dict(zip(LETTERS, turned.options, strict=True)),
+                    "category": category,
+                    "image": image,
+                    "source": "picture world",
+                    "L2-category": capability,
+                    "comment": "nan",
+                    "split": "dev",
+                }
+
+
+def rotated(made: Choice, turn: int) -> Choice:
+    """Return a question whose options are moved on by a number of places, the last to the first."""
+    options = made.options[-turn:] + made.options[:-turn] if turn else made.options
+    right = made.options[LETTERS.index(made.answer)]
+    return Choice(made.question, options, LETTERS[options.index(right)])
+
+
+def _seedbench(split: str) -> Iterator[Row]:
+    draw = Draw(f"pictures-{split}-seedbench")
+    for dimension, kinds in enumerate(SETS.seedbench, start=1):
+        for number, (_, kind) in enumerate(_alternating({"": kinds}, SEEDBENCH_QUESTIONS)):
+            picture_scene, fact = asked(kind, draw)
+            made = choice(fact, draw)
+            name = f"{dimension}_{number}"
+            yield {
+                "answer": made.answer,
+                **{
+                    f"choice_{letter.lower()}": option
+                    for letter, option in zip(LETTERS, made.options, strict=True)
+                },
+                "data_id": [f"{name}.bmp"],
+                "data_type": "image",
+                "question": made.question,
+                "question_id": name,
+                "question_type_id": dimension,
+                "image": [drawn(picture_scene, draw)],
+                "segment": None,
+            }
+
+
+def _alternating(categories: Mapping[str, Sequence[str]], count: int) -> Iterator[tuple[str, str]]:
+    """Yield categories and kinds in turn, so that each is asked for about equally often."""
+    longest = max(map(len, categories.values()))
+    turns = [
+        (category, kinds[turn % len(kinds)])
+        for turn in range(longest)
+        for category, kinds in categories.items()
+    ]
+    return itertools.islice(itertools.cycle(turns), count)

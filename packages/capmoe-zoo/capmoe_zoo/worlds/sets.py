@@ -1,0 +1,53 @@
+"""Write the evaluation sets that the suite ships; ``capmoe_eval.zoo.sets`` reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from capmoe_eval.experiment.files import whole_file
+from capmoe_eval.zoo.sets import SETS, WORLDS, Configs
+
+from capmoe_zoo.worlds.miniworld import evaluation as miniworld
+from capmoe_zoo.worlds.pictures import evaluation as pictures
+from capmoe_zoo.worlds.pictures.drawing import Drawn
+
+_SCHEMA = pa.schema([(name, pa.string()) for name in ("dataset", "config", "split", "row")])
+_PICTURES = pa.schema(
+    [*_SCHEMA, ("pixels", pa.binary()), ("noise", pa.int64()), ("light", pa.int64())]
+)
+
+
+def write() -> None:
+    """Write the files of all worlds and splits into the suite."""
+    for world in WORLDS:
+        for split in ("dev", "test"):
+            with whole_file(SETS / f"{world}-{split}.parquet") as file:
+                pq.write_table(table(world, split), file, compression="zstd", compression_level=19)
+
+
+def table(world: str, split: str) -> pa.Table:
+    """Return the documents of a world as they are shipped."""
+    if world == "pictures":
+        return pa.Table.from_pylist(list(_rows(pictures.documents(split))), schema=_PICTURES)
+    return pa.Table.from_pylist(list(_rows(miniworld.documents(split))), schema=_SCHEMA)
+
+
+def _rows(sets: Mapping[str, Configs]) -> Iterator[dict[str, Any]]:
+    before = None
+    for dataset, configs in sets.items():
+        for config, splits in configs.items():
+            for split, rows in splits.items():
+                for row in rows:
+                    stored = {"dataset": dataset, "config": config, "split": split}
+                    content, image = row, row.get("image")
+                    drawn = image[0] if type(image) is list else image
+                    if isinstance(drawn, Drawn):
+                        content = row | {"image": None if image is drawn else []}
+                        if drawn is not before:
+                            stored |= drawn._asdict()
+                        before = drawn
+                    yield stored | {"row": json.dumps(content, ensure_ascii=False)}
