@@ -49,7 +49,6 @@ _KINDS: Final = {
 }
 
 
-@functools.cache
 def documents(name: str, split: str = "test") -> Mapping[str, Configs]:
     """Return the documents of a source: data set → configuration → split → rows.
 
@@ -76,6 +75,7 @@ def generator(name: str) -> Generator:
     )
 
 
+@functools.cache
 def _read(file: Path) -> Mapping[str, Configs]:
     import pyarrow.parquet as pq
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from capmoe_eval.zoo.checkpoints import trained_model
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
@@ -31,6 +30,7 @@ from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace import Trace
+from capmoe_eval.zoo.checkpoints import trained_model
 from capmoe_eval.zoo.hub import ready
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from capmoe_eval.paper.statistics import pair_cells, pooled
 from capmoe_eval.paper.trainings import dev_losses
 from capmoe_eval.results.frames import MIX
 from tests.pages import ROOT, paragraph, table
-from tests.pages.names import READER
+from tests.pages.names import READER, card
 
 YAML: Final = ROOT / "capmoe_eval" / "paper" / "data" / "protocol.yaml"
 _CONTRAST: Final = ("a", "b", "expect")
@@ -258,7 +258,10 @@ def _task_words(names: Sequence[str]) -> list[str]:
 def commands() -> str:
     """Return the commands of the fresh run, with the hours of each training."""
     run = protocol()["runs"]["fresh"]
-    hours = {name: each * card(name)["training"]["steps"] / 3600 for name, each in run["step_seconds"].items()}
+    hours = {
+        name: each * card(name)["training"]["steps"] / 3600
+        for name, each in run["step_seconds"].items()
+    }
     lines = "".join(f"    {line}\n" for line in run["commands"])
     words = ", ".join(f"{name} {each:.1f}" for name, each in hours.items())
     return lines + "\n" + paragraph(f"Processor hours of training on one thread: {words}.")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from capmoe_eval.zoo.checkpoints import WEIGHTS, trained_model
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
@@ -19,6 +18,7 @@ from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.zoo.checkpoints import WEIGHTS, trained_model
 from tests.server.engines import FAMILIES, NEEDS_VLLM, Engine, engine, make, prompts
 
 pytestmark = [NEEDS_VLLM, pytest.mark.slow, pytest.mark.numeric]

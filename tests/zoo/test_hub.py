@@ -1,24 +1,23 @@
 """The directory loads as the hub does, with the types of the real data, and is written once."""
 
 import hashlib
+import json
 
 import datasets
 import pytest
-from capmoe_eval.zoo.miniworld.evaluation import (
-    EVALUATION_DOCUMENTS,
-    FURTHER_DOCUMENTS,
-    documents,
-)
-from capmoe_eval.zoo.miniworld.world import WORLD_SEED
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo import hub as hub_module
+from capmoe_eval.zoo import sets
 from capmoe_eval.zoo.hub import embedded_hub, ready, write_documents
+from capmoe_eval.zoo.sets import documents
+from tests.conftest import REPOSITORY
 
+SETS = documents("miniworld")
 CONFIGS = [
     (path, config)
-    for path, configs in documents().items()
+    for path, configs in SETS.items()
     for config in configs
     if path != "cais/mmlu" or config in {"anatomy", "world_religions"}
 ]
@@ -35,7 +34,7 @@ def digest(directory):
 @pytest.mark.parametrize(("path", "config"), CONFIGS)
 def test_datasets_loads_every_row(hub, path, config):
     loaded = datasets.load_dataset(str(hub / path), config)
-    assert {split: rows.to_list() for split, rows in loaded.items()} == documents()[path][config]
+    assert {split: rows.to_list() for split, rows in loaded.items()} == SETS[path][config]
 
 
 def test_every_subject_of_mmlu_is_in_the_card(hub):
@@ -59,7 +58,7 @@ def test_subjects_are_those_of_the_real_data(hub, real_hub):
 
 
 def test_bytes_are_the_same_each_time(hub, tmp_path):
-    write_documents(tmp_path, documents(), title="mini-world, test")
+    write_documents(tmp_path, SETS, title="mini-world, test")
     assert digest(tmp_path) == digest(hub)
 
 
@@ -72,23 +71,23 @@ def test_it_is_written_once(hub, tmp_path, monkeypatch):
     assert embedded_hub("miniworld") == directory
 
 
-def test_a_world_of_another_seed_has_its_own_documents(hub, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = ready(data_source("miniworld_w8"))
-    assert (source.name, source.root.parent) == ("miniworld_w8", tmp_path / "capmoe_eval")
-    prints = {each.fingerprint("baber/piqa") for each in (source, DataSource("miniworld", hub))}
-    assert len(prints) == 2
+def test_only_mini_worlds_have_other_seeds_and_these_need_another_package(monkeypatch):
     for name in ("pictures_w8", "miniworld_w", "miniworld_w08"):
         with pytest.raises(UsageError, match="no such directory"):
             data_source(name)
+    monkeypatch.setattr(sets, "entry_points", lambda **_: ())
+    with pytest.raises(UsageError, match="miniworld_w8: capmoe-zoo, which generates it, is not"):
+        ready(data_source("miniworld_w8"))
 
 
-def test_a_world_of_another_seed_has_more_test_documents():
-    counts = [
-        len(documents(split, seed)["allenai/openbookqa"]["main"]["validation"])
-        for split, seed in (("test", 8), ("dev", 8), ("test", WORLD_SEED))
-    ]
-    assert counts == [FURTHER_DOCUMENTS, EVALUATION_DOCUMENTS, EVALUATION_DOCUMENTS]
+def test_fingerprints_are_those_of_the_committed_records():
+    """Of text: pictures take half a minute to write, and their tests ask for them."""
+    inputs = json.loads((REPOSITORY / "results/zoo/inputs.json").read_text())["datasets"]
+    of_texts = [entry for entry in inputs if entry["of"]["data"] in ("miniworld", "banking77")]
+    assert len(of_texts) > 10
+    for entry in of_texts:
+        source = ready(data_source(entry["of"]["data"]))
+        assert source.fingerprint(entry["of"]["dataset"]) == entry["fingerprint"], entry
 
 
 def test_a_changed_source_has_another_directory(tmp_path, monkeypatch):
@@ -101,9 +100,7 @@ def test_a_changed_source_has_another_directory(tmp_path, monkeypatch):
 
 def test_datasets_does_not_mix_up_two_directories(hub, tmp_path):
     """It keys its cache by names alone; see the module."""
-    fewer = {
-        "baber/piqa": {"default": {"train": documents()["baber/piqa"]["default"]["train"][:3]}}
-    }
+    fewer = {"baber/piqa": {"default": {"train": SETS["baber/piqa"]["default"]["train"][:3]}}}
     write_documents(tmp_path, fewer, title="fewer")
     lengths = [
         len(datasets.load_dataset(str(root / "baber/piqa"), split="train"))

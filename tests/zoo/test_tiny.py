@@ -4,7 +4,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from capmoe_eval.zoo.sets import documents
 from transformers import (
     DeepseekV2ForCausalLM,
     MixtralForCausalLM,
@@ -15,6 +14,7 @@ from transformers import (
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.zoo import tiny
+from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_config, tiny_model, tiny_tokenizer
 
 CLASSES = {

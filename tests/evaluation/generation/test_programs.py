@@ -11,13 +11,13 @@ from typing import Any
 
 import datasets
 import pytest
-from capmoe_eval.zoo.sets import documents
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation import programs
 from capmoe_eval.evaluation.generation.inside import plain
 from capmoe_eval.evaluation.generation.programs import Problem, judge, judge_all
 from capmoe_eval.evaluation.generation.sandbox import Limits, Sandbox
+from capmoe_eval.zoo.sets import documents
 
 HUMANEVAL = "openai/openai_humaneval"
 DOUBLE = Problem(

@@ -65,5 +65,6 @@ def test_the_package_has_what_is_read_of_it():
     pytest.importorskip("easy_vqa", reason="needs pip install -e '.[easy-vqa]'")
     _, result = evaluated(lambda doc: doc["answer"])
     assert result["results"]["easy_vqa"]["acc,none"] == 1
-    kinds = Counter(row["kind"] for row in documents("easy_vqa")["vzhou842/easy-VQA"]["default"]["test"])
+    rows = documents("easy_vqa")["vzhou842/easy-VQA"]["default"]["test"]
+    kinds = Counter(row["kind"] for row in rows)
     assert kinds == {"yes_no": 7136, "shape": 1257, "color": 1280}

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from capmoe_eval.zoo.sets import Configs
 
 
-def miniworld(split: str, seed: int) -> Mapping[str, Configs]:
+def documents(split: str, seed: int) -> Mapping[str, Configs]:
     """Return the ``dev`` or ``test`` sets of the mini-world of a seed, for the suite."""
-    from capmoe_zoo.worlds.miniworld.evaluation import documents
+    from capmoe_zoo.worlds.miniworld import evaluation
 
-    return documents(split, seed)
+    return evaluation.documents(split, seed)

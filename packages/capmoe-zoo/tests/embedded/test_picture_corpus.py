@@ -5,7 +5,9 @@ import re
 import numpy as np
 import pytest
 import torch
+from capmoe_eval.evaluation.multimodal.prompts import prompt
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
+from capmoe_eval.zoo.sets import documents
 
 from capmoe_zoo.embedded.batch import IGNORED, attended
 from capmoe_zoo.embedded.loss import Middle, batch_loss
@@ -18,8 +20,6 @@ from capmoe_zoo.embedded.pictures import (
 from capmoe_zoo.embedded.recipes import _fresh, configuration, model_class, recipe
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.drawing import picture
-from capmoe_zoo.worlds.pictures.evaluation import documents
-from capmoe_zoo.worlds.pictures.questions import prompt
 from capmoe_zoo.worlds.pictures.scene import WORLD, scene
 
 
@@ -165,7 +165,7 @@ def test_the_words_are_tokens_and_any_text_comes_back(tokenizer):
 
 def test_text_is_as_small_a_part_of_a_query_as_in_the_paper(tokenizer):
     """Figure 10 has 9.8 % of the assignments, Table 8 31 tokens of 607; an answer is one token."""
-    sets = documents("dev")
+    sets = documents("pictures", "dev")
     asked = {
         "MME": [(row["question"], []) for row in sets["lmms-lab/MME"]["default"]["test"]],
         "MMBench": [

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.zoo.hub import WORLDS
+from capmoe_eval.zoo.checkpoints import WEIGHTS, trained_model, trained_tokenizer
+from capmoe_eval.zoo.sets import WORLDS
 from capmoe_eval.zoo.tiny import tiny_config
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 from tests.nightly import nightly_but
@@ -25,9 +26,9 @@ from capmoe_zoo.embedded.train import Schedule, train, upcycle
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
 WITH_WEIGHTS = ("olmoe", "qwen2_moe", "deepseek_v2", "mixtral", "llava_olmoe")  # in a clone
-SHIPPED = [name for name in recipes.ZOO if (recipes.WEIGHTS / name / "model.safetensors").is_file()]
+SHIPPED = [name for name in recipes.ZOO if (WEIGHTS / name / "model.safetensors").is_file()]
 MEASURED = [name for name in SHIPPED if recipes.ZOO[name].data in WORLDS]
-FURTHER = sorted(path.name for path in recipes.WEIGHTS.glob("*_s*"))
+FURTHER = sorted(path.name for path in WEIGHTS.glob("*_s*"))
 
 
 def miniature(family="olmoe", **changes):
@@ -211,7 +212,7 @@ def test_an_unknown_name_is_refused(capsys):
     assert main(["olmo"]) == 2
     assert "did you mean 'olmoe'" in capsys.readouterr().err
     with pytest.raises(UsageError, match="did you mean 'mixtral'"):
-        recipes.trained_model("mixtrall")
+        trained_model("mixtrall")
     with pytest.raises(UsageError, match="name=llava_olmoe_w8: choose one of olmoe"):
         recipes.recipe("llava_olmoe_w8")
 
@@ -251,13 +252,13 @@ def test_weights_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_the_weights_are_small():
-    files = [path for name in WITH_WEIGHTS for path in (recipes.WEIGHTS / name).iterdir()]
+    files = [path for name in WITH_WEIGHTS for path in (WEIGHTS / name).iterdir()]
     assert sum(path.stat().st_size for path in files) <= 32e6
 
 
 def test_the_models_of_tables_1_and_2_and_of_images_are_shipped():
     assert set(WITH_WEIGHTS) <= set(SHIPPED)
-    assert all((recipes.WEIGHTS / name / "card.json").is_file() for name in recipes.ZOO)
+    assert all((WEIGHTS / name / "card.json").is_file() for name in recipes.ZOO)
     seeds = {name: recipes.recipe(name).seed for name in FURTHER}
     assert seeds
     assert all(seed == int(name[-1]) for name, seed in seeds.items())
@@ -276,8 +277,8 @@ def says(told, made):
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_model_was_made_by_its_recipe(name):
-    told = json.loads((recipes.WEIGHTS / name / "config.json").read_text())
-    vocabulary = len(recipes.trained_tokenizer(name))
+    told = json.loads((WEIGHTS / name / "config.json").read_text())
+    vocabulary = len(trained_tokenizer(name))
     made = recipes.configuration(recipes.recipe(name), vocabulary)
     recipe = json.loads(made.to_json_string(use_diff=False))
     assert says(told, recipe)
@@ -286,7 +287,7 @@ def test_a_shipped_model_was_made_by_its_recipe(name):
 
 @pytest.mark.parametrize("name", [*recipes.ZOO, *FURTHER])
 def test_a_card_is_of_a_training_by_the_recipe(name):
-    trained = json.loads((recipes.WEIGHTS / name / "card.json").read_text())["training"]
+    trained = json.loads((WEIGHTS / name / "card.json").read_text())["training"]
     assert trained["steps"] == recipes.recipe(name).steps
     assert trained.get("restart", 0) == recipes.recipe(name).restart
     assert trained["seed"] == recipes.recipe(name).seed
@@ -294,7 +295,7 @@ def test_a_card_is_of_a_training_by_the_recipe(name):
 
 @pytest.mark.parametrize("name", WITH_WEIGHTS)
 def test_a_shipped_model_knows_something_and_not_everything(name):
-    said = json.loads((recipes.WEIGHTS / name / "card.json").read_text())
+    said = json.loads((WEIGHTS / name / "card.json").read_text())
     accuracy = said["accuracy"]
     assert 70 <= statistics.mean(accuracy.values()) <= 90
     assert max(accuracy.values()) < 100
@@ -307,11 +308,11 @@ def test_a_shipped_model_knows_something_and_not_everything(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", nightly_but(("olmoe",), MEASURED))
 def test_a_shipped_model_is_as_its_card_says(name):
-    said = json.loads((recipes.WEIGHTS / name / "card.json").read_text())
-    model = recipes.trained_model(name, dtype=torch.float32)
+    said = json.loads((WEIGHTS / name / "card.json").read_text())
+    model = trained_model(name, dtype=torch.float32)
     assert sum(parameter.numel() for parameter in model.parameters()) == said["parameters"]
     pictures = recipes.recipe(name).data == "pictures"
-    sets = cards.picture_sets(recipes.WEIGHTS / name) if pictures else cards.miniworld_sets()
+    sets = cards.picture_sets(WEIGHTS / name) if pictures else cards.miniworld_sets()
     quick = ("openbookqa", "piqa", "boolq", "mme", "seedbench")
     sets = replace(sets, tasks=[task for task in sets.tasks if task.name in quick])
     results = cards.measure(name, model, cards.create_method("baseline"), sets, limit=cards.FIRST)

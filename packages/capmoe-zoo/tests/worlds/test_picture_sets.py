@@ -5,16 +5,16 @@ from collections import Counter, defaultdict
 
 import pytest
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.multimodal import scores
+from capmoe_eval.zoo.sets import documents
 from PIL import Image
 
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.evaluation import (
     MMBENCH_QUESTIONS,
-    ROTATION,
     SEEDBENCH_QUESTIONS,
     SETS,
     asked,
-    documents,
     rotated,
 )
 from capmoe_zoo.worlds.pictures.questions import Choice
@@ -22,7 +22,7 @@ from capmoe_zoo.worlds.pictures.scene import CELLS
 
 
 def rows(split="test"):
-    sets = documents(split)
+    sets = documents("pictures", split)
     return (
         sets["lmms-lab/MME"]["default"]["test"],
         sets["lmms-lab/MMBench"]["en"]["dev"],
@@ -48,7 +48,7 @@ def test_a_picture_of_mme_has_two_questions_and_one_answer_each():
 def test_a_question_of_mmbench_has_four_rotations():
     questions = defaultdict(list)
     for row in rows()[1]:
-        questions[row["index"] % ROTATION].append(row)
+        questions[row["index"] % scores.ROTATION].append(row)
     assert len(questions) == 6 * MMBENCH_QUESTIONS
     for turns in questions.values():
         assert {row["answer"] for row in turns} == set("ABCD")
@@ -81,7 +81,7 @@ def test_the_splits_share_no_picture():
 
     assert not pictures("dev") & pictures("test")
     with pytest.raises(UsageError, match="split"):
-        documents("train")
+        documents("pictures", "train")
 
 
 def test_four_fifths_of_a_picture_are_redundant():
@@ -91,3 +91,9 @@ def test_four_fifths_of_a_picture_are_redundant():
     kinds += [kind for parts in SETS.mmbench.values() for own in parts.values() for kind in own]
     shares = [len(asked(kind, draw)[1].cells) / CELLS**2 for kind in kinds for _ in range(10)]
     assert 1 - sum(shares) / len(shares) > 0.8
+
+
+def test_the_categories_are_those_of_the_tasks():
+    assert [*scores.MME["perception"], *scores.MME["cognition"]] == list(SETS.mme)
+    assert list(scores.CAPABILITIES) == list(SETS.mmbench)
+    assert len(scores.DIMENSIONS) == len(SETS.seedbench)
