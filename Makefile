@@ -30,8 +30,8 @@ help:  ## list the targets
 
 install: $(VENV)/.installed  ## create .venv from the locked versions, checked by their hashes
 
-# The packages beside the suite that need nothing else.
-BESIDE = packages/capmoe-methods
+# The packages beside the suite.
+BESIDE = packages/capmoe-methods packages/capmoe-zoo
 
 # A file whose hash is not in the lock is refused; nothing is fetched for a build.
 PIP    = -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
@@ -167,10 +167,10 @@ test-ci: install  ## the tests of .ci/run, also those of more than 3 seconds
 	$(PYTEST) -m 'not nightly'
 
 test-nightly: install  ## the tests that only .ci/nightly runs
-	$(PYTEST) -m nightly tests packages/capmoe-methods
+	$(PYTEST) -m nightly tests $(BESIDE)
 
 test-all: install  ## every test
-	$(PYTEST) tests packages/capmoe-methods
+	$(PYTEST) tests $(BESIDE)
 
 coverage: install  ## every test, and which lines they run; it takes half as long again
 	$(PYTEST) --cov --cov-report=term:skip-covered
@@ -193,13 +193,13 @@ test-server: install-server  ## the tests of the plugin, in .venv-server
 	$(SERVER)/bin/python -m pytest -q tests/evaluation/test_vllm.py $(ARGS)  # whose engines keep the plugin
 
 real: install  ## write SmolLM2-135M as a Mixture-of-Experts model, model=smollm2_moe, into the user's cache
-	@PYTHONPATH=packages/capmoe-zoo $(PY) -m capmoe_zoo make $(ARGS)
+	@$(PY) -m capmoe_zoo make $(ARGS)
 
 test-methods: install  ## the tests of packages/capmoe-methods, but for the nightly ones
 	$(PYTEST) -m 'not nightly' packages/capmoe-methods $(ARGS)
 
-test-zoo: install  ## the tests of packages/capmoe-zoo
-	$(PY) -m pytest -q packages/capmoe-zoo $(ARGS)
+test-zoo: install  ## the tests of packages/capmoe-zoo, but for the nightly ones
+	$(PYTEST) -m 'not nightly' packages/capmoe-zoo $(ARGS)
 
 serve-demo: install-server  ## serve a model with and without a capacity, and ask both
 	@$(SERVER)/bin/python -c 'from capmoe_eval.experiment.application import run_program; from capmoe_eval.server.demo import main; run_program(main)' $(ARGS)

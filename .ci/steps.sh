@@ -87,7 +87,7 @@ wheel() {
   local suite=$work/packages
   mkdir "$suite"
   ln -s "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/* "$suite"
-  rm "$suite"/capmoe_methods-*
+  rm "$suite"/capmoe_methods-* "$suite"/capmoe_zoo-*
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/dist" .
   python3 -m venv "$work/other"
   "$work/other/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/dist/*.whl
@@ -97,6 +97,8 @@ wheel() {
   PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval gamma=1.0 method=score tasks=obqa limit=2
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval method=oea k0=1 2> "$work/refused"
   grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
+  ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval train olmoe 2> "$work/refused"
+  grep -q '^error: subcommand=train: capmoe-zoo is not installed; pip install capmoe-zoo' "$work/refused"
   [ "$(ls -A)" = results ] || { echo "something was left beside results/: $(ls -A)"; exit 1; }
   cd "$work/checkout"
 }
@@ -106,7 +108,7 @@ declare -A inputs=(
   [server]="capmoe_eval/server capmoe_eval/wrapper capmoe_eval/routing capmoe_eval/evaluation/vllm_lm.py
     tests/server tests/evaluation/test_vllm.py .ci/vllm lock"
   [methods]="packages/capmoe-methods capmoe_eval conf tests results/zoo lock"
-  [zoo]="packages/capmoe-zoo capmoe_eval conf lock"
+  [zoo]="packages/capmoe-zoo capmoe_eval conf tests lock"
 )
 content() { git ls-tree HEAD -- ${inputs[$1]} | sha256sum | cut -c 1-16; }
 

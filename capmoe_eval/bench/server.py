@@ -23,7 +23,7 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.zoo.checkpoints import WEIGHTS
+from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 

@@ -42,7 +42,7 @@ from capmoe_eval.server.step import StepPlan, StepRows
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.plan import ForwardPlan
-from capmoe_eval.zoo.checkpoints import WEIGHTS
+from capmoe_eval.zoo import WEIGHTS
 
 _AT_ONCE: Final = 10**9
 """Requests that lm-eval gives to the engine at once: all of them."""

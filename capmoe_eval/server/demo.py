@@ -26,7 +26,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.arguments import COUNT, Parser
 from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.server.settings import PREFIX, read_settings
-from capmoe_eval.zoo.checkpoints import WEIGHTS
+from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 

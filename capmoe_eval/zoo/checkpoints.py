@@ -23,11 +23,10 @@ from transformers import (
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.names import base_name
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
+from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.llava import picture_processor
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer, wrapped
 
-#: The directory of the shipped weights, with one directory per model.
-WEIGHTS = Path(__file__).parent / "weights"
 #: Every trained model by name, without further training seeds.
 TRAINED = tuple(
     path.parent.name

@@ -11,7 +11,7 @@ from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import finished
-from capmoe_eval.zoo.checkpoints import WEIGHTS
+from capmoe_eval.zoo import WEIGHTS
 from tests.pages import ROOT
 
 READER: Final = Reader()

@@ -18,7 +18,8 @@ from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.session import capacity_aware
-from capmoe_eval.zoo.checkpoints import WEIGHTS, trained_model
+from capmoe_eval.zoo import WEIGHTS
+from capmoe_eval.zoo.checkpoints import trained_model
 from tests.server.engines import FAMILIES, NEEDS_VLLM, Engine, engine, make, prompts
 
 pytestmark = [NEEDS_VLLM, pytest.mark.slow, pytest.mark.numeric]

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.server.settings import ServerSettings
-from capmoe_eval.zoo.checkpoints import WEIGHTS
+from capmoe_eval.zoo import WEIGHTS
 from tests.conftest import REPOSITORY
 from tests.server.engines import ENVIRONMENT, NEEDS_VLLM, installed
 

@@ -14,7 +14,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.server.step import StepPlan
 from capmoe_eval.wrapper.observers import Observer
-from capmoe_eval.zoo.checkpoints import WEIGHTS
+from capmoe_eval.zoo import WEIGHTS
 from tests.server.engines import NEEDS_VLLM, Engine, engine, make, prompt_logprobs, prompts
 
 pytestmark = [NEEDS_VLLM, pytest.mark.slow]

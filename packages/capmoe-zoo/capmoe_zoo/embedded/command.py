@@ -75,7 +75,7 @@ def _parser() -> Parser:
 
 def _train(options: argparse.Namespace) -> None:
     import torch
-    from capmoe_eval.zoo.checkpoints import WEIGHTS
+    from capmoe_eval.zoo import WEIGHTS
 
     from capmoe_zoo.embedded import cards, recipes
 

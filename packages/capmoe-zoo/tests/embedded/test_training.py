@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.zoo.checkpoints import WEIGHTS, trained_model, trained_tokenizer
+from capmoe_eval.zoo import WEIGHTS
+from capmoe_eval.zoo.checkpoints import trained_model, trained_tokenizer
 from capmoe_eval.zoo.sets import WORLDS
 from capmoe_eval.zoo.tiny import tiny_config
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
