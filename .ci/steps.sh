@@ -98,7 +98,7 @@ wheel() {
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval method=oea k0=1 2> "$work/refused"
   grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval train olmoe 2> "$work/refused"
-  grep -q '^error: subcommand=train: capmoe-zoo is not installed; pip install capmoe-zoo' "$work/refused"
+  grep -q '^error: train: capmoe-zoo is not installed; pip install capmoe-zoo' "$work/refused"
   [ "$(ls -A)" = results ] || { echo "something was left beside results/: $(ls -A)"; exit 1; }
   cd "$work/checkout"
 }

@@ -34,11 +34,6 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
         "evaluate every combination: gamma=1.0,1.5 method=score,order",
         "capmoe_eval.evaluation.command:sweep",
     ),
-    "train": Subcommand(
-        _EVALUATE,
-        "train an embedded model from its recipe",
-        "capmoe_eval.evaluation.train:main",
-    ),
     "lm-eval": Subcommand(
         _EVALUATE,
         "lm-eval's own command line, with the model types capmoe and capmoe-multimodal",

@@ -21,6 +21,7 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
             *("figure comparators_decode", "figure comparators_ranks", "figure images_macs"),
         }
     ),
+    "capmoe-zoo": frozenset({"train"}),
 }
 """What each package brings: settings, their values, figures, subcommands and benchmarks."""
 

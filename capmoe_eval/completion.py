@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -19,12 +18,10 @@ from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.figures.catalogue import FIGURES
 from capmoe_eval.routing.registry import method_names
 
-_WEIGHTS: Final = Path(__file__).with_name("zoo") / "weights"
 _EVALUATION: Final = ("-m", "--cfg", "--help", "--version")
 _NAMES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "table": lambda: (*(layout.key for layout in TABLES), "all"),
     "figure": lambda: (*(spec.name for spec in FIGURES), "all"),
-    "train": lambda: sorted(path.name for path in _WEIGHTS.iterdir()),
     "bench": commands,
     "completion": lambda: _SCRIPTS,
 }

@@ -19,10 +19,10 @@ import functools
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
+from capmoe_eval.beside import load_entry_points
 from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment.names import split_world
 
@@ -66,13 +66,14 @@ def documents(name: str, split: str = "test") -> Mapping[str, Configs]:
 
 def generator(name: str) -> Generator:
     """Return what makes the documents of a world of another seed; UsageError if nothing does."""
-    for entry in entry_points(group=GENERATORS, name=split_world(name)[0]):
-        loaded: Generator = entry.load()
-        return loaded
-    raise UsageError(
-        f"data.root={name}: capmoe-zoo, which generates it, is not installed; pip install "
-        "capmoe-zoo (in a checkout, make install)"
-    )
+    generators: dict[str, Generator] = load_entry_points(GENERATORS)
+    world, _ = split_world(name)
+    if world not in generators:
+        raise UsageError(
+            f"data.root={name}: capmoe-zoo, which generates it, is not installed; pip install "
+            "capmoe-zoo (in a checkout, make install)"
+        )
+    return generators[world]
 
 
 @functools.cache

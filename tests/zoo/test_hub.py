@@ -75,7 +75,7 @@ def test_only_mini_worlds_have_other_seeds_and_these_need_another_package(monkey
     for name in ("pictures_w8", "miniworld_w", "miniworld_w08"):
         with pytest.raises(UsageError, match="no such directory"):
             data_source(name)
-    monkeypatch.setattr(sets, "entry_points", lambda **_: ())
+    monkeypatch.setattr(sets, "load_entry_points", lambda _group: {})
     with pytest.raises(UsageError, match="miniworld_w8: capmoe-zoo, which generates it, is not"):
         ready(data_source("miniworld_w8"))
 
