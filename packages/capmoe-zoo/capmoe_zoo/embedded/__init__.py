@@ -1,0 +1,1 @@
+"""The training of the embedded models: recipes, corpora, losses, cards."""
