@@ -1,4 +1,4 @@
-"""The sweeper of Hydra's other launchers: what their jobs computed is read and summed up here."""
+"""Hydra's sweeper of this suite: a process computes all jobs, or a launcher each elsewhere."""
 
 from __future__ import annotations
 
@@ -6,38 +6,70 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError, first_line
-from capmoe_eval.evaluation.command import report
-from capmoe_eval.experiment.composition import compose_jobs, sweep_jobs
+from capmoe_eval.evaluation.command import evaluate, report
+from capmoe_eval.experiment.composition import as_typed, compose_jobs, sweep_jobs
 from capmoe_eval.experiment.configuration import plans, share
 from capmoe_eval.experiment.processes import of_submitit
 
+HERE = "basic"
+"""Hydra's launcher that starts no process: here all jobs together load a model once."""
 
-class CellSweeper(BasicSweeper):
-    """Hydra's own sweeper, which sums up what the jobs of a launcher have computed elsewhere."""
+
+class CellSweeper(Sweeper):
+    """Computes the jobs of a sweep, or has a launcher do so and sums up what they computed."""
+
+    def __init__(self, max_batch_size: int | None = None) -> None:
+        """Remember how many jobs a launcher gets at once; None for all."""
+        self._at_once = max_batch_size
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Receive what Hydra has composed."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Run the jobs, and print what they have computed.
+        """Compute the jobs, and print the results.
 
         Raises:
             SystemExit: With the highest status of a job, or 1 if a record is missing.
-            UsageError: If a job of SLURM was lost, or reached its time limit too often.
+            UsageError: For a mistake in the words; if a job of SLURM was lost, or reached its time
+                limit too often.
         """
-        jobs: Sequence[Sequence[str]] = sweep_jobs(arguments)
-        with self._one_line():
-            returns = super().sweep(arguments)
-        cells = (
-            plan for config in compose_jobs(jobs) for plan in share(plans(config), config.shard)
-        )
-        missing = report(list({plan.path: plan for plan in cells}.values()))
-        with self._one_line():  # a job's error is raised where its value is asked for
-            status = max(missing, *(job.return_value for batch in returns for job in batch))
+        jobs = sweep_jobs(arguments)
+        configs = compose_jobs(jobs)
+        if self.config.hydra.runtime.choices["hydra/launcher"] == HERE:
+            words = as_typed(arguments)
+            status = evaluate(zip(jobs, configs, strict=True), words, swept=True)
+            returns: list[Sequence[Any]] = []
+        else:
+            with self._one_line():
+                returns = list(self._launched(jobs))
+            cells = (plan for config in configs for plan in share(plans(config), config.shard))
+            missing = report(list({plan.path: plan for plan in cells}.values()))
+            with self._one_line():  # a job's error is raised where its value is asked for
+                status = max(missing, *(job.return_value for batch in returns for job in batch))
         if status:
             raise SystemExit(status)
         return returns
+
+    def _launched(self, jobs: Sequence[Sequence[str]]) -> Iterator[Sequence[Any]]:
+        """Yield what the launcher returns of each batch of jobs."""
+        size = self._at_once or len(jobs)
+        for start in range(0, len(jobs), size):
+            batch = jobs[start : start + size]
+            self.validate_batch_is_legal(batch)
+            yield self.launcher.launch(batch, initial_job_idx=start)
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:
@@ -49,7 +81,6 @@ class CellSweeper(BasicSweeper):
                 raise
             lost = f"hydra/launcher: a job was lost ({first_line(error)})"
             if "timed-out" in str(error):
-                assert self.config is not None
                 most, minutes = map(
                     self.config.hydra.launcher.get, ("max_num_timeout", "timeout_min")
                 )
@@ -68,7 +99,6 @@ _store.store(
     node={
         "_target_": f"{CellSweeper.__module__}.{CellSweeper.__name__}",
         "max_batch_size": None,
-        "params": None,
     },
     provider="capmoe_eval",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,12 +17,10 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.evaluation.provenance import version_line
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.composition import (
-    compose_jobs,
+    as_typed,
     config_directory,
     for_hydra,
-    of_hydra,
     store_knobs,
-    sweep_jobs,
 )
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -143,13 +141,26 @@ def _print_notes(plans: Sequence[CellPlan]) -> None:
         print(f"Note: {note}")
 
 
-def _compute(words: Sequence[str], *, swept: bool) -> int:
-    """Evaluate the cells of a command line, of a sweep all together: a model is loaded once."""
-    spelled = for_hydra(words)
-    jobs = sweep_jobs(spelled) if swept else [spelled]
+def evaluate(
+    jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[str], *, swept: bool
+) -> int:
+    """Evaluate the cells of some jobs all together, so that a model is loaded once.
+
+    Args:
+        jobs: The words of each job, and what Hydra composed of them.
+        words: Those of the command line; if it is not ``swept``, they may name an experiment, of
+            which the next command is printed.
+        swept: Whether the jobs are of a sweep.
+
+    Returns:
+        The status: 0 if every cell is finished, else 1.
+
+    Raises:
+        UsageError: For a mistake in the words, or one that concerns all cells.
+    """
     planned: dict[Path, CellPlan] = {}
-    for job, config in zip(jobs, compose_jobs(jobs), strict=True):
-        check_overrides(config, job)
+    for overrides, config in jobs:
+        check_overrides(config, overrides)
         planned |= {plan.path: plan for plan in plans(config)}
     for line in knobs_without_effect(words, planned.values()):
         print_warning(line)
@@ -158,19 +169,14 @@ def _compute(words: Sequence[str], *, swept: bool) -> int:
 
 
 def _task(config: DictConfig) -> int:
-    """Compute a job that Hydra has composed: of one of its launchers, or by one of its flags."""
+    """Compute a job that Hydra has composed: of one command line, or of a launcher's sweep."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     job = HydraConfig.get()
-    swept = job.mode == RunMode.MULTIRUN
-
-    def compute() -> int:
-        check_overrides(config, list(job.overrides.task))
-        return execute(share(plans(config), config.shard), config.plan)
-
+    swept, words = job.mode == RunMode.MULTIRUN, as_typed(job.overrides.task)
     # Here and not only around Hydra, which adds a line of its own to any exception of a job.
-    status = run_command(compute)
+    status = run_command(lambda: evaluate([(words, config)], words, swept=swept))
     # A launcher takes the end of a process for a crash: it gets the status, and sums up.
     if status and not (swept and status < 128):
         raise SystemExit(status)
@@ -187,6 +193,8 @@ def main(words: Sequence[str]) -> None:
     sys.argv[1:] = words
 
     def command() -> int | None:
+        import hydra
+
         flags = {word for word in words if word.startswith("-")}
         if "--version" in flags:  # Hydra would answer with its own
             print(version_line())
@@ -195,26 +203,16 @@ def main(words: Sequence[str]) -> None:
             raise UsageError(
                 "--experimental-rerun: would run what is pickled in a file; repeat the command line"
             )
-        swept = bool(flags & {"-m", "--multirun"})
         for word in words:
-            if word.startswith("hydra/launcher=") and not swept:
+            if word.startswith("hydra/launcher=") and not flags & {"-m", "--multirun"}:
                 raise UsageError(f"{word}: starts the jobs of a sweep; add -m")
-        if flags <= {"-m", "--multirun"} and not of_hydra(words):
-            return _compute([word for word in words if word not in flags], swept=swept)
-        return _with_hydra()
+        # Hydra would print its own report of an error and exit 1; we say it in one line and exit 2.
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+        store_knobs()
+        sys.argv[1:] = for_hydra(words)
+        run: Callable[[], int | None] = hydra.main(
+            version_base="1.3", config_path=str(config_directory()), config_name="config"
+        )(_task)
+        return run()
 
     sys.exit(run_command(command))
-
-
-def _with_hydra() -> int | None:
-    """Have Hydra run the command line, for its flags, launchers and sweepers."""
-    import hydra
-
-    # Hydra would print its own report of an error and exit 1; we say it in one line and exit 2.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    store_knobs()
-    sys.argv[1:] = for_hydra(sys.argv[1:])
-    command: Callable[[], int | None] = hydra.main(
-        version_base="1.3", config_path=str(config_directory()), config_name="config"
-    )(_task)
-    return command()

@@ -1,32 +1,26 @@
-"""Compose ``conf/`` and the words of a command line by Hydra, each file parsed once."""
+"""Compose ``conf/`` and the words of a command line by Hydra."""
 
 from __future__ import annotations
 
-import functools
-import pickle
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf, _utils
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.errors import UsageError, bad_choice, check_choice, shown
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.settings import groups_text, help_text, keys_text
 from capmoe_eval.routing.registry import knobs
-
-if TYPE_CHECKING:
-    from hydra._internal.hydra import Hydra
 
 # ${capmoe.cache:name}, a directory in the user's cache.
 OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
@@ -38,32 +32,18 @@ OmegaConf.register_new_resolver(
     "capmoe.ranks", lambda backend, ranks: ranks if backend == "transformers" else 1
 )
 
-if yaml.__with_libyaml__:
-
-    class _Loader(yaml.CSafeLoader, _utils.get_yaml_loader()):  # type: ignore[misc]
-        """OmegaConf's loader of YAML with the parser in C, which takes a tenth of the time."""
-
-    _utils.get_yaml_loader = lambda: _Loader
-
-
 # The options that were composed, by group and name.
 _composed: dict[tuple[str, str], DictConfig] = {}
 
 _MOST_JOBS = 100_000  # of a range
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
-_OF_HYDRA = tuple(
-    f"~hydra/{group}"
-    for group in (
-        *("help", "hydra_help", "job_logging", "hydra_logging"),
-        *("launcher", "sweeper", "env", "output"),
-    )
-)
 _BARE = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
 _NOT_TEXT = re.compile(
     r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)|true|false|null", re.IGNORECASE
 )
 # The beginning of a word of the command line that sets a grid or one of its keys.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
+_NO_GRID_OF_MODELS = "++grid.model=null"
 
 
 def config_directory() -> Path:
@@ -99,7 +79,16 @@ def for_hydra(words: Sequence[str]) -> list[str]:
     keys = {word.lstrip("+").partition("=")[0] for word in words}
     one_model = {"experiment", "model"} <= keys and not keys & {"grid", "grid.model"}
     forced = [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]
-    return [*forced, "++grid.model=null"] if one_model else forced
+    return [*forced, _NO_GRID_OF_MODELS] if one_model else forced
+
+
+def as_typed(words: Iterable[str]) -> list[str]:
+    """Return the words of a command line of which :func:`for_hydra` made others."""
+    return [
+        word.removeprefix("++") if _IN_A_GRID.match(word.removeprefix("++")) else word
+        for word in words
+        if word != _NO_GRID_OF_MODELS
+    ]
 
 
 def override(key: str, *values: object) -> str:
@@ -164,68 +153,63 @@ def load_options(group: str, names: Iterable[str]) -> None:
 @contextmanager
 def composing() -> Iterator[None]:
     """Have Hydra's ``compose`` read ``conf/``, also inside a job that Hydra runs."""
-    running = GlobalHydra.instance().hydra
+    store_knobs()
+    of_all = GlobalHydra.instance()
+    running = of_all.hydra
+    of_all.clear()
     try:
-        GlobalHydra.instance().hydra = _hydra(config_directory(), store_knobs())
-        yield
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            yield
     finally:
-        GlobalHydra.instance().hydra = running
+        GlobalHydra.instance().clear()
+        if running is not None:
+            GlobalHydra.instance().initialize(running)
 
 
-def store_knobs() -> tuple[str, ...]:
-    """Store the knobs of all methods and their defaults as Hydra's ``knobs``; return their names.
+def store_knobs() -> None:
+    """Store the knobs of all methods and their defaults as Hydra's ``knobs``.
 
     ``conf/config.yaml`` begins with them, so that a method that a user registers brings its own.
     """
     defaults = {name: knob.default for name, knob in knobs().items()}
     ConfigStore.instance().store("knobs", defaults)
-    return tuple(defaults)
-
-
-@functools.cache
-def _hydra(directory: Path, _knobs: tuple[str, ...]) -> Hydra | None:
-    """Return a Hydra that parses a file of a directory once; by itself, it does at each compose."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(directory), version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-    loader: Any = hydra and hydra.config_loader
-    load = loader.repository.load_config
-    parsed = functools.cache(lambda config_path: pickle.dumps(load(config_path)))
-    # A copy, by pickle as deepcopy takes six times as long: what is composed is made of the nodes.
-    loader.repository.load_config = lambda config_path: pickle.loads(parsed(config_path))
-    return hydra
-
-
-def of_hydra(words: Sequence[str]) -> bool:
-    """Return whether words of a command line set something of Hydra itself."""
-    return any(word.lstrip("+~").startswith("hydra") for word in words)
 
 
 def compose_words(words: Sequence[str], config: str | None = "config") -> DictConfig:
-    """Return what Hydra composes of a file of ``conf/``, or of none, and the words of a command.
-
-    What Hydra needs for its own command line is left out, which takes a third of the time, unless
-    the words set some of it.
-    """
+    """Return what Hydra composes of a file of ``conf/``, or of none, and the words of a command."""
     with composing():
-        composed: DictConfig = compose(config, [*(() if of_hydra(words) else _OF_HYDRA), *words])
+        composed: DictConfig = compose(config, list(words))
     return composed
 
 
 def sweep_jobs(words: Sequence[str]) -> list[list[str]]:
     """Return the words of each job of a sweep; UsageError for a range of no values or too many."""
-    overrides = OverridesParser.create().parse_overrides(list(words))
-    for override in overrides:
-        if not override.is_range_sweep():
-            continue
+    choices: dict[str, list[str]] = {}
+    for override in OverridesParser.create().parse_overrides(list(words)):
         values: Any = override.value()
-        if values.step and not 0 < (values.stop - values.start) / values.step <= _MOST_JOBS:
+        too_many = (
+            override.is_range_sweep()
+            and values.step
+            and not (0 < (values.stop - values.start) / values.step <= _MOST_JOBS)
+        )
+        if too_many:
             raise UsageError(
                 f"{shown(override.input_line)}: must be a range of 1 to {_MOST_JOBS} values, for "
                 "example range(0,3)"
             )
-    jobs: list[list[str]] = BasicSweeper.split_arguments(overrides, None)[0]
-    return jobs
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UsageError(
+                f"{shown(override.input_line)}: must be a list or a range of values, for example "
+                "choice(1,2) or range(0,3)"
+            )
+        of_key = (
+            override.sweep_string_iterator()
+            if override.is_sweep_override()
+            else [override.get_value_element_as_str()]
+        )
+        key = override.get_key_element()
+        choices[key] = [f"{key}={value}" for value in of_key]
+    return [list(job) for job in itertools.product(*choices.values())]
 
 
 def compose_jobs(jobs: Iterable[Sequence[str]]) -> Iterator[DictConfig]:
