@@ -6,9 +6,11 @@ import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra import compose
+from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
@@ -16,7 +18,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.command import main
 from capmoe_eval.experiment.composition import composing, config_directory
 from hydra_plugins import capmoe_sweeper as sweeper_module
-from hydra_plugins.capmoe_sweeper import BasicSweeper, CellSweeper
+from hydra_plugins.capmoe_sweeper import CellSweeper
 
 WORDS = ("tasks=obqa", "limit=2", "model=tiny_olmoe", "ep_size=2", "batch_size=4", "gamma=1.0")
 SUBMITIT = importlib.util.find_spec("submitit") is not None
@@ -39,11 +41,19 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
 
+# Hydra's launcher, under a name that is no process's own: each job is composed and run by itself.
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="each",
+    node={"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
+)
+
+
 @pytest.mark.slow
 def test_the_results_of_all_jobs_are_printed_in_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = ("-m", "hydra/launcher=basic", *WORDS, "method=order,score")
+    jobs = ("-m", "hydra/launcher=each", *WORDS, "method=order,score")
     status, out, _ = run(monkeypatch, capsys, *jobs)
     assert status == 0
     end = out.index("2 finished, 0 missing")
@@ -58,7 +68,7 @@ def test_the_results_of_all_jobs_are_printed_in_the_end(
 def test_a_job_that_fails_gives_its_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = ("-m", "hydra/launcher=basic", *WORDS, "model.name=mine")
+    jobs = ("-m", "hydra/launcher=each", *WORDS, "model.name=mine")
     jobs = (*jobs, "model.pretrained=tiny:olmoe,/no/model")
     status, out, err = run(monkeypatch, capsys, *jobs)
     assert status == 2
@@ -115,26 +125,38 @@ def test_a_lost_job_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class UncompletedJobError(RuntimeError):
         """As submitit raises it for a job without a result."""
 
-    def lost(*_: object) -> None:
+    def lost(*_: object, **__: object) -> None:
         raise UncompletedJobError("Job 7 has not produced any output\nmore")
 
     UncompletedJobError.__module__ = "submitit.core.utils"
-    monkeypatch.setattr(BasicSweeper, "sweep", lost)
-    sweeper = object.__new__(CellSweeper)
+    config = {"runtime": {"choices": {"hydra/launcher": "slurm"}}}
+    config["launcher"] = {"max_num_timeout": 2, "timeout_min": 30}
+    sweeper = CellSweeper()
+    sweeper.config = OmegaConf.create({"hydra": config})
+    sweeper.launcher = SimpleNamespace(launch=lost)
+    monkeypatch.setattr(sweeper, "validate_batch_is_legal", lambda _: None)
     with pytest.raises(UsageError, match=r"not produced any output\); finished cells are kept"):
         sweeper.sweep([])
-    sweeper.config = OmegaConf.create(
-        {"hydra": {"launcher": {"max_num_timeout": 2, "timeout_min": 30}}}
-    )
     too_often = UncompletedJobError("Job not requeued because: timed-out too many times.")
     monkeypatch.setattr(sweeper_module, "compose_jobs", lambda _: [])
     job = JobReturn(overrides=["gamma=1.0"], status=JobStatus.FAILED)
     job.return_value = too_often
-    monkeypatch.setattr(BasicSweeper, "sweep", lambda *_: [[job]])
+    sweeper.launcher.launch = lambda *_, **__: [job]
     line = r"^hydra.launcher.max_num_timeout=2: a job reached its limit of 30 minutes once more; "
     with pytest.raises(UsageError, match=line):
         sweeper.sweep([])
-    monkeypatch.setattr(BasicSweeper, "sweep", lost)
+    sweeper.launcher.launch = lost
     UncompletedJobError.__module__ = sweeper_module.__name__
     with pytest.raises(UncompletedJobError):
         sweeper.sweep([])
+
+
+def test_a_launcher_gets_at_most_so_many_jobs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[tuple[int, list[list[str]]]] = []
+    sweeper = CellSweeper(max_batch_size=2)
+    monkeypatch.setattr(sweeper, "validate_batch_is_legal", lambda _: None)
+    sweeper.launcher = SimpleNamespace(
+        launch=lambda batch, initial_job_idx: batches.append((initial_job_idx, batch))
+    )
+    list(sweeper._launched([["seed=0"], ["seed=1"], ["seed=2"]]))
+    assert batches == [(0, [["seed=0"], ["seed=1"]]), (2, [["seed=2"]])]

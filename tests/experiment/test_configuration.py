@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
-from hydra import compose
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment import composition
-from capmoe_eval.experiment.composition import composing, load_option, options
+from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.configuration import (
     CellPlan,
     check_overrides,
@@ -150,27 +148,3 @@ def test_shares_are_all_and_each_once(count: int) -> None:
 def test_a_share_that_cannot_be_is_refused(shard: str) -> None:
     with pytest.raises(UsageError, match=f"shard={shard}: must be i/n"):
         share([], shard)
-
-
-def test_a_file_is_parsed_once_and_each_configuration_is_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fresh(*words: str) -> DictConfig:
-        with composing():
-            return compose("config", overrides=list(words))
-
-    parsed = []
-    load = OmegaConf.load
-
-    def counted(file: TextIO) -> object:
-        parsed.append(file.name)
-        return load(file)
-
-    monkeypatch.setattr(OmegaConf, "load", counted)
-    names = ("table1", "figures", "replicate")
-    composition._hydra.cache_clear()
-    after_others = [fresh(f"experiment={name}") for name in names]
-    assert len(parsed) == len(set(parsed)) > 5
-    for name, config in zip(names, after_others, strict=True):
-        composition._hydra.cache_clear()
-        assert fresh(f"experiment={name}") == config
