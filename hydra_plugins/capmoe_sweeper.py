@@ -17,6 +17,7 @@ from capmoe_eval.evaluation.command import evaluate, report
 from capmoe_eval.experiment.composition import as_typed, compose_jobs, sweep_jobs
 from capmoe_eval.experiment.configuration import plans, share
 from capmoe_eval.experiment.processes import of_submitit
+from capmoe_eval.routing.knobs import Count, check
 
 HERE = "basic"
 """Hydra's launcher that starts no process: here all jobs together load a model once."""
@@ -46,6 +47,7 @@ class CellSweeper(Sweeper):
             UsageError: For a mistake in the words; if a job of SLURM was lost, or reached its time
                 limit too often.
         """
+        check("hydra.sweeper.max_batch_size", self._at_once, Count | None)
         jobs = sweep_jobs(arguments)
         configs = compose_jobs(jobs)
         if self.config.hydra.runtime.choices["hydra/launcher"] == HERE:

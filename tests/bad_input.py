@@ -296,7 +296,7 @@ MAIN: dict[str, str] = {
     "'shard=\"1/\u0663\"'": "must be i/n",  # a digit of another script
     # Forecasts.
     "plan=maybe": "plan=maybe: must be true or false, or calibrate",
-    "-m hydra.sweeper.params=5 gamma=1.0,2.0": "hydra.sweeper.params=5",
+    "-m hydra.sweeper.max_batch_size=0 gamma=1.0,2.0": "hydra.sweeper.max_batch_size=0: must be",
     "-m plan=yes gamma=1.0,2.0": "plan=yes: must be true or false",
     "grid.plan=[true]": "key=plan",
     # Sweeps.

@@ -31,7 +31,7 @@ from capmoe_eval.experiment.datasource import DataSource, is_embedded
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.experiment.reservations import refuse_others, release_all, tidy
+from capmoe_eval.experiment.reservations import tidy
 from capmoe_eval.experiment.results import CALIBRATIONS
 from capmoe_eval.server.settings import check_method
 
@@ -131,7 +131,7 @@ def join_ranks(plans: Sequence[CellPlan]) -> World | None:
 
 @contextmanager
 def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
-    """Reserve records, calibrations and inputs in this block, and leave no reservation behind."""
+    """Remove what killed processes left beside records, calibrations and inputs, and then this."""
     models = {plan.path.parents[1] for plan in plans}
     directories = sorted(
         {plan.path.parent for plan in plans}
@@ -139,12 +139,10 @@ def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
         | {model / CALIBRATIONS for model in models}
         | {plan.root for plan in plans}
     )
-    refuse_others(directories)
     tidy(directories)
     try:
         yield
     finally:
-        release_all(directories)
         tidy(directories)
 
 

@@ -180,7 +180,7 @@ class _Job:
                 continue
             try:
                 if turn.finished:
-                    record: Record | None = _written(plan)
+                    record = _written(plan)
                 else:
                     lm = lm or self._load(plan)
                     record = self._compute(turn, lm)
@@ -192,11 +192,6 @@ class _Job:
                 if lm is None and not turn.finished:
                     unloadable = _one_line(error)
                 self.fail(plan, _one_line(error))
-                continue
-            if record is None:
-                self.progress.warn(
-                    f"{plan.cell}: taken over by another process, since this one stood still"
-                )
                 continue
             if turn.finished:
                 self.summary.by_others += 1
@@ -223,8 +218,8 @@ class _Job:
         lm.on_rows, lm.on_judged = self.progress.rows, self.progress.judged
         return lm
 
-    def _compute(self, turn: Turn, lm: AnyLM) -> Record | None:
-        """Compute a cell and write its record, or return None if its reservation was lost."""
+    def _compute(self, turn: Turn, lm: AnyLM) -> Record:
+        """Compute a cell and write its record."""
         from capmoe_eval.evaluation import evaluate
         from capmoe_eval.evaluation.calibration import apply_calibration
         from capmoe_eval.wrapper.observers.trace import Recorder
@@ -246,8 +241,6 @@ class _Job:
         if recorder is not None:  # before the record, which says that the cell is finished
             evaluate.write_trace(plan, lm.meter, recorder)
         if turn.reservation is not None:
-            if not turn.reservation.held():
-                return None
             inputs.note(record, plan.root, self.progress.warn)
             record.write()
         if (line := rounding_warning(record)) is not None:

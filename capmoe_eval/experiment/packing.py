@@ -15,14 +15,7 @@ from capmoe_eval.experiment.files import check_file, write_bytes
 from capmoe_eval.experiment.frame import write_parquet
 from capmoe_eval.experiment.packs import SUFFIX, open_pack, pack_path, packed
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.experiment.reservations import (
-    Watch,
-    hold,
-    print_warning,
-    reserve,
-    reserved,
-    tidy,
-)
+from capmoe_eval.experiment.reservations import hold, print_warning, reserve, reserved, tidy
 from capmoe_eval.experiment.results import loose_paths, record_paths
 
 _LEAST: Final = 12
@@ -120,9 +113,8 @@ def _pack_folder(file: Path, paths: Sequence[Path], root: Path, say: Callable[[s
     if not loose:
         return False
     write_bytes(file, packed(records))
-    watch = Watch()
     for path, data in loose.items():
-        if (reservation := reserve(path, watch)) is not None:
+        if (reservation := reserve(path)) is not None:
             with reservation, suppress(FileNotFoundError):
                 if path.read_bytes() == data:  # else it was computed again meanwhile
                     path.unlink()
@@ -136,8 +128,9 @@ def pack_idle(root: Path) -> list[Path]:
 
     Few files of a model and a task stay as they are, which are easier to look at.
     """
-    watch = Watch()
-    if any(watch.live_holder(record) for record in reserved(root.glob("*/*/"))):
+    folders = list(root.glob("*/*/"))
+    tidy(folders)
+    if reserved(folders):
         return []
     return pack(root, _LEAST)
 

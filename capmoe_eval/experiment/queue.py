@@ -14,7 +14,7 @@ from typing import Final
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.packs import record_bytes
-from capmoe_eval.experiment.reservations import Reservation, Watch, reserve, reserved
+from capmoe_eval.experiment.reservations import Reservation, holder_of, reserve, reserved
 
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
@@ -58,15 +58,11 @@ class Queue:
         for plan in plans:
             self._left.setdefault(loads(plan), []).append(plan)
         self._old = {plan.path: _content(plan) for plan in plans if plan.overwrite}
-        self._watch = Watch()
         self._holders: dict[Path, str] = {}  # who was last seen to compute a cell
         self._model: tuple[object, ...] | None = None  # of the last cell to compute
 
     def __iter__(self) -> Iterator[Turn]:
         """Yield a turn for every cell; a reservation ends when the next turn is asked for.
-
-        A cell whose reservation was lost by then, to a process that thought this one dead, comes
-        again.
 
         Raises:
             UnwritableError: If a results directory cannot be written.
@@ -77,18 +73,10 @@ class Queue:
                 self._waiting(Counter(str(self._holders[plan.path]) for plan in self._plans()))
                 time.sleep(POLL)
             for turn in turns:
-                yield from self._given(turn)
-
-    def _given(self, turn: Turn) -> Iterator[Turn]:
-        """Yield a turn, and leave its cell to be given again only if the reservation was lost."""
-        model = loads(turn.plan)
-        self._left[model].remove(turn.plan)
-        if not self._left[model]:
-            del self._left[model]
-        with turn.reservation or nullcontext():
-            yield turn
-            if turn.reservation is not None and not turn.reservation.held():
-                self._left.setdefault(model, []).append(turn.plan)
+                self._left[loads(turn.plan)].remove(turn.plan)
+                self._left = {model: plans for model, plans in self._left.items() if plans}
+                with turn.reservation or nullcontext():
+                    yield turn
 
     def _plans(self) -> list[CellPlan]:
         return [plan for plans in self._left.values() for plan in plans]
@@ -101,14 +89,15 @@ class Queue:
         for plan in self._left.get(self._model or (), ()):
             if (turn := self._try(plan)) is not None:
                 return [turn]
-        while free := self._freest():
+        while plans := self._freest():
             # At once: looking at a model's cells anew for each would take long.
-            if finished := [self._by_another(plan) for plan in free if self._is_finished(plan)]:
+            if finished := [self._by_another(plan) for plan in plans if self._is_finished(plan)]:
                 return finished
-            # None if another process was faster: the numbers are others then.
-            if (turn := self._try(free[0])) is not None:
-                if turn.reservation is not None:
-                    self._model = loads(turn.plan)
+            # None if another process was faster: the next look sees that.
+            if (turn := self._try(plans[0])) is not None:
+                return [turn]
+        for plan in self._plans():  # that others hold, or did until they were killed
+            if (turn := self._try(plan)) is not None:
                 return [turn]
         return []
 
@@ -116,14 +105,11 @@ class Queue:
         """Return the cells that no process holds of the model of which the fewest are held."""
         # A look at each directory, not at each cell: this is done for every model.
         taken = reserved({plan.path.parent for plan in self._plans()})
-        freest, fewest = [], math.inf
+        freest, fewest = list[CellPlan](), math.inf
         for plans in self._left.values():
-            free = [plan for plan in plans if plan.path not in taken or not self._held(plan)]
-            held = len(plans) - len(free)
-            if free and held < fewest:
-                freest, fewest = free, held
-            if fewest == 0:  # the others need not be looked at
-                break
+            free = [plan for plan in plans if plan.path not in taken]
+            if free and len(plans) - len(free) < fewest:
+                freest, fewest = free, len(plans) - len(free)
         return freest
 
     def _try(self, plan: CellPlan) -> Turn | None:
@@ -131,20 +117,15 @@ class Queue:
         if self._is_finished(plan):
             return self._by_another(plan)
         with writing("results_dir", plan.root):
-            reservation = reserve(plan.path, self._watch)
+            reservation = reserve(plan.path)
         if reservation is None:
-            self._held(plan)
+            self._holders[plan.path] = holder_of(plan.path) or "another process"
             return None
         if self._is_finished(plan):  # between the first look and the reservation
             with reservation:
                 return self._by_another(plan)
+        self._model = loads(plan)
         return Turn(plan, reservation)
-
-    def _held(self, plan: CellPlan) -> bool:
-        holder = self._watch.live_holder(plan.path)
-        if holder is not None:
-            self._holders[plan.path] = str(holder)
-        return holder is not None and not self._is_finished(plan)
 
     def _is_finished(self, plan: CellPlan) -> bool:
         if not plan.overwrite:

@@ -62,9 +62,8 @@ def test_processes_share_a_directory_without_locks(shim: Path, tmp_path: Path) -
         ]
         statuses = [process.wait(timeout=240) for process in processes]
     assert statuses == [0, 0], (tmp_path / "out").read_text()
-    assert not notes.exists(), "no lock was asked for: " + notes.read_text()
+    assert notes.exists(), "locks were asked for, and refused"
     results_read = read_results(results)
     assert len(results_read.records) == 2
     assert not results_read.broken
-    names = {path.name for path in results.rglob(".*")}
-    assert names == {".inputs.json.lock"}, "nothing is left behind"
+    assert not list(results.rglob(".*")), "nothing is left behind"

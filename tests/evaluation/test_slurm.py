@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.experiment.reservations import Holder
+from capmoe_eval.experiment.reservations import holder_of, reserved
 from tests.evaluation import slurm
 from tests.evaluation.slurm import Slurm, wait
 from tests.evaluation.test_killed_sweeps import content
@@ -88,10 +88,13 @@ def caught(root: Path, models: tuple[str, ...]) -> list[Caught]:
     def all_of_them() -> bool:
         for model in set(models) - jobs.keys():
             assert len(list(root.glob(f"{model}/*/*.json"))) < 3, "too fast to be stopped"
-            for file in root.glob(f"{model}/*/.*.reservation/*"):
-                job = Caught(root, model, int(str(Holder(file)).rpartition(":")[2]))
+            for record in reserved(root.glob(f"{model}/*/")):
+                holder = holder_of(record)
+                if holder is None:
+                    continue
+                job = Caught(root, model, int(holder.rpartition(":")[2]))
                 if job.count() and job.stop():
-                    if file.exists():
+                    if holder_of(record) == holder:
                         jobs[model] = job
                     else:  # it was faster
                         job.go_on()
@@ -130,7 +133,7 @@ def test_a_sweep_whose_jobs_are_requeued_gives_the_records_of_one_process(
     assert "task  model" in table
     assert [table.count(f" {model} ") for model in MODELS] == [3, 3]
     assert contents(records(root)) == contents(alone)
-    assert not list(root.rglob("*.reservation")), "nothing is left of the process that was killed"
+    assert not list(root.rglob(".*.lock")), "nothing is left of the process that was killed"
     for job, before in enumerate(finished):
         assert before in (1, 2)
         log = (shared / f"{array}_{job}/{array}_{job}_0_log.out").read_text()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import errno
-import fcntl
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -189,40 +186,6 @@ def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: P
         list(pool.map(one, range(24)))
     content = json.loads((tmp_path / "inputs.json").read_text())
     assert len(content["datasets"]) == 24
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
-def test_a_file_system_without_locks_will_do(
-    number: int, computed: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what an earlier version left there is waited for by nobody."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    for name in ("flock", "lockf", "fcntl"):
-        monkeypatch.setattr(fcntl, name, refuse)
-    (tmp_path / ".inputs.json.lock").touch()
-    write(variant(computed, tmp_path), tmp_path)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [
-        *(".inputs.json.lock", "inputs.json", "mine"),
-    ]
-
-
-def test_a_run_says_at_once_what_stands_in_a_reservations_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = plan(tmp_path, "tiny:olmoe", create_method("baseline"))
-    monkeypatch.setattr("capmoe_eval.evaluation.loading.load_lm", lambda *_: pytest.fail())
-    for place in (
-        asked.path.with_name(f".{asked.path.name}.reservation"),
-        tmp_path / ".inputs.json.reservation",
-    ):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text("mine")
-        with pytest.raises(UsageError, match=rf"^{place}: is no reservation of this suite"):
-            run([asked])
-        place.unlink()
 
 
 def test_what_a_killed_writer_left_is_removed(computed: Record, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from capmoe_eval.experiment.frame import json_schema, write_parquet
 from capmoe_eval.experiment.packing import main, pack, pack_idle, unpack
 from capmoe_eval.experiment.packs import SUFFIX, Pack, file_with, pack_path, record_bytes
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.experiment.reservations import Watch, release_all, reserve
+from capmoe_eval.experiment.reservations import reserve
 from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
 from capmoe_eval.routing.registry import create_method
 from tests.records import forge, layer, record_of
@@ -116,7 +116,6 @@ def test_a_kill_between_any_two_steps_loses_nothing(
         copy = tmp_path_factory.mktemp("killed")
         shutil.copytree(root, copy, dirs_exist_ok=True)
         done = done_before_kill(lambda place=copy: work(place), number)
-        release_all([copy / "m", *copy.glob("m/*/")])  # as of a process that is dead
         for again in (lambda _: None, pack):
             again(copy)
             assert {path.relative_to(copy): d for path, d in contents(copy).items()} == before
@@ -140,7 +139,7 @@ def test_several_processes_may_pack_while_another_computes(root: Path) -> None:
 
 def test_what_another_process_computes_again_stays(root: Path) -> None:
     path = record_of(METHODS[0], root=root).path
-    reservation = reserve(path, Watch())
+    reservation = reserve(path)
     assert reservation is not None
     with reservation:
         pack(root)
@@ -237,7 +236,7 @@ def test_the_end_of_a_run_packs_many_files_where_nobody_computes(root: Path) -> 
     assert pack_idle(root) == []
     for gamma in range(2, 12):
         record_of(create_method("score", float(gamma)), root=root).write()
-    other = reserve(record_of(METHODS[0], task="rte", root=root).path, Watch())
+    other = reserve(record_of(METHODS[0], task="rte", root=root).path)
     assert other is not None
     with other:
         assert pack_idle(root) == []

@@ -18,13 +18,12 @@ import pytest
 
 from capmoe_eval.errors import UnwritableError
 from capmoe_eval.experiment import queue as queue_module
-from capmoe_eval.experiment import reservations
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.queue import Queue, Turn
-from capmoe_eval.experiment.reservations import Watch, holder_of, reserve, tidy
+from capmoe_eval.experiment.reservations import Reservation, holder_of, reserve, tidy
 from capmoe_eval.routing.registry import create_method
 
 TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
@@ -51,7 +50,6 @@ def drain(queue: Queue) -> list[str]:
     for turn in queue:
         if not turn.finished:
             assert turn.reservation is not None
-            assert turn.reservation.held()
             write_text(turn.plan.path, "ours")
         said.append(f"({name(turn)})" if turn.finished else name(turn))
     return said
@@ -73,7 +71,7 @@ class Other:
         self._held: dict[Path, ExitStack] = {}
 
     def take(self, plan: CellPlan) -> None:
-        one = reserve(plan.path, Watch())
+        one = reserve(plan.path)
         assert one is not None
         self._held[plan.path] = ExitStack()
         self._held[plan.path].enter_context(one)
@@ -89,19 +87,6 @@ def test_alone_it_gives_all_cells_model_by_model(tmp_path: Path) -> None:
     assert strays(tmp_path) == []
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_the_choice_of_a_model_looks_at_no_cell_that_nobody_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
-) -> None:
-    plans, looks = grid(tmp_path, "abcdefgh", 5), []
-    if finished:
-        for one in plans:
-            write_text(one.path, "theirs")
-    monkeypatch.setattr(Watch, "live_holder", lambda _, path: looks.append(path))
-    assert len(drain(Queue(plans))) == len(plans)
-    assert looks == []
-
-
 def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
     plans, other, waited = grid(tmp_path, "a"), Other(), []
 
@@ -111,7 +96,7 @@ def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
             other.end(plans[1])
 
     other.take(plans[1])
-    holder = str(holder_of(plans[1].path))
+    holder = holder_of(plans[1].path)
     turns = {}
     for turn in Queue(plans, waiting):
         turns[name(turn)] = turn.by
@@ -130,11 +115,12 @@ def test_what_another_failed_to_compute_is_computed(tmp_path: Path, text: str | 
     assert found == ["a1", "a2", "(a0)" if text else "a0"]
 
 
-def test_a_dead_process_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans, dead = grid(tmp_path, "a", 2), []
-    reserve(plans[0].path, Watch())
-    monkeypatch.setattr(reservations.Holder, "lives", lambda _: not dead)
-    assert drain(Queue(plans, lambda _: dead.append(1))) == ["a1", "a0"]
+def test_what_a_killed_process_left_holds_nothing(tmp_path: Path) -> None:
+    plans = grid(tmp_path, "a", 2)
+    plans[0].path.parent.mkdir(parents=True)
+    plans[0].path.with_name(f".{plans[0].path.name}.lock").touch()
+    assert drain(Queue(plans)) == ["a1", "a0"]
+    assert strays(tmp_path) == []
 
 
 def test_a_record_that_appeared_meanwhile_is_not_computed(tmp_path: Path) -> None:
@@ -151,9 +137,9 @@ def test_a_record_that_appeared_before_the_reservation_is_not_computed(
 ) -> None:
     """Between the look at the record and the reservation another wrote it and released it."""
 
-    def late(record: Path, watch: Watch) -> reservations.Reservation | None:
+    def late(record: Path) -> Reservation | None:
         write_text(record, "theirs")
-        return reserve(record, watch)
+        return reserve(record)
 
     monkeypatch.setattr(queue_module, "reserve", late)
     assert drain(Queue(grid(tmp_path, "a", 2))) == ["(a0)", "(a1)"]
@@ -179,10 +165,10 @@ def test_who_loses_the_race_for_a_model_takes_another(
     """As two that start at the same moment, when nobody holds anything yet."""
     plans, other = grid(tmp_path), Other()
 
-    def late(record: Path, watch: Watch) -> reservations.Reservation | None:
+    def late(record: Path) -> Reservation | None:
         if record == plans[0].path and holder_of(record) is None:
             other.take(plans[0])
-        return reserve(record, watch)
+        return reserve(record)
 
     monkeypatch.setattr(queue_module, "reserve", late)
     with closing(iter(Queue(plans))) as turns:
@@ -199,19 +185,6 @@ def test_overwriting_computes_each_once(tmp_path: Path) -> None:
     assert found == ["a0", "a2", "(a1)"], "the other's is as new as ours would be"
     assert [one.path.read_text() for one in plans] == ["ours", "theirs", "ours"]
     assert drain(Queue(plans)) == ["a0", "a1", "a2"], "a later command computes all again"
-
-
-def test_a_lost_cell_comes_again(tmp_path: Path) -> None:
-    plans = grid(tmp_path, "a", 2)
-    seen = []
-    for turn in Queue(plans):
-        seen.append((name(turn), turn.finished))
-        if len(seen) == 1:  # another took it for dead, computed it and released it
-            holder = holder_of(turn.plan.path)
-            assert holder is not None
-            holder.file.unlink()
-            write_text(turn.plan.path, "theirs")
-    assert seen == [("a0", False), ("a1", False), ("a0", True)]
 
 
 def test_an_error_in_a_turn_ends_its_reservation(tmp_path: Path) -> None:
@@ -244,7 +217,6 @@ def _work(plans: Sequence[CellPlan], log: Path, seed: int) -> None:
             notes.write(f"began {turn.plan.path} {began}\n".encode())
             time.sleep(draws.expovariate(1 / 0.06))  # so long that many kills hit a computation
             assert turn.reservation is not None
-            assert turn.reservation.held()
             write_text(turn.plan.path, began)
             notes.write(f"ended {turn.plan.path} {os.getpid()} {time.monotonic_ns()}\n".encode())
     tidy(places)
