@@ -38,7 +38,7 @@ STATED = re.findall(
     a minute and 2 GB to read|4 times the mean load on the fullest expert
 
     one 80 GB GPU|one of 80 GB|needs 1.2 GB of disk|needs 40 GB of free memory
-    less than 25 minutes|after 10 seconds|after 180 seconds|every 15 seconds|64 GB and four hours
+    less than 25 minutes|after 10 seconds|64 GB and four hours
     limit of 240 minutes|3 seconds of CPU time|for 30 seconds|after 300 seconds
     3 s of CPU time|12 s in all|512 MiB|1 MiB of output|ended 3 seconds after
     has 17 GB of rows|200 GB/s, 20 µs|The latency (20 µs there)
