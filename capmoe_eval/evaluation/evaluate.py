@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from unittest import mock
 
 import lm_eval.evaluator
 import numpy as np
@@ -85,14 +84,12 @@ def evaluate(
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
         # as we do, and then spends seconds on describing the machine.
-        # It would encode all pictures to hash them, in samples that no record keeps.
-        with mock.patch.object(lm_eval.evaluator, "LMEVAL_HASHMM", False):
-            result = lm_eval.evaluator.evaluate(
-                lm=lm,
-                task_dict=tasks,
-                limit=cell.limit,
-                confirm_run_unsafe_code=sandbox is not None and bool(programs),
-            )
+        result = lm_eval.evaluator.evaluate(
+            lm=lm,
+            task_dict=tasks,
+            limit=cell.limit,
+            confirm_run_unsafe_code=sandbox is not None and bool(programs),
+        )
     finally:
         lm.release()
     seconds = time.perf_counter() - started

@@ -15,16 +15,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from lm_eval.api.registry import register_model
-from lm_eval.models import hf_vlms, huggingface
 from lm_eval.models.hf_vlms import HFMultimodalLM
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.models.utils import Collator, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
+from tqdm import tqdm
 from transformers import ProcessorMixin
 
 from capmoe_eval.errors import UsageError, closest, shown
@@ -110,8 +109,7 @@ class CapmoeLM(HFLM):
             super().__init__(pretrained, **kwargs)
         if is_name:
             check_tokenizer("pretrained", pretrained, self.tokenizer)
-        self._lengths: list[int] = []  # of the sequences of the next padded batch
-        self._batch: list[Any] = []  # its requests
+        self._batch: list[Any] = []  # the requests of the next padded batch, one for each row
         self._asked: list[Document] = []  # the document of each log-likelihood that is asked for
         self._n_batches = 0
         self.batches: dict[Document, int] = {}  # under this method, first batch of each document
@@ -139,9 +137,11 @@ class CapmoeLM(HFLM):
         """Load the model that lm-eval's command line names, whole or not at all."""
         kind = self.AUTO_MODEL_CLASS
         whole = functools.partial(load_checkpoint, kind=kind, field="pretrained")
-        loader = SimpleNamespace(from_pretrained=whole)
-        with mock.patch.object(self, "AUTO_MODEL_CLASS", loader):
+        self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=whole)
+        try:
             super()._create_model(*args, **kwargs)
+        finally:
+            self.AUTO_MODEL_CLASS = kind
 
     @property
     def reader(self) -> Any:
@@ -264,12 +264,32 @@ class CapmoeLM(HFLM):
                 "tokenizer_config.json"
             )
         plain = super().generate_until
-        asked = [request.args for request in requests]
-        sizes = {id(request): self._needed(*request) for request in asked}
-        with self._noted_batches(documents(requests), asked, id, lambda each: sizes[id(each)]):
-            if self.shuffle is None:
-                return plain(requests, disable_tqdm or self.quiet)
-            return self._dealt(requests, range(len(requests)), lambda part: plain(part, True))
+        asked, of = [request.args for request in requests], documents(requests)
+        note_truncated(self.truncated, of, [self._needed(*each) for each in asked], self.max_length)
+        if self.batch_size == "auto":  # lm-eval searches it anew in each call
+            return plain(requests, disable_tqdm or self.quiet)
+
+        def batches(part: Sequence[int], size: int) -> Iterator[list[int]]:
+            return Collator(
+                part,
+                sort_fn=lambda number: (-len(self._tokens(asked[number][0])), asked[number][0]),
+                group_by="gen_kwargs",
+                group_fn=lambda number: asked[number][1],
+            ).get_batched(n=size)
+
+        every = range(len(requests))
+        parts = [every] if self.shuffle is None else deal(every, self.batch_size, self.shuffle)
+        with self._bar(len(requests), disable_tqdm) as done:
+            answers: list[Any] = [None] * len(requests)
+            for part in parts:
+                size = self.batch_size if self.shuffle is None else len(part)
+                for batch in batches(part, size):
+                    self._note_batch(of, batch)
+                    answered = plain([requests[number] for number in batch], True)
+                    for number, answer in zip(batch, answered, strict=True):
+                        answers[number] = answer
+                    done(len(batch))
+        return answers
 
     def _needed(self, prompt: str, settings: dict[str, Any], *_: Any) -> int:
         """Return the tokens of a prompt, and of the answer that lm-eval keeps places for."""
@@ -281,86 +301,69 @@ class CapmoeLM(HFLM):
             )
         return new + len(self._tokens(prompt))
 
-    def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+    def _loglikelihood_tokens(
+        self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> Any:
+        """Return the log-likelihoods of requests, batch by batch in lm-eval's order, or dealt."""
+        plain, of = super()._loglikelihood_tokens, self._asked
+        for document, (_, _, continuation) in zip(of, requests, strict=False):
+            if not 0 < len(continuation) <= self.max_length:
+                raise unscorable(document, len(continuation), self.max_length)
+        # The last token is predicted, and no input.
+        needed = [len(context) + len(answer) - 1 for _, context, answer in requests]
+        note_truncated(self.truncated, of, needed, self.max_length)
+
         def row(request: Any) -> Hashable:
             # One-token continuations of a context share a row, as in lm-eval.
             _, context, continuation = request
             return (*context, *continuation[:-1]) if self.logits_cache else id(request)
 
-        for document, (_, _, continuation) in zip(self._asked, requests, strict=False):
-            if not 0 < len(continuation) <= self.max_length:
-                raise unscorable(document, len(continuation), self.max_length)
-        plain = super()._loglikelihood_tokens
+        def collated(part: Any, size: int, batch_fn: Any = None) -> Iterator[list[Any]]:
+            return Collator(
+                part,
+                sort_fn=lambda r: (-len(r[1] + r[2]), tuple(r[1] + r[2])),
+                group_by="contexts" if self.logits_cache else None,
+                group_fn=lambda r: r[1] + r[2][:-1],
+            ).get_batched(n=size, batch_fn=batch_fn)
 
-        def needed(request: Any) -> int:
-            # The last token is predicted, and no input.
-            return len(request[1]) + len(request[2]) - 1
-
-        with self._noted_batches(self._asked, requests, row, needed):
-            if self.shuffle is None:
-                return plain(requests, *args, **kwargs)
-            rows = [row(request) for request in requests]
-            return self._dealt(requests, rows, lambda part: plain(part, disable_tqdm=True))
+        members: dict[Hashable, list[int]] = {}
+        for number, request in enumerate(requests):
+            members.setdefault(row(request), []).append(number)
+        if self.shuffle is not None:
+            dealt = deal([row(request) for request in requests], self.batch_size, self.shuffle)
+            parts = ([requests[number] for number in part] for part in dealt)
+            batches = (batch for part in parts for batch in collated(part, len(part)))
+        elif self.batch_size == "auto" and override_bs is None:
+            self.batch_sizes = {}  # as lm-eval does: of these requests
+            batches = collated(requests, 0, self._batch_scheduler if requests else None)
+        else:
+            batches = collated(requests, override_bs or self.batch_size)
+        answers: list[Any] = [None] * len(requests)
+        with self._bar(len(requests), disable_tqdm) as done:
+            for rows in batches:
+                batch = sorted(number for each in rows for number in members[row(each)])
+                self._note_batch(of, batch)
+                self._batch = rows
+                answered = plain([requests[number] for number in batch], True, len(rows))
+                for number, answer in zip(batch, answered, strict=True):
+                    answers[number] = answer
+                done(len(batch))
+        return answers
 
     @contextmanager
-    def _noted_batches(
-        self,
-        documents: list[Document],
-        requests: Any,
-        row: Callable[[Any], Hashable],
-        needed: Callable[[Any], int],
-    ) -> Iterator[None]:
-        """Note the first batch of every document whose requests are computed in this block.
+    def _bar(self, total: int, disabled: bool) -> Iterator[Callable[[int], object]]:
+        """Show a progress bar, as lm-eval does; what is yielded takes how many more are done."""
+        with tqdm(
+            total=total, disable=disabled or self.quiet or self.rank != 0, desc="Running requests"
+        ) as bar:
+            yield bar.update
 
-        Requests with the same ``row`` share a row of a batch; those without a document only count.
-        Noted is also what a document loses of a request, of which lm-eval keeps the last tokens
-        where more are ``needed`` than the model takes.
-        Noted is also the length of every sequence that lm-eval pads into a batch: ``_model_call``
-        gets only the padded batch, in which a pad cannot be told from a real token 0.
-        """
-        batches: list[list[Any]] = []
-        lm, pad_and_concat = self, huggingface.pad_and_concat
-
-        class Noting(huggingface.Collator):
-            def get_batched(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-                for batch in super().get_batched(*args, **kwargs):
-                    batches.append(batch)
-                    lm._batch = batch
-                    yield batch
-
-        def noting(width: int, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-            self._lengths = [len(tensor) for tensor in tensors]
-            padded: Tensor = pad_and_concat(width, tensors, *args, **kwargs)
-            return padded
-
-        with ExitStack() as patches:
-            for module in (huggingface, hf_vlms):
-                patches.enter_context(mock.patch.object(module, "Collator", Noting))
-            patches.enter_context(mock.patch.object(huggingface, "pad_and_concat", noting))
-            patches.callback(setattr, self, "_lengths", [])
-            patches.callback(setattr, self, "_batch", [])
-            yield
-        number_of: dict[Hashable, int] = {}
-        for number, batch in enumerate(batches, start=self._n_batches):
-            for request in batch:
-                number_of.setdefault(row(request), number)
-        self._n_batches += len(batches)
-        for document, request in zip(documents, requests, strict=False):
-            number = number_of[row(request)]
-            self.batches[document] = min(number, self.batches.get(document, number))
-        note_truncated(self.truncated, documents, map(needed, requests), self.max_length)
-
-    def _dealt(
-        self, requests: Any, rows: Sequence[Hashable], evaluate: Callable[[Any], list[Any]]
-    ) -> list[Any]:
-        """Evaluate requests in random batches; return the answers in the order of the requests."""
-        assert self.shuffle is not None
-        answers: list[Any] = [None] * len(requests)
-        for batch in deal(rows, int(self.batch_size), self.shuffle):
-            answered = evaluate([requests[index] for index in batch])
-            for index, answer in zip(batch, answered, strict=True):
-                answers[index] = answer
-        return answers
+    def _note_batch(self, of: list[Document], batch: Iterable[int]) -> None:
+        """Note the next batch, with the numbers of its requests, of the documents they are of."""
+        for number in batch:
+            if number < len(of):
+                self.batches.setdefault(of[number], self._n_batches)
+        self._n_batches += 1
 
     def _model_call(
         self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None
@@ -370,15 +373,16 @@ class CapmoeLM(HFLM):
             return trial
         n_sequences, n_positions = inps.shape
         batch, self._batch = self._batch, []
-        lengths, self._lengths = self._lengths if batch else [n_positions] * n_sequences, []
-        if len(lengths) != n_sequences or max(lengths) != n_positions:
-            raise RuntimeError(f"lengths {lengths} are not those of a batch {tuple(inps.shape)}")
+        rows = [[*context, *answer][:-1][-self.max_length :] for _, context, answer in batch]
+        rows = rows or inps.tolist()
+        lengths = [len(row) for row in rows]
         lengths_B = torch.tensor(lengths, device=inps.device)
         real_BS = torch.arange(n_positions, device=inps.device) < lengths_B[:, None]
-        if bool((inps * ~real_BS).any()):  # lm-eval pads with the id 0, behind the tokens
-            raise RuntimeError(
-                f"lengths {lengths} are not those of the batch: a pad has another id"
-            )
+        # lm-eval pads with the id 0, behind the tokens: without the requests no pad can be told.
+        tokens = [torch.tensor(row, dtype=inps.dtype, device=inps.device) for row in rows]
+        padded = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+        if len(rows) != n_sequences or not torch.equal(padded, inps):
+            raise RuntimeError(f"a batch {tuple(inps.shape)} has other rows than its requests")
         with self.meter.real_tokens(real_BS), self._only_scored(batch, lengths):
             logits: Tensor = super()._model_call(inps, attn_mask, labels)
         self.on_rows(len(inps))
@@ -451,9 +455,11 @@ class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's continuations; after each batch it collects the recent garbage alone."""
-        collect = gc.collect  # of everything: half a second a batch
-        with mock.patch.object(gc, "collect", lambda generation=1: collect(generation)):
+        gc.freeze()  # else half a second a batch
+        try:
             return super().generate_until(requests, disable_tqdm)
+        finally:
+            gc.unfreeze()
 
     def tok_batch_multimodal_encode(self, *args: Any, left_truncate_len: int, **kwargs: Any) -> Any:
         """Return lm-eval's batch; one that it would cut is a UsageError: images would be torn."""

@@ -7,10 +7,10 @@ import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -53,8 +53,7 @@ def batch_bytes(model: ModelId, *, sequences: int, longest: int, new: int, score
     built = _built(dataclasses.replace(model, dtype="bfloat16"))
     prompt = max(1, longest - new)
     tokens_BS = torch.zeros(sequences, prompt, dtype=torch.long, device="meta")
-    attention = mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", fused)
-    with torch.no_grad(), attention, LiveBytes() as live:
+    with torch.no_grad(), FusedAttention(), LiveBytes() as live:
         try:
             if scored:
                 torch.log_softmax(built(tokens_BS).logits, dim=-1)
@@ -66,6 +65,16 @@ def batch_bytes(model: ModelId, *, sequences: int, longest: int, new: int, score
         except (RuntimeError, NotImplementedError):
             return 0
     return int(live.peak * getattr(torch, model.dtype).itemsize // torch.bfloat16.itemsize)
+
+
+class FusedAttention(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Allocates of attention what it returns, and nothing else."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch; attention without its scores."""
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return fused(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def fused(query: Tensor, _key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -224,6 +224,8 @@ def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:
 def import_libraries() -> None:
     """Import lm-eval, datasets and transformers, and keep them from talking."""
     if first := "lm_eval" not in sys.modules:
+        # Else it encodes all pictures to hash them, in samples that no record keeps.
+        os.environ.setdefault("LMEVAL_HASHMM", "0")
         gc.disable()  # what an import makes stays: looking for garbage in it takes a second
     from capmoe_eval.evaluation.loading import quiet_libraries
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import gc
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import lm_eval.utils
 import pytest
 from datasets import Dataset, Features, Value
 from datasets import Image as Picture
@@ -87,10 +89,13 @@ def test_the_baseline_is_lm_evals_own_model(batch_size: int) -> None:
 
 
 def test_only_recent_garbage_is_collected_after_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    generations: list[int] = []
-    monkeypatch.setattr(gc, "collect", lambda generation=2: generations.append(generation))
-    answers(build(3))
-    assert generations == [1, 1]
+    frozen: list[int] = []
+    lm = build(3)
+    monkeypatch.setattr(gc, "collect", lambda: frozen.append(gc.get_freeze_count()))
+    answers(lm)
+    assert len(frozen) == 2
+    assert min(frozen) > 100_000, "it looks through all that was there before"
+    assert gc.get_freeze_count() == 0
 
 
 def test_images_and_text_are_counted_and_pads_are_not() -> None:
@@ -200,10 +205,17 @@ def cell(modality: str = "image_first", task: TaskId = MMMU, model: ModelId = LL
     return Cell(model, create_method("score", 0.5, modality=modality), task, 4, data="pictures")
 
 
-def test_a_cell_with_images_has_a_record(
-    pictures: DataSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lm_eval.utils, "convert_pil_to_hash", pytest.fail)  # of what no record has
+@pytest.mark.slow
+def test_no_picture_is_hashed_which_no_record_has() -> None:
+    words = "import capmoe_eval.evaluation.preparation as p; p.import_libraries(); "
+    words += "import lm_eval.evaluator as e; print(e.LMEVAL_HASHMM)"
+    environment = {key: value for key, value in os.environ.items() if key != "LMEVAL_HASHMM"}
+    line = [sys.executable, "-c", words]
+    output = subprocess.run(line, check=True, capture_output=True, text=True, env=environment)
+    assert output.stdout == "False\n"
+
+
+def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -> None:
     library, lm = TaskLibrary(), load_lm(LLAVA, CPU, 4)
     assert isinstance(lm, CapmoeMultimodalLM)
     for task in library.parts(MMMU, pictures).values():

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM, CachingLM
-from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
 
 from capmoe_eval.errors import UsageError, shown
@@ -136,12 +135,14 @@ def test_exactly_the_real_tokens_count_or_all_where_pads_are_counted(
     assert lm.meter.proofs()["pads_take_no_slot"]["passed"] in (True, None)
 
 
-def test_a_batch_whose_padding_was_not_noted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of an lm-eval that pads by another function: every pad would count."""
+def test_a_batch_of_other_rows_than_its_requests_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of an lm-eval that makes another batch of them: every pad would count."""
     lm = build(method="score", gamma=0.5)
     stock = lm._model_call
-    monkeypatch.setattr(lm, "_model_call", lambda *a: (lm._lengths.clear(), stock(*a))[1])
-    with pytest.raises(RuntimeError, match=r"lengths \[\] are not those of a batch"):
+    monkeypatch.setattr(lm, "_model_call", lambda *a: (lm._batch.pop(), stock(*a))[1])
+    with pytest.raises(RuntimeError, match="has other rows than its requests"):
         likelihoods(lm)
 
 
@@ -165,15 +166,6 @@ def test_another_method_on_the_loaded_model_starts_afresh() -> None:
     lm.release()
     lm.route(create_method("baseline"))
     assert likelihoods(lm) == baseline
-
-
-def test_the_patch_of_lm_eval_is_taken_back_also_after_an_error() -> None:
-    before = huggingface.pad_and_concat, huggingface.Collator
-    lm = build()
-    lm.on_rows = lambda rows: rows / 0
-    with pytest.raises(ZeroDivisionError):
-        likelihoods(lm)
-    assert (huggingface.pad_and_concat, huggingface.Collator) == before
 
 
 @pytest.mark.parametrize("shuffle", [None, 0])
