@@ -24,10 +24,10 @@ from capmoe_eval.evaluation.preparation import (
     with_documents,
 )
 from capmoe_eval.evaluation.progress import Progress, aligned, duration, truncation_line
+from capmoe_eval.evaluation.run import loads
 from capmoe_eval.evaluation.workload import CellWork, WorkCounter, sequences
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.record_part import Truncated
 from capmoe_eval.experiment.results import Reader, directories, record_paths, stored
 from capmoe_eval.routing.method import Method

@@ -13,7 +13,6 @@ from pydantic_core import from_json
 
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell, not_registered
-from capmoe_eval.experiment.engine_run import EngineRun
 from capmoe_eval.experiment.files import read_bytes, write_bytes
 from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.packs import SUFFIX, Pack, has_checksum, open_pack, pack_with, sealed
@@ -22,6 +21,7 @@ from capmoe_eval.experiment.record_part import (
     Answers,
     Calibrated,
     ChosenFactors,
+    EngineRun,
     Layer,
     Load,
     Part,

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.errors import UnwritableError
-from capmoe_eval.experiment import queue as queue_module
+from capmoe_eval.evaluation import run as queue_module
+from capmoe_eval.evaluation.run import Queue, Turn
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.files import write_text
-from capmoe_eval.experiment.queue import Queue, Turn
 from capmoe_eval.experiment.reservations import Reservation, holder_of, reserve, tidy
 from capmoe_eval.routing.registry import create_method
 
