@@ -301,7 +301,8 @@ def _documents(
 def _images(task: Any, rows: list[dict[str, Any]]) -> list[int]:
     """Return the number of each document's images, the same for documents about the same images."""
     numbers: dict[bytes, int] = {}
-    images = (task.doc_to_image(row["doc"]) for row in rows)
+    # Not the documents of the rows, in which lm-eval may have put hashes for the images.
+    images = (task.doc_to_image(task.eval_docs[row["doc_id"]]) for row in rows)
     content = (b"".join(image.tobytes() for image in several) for several in images)
     return [numbers.setdefault(hashlib.sha256(each).digest(), len(numbers)) for each in content]
 

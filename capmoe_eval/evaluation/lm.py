@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import itertools
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -270,12 +271,13 @@ class CapmoeLM(HFLM):
             return plain(requests, disable_tqdm or self.quiet)
 
         def batches(part: Sequence[int], size: int) -> Iterator[list[int]]:
-            return Collator(
+            order: Any = Collator(
                 part,
                 sort_fn=lambda number: (-len(self._tokens(asked[number][0])), asked[number][0]),
                 group_by="gen_kwargs",
                 group_fn=lambda number: asked[number][1],
-            ).get_batched(n=size)
+            )
+            yield from order.get_batched(n=size)
 
         every = range(len(requests))
         parts = [every] if self.shuffle is None else deal(every, self.batch_size, self.shuffle)
@@ -319,12 +321,13 @@ class CapmoeLM(HFLM):
             return (*context, *continuation[:-1]) if self.logits_cache else id(request)
 
         def collated(part: Any, size: int, batch_fn: Any = None) -> Iterator[list[Any]]:
-            return Collator(
+            order: Any = Collator(
                 part,
                 sort_fn=lambda r: (-len(r[1] + r[2]), tuple(r[1] + r[2])),
                 group_by="contexts" if self.logits_cache else None,
                 group_fn=lambda r: r[1] + r[2][:-1],
-            ).get_batched(n=size, batch_fn=batch_fn)
+            )
+            yield from order.get_batched(n=size, batch_fn=batch_fn)
 
         members: dict[Hashable, list[int]] = {}
         for number, request in enumerate(requests):
@@ -332,7 +335,9 @@ class CapmoeLM(HFLM):
         if self.shuffle is not None:
             dealt = deal([row(request) for request in requests], self.batch_size, self.shuffle)
             parts = ([requests[number] for number in part] for part in dealt)
-            batches = (batch for part in parts for batch in collated(part, len(part)))
+            batches: Iterator[list[Any]] = itertools.chain.from_iterable(
+                collated(part, len(part)) for part in parts
+            )
         elif self.batch_size == "auto" and override_bs is None:
             self.batch_sizes = {}  # as lm-eval does: of these requests
             batches = collated(requests, 0, self._batch_scheduler if requests else None)

@@ -67,7 +67,7 @@ def batch_bytes(model: ModelId, *, sequences: int, longest: int, new: int, score
     return int(live.peak * getattr(torch, model.dtype).itemsize // torch.bfloat16.itemsize)
 
 
-class FusedAttention(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class FusedAttention(TorchFunctionMode):
     """Allocates of attention what it returns, and nothing else."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

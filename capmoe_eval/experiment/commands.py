@@ -14,6 +14,7 @@ from capmoe_eval.experiment.composition import load_option, options, override
 from capmoe_eval.experiment.datasource import HUB, is_embedded
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
+from capmoe_eval.routing.factor import gamma_number
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import knobs, method_class
@@ -154,7 +155,7 @@ def _method_words(
     words: dict[str, Any] = {"method": settings.pop("method")}
     if "gamma" in settings:
         gamma = settings.pop("gamma")
-        words["gamma"] = float(gamma) if gamma == "inf" else gamma
+        words["gamma"] = gamma if (number := gamma_number(gamma)) is None else number
     return words | {k: v for k, v in settings.items() if k in always or v != defaults[k]}
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from capmoe_eval.experiment.results import (
     record_places,
     result_directories,
 )
-from capmoe_eval.routing.factor import factor_forms
+from capmoe_eval.routing.factor import factor_forms, gamma_number
 from capmoe_eval.routing.registry import knobs
 
 PARQUET: Final = ".parquet"
@@ -198,11 +197,10 @@ def _version(root: Path) -> str:
 def _row(part: Mapping[str, Any], path: Path, root: Path) -> dict[str, object]:
     cell, load = part["cell"], part["load"]
     method = dict(cell["method"])
-    if "gamma" in method:  # else a number, or the keyword of what chooses it
-        gamma = math.inf if method["gamma"] == "inf" else method["gamma"]
-        method["gamma"] = None if isinstance(gamma, str) else gamma
+    if "gamma" in method:
+        method["gamma"] = gamma_number(method["gamma"])
     if "layer_gammas" in method:
-        method["layer_gammas"] = tuple(map(float, method["layer_gammas"]))
+        method["layer_gammas"] = tuple(map(gamma_number, method["layer_gammas"]))
     proofs = [part["proofs"].get(name) or {} for name in Proofs.model_fields]
     shares = (proof.get("examined") or {} for proof in proofs)
     return {

@@ -205,6 +205,13 @@ def gamma_json(gamma: float | None) -> float | str | None:
     return "inf" if gamma == math.inf else gamma
 
 
+def gamma_number(value: Any) -> float | None:
+    """Return the γ that :func:`gamma_json` wrote; None for a form's keyword, which is none yet."""
+    if value == "inf":
+        return math.inf
+    return None if isinstance(value, str) else value
+
+
 def _number(field: str, gamma: object) -> float:
     is_number = isinstance(gamma, (str, Number)) and not isinstance(gamma, bool)
     is_plain = is_number and bool(_PLAIN.fullmatch(str(gamma)))
