@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from capmoe_eval.experiment.files import whole_file
+from capmoe_eval.experiment.files import whole_file, write_text
 from transformers import PreTrainedTokenizerBase
 
 from capmoe_zoo.text import SOURCES, evaluation_spans, overlaps, read_text, tokens
@@ -65,5 +65,7 @@ def write_dev(
         for split in folder.glob("*.parquet"):
             with whole_file(out / source.path / split.name) as file:
                 dev.to_parquet(file, index=False)
+        dataset = Path(*Path(source.path).parts[:2])  # whose README names the files of its splits
+        write_text(out / dataset / "README.md", (data / dataset / "README.md").read_text("utf-8"))
         counts[task] = len(dev)
     return counts
