@@ -87,7 +87,7 @@ wheel() {
   local suite=$work/packages
   mkdir "$suite"
   ln -s "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/* "$suite"
-  rm "$suite"/capmoe_methods-* "$suite"/capmoe_zoo-*
+  rm "$suite"/capmoe_methods-* "$suite"/capmoe_zoo-* "$suite"/capmoe_benchmarks-*
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/dist" .
   python3 -m venv "$work/other"
   "$work/other/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/dist/*.whl
@@ -108,6 +108,7 @@ declare -A inputs=(
   [server]="capmoe_eval/server capmoe_eval/wrapper capmoe_eval/routing capmoe_eval/evaluation/vllm_lm.py
     tests/server tests/evaluation/test_vllm.py .ci/vllm lock"
   [methods]="packages/capmoe-methods capmoe_eval conf tests results/zoo lock"
+  [benchmarks]="benchmarks capmoe_eval conf tests results/bench lock"
   [zoo]="packages/capmoe-zoo capmoe_eval conf tests lock"
 )
 content() { git ls-tree HEAD -- ${inputs[$1]} | sha256sum | cut -c 1-16; }

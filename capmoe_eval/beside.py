@@ -22,6 +22,12 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
     "capmoe-zoo": frozenset({"train"}),
+    "capmoe-benchmarks": frozenset(
+        {
+            *("bench=commands", "bench=forward", "bench=generate", "bench=gpu"),
+            *("bench=rehearsal", "bench=suite", "bench=trace", "experiment=rehearsal"),
+        }
+    ),
 }
 """What each package brings: settings, their values, figures, subcommands and benchmarks."""
 

@@ -1,12 +1,12 @@
-"""The suite's own benchmarks; each prints ratios and writes them to ``results/bench/``."""
+"""Benchmarks; each prints ratios and writes them to ``results/bench/``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from capmoe_eval.bench.options import commands
+from capmoe_eval.bench.options import Benchmark, commands
 from capmoe_eval.beside import check_installed
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser
@@ -14,9 +14,9 @@ from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.timings.names import FOLDER
 
 
-def main(words: Sequence[str]) -> None:
-    """Run a benchmark and exit: 0 measured, 2 bad input."""
-    benchmarks = commands()
+def main(words: Sequence[str], benchmarks: Mapping[str, Benchmark] | None = None) -> None:
+    """Run a benchmark, of all that are installed or of some, and exit: 0 measured, 2 bad input."""
+    benchmarks = commands() if benchmarks is None else benchmarks
     if words and words[0] not in benchmarks:
         check_installed(f"bench {words[0]}")
     parser = Parser(prog="capmoe-eval bench", description=__doc__)

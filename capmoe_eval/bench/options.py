@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from importlib import resources
 from string import Template
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -18,10 +18,6 @@ from capmoe_eval.experiment.values import DTYPES
 
 _BENCHMARKS: Final = "capmoe_eval.benchmarks"
 """The group of entry points, each a :class:`Benchmark`."""
-RANKS = 8
-"""Emulated ranks of ``expanded_drop`` in ``forward``, as in the paper's efficiency runs."""
-GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
-"""Capacity factors of the grid that ``suite`` computes."""
 
 
 class Benchmark(NamedTuple):
@@ -48,15 +44,14 @@ class Benchmark(NamedTuple):
 
 def commands() -> dict[str, Benchmark]:
     """Return the benchmarks by name, those of installed packages last."""
-    of_suite = _of_suite()
+    of_suite = read_benchmarks(__package__, studies=", ".join(STUDIES))
     return {**of_suite, **load_entry_points(_BENCHMARKS), **of_suite}
 
 
-def _of_suite() -> dict[str, Benchmark]:
-    text = Path(__file__).with_name("options.yaml").read_text(encoding="utf-8")
-    filled = Template(text).substitute(
-        ranks=RANKS, cells=len(GAMMAS), dtypes=", ".join(DTYPES), studies=", ".join(STUDIES)
-    )
+def read_benchmarks(package: str, **words: object) -> dict[str, Benchmark]:
+    """Return the benchmarks of a package's ``options.yaml`` by name, words filled in."""
+    text = (resources.files(package) / "options.yaml").read_text(encoding="utf-8")
+    filled = Template(text).substitute(dtypes=", ".join(DTYPES), **words)
     return {name: Benchmark(**fields) for name, fields in read_yaml(filled)["benchmarks"].items()}
 
 

@@ -124,7 +124,9 @@ def peak_array_bytes(work: Callable[[], object]) -> int:
 
 
 @dataclass(frozen=True)
-class _Number:
+class Number:
+    """A number of a benchmark, as ``targets.yaml`` says it: its words hold fields in braces."""
+
     name: str
     what: str
     at_least: float | None = None
@@ -132,7 +134,12 @@ class _Number:
     unit: str = "×"
 
 
-_NUMBERS = read_data(__package__, "targets.yaml", dict[str, _Number])
+def read_numbers(package: str) -> Mapping[str, Number]:
+    """Return the numbers of the benchmarks of a package, from its ``targets.yaml``."""
+    return read_data(package, "targets.yaml", dict[str, Number])
+
+
+_NUMBERS = read_numbers(__package__)
 
 
 def target_of(
@@ -142,12 +149,13 @@ def target_of(
     *,
     at_least: float | None = None,
     at_most: float | None = None,
+    numbers: Mapping[str, Number] = _NUMBERS,
 ) -> Target:
-    """Return a measurement as a number of ``targets.yaml``, filled in with some words.
+    """Return a measurement as one of the numbers, filled in with some words.
 
-    The goal is given where the file does not say it.
+    The goal is given where ``targets.yaml`` does not say it.
     """
-    kind = _NUMBERS[key]
+    kind = numbers[key]
     at_least = kind.at_least if at_least is None else at_least
     at_most = kind.at_most if at_most is None else at_most
     return Target(

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
-from capmoe_eval.bench.forward import skewed_model
+from capmoe_eval.bench.ep.skewed import skewed_model
 from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.experiment.timings.spread import Spread, Target

@@ -9,7 +9,7 @@ import torch
 from capmoe_eval.bench.decision import paper_map
 from capmoe_eval.bench.ep.layer import LayerSetting
 from capmoe_eval.bench.ep.skew import peak_load
-from capmoe_eval.bench.forward import skewed_model
+from capmoe_eval.bench.ep.skewed import skewed_model
 from capmoe_eval.bench.rounds import CPU, peak_array_bytes
 from capmoe_eval.evaluation.memory import peak_bytes
 from capmoe_eval.experiment.timings.studies import Shape

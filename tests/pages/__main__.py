@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from tests import bill_of_materials
-from tests.bench import rehearsal_page
-from tests.pages import ROOT, fill, glance, pages, present
+from tests.pages import ROOT, fill, glance, pages, present, rehearsal
 from tests.pages.blocks import BLOCKS
 
 
 def main() -> None:
     """Write the pages that differ, and name them."""
-    whole = {module.DOCUMENT: module.text() for module in (bill_of_materials, rehearsal_page)}
+    whole = {module.DOCUMENT: module.text() for module in (bill_of_materials, rehearsal)}
     texts = {name: BLOCKS[name]() for name in present()}
     image = glance.image()
     if not glance.PICTURE.exists() or glance.PICTURE.read_bytes() != image:

@@ -11,7 +11,6 @@ import pytest
 
 from capmoe_eval.bench import server
 from capmoe_eval.bench.command import main
-from capmoe_eval.bench.gpu.items import BY_HAND
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.routing.registry import create_method
 from tests.conftest import REPOSITORY
@@ -41,11 +40,6 @@ def test_the_parts_of_a_step_are_timed_and_put_back() -> None:
     assert layer.router._select_experts == route
     step(layer, capacity)
     assert watch.seconds == seconds
-
-
-def test_what_a_gpu_must_show_of_a_server_has_its_commands() -> None:
-    assert all(each.what and "vllm" in each.command for each in list(BY_HAND.values())[1:])
-    assert "bench server" in BY_HAND["server-throughput"].command
 
 
 @NEEDS_VLLM

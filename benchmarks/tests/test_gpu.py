@@ -10,26 +10,28 @@ from typing import Any
 
 import pytest
 import torch
-
+from bare import bare_site, run_bare
 from capmoe_eval.bench.command import main
-from capmoe_eval.bench.gpu import checks, command
-from capmoe_eval.bench.gpu.checks import STOCK, host_waits
-from capmoe_eval.bench.gpu.items import ITEMS, GpuSetting, Item
 from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.bench.gpu.bare import bare_site, run_bare
 from tests.satellites import NEEDS_METHODS
 from tests.wrapper.models import make
 
+from capmoe_benchmarks.gpu import checks, command
+from capmoe_benchmarks.gpu.checks import STOCK, host_waits
+from capmoe_benchmarks.gpu.items import BY_HAND, ITEMS, GpuSetting, Item
+
 FEW = ("decision", "waits", "study-breakdown", "training")
 _RUN = """
+from capmoe_benchmarks.options import BENCHMARKS
 from capmoe_eval.bench.command import main
+from capmoe_eval.bench.options import commands
 for words in {commands}:
     try:
-        main([*words, "--out", "bench"])
+        main([*words, "--out", "bench"], commands() | vars(BENCHMARKS))
     except SystemExit as done:
         assert not done.code, words
 """
@@ -229,3 +231,8 @@ def test_waits_are_counted() -> None:
         values[torch.tensor([1, 2])].sum()  # none
 
     assert host_waits(work, values.device).total() == 6
+
+
+def test_what_a_gpu_must_show_of_a_server_has_its_commands() -> None:
+    assert all(each.what and "vllm" in each.command for each in list(BY_HAND.values())[1:])
+    assert "bench server" in BY_HAND["server-throughput"].command

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
-from transformers import PreTrainedTokenizerFast
-from transformers.core_model_loading import revert_weight_conversion
-
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import reader_of, weightless
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.wrapper.molmoe import SPECIAL_TOKENS
 from capmoe_eval.zoo.tokenizer import END_OF_TEXT, miniworld_tokenizer
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+from transformers.core_model_loading import revert_weight_conversion
 
 _SHARD: Final = 10**9  # bytes, at most
 _LAYER: Final = re.compile(r"\.(?:layers|blocks)\.(\d+)\.")

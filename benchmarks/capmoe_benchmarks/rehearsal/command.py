@@ -18,10 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-
-from capmoe_eval.bench.rehearsal.checkpoint import PUBLISHED, Checkpoint
-from capmoe_eval.bench.rehearsal.grid import H100, grid_costs
-from capmoe_eval.bench.rounds import finish, measured_on, say, target_of
+from capmoe_eval.bench.rounds import finish, measured_on, say
 from capmoe_eval.errors import UsageError, check_choice, kind_and_place
 from capmoe_eval.evaluation.calibration import apply_calibration
 from capmoe_eval.evaluation.evaluate import evaluate
@@ -35,6 +32,10 @@ from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.experiment.timings.spread import Target
+
+from capmoe_benchmarks.rehearsal.checkpoint import PUBLISHED, Checkpoint
+from capmoe_benchmarks.rehearsal.grid import H100, grid_costs
+from capmoe_benchmarks.targets import target_of
 
 NOTE = "random weights and few layers; of a CPU, no time of this is about a GPU"
 

@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from capmoe_eval.bench.cost import cost_of
-from capmoe_eval.bench.options import commands
-from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
-from capmoe_eval.bench.trace import made_trace
+from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.serving.trace_file import save_trace
+
+from capmoe_benchmarks.cost import cost_of
+from capmoe_benchmarks.options import BENCHMARKS
+from capmoe_benchmarks.targets import target_of
+from capmoe_benchmarks.trace import made_trace
 
 RESULTS: Final = "results/zoo"
 
@@ -122,7 +124,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _shape() -> dict[str, int]:
     """Return the experts and the top-k of the traces of ``bench trace``."""
-    options = commands()["trace"].options
+    options = BENCHMARKS.trace.options
     return {"experts": options["--experts"]["default"], "top_k": options["--top-k"]["default"]}
 
 

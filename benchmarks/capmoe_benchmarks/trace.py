@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-
-from capmoe_eval.bench.cost import cost_of
-from capmoe_eval.bench.options import RANKS
-from capmoe_eval.bench.rounds import CPU, finish, say, target_of, without_goal
+from capmoe_eval.bench.rounds import CPU, finish, say, without_goal
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.serving.trace import STEP_TOKENS, Trace
 from capmoe_eval.serving.trace_file import save_trace
+
+from capmoe_benchmarks.cost import cost_of
+from capmoe_benchmarks.options import RANKS
+from capmoe_benchmarks.targets import target_of
 
 # Shape suffixes: T tokens, L layers, K = top-k, E experts.
 

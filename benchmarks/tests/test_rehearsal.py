@@ -9,13 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
-
 from capmoe_eval.bench.command import main
 from capmoe_eval.bench.ep.layer import find_shape
-from capmoe_eval.bench.rehearsal import checkpoint, command
-from capmoe_eval.bench.rehearsal.checkpoint import PUBLISHED, Checkpoint
-from capmoe_eval.bench.rehearsal.grid import H100, Sizes
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm, weightless
 from capmoe_eval.evaluation.workload import CellWork
@@ -23,11 +18,16 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.routing.registry import method_names
-from tests import records
-from tests.bench import rehearsal_page
+from safetensors import safe_open
+from tests.pages import rehearsal
 from tests.satellites import NEEDS_METHODS
 from tests.wrapper.molmoe.checkpoint import remote
 from tests.wrapper.molmoe.remote_code import CONFIG
+
+from capmoe_benchmarks.rehearsal import checkpoint, command
+from capmoe_benchmarks.rehearsal.checkpoint import PUBLISHED, Checkpoint
+from capmoe_benchmarks.rehearsal.grid import H100, Sizes
+from tests import records
 
 # The shapes of bench/ep/shapes.yaml, and the published numbers of active parameters, in billions.
 SHAPES = {
@@ -221,5 +221,5 @@ def test_the_time_of_a_cell_is_of_what_takes_longest() -> None:
 
 
 def test_the_page_is_that_of_the_file() -> None:
-    written = rehearsal_page.DOCUMENT.read_text(encoding="utf-8")
-    assert written == rehearsal_page.text(), "write it: python -m tests.bench.rehearsal_page"
+    written = rehearsal.DOCUMENT.read_text(encoding="utf-8")
+    assert written == rehearsal.text(), "write it: make pages"

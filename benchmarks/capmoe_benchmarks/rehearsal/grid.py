@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from capmoe_eval.bench.rehearsal.checkpoint import Checkpoint
 from capmoe_eval.bench.rounds import say
 from capmoe_eval.evaluation.loading import weightless
 from capmoe_eval.evaluation.preparation import with_documents
@@ -18,6 +17,8 @@ from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.wrapper.layers import is_experts
+
+from capmoe_benchmarks.rehearsal.checkpoint import Checkpoint
 
 TABLES: Final = ("table1", "table2", "table3", "table6")
 

@@ -17,23 +17,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import capmoe_eval
 import torch
 import transformers
-
-from capmoe_eval.bench.gpu.items import BY_HAND, ITEMS, GpuSetting, Item
 from capmoe_eval.bench.rounds import (
     device_and_dtype,
     dtype_name,
     line,
     measured_on,
     say,
-    target_of,
     without_goal,
 )
 from capmoe_eval.errors import UsageError, check_choice, kind_and_place
 from capmoe_eval.evaluation.provenance import revision
 from capmoe_eval.experiment.timings.schema import Evaluation
 from capmoe_eval.experiment.timings.spread import Spread, Target
+
+import capmoe_benchmarks
+from capmoe_benchmarks.gpu.items import BY_HAND, ITEMS, GpuSetting, Item
+from capmoe_benchmarks.targets import target_of
 
 REHEARSAL = "rehearsal, no figure of this is about a GPU"
 _SCALE = 32  # of a rehearsal
@@ -188,11 +190,12 @@ class _ListFile:
 
 
 def _sources() -> str:
-    """Return a name of the code as it is."""
-    root = Path(__file__).parents[2]
+    """Return a name of the code as it is, of the suite and of the benchmarks."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    for package in (capmoe_eval, capmoe_benchmarks):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(root.rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return f"sources {digest.hexdigest()[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""Write ``docs/reference/rehearsal.md``: ``python -m tests.bench.rehearsal_page``."""
+"""The page ``docs/reference/rehearsal.md``, from its file in ``results/bench/``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from capmoe_eval.bench.rehearsal.checkpoint import PUBLISHED
-from capmoe_eval.bench.rehearsal.command import NOTE
-from capmoe_eval.bench.rehearsal.grid import H100
-from capmoe_eval.experiment.timings.schema import read_evaluation
+from capmoe_benchmarks.rehearsal.checkpoint import PUBLISHED
+from capmoe_benchmarks.rehearsal.command import NOTE
+from capmoe_benchmarks.rehearsal.grid import H100
 
-ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "reference" / "rehearsal.md"
+from capmoe_eval.experiment.timings.schema import read_evaluation
+from tests.pages import DOCS, ROOT
+
+DOCUMENT = DOCS / "reference" / "rehearsal.md"
 FILE = ROOT / "results" / "bench" / "rehearsal.json"
 _GIB = 2**30
 _COLUMNS = (
@@ -118,7 +119,3 @@ def _hours(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     hours = sum(row["gpu_hours"] for row in rows)
     longest = max(row["longest_cell_hours"] for row in rows)
     return [f"{hours:.1f}", f"{max(hours / 8, longest):.1f}"]
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(text(), encoding="utf-8")

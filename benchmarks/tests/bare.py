@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 INSTALLED = ("torch", "transformers", "safetensors", "numpy", "pydantic")
 """What docs/how-to/gpu.md tells a person to install."""
 
@@ -40,7 +40,10 @@ def bare_site(at: Path) -> Path:
 
 def run_bare(site: Path, *words: str, limit: float = 120) -> subprocess.CompletedProcess[str]:
     """Run this Python with these packages and this repository alone."""
-    paths = {"PYTHONPATH": f"{site}{os.pathsep}{REPOSITORY}", "HF_HUB_OFFLINE": "1"}
+    paths = {
+        "PYTHONPATH": os.pathsep.join(map(str, (site, REPOSITORY, REPOSITORY / "benchmarks"))),
+        "HF_HUB_OFFLINE": "1",
+    }
     return subprocess.run(
         [sys.executable, "-S", *words],
         env={**os.environ, **paths, "OMP_NUM_THREADS": "1"},

@@ -8,17 +8,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
 from capmoe_eval.bench.ep.skew import check_peak
-from capmoe_eval.bench.forward import TimedMethod, over_stock, skewed_model
-from capmoe_eval.bench.options import RANKS
+from capmoe_eval.bench.ep.skewed import skewed_model
 from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, finish
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.checkpoints import trained_model
+from torch import Tensor
+
+from capmoe_benchmarks.forward import TimedMethod, over_stock
+from capmoe_benchmarks.options import RANKS
 
 # Shape suffixes: B sequences, S positions.
 

@@ -12,20 +12,23 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-
-from capmoe_eval.bench import decision, forward, generate
+from capmoe_eval.bench import decision
 from capmoe_eval.bench.ep.benchmark import emulated_link, planned, study_file
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
 from capmoe_eval.bench.ep.measure import JobTimer
-from capmoe_eval.bench.gpu import checks
-from capmoe_eval.bench.gpu.checks import STOCK, host_waits
-from capmoe_eval.bench.options import RANKS
-from capmoe_eval.bench.rounds import target_of, timed
+from capmoe_eval.bench.ep.skewed import skewed_model
+from capmoe_eval.bench.rounds import timed
 from capmoe_eval.experiment.timings.schema import Study
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES, Shape, find_studies
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
+
+from capmoe_benchmarks import forward, generate
+from capmoe_benchmarks.gpu import checks
+from capmoe_benchmarks.gpu.checks import STOCK, host_waits
+from capmoe_benchmarks.options import RANKS
+from capmoe_benchmarks.targets import target_of
 
 Measured = tuple[list[Target], dict[str, Any]]
 """The targets of an item, and what else was measured, JSON-ready."""
@@ -109,7 +112,7 @@ def _decision(setting: GpuSetting) -> Measured:
 def _waits(setting: GpuSetting) -> Measured:
     """Count the waits of a padded batch, on a model of a few layers."""
     layers = 4
-    model, tokens_BS, _ = forward.skewed_model(
+    model, tokens_BS, _ = skewed_model(
         setting.layer("olmoe"), layers=layers, batch=RANKS, prompt=setting.less(512, 8), peak=_PEAK
     )
     mask_BS = torch.ones_like(tokens_BS)
@@ -195,7 +198,7 @@ def _training(setting: GpuSetting) -> Measured:
 def _generate(setting: GpuSetting) -> Measured:
     sizes = {"batch": setting.less(16, RANKS), "prompt": setting.less(512, 8)}
     layers = setting.less(16, 2)
-    model, tokens_BS, _ = forward.skewed_model(
+    model, tokens_BS, _ = skewed_model(
         setting.layer("olmoe"), layers=layers, peak=_PEAK, **sizes, **setting.olmoe()
     )
     rounds = {"rounds": 3, "warmup": 1} if setting.scale == 1 else setting.rounds

@@ -8,15 +8,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from capmoe_eval.bench.cost import cost_of
-from capmoe_eval.bench.options import GAMMAS, check_names
-from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
+from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.zoo.hub import ready
+
+from capmoe_benchmarks.cost import cost_of
+from capmoe_benchmarks.options import GAMMAS
+from capmoe_benchmarks.targets import target_of
 
 
 def run(arguments: argparse.Namespace) -> None:

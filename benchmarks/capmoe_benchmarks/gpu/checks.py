@@ -14,11 +14,8 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
 from capmoe_eval.bench.decision import kept_map
-from capmoe_eval.bench.rounds import dtype_name, say, target_of
+from capmoe_eval.bench.rounds import dtype_name, say
 from capmoe_eval.errors import EnforcementError, first_line
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.decision import LayerContext
@@ -30,6 +27,10 @@ from capmoe_eval.routing.tokens import TokenGroups, group_tokens
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from capmoe_benchmarks.targets import target_of
 
 # Shape suffixes: B sequences, S positions, T counted tokens, K = top-k, E experts.
 

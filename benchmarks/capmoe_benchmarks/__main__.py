@@ -1,0 +1,13 @@
+"""``python -m capmoe_benchmarks gpu``: ``capmoe-eval bench gpu`` where nothing is installed."""
+
+from __future__ import annotations
+
+import sys
+
+from capmoe_eval.bench.command import main
+from capmoe_eval.experiment.application import run_program
+
+from capmoe_benchmarks.options import BENCHMARKS
+
+if __name__ == "__main__":
+    run_program(lambda: main(sys.argv[1:], vars(BENCHMARKS)))

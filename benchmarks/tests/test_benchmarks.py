@@ -1,0 +1,217 @@
+"""The benchmarks as commands, as small as they can be; no time is tested."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from capmoe_eval.__main__ import main as capmoe_eval
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.provenance import weights_hash
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.serving.summary import summarise
+from capmoe_eval.zoo.hub import ready
+from capmoe_eval.zoo.checkpoints import trained_model
+from lm_eval.tasks import TaskManager
+from tests.bench.test_commands import bench
+from transformers import AutoModelForCausalLM, OlmoeForCausalLM
+
+from capmoe_benchmarks import commands, suite, trace
+from capmoe_benchmarks import generate as generation
+from capmoe_benchmarks.cost import Cost, cost_of
+from capmoe_benchmarks.forward import SIDES
+
+
+def targets(content: dict[str, Any]) -> dict[str, float | None]:
+    return {target["name"]: target["target"] for target in content["targets"]}
+
+
+def test_forward(tmp_path: Path) -> None:
+    small = ["--shape", "small", "--prompt", "16", "--rounds", "2", "--warmup", "0"]
+    status, content = bench(tmp_path, "forward", *small)
+    assert status == 0
+    assert list(targets(content).values()) == [0.98, 0.98, 1.05, 0.95, 0.95]
+    assert set(content["seconds"]) == {"stock", *SIDES}
+    dropped = content["dropped_share"]
+    assert dropped.pop("baseline") == dropped.pop("score, γ=1000") == 0
+    assert min(dropped.values()) > 0.15
+    assert content["peaks"] == pytest.approx([4], rel=0.1)
+    for target, name in zip(content["targets"], SIDES, strict=True):
+        spent = content["seconds"][name]
+        assert target["name"] == f"{name} over stock"
+        ratios = [a / b for a, b in zip(content["seconds"]["stock"], spent, strict=True)]
+        assert min(ratios) <= target["ratio"]["median"] <= max(ratios)
+
+
+def test_no_speedup_is_asked_of_a_router_that_drops_little(tmp_path: Path) -> None:
+    flat = ["--shape", "small", "--prompt", "64", "--peak", "1.2", "--rounds", "1", "--warmup", "0"]
+    _, content = bench(tmp_path, "forward", *flat)
+    assert content["dropped_share"]["score, γ=1"] < 0.15
+    assert targets(content)["score, γ=1 over stock"] is None
+
+
+def test_generate(tmp_path: Path) -> None:
+    few = ["--prompt", "16", "--new", "3", "--rounds", "2", "--warmup", "0"]
+    status, content = bench(tmp_path, "generate", "--shapes", "small", "zoo:olmoe", *few)
+    assert status == 0
+    names = [
+        f"{model}: {side} over stock" for model in content["shapes"] for side in generation.SIDES
+    ]
+    assert targets(content) == dict.fromkeys(names, 0.95)
+    for model in ("small", "zoo:olmoe"):
+        assert set(content["seconds"][model]) == {"stock", *generation.SIDES}
+        dropped = content["dropped_share"][model]
+        assert dropped.pop("baseline") == dropped.pop("score, γ=1000") == 0
+        assert min(dropped.values()) > 0.1
+    spent = content["seconds"]["small"]
+    ratios = [a / b for a, b in zip(spent["stock"], spent["baseline"], strict=True)]
+    assert min(ratios) <= content["targets"][0]["ratio"]["median"] <= max(ratios)
+
+
+def test_every_side_of_generate_makes_as_many_tokens(tmp_path: Path, monkeypatch: Any) -> None:
+    """Whatever the model says: one that stops early is no side."""
+    made: list[int] = []
+    stock = OlmoeForCausalLM.generate
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens = stock(self, *args, **kwargs | {"eos_token_id": list(range(500))})
+        made.append(tokens.numel())
+        return tokens
+
+    monkeypatch.setattr(OlmoeForCausalLM, "generate", counted)
+    few = ["--prompt", "4", "--new", "3", "--rounds", "1", "--warmup", "0"]
+    bench(tmp_path, "generate", "--shapes", "small", *few)
+    assert made == [8 * (4 + 3)] * (1 + len(generation.SIDES))
+
+
+@pytest.mark.nightly
+def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are not started here: the two sides are looked at as they would be."""
+    ran: list[list[str]] = []
+
+    def process(name: str, words: Sequence[str]) -> Cost:
+        ran.append([*words[1:]])
+        if name == "lm_eval":
+            check_plain(dict(zip(words[2::2], words[3::2], strict=True)))
+        return Cost(0.0, 0.0, "", {"lm_eval": 3.0, "capmoe_eval": 2.0}[name])
+
+    monkeypatch.setattr(suite, "cost_of", process)
+    few = ["--tasks", "obqa", "boolq", "--rounds", "1", "--limit", "4"]
+    status, content = bench(tmp_path, "suite", *few)
+    assert status == 0
+    ratios = [target["ratio"]["median"] for target in content["targets"]]
+    assert ratios == [8 * 2 * 3.0 / 2.0, 3.0 / 2.0]
+    assert content["every_plain_cell_ran"] is False
+    # Two rounds, the first to warm up: two tasks for the grid and one for the single cell.
+    assert sum(words[0] == "lm_eval" for words in ran) == 2 * 3
+    ran.clear()
+    bench(tmp_path, "suite", *few, "--every-cell")
+    assert sum(words[0] == "lm_eval" for words in ran) == 2 * (8 * 2 + 1)
+    ours = [words for words in ran if words[0] == "capmoe_eval" and "-m" in words]
+    assert len({words[-1] for words in ours}) == len(ours) == 2  # no run finds the other's results
+    assert all("device=cpu" in words for words in ours)  # as plain lm-eval's
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started here: each checkout is asked in its own way, with its own Python."""
+    ran: list[tuple[str, Path, list[str]]] = []
+
+    def process(name: str, words: Sequence[str], **options: Any) -> Cost:
+        ran.append((options["python"], options["folder"], [*words]))
+        assert options["status"] == (2 if name.startswith("typo") else 0)
+        is_before = options["folder"] != Path.cwd()
+        return Cost(9.0 if is_before else 3.0, 0.0, "", 0.0)
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        (place / "results/zoo").mkdir(parents=True)
+    (there / "capmoe_eval").mkdir()
+    (there / "capmoe_eval/tables.py").touch()
+    (there / ".venv/bin").mkdir(parents=True)
+    (there / ".venv/bin/python").touch()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(commands, "cost_of", process)
+    few = ["--only", "help", "table", "typo", "--rounds", "1"]
+    status, content = bench(tmp_path / "out", "commands", *few, "--against", str(there))
+    assert status == 0
+    assert {t["name"]: t["ratio"]["median"] for t in content["targets"]} == {
+        name: 3.0 for each in few[1:4] for name in (each, f"{each}, before over now")
+    }
+    assert targets(content)["help"] == 0.5
+    tables = {words[1] for _, _, words in ran if "table2" in words}
+    assert tables == {"capmoe_eval", "capmoe_eval.tables"}
+    assert {(python, folder) for python, folder, _ in ran} == {
+        (sys.executable, here),
+        (str(there / ".venv/bin/python"), there),
+    }
+
+
+def test_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands run in this process: each reads its trace and says how much it has read."""
+
+    def here(name: str, words: Sequence[str], expected: str) -> Cost:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), pytest.raises(SystemExit) as done:
+            capmoe_eval(words[2:])
+        assert not done.value.code, name
+        assert expected in output.getvalue()
+        return Cost(1.0, 3000.0, "", 61.0)
+
+    monkeypatch.setattr(trace, "cost_of", here)
+    few = ["--tokens", "2100", "--layers", "2", "--experts", "32", "--top-k", "4"]
+    status, content = bench(tmp_path / "out", "trace", *few, "--dir", str(tmp_path))
+    assert status == 0
+    cases = ["steps of 2,048", "steps of 32", "advise", "with scores", "parquet", "vLLM"]
+    assert sorted(content["cases"]) == sorted(cases)
+    met = {target["name"]: target["met"] for target in content["targets"]}
+    missed = [f"{case}: {of}" for case in cases if case != "advise" for of in ("time", "memory")]
+    assert {name for name, is_met in met.items() if is_met is False} == set(missed)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "the traces are removed"
+
+
+def test_a_made_trace_is_uneven() -> None:
+    sizes = argparse.Namespace(tokens=3000, layers=2, experts=16, top_k=4)
+    made = trace.made_trace(sizes, has_scores=True)
+    assert summarise(made).total.expert_peak.mean > 1.3
+    assert made.score_TLK is not None
+    assert (np.diff(made.score_TLK, axis=2) <= 0).all()
+
+
+def test_a_process_is_measured() -> None:
+    words = ["-c", "import time; held = b'a' * 10**8; time.sleep(0.5); print('read', len(held))"]
+    cost = cost_of("held", words, "100000000")
+    assert cost.output == "read 100000000"
+    assert 96 < cost.memory < 160
+    # No processor works while the process sleeps, however slow the machine is.
+    assert 0 < cost.seconds < cost.elapsed - 0.4
+    with pytest.raises(UsageError, match="held: said 'read 100000000', and not 'written'"):
+        cost_of("held", words, "written")
+    assert cost_of("refused", ["-c", "import sys; sys.exit(2)"], status=2).output == ""
+    with pytest.raises(UsageError, match="failed: said 'SystemError: no'"):
+        cost_of("failed", ["-c", "raise SystemError('no')"])
+
+
+def check_plain(given: dict[str, str]) -> None:
+    """Plain lm-eval gets the same weights and the same documents."""
+    loaded = AutoModelForCausalLM.from_pretrained(
+        given["--model_args"].split(",")[0].removeprefix("pretrained=")
+    )
+    assert weights_hash(loaded) == weights_hash(trained_model("olmoe").float())
+    name = given["--tasks"]
+    manager = TaskManager(include_path=given["--include_path"], include_defaults=False)
+    (task,) = manager.load([name])["tasks"].values()
+    hub = DataSource("miniworld", Path("miniworld"))
+    lm_eval_name = {"plain_obqa": "openbookqa", "plain_boolq": "boolq"}[name]
+    (own,) = TaskLibrary().get(lm_eval_name, ready(hub))["tasks"].values()
+    assert [doc for doc, _ in zip(task.eval_docs, range(5), strict=False)] == [
+        doc for doc, _ in zip(own.eval_docs, range(5), strict=False)
+    ]
+    assert task.doc_to_text(task.eval_docs[0]) == own.doc_to_text(own.eval_docs[0])

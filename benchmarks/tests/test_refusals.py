@@ -1,0 +1,46 @@
+"""What cannot be is refused in one line, before anything is measured."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from capmoe_eval.bench.command import main
+
+REFUSED = {
+    **{
+        f"forward --{option} {word}": f"--{option}={word}: must be"
+        for option in ("layers", "batch", "prompt", "rounds")
+        for word in ("0", "-1", "x")
+    },
+    **{f"forward --peak {word}": "peak=" for word in ("nan", "inf", "-1", "0", "100", "x")},
+    "forward --warmup -1": "--warmup=-1",
+    "forward --layers 5000": "--layers=5000: must be a whole number from 1 to 4096",
+    "forward --batch 7": "batch=7: must be a multiple",
+    "forward --shape olmo": "did you mean 'olmoe'",
+    "forward --device qpu": "device=qpu",
+    "suite --limit 0": "--limit=0",
+    "suite --model nope": "--model=nope",
+    "suite --tasks obqq": "did you mean 'obqa'",
+    "generate --shapes zoo:olmo": "did you mean 'olmoe'",
+    "generate --shapes zoo_olmoe": "shapes=zoo_olmoe: ",
+    "generate --batch 3": "batch=3: must be a multiple of 8",
+    "commands --only helps": "--only=helps: did you mean 'help'?",
+    "commands --against nowhere": "--against=nowhere: has no .venv",
+    "trace --experts 12": "--experts=12: must be a multiple of 8",
+    "trace --top-k 129": "--top-k=129: must be at most --experts=128",
+    "trace --dir nowhere": "--dir=nowhere: no such directory",
+    "trace --tokens 99999999999": "--tokens=99999999999: must be a whole number of at least 1",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_bad_input_is_one_line_and_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(shlex.split(words))
+    out, err = capsys.readouterr()
+    assert done.value.code == 2
+    assert out == ""
+    assert REFUSED[words] in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
