@@ -399,8 +399,8 @@ def test_every_shipped_experiment_runs(
 ) -> None:
     """A few cells of each grid, one document per task; programs of a model are not run.
 
-    The grid of the rehearsal is of the paper's models: tests/bench/test_rehearsal.py runs it. That
-    of a server needs vLLM: tests/evaluation/test_vllm.py runs it.
+    The grid of the rehearsal is of the paper's models: benchmarks/tests/test_rehearsal.py runs it.
+    That of a server needs vLLM: tests/evaluation/test_vllm.py runs it.
     """
     monkeypatch.setattr(calibration, "DOCUMENTS", 8)
     words = [f"experiment={name}", "profile=tiny", "limit=1"]

@@ -214,7 +214,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("capmoe-eval run ep_s", 2, ["ep_size="]),
         ("capmoe-eval run tasks=ob", 2, ["obqa"]),
         ("capmoe-eval run max_k=", 2, ["true", "false"]),
-        ("capmoe-eval bench fo", 2, ["forward"]),
+        ("capmoe-eval bench dec", 2, ["decision"]),
         ("capmoe-eval nothing", 1, [""]),
     ],
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import capmoe_eval
 import torch
 import transformers
 from capmoe_eval.bench.decision import kept_map
@@ -199,7 +200,7 @@ def _refusal(model: Any, kernel: str, tokens_BS: Tensor) -> str | None:
     return None
 
 
-_PACKAGE, _TRANSFORMERS = Path(__file__).parents[2], Path(transformers.__file__).parent
+_PACKAGE, _TRANSFORMERS = (Path(str(of.__file__)).parent for of in (capmoe_eval, transformers))
 STOCK = "transformers"
 """Stands for every line of the stock model."""
 
@@ -280,7 +281,7 @@ def _place() -> str:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(_TRANSFORMERS):
             return STOCK
-        if path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "bench"):
+        if path.is_relative_to(_PACKAGE):
             return f"{path.relative_to(_PACKAGE)}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
