@@ -40,10 +40,8 @@ def bare_site(at: Path) -> Path:
 
 def run_bare(site: Path, *words: str, limit: float = 120) -> subprocess.CompletedProcess[str]:
     """Run this Python with these packages and this repository alone."""
-    paths = {
-        "PYTHONPATH": os.pathsep.join(map(str, (site, REPOSITORY, REPOSITORY / "benchmarks"))),
-        "HF_HUB_OFFLINE": "1",
-    }
+    places = [site, *(REPOSITORY / name for name in ("", "benchmarks", "packages/capmoe-zoo"))]
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, places)), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
         [sys.executable, "-S", *words],
         env={**os.environ, **paths, "OMP_NUM_THREADS": "1"},
