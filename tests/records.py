@@ -6,6 +6,7 @@ so it is what readers take; an odd record that tests keep in memory may be none.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -20,6 +21,7 @@ from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 GAMMAS = [step / 4 for step in range(17)]
 Correct = Sequence[float] | Mapping[str, Sequence[float]]
@@ -215,6 +217,38 @@ def record_of(
 ) -> Record:
     """A record of a method's :func:`cell`; ``parts`` are those of :func:`record`."""
     return record(cell(method, model, task, **fields), root, correct, **(parts or {}))
+
+
+def result(
+    method: str,
+    gamma: float | None,
+    task: str = "obqa",
+    value: float = 0.5,
+    stderr: float | None = 0.02,
+    *,
+    seed: int | None = None,
+    model: str = "tiny_olmoe",
+    knobs: Mapping[str, object] | None = None,
+    n: int = 500,
+    correct: Correct | None = None,
+    documents: str = "",
+    metric: str = "acc",
+    metrics: Mapping[str, float] | None = None,
+    data: str = "hub",
+) -> Record:
+    """A record with a score that is given; its documents are no other's, unless it is said.
+
+    ``metrics`` are lm-eval's beside ``metric``, which is the task's.
+    """
+    settings = dict(knobs or {}) | ({} if seed is None else {"seed": seed})
+    of = cell(create_method(method, gamma, **settings), model, task, data=data)
+    of = dataclasses.replace(of, task=dataclasses.replace(of.task, metric=metric))
+    correct = {"t": [0.0] * n} if correct is None else correct
+    documents = documents or f"{method} {gamma} {seed}"
+    made = record(of, correct=correct, documents=documents, value=value, stderr=stderr)
+    if metrics:
+        made.content["results"][task] = {f"{name},none": x for name, x in metrics.items()}
+    return made
 
 
 def forge(found: Record, path: Path | None = None) -> Path:

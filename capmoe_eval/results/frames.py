@@ -87,8 +87,14 @@ def read(*roots: Path | str) -> Results:
     return results_of(records)
 
 
-def results_of(records: Iterable[Record]) -> Results:
-    """Return the results of some records; of several records of a cell, those of the first."""
+def results_of(records: Iterable[Record], metric: str = "") -> Results:
+    """Return the results of some records; of several records of a cell, those of the first.
+
+    Args:
+        records: Of any cells.
+        metric: Of which the values and documents are, as lm-eval names it; empty for each task's
+            own. A record without it is a UsageError.
+    """
     import pandas as pd
     import pyarrow as pa
 
@@ -104,6 +110,12 @@ def results_of(records: Iterable[Record]) -> Results:
     cells = cells.join(loads.drop(columns=[f"load.{name}" for name in cells], errors="ignore"))
     parts = [_parts(record) for record in by_cell.values()]
     tables, of_layers = ([part[place] for part in parts] for place in (0, 1))
+    if metric:
+        scores = [record.score(metric) for record in by_cell.values()]
+        for name in ("value", "stderr", "n"):
+            cells[name] = [getattr(score, name) for score in scores]
+        answers = [{name: vars(part) for name, part in s.documents.items()} for s in scores]
+        tables = [_table([answer]) for answer in answers]
     documents = pa.concat_tables(tables or [_table([])]).unify_dictionaries().to_pandas()
     of_cell = np.repeat(np.arange(len(cells)), list(map(len, tables)))
     documents.insert(0, "cell", pd.Categorical.from_codes(of_cell, pd.Index(by_cell)))
@@ -131,12 +143,12 @@ def pick(cells: pd.DataFrame, **knobs: object) -> pd.DataFrame:
     A list stands for any of its values. A dot in a column's name is two underscores here:
     ``task__fewshot=0``.
     """
-    chosen = cells
+    chosen = np.ones(len(cells), dtype=bool)
     for name, value in knobs.items():
-        column = chosen[name.replace("__", ".")]
+        column = cells[name.replace("__", ".")]
         values = value if isinstance(value, (list, tuple)) else [value]
-        chosen = chosen[column.isna() if value is None else column.isin(values)]
-    return chosen
+        chosen &= (column.isna() if value is None else column.isin(values)).to_numpy(dtype=bool)
+    return cells[chosen]
 
 
 class _OfPack(NamedTuple):

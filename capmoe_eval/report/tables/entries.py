@@ -7,15 +7,14 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import row_command
 from capmoe_eval.experiment.composition import override
 from capmoe_eval.experiment.datasource import is_embedded
-from capmoe_eval.experiment.record import Record, Score
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.table import (
     Entry,
@@ -28,7 +27,10 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from capmoe_eval.paper.pairing import Floats
+    from capmoe_eval.results.frames import Results
 
 Cells: TypeAlias = Sequence[Entry | Missing]
 _BASELINE = create_method("baseline")
@@ -54,13 +56,6 @@ def _printed(layout: Layout, slot: ModelSlot, spec: RowSpec) -> list[float | Non
     return numbers
 
 
-class _Run(NamedTuple):
-    """An evaluation, and its score in a column: of the column's metric, or the evaluation's own."""
-
-    record: Record
-    score: Score | Record
-
-
 class RecordEntries:
     """Entries from finished evaluations; those that no row asks for are passed over.
 
@@ -81,28 +76,28 @@ class RecordEntries:
         self, records: Iterable[Record], overrides: Sequence[str] = (), seeds: Sequence[int] = (0,)
     ) -> None:
         self._overrides, self._seeds = overrides, seeds
-        self._records: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
+        self._records: dict[str, Record] = {}
         for record in records:
-            key = (record.model, record.method, record.gamma, record.task)
-            self._records[key].append(record)
+            self._records.setdefault(record.digest, record)
+        self._results: dict[tuple[str, str], Results] = {}
 
     def row(self, layout: Layout, slot: ModelSlot, spec: RowSpec) -> list[Entry | Missing]:
         """Return a row's entries, in display units: one per task, then the average.
 
         One command fills all that is missing in a row, so that a checkpoint is loaded once. Two
-        evaluations of one entry that no seed tells apart, seeds of different knobs or numbers of
-        documents, and a number that is not finite are UsageErrors.
+        evaluations of one entry that no seed tells apart, and seeds of different knobs or numbers
+        of documents are UsageErrors.
         """
         method = spec.method_on(slot)
         columns = [self._runs(slot, method, column, spec.knobs) for column in layout.tasks]
-        lacking = [c for c, runs in zip(layout.tasks, columns, strict=True) if not runs]
+        lacking = [c for c, runs in zip(layout.tasks, columns, strict=True) if runs.empty]
         absent = list(dict.fromkeys(column.task for column in lacking))
         fields = (slot.key, spec.method, spec.gamma_on(slot), spec.knobs_on(slot), absent)
         needs = (column.needs for column in lacking if column.needs)
         overrides = list(dict.fromkeys((*self._overrides, *needs)))
         missing = Missing(row_command(*fields, seeds=self._seeds, overrides=overrides))
         cells = [
-            _entry(runs, column.heading, layout.scale) if runs else missing
+            missing if runs.empty else self._entry(runs, column.heading, layout.scale)
             for column, runs in zip(layout.tasks, columns, strict=True)
         ]
         if layout.average is not None:
@@ -113,9 +108,13 @@ class RecordEntries:
             cells.append(missing if absent else Entry(mean, error, parts=parts))
         if not method.is_stock:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
-            cells = list(_tested(cells, columns, baselines, layout))
+            differences = [
+                _differences(self._of_column(column), runs, baseline)
+                for column, runs, baseline in zip(layout.tasks, columns, baselines, strict=True)
+            ]
+            cells = list(_tested(cells, differences, layout))
         titles = [model.title for model in layout.paper_models if model.key == slot.key]
-        embedded = any(is_embedded(run.record.cell.data) for runs in columns for run in runs)
+        embedded = any(is_embedded(self._records[c].cell.data) for r in columns for c in r["cell"])
         # The paper did not take every γ.
         with contextlib.suppress(LookupError):
             if titles and not embedded:
@@ -124,49 +123,59 @@ class RecordEntries:
                 cells = list(_beside(cells, columns, printed, layout))
         return cells
 
+    def _of_column(self, column: TaskColumn) -> Results:
+        """Return all evaluations, or those of a column's task by the column's metric."""
+        from capmoe_eval.results.frames import results_of
+
+        metric, records = column.metric, self._records.values()
+        key = column.task if metric else "", metric
+        if key not in self._results:
+            of_task = [r for r in records if not metric or r.task == column.task]
+            self._results[key] = results_of(of_task, metric)
+        return self._results[key]
+
     def _runs(
         self, slot: ModelSlot, method: Method, column: TaskColumn, named: Iterable[str] = ()
-    ) -> list[_Run]:
-        """Return the evaluations under a method that have its values of some knobs.
+    ) -> pd.DataFrame:
+        """Return the evaluations under a method that have its values of some knobs, by seed.
 
         A knob that an evaluation does not have has no effect there, and its default.
         """
-        key = (slot.key, method.name, method.uniform_gamma, column.task)
-        return [
-            _Run(record, record.score(column.metric) if column.metric else record)
-            for record in self._records.get(key, [])
-            if all(record.knobs.get(k, knobs()[k].default) == method.setting(k) for k in named)
-        ]
+        from capmoe_eval.results.frames import pick
 
+        identity = {"model": slot.key, "method": method.name, "gamma": method.uniform_gamma}
+        rows = pick(self._of_column(column).cells, task=column.task, **identity)
+        for knob in named:
+            values = rows[knob].astype(object).where(rows[knob].notna(), knobs()[knob].default)
+            rows = rows.loc[[value == method.setting(knob) for value in values]]
+        return rows.sort_values("seed", kind="stable")
 
-def _entry(runs: Sequence[_Run], column: str, scale: float) -> Entry | Missing:
-    """Return one entry for all evaluations of one cell and task; see :class:`RecordEntries`."""
-    for record, score in runs:
-        if not math.isfinite(score.value + (score.stderr or 0.0)):
-            raise UsageError(f"not a number: {_describe(record, record)}; run it again")
-    records, scores = [run.record for run in runs], [run.score for run in runs]
-    for first, other in itertools.combinations(records, 2):
-        names = f"{_describe(first, other)} and {_describe(other, first)}"
-        if first.seed == other.seed or None in (first.seed, other.seed):
-            raise UsageError(f"two results for one entry: {names}; keep one")
-        if first.knobs != other.knobs:
-            raise UsageError(
-                f"seeds of one entry have different settings: {names}; keep one setting"
-            )
-        if first.n != other.n:
-            raise UsageError(
-                f"seeds of one entry saw different documents: {names}; run them with the same limit"
-            )
-    values = [scale * score.value for score in scores]
-    errors = [scale * score.stderr for score in scores if score.stderr is not None]
-    by_seed = sorted(runs, key=lambda run: run.record.seed or 0)
-    return Entry(
-        value=statistics.fmean(values),
-        stderr=error_over_seeds(values, errors),
-        seeds=tuple(run.record.seed for run in by_seed if run.record.seed is not None),
-        documents=scores[0].n,
-        parts=tuple(EntryPart(column, scale * run.score.value, run.record) for run in by_seed),
-    )
+    def _entry(self, runs: pd.DataFrame, column: str, scale: float) -> Entry:
+        """Return one entry for all evaluations of one cell and task; see the class."""
+        records = [self._records[cell] for cell in runs["cell"]]
+        values, errors = runs["value"].tolist(), runs["stderr"].dropna().tolist()
+        for first, other in itertools.combinations(records, 2):
+            names = f"{_describe(first, other)} and {_describe(other, first)}"
+            if first.seed == other.seed or None in (first.seed, other.seed):
+                raise UsageError(f"two results for one entry: {names}; keep one")
+            if first.knobs != other.knobs:
+                raise UsageError(
+                    f"seeds of one entry have different settings: {names}; keep one setting"
+                )
+            if first.n != other.n:
+                raise UsageError(
+                    f"seeds of one entry saw different documents: {names}; run them with the same "
+                    "limit"
+                )
+        values, errors = ([scale * number for number in numbers] for numbers in (values, errors))
+        both = zip(values, records, strict=True)
+        return Entry(
+            value=statistics.fmean(values),
+            stderr=error_over_seeds(values, errors),
+            seeds=tuple(record.seed for record in records if record.seed is not None),
+            documents=int(runs["n"].iloc[0]),
+            parts=tuple(EntryPart(column, value, record) for value, record in both),
+        )
 
 
 def error_over_seeds(values: Sequence[float], errors: Sequence[float]) -> float | None:
@@ -201,19 +210,16 @@ def _error_of_mean(errors: Sequence[float | None], layout: Layout) -> float | No
 
 
 def _tested(
-    cells: Cells,
-    columns: Sequence[Sequence[_Run]],
-    baselines: Sequence[Sequence[_Run]],
-    layout: Layout,
+    cells: Cells, tasks: Sequence[Floats | str], layout: Layout
 ) -> Iterator[Entry | Missing]:
     """Yield a row's entries, and its average if it has one, compared with the baseline's.
 
-    What is compared of a metric, which need not be a mean, is the percentage of right answers.
+    ``tasks`` are the differences of :func:`_differences`. What is compared of a metric, which need
+    not be a mean, is the percentage of right answers.
     """
     from capmoe_eval.paper.pairing import by_document
     from capmoe_eval.paper.statistics import sign_flip
 
-    tasks = [_differences(*sides) for sides in zip(columns, baselines, strict=True)]
     samples: list[list[Floats] | str] = [t if isinstance(t, str) else [t] for t in tasks]
     if layout.average is not None:
         paired = [task for task in tasks if not isinstance(task, str)]
@@ -232,28 +238,28 @@ def _tested(
             yield dataclasses.replace(cell, test=test)
 
 
-def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str:
+def _differences(results: Results, runs: pd.DataFrame, baseline: pd.DataFrame) -> Floats | str:
     """Return the differences to the baseline [documents or images], or why there are none."""
-    from capmoe_eval.paper.pairing import Unpaired, answered, pair
+    from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
 
     if len(baseline) != 1:
         return "the baseline is missing"
-    sides = ([answered(run.score.documents) for run in side] for side in (runs, baseline))
-    paired = pair(*sides)
+    sides = ([*answered_by_cells(results, side).values()] for side in (runs, baseline))
+    paired = pair(*(answers[0] if answers else [] for answers in sides))
     if isinstance(paired, Unpaired):
         return f"not paired with the baseline: {paired.reason}"
     return paired.units
 
 
 def _beside(
-    cells: Cells, columns: Sequence[Sequence[_Run]], printed: Sequence[float | None], layout: Layout
+    cells: Cells, columns: Sequence[pd.DataFrame], printed: Sequence[float | None], layout: Layout
 ) -> Iterator[Entry | Missing]:
     """Yield a row's entries with what the paper prints for the same model and metric."""
     errors, same = [], []
     for cell, number, runs, column in zip(cells, printed, columns, layout.tasks, strict=False):
         metric = column.printed_metric
         errors.append(_printed_error(cell, number, column, layout.scale))
-        same.append(not metric or all(run.record.cell.task.metric == metric for run in runs))
+        same.append(not metric or bool((runs["task.metric"] == metric).all()))
     if layout.average is not None:
         errors.append(_error_of_mean(errors, layout))
         same.append(all(same))

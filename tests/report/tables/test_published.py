@@ -1,17 +1,14 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record import Score
-from capmoe_eval.experiment.record_part import Answers, TaskAnswers
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import (
     LAYOUTS,
     PAPER_TABLES,
@@ -28,6 +25,7 @@ from capmoe_eval.report.tables.filled import fill, published_table
 from capmoe_eval.report.tables.formats import to_markdown
 from capmoe_eval.report.tables.others import settings_table
 from capmoe_eval.report.tables.table import CellText, Entry, Missing, Table
+from tests.records import result
 
 GOLDEN = Path(__file__).parent / "golden"
 TABLE5 = find_layout("table5")
@@ -68,34 +66,7 @@ def test_every_number_of_a_printed_table_is_in_it_once(layout: PaperTable) -> No
     assert sorted(shown) == sorted(printed)
 
 
-@dataclass(frozen=True)
-class Result:
-    model: str
-    method: str
-    gamma: float | None
-    task: str
-    value: float
-    seed: int | None = None
-    stderr: float | None = None
-    n: int = 500
-    knobs: Mapping[str, object] = field(default_factory=dict)
-    data: str = "hub"
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    metric: str = "acc"
-
-    @property
-    def documents(self) -> TaskAnswers:
-        return {"t": Answers(documents=f"{self.method} {self.gamma} {self.seed}", correct=[0.0])}
-
-    @property
-    def cell(self) -> SimpleNamespace:
-        return SimpleNamespace(data=self.data, task=SimpleNamespace(metric=self.metric))
-
-    def score(self, metric: str) -> Score:
-        return Score(self.metrics[metric], None, self.n, self.documents)
-
-
-def measured(layout: Layout, slot: ModelSlot, spec: RowSpec) -> Iterator[Result]:
+def measured(layout: Layout, slot: ModelSlot, spec: RowSpec) -> Iterator[Record]:
     """Runs that measure what the paper prints in a row; several columns may be of one task."""
     numbers = {name: x / layout.scale for name, x in layout.printed(slot, spec).tasks.items()}
     of_tasks: dict[str, dict[str, float]] = {}
@@ -103,12 +74,14 @@ def measured(layout: Layout, slot: ModelSlot, spec: RowSpec) -> Iterator[Result]
         value = numbers[column.printed or column.heading]
         of_tasks.setdefault(column.task, {})[column.metric] = value
     for task, metrics in of_tasks.items():
-        yield Result(
+        yield result(
+            spec.method,
+            spec.gamma_on(slot),
+            task,
+            metrics.pop("", 0.5),
+            None,
             model=slot.key,
-            method=spec.method,
-            gamma=spec.gamma_on(slot),
-            task=task,
-            value=metrics.pop("", 0.5),
+            n=10,
             metrics=metrics,
             metric="bertscore_f1",  # asked of MTS-Dialog alone
             seed=0 if spec.method == "random" else None,
@@ -145,7 +118,7 @@ def test_another_metric_than_the_papers_has_no_printed_value_beside_it() -> None
     layout = next(layout for layout in OF_PAPER if layout.key == "table7")
     model = layout.paper_models[0]
     results = [
-        Result(model.key, "baseline", None, column.task, 0.5, metric="rougeL", stderr=0.02)
+        result("baseline", None, column.task, 0.5, metric="rougeL", model=model.key)
         for column in layout.tasks
     ]
     he, nq, mts = fill(layout, [model], RecordEntries(results).row).rows[0].entries
@@ -155,7 +128,8 @@ def test_another_metric_than_the_papers_has_no_printed_value_beside_it() -> None
     assert he.published is not None
     assert nq.published is not None
     assert mts.published is None
-    scored = dataclasses.replace(results[2], metric="bertscore_f1", value=0.8)
+    task = layout.tasks[2].task
+    scored = result("baseline", None, task, 0.8, metric="bertscore_f1", model=model.key)
     mts = fill(layout, [model], RecordEntries([*results[:2], scored]).row).rows[0].entries[2]
     assert isinstance(mts, Entry)
     assert mts.published is not None
@@ -168,7 +142,9 @@ def test_every_step_under_a_capacity_is_measured_and_not_in_print() -> None:
     layout = next(layout for layout in OF_PAPER if layout.key == "table7")
     model = layout.paper_models[0]
     results = [
-        Result(model.key, "score", 1.0, "nq_open", value, knobs={"ep_size": 8, "decode": decode})
+        result(
+            "score", 1.0, "nq_open", value, model=model.key, knobs={"ep_size": 8, "decode": decode}
+        )
         for decode, value in (("unconstrained", 0.4), ("constrained", 0.3))
     ]
     rows = fill(layout, [model], RecordEntries(results).row).rows
@@ -184,7 +160,7 @@ def test_every_step_under_a_capacity_is_measured_and_not_in_print() -> None:
     assert isinstance(lacking, Missing)
     assert "allow_code_execution=true" in lacking.command
     assert "nq_open" not in lacking.command
-    without = [Result(model.key, "score", 1.0, "humaneval", 0.4, knobs={"ep_size": 8})]
+    without = [result("score", 1.0, "humaneval", 0.4, model=model.key, knobs={"ep_size": 8})]
     lacking = fill(layout, [model], RecordEntries(without).row).rows[1].entries[1]
     assert isinstance(lacking, Missing)
     assert "allow_code_execution" not in lacking.command
