@@ -240,21 +240,17 @@ def _printed_change(side: Side, columns: list[str]) -> float | None:
 
 
 def progress() -> str:
-    """Return which settings of the protocol have records, and which have none."""
+    """Return which settings of the protocol have no records yet."""
     done, missing = 0, []
     for row in protocol()["settings"]:
         side = Side.model_validate(row["side"])
-        for group in row["run_on"]:
-            tasks = [t for t in protocol()["sets"][group] if _enters(t)]
-            runs = row.get("runs", 1)
-            lacking = [task for task in tasks if len(cells_of(side, task)) < runs]
-            done += len(tasks) - len(lacking)
-            if lacking:
-                missing.append(f"{side} on {', '.join(lacking)}")
-    words = f"Cells of the protocol with records: {done}."
-    if missing:
-        words += f" Not run: {'; '.join(missing)}."
-    return paragraph(words)
+        tasks = [t for group in row["run_on"] for t in protocol()["sets"][group] if _enters(t)]
+        lacking = [task for task in tasks if len(cells_of(side, task)) < row.get("runs", 1)]
+        done += len(tasks) - len(lacking)
+        if lacking:
+            missing.append((str(row["priority"]), str(side), ", ".join(lacking)))
+    words = paragraph(f"Settings of a task with records: {done}. Those without:")
+    return words + "\n" + table(("priority", "setting", "not run on"), missing)
 
 
 def _enters(task: str) -> bool:
