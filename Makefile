@@ -21,7 +21,7 @@ SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z
 $(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-methods test-benchmarks test-zoo real serve-demo check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-methods test-serve test-benchmarks test-zoo real serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -31,7 +31,7 @@ help:  ## list the targets
 install: $(VENV)/.installed  ## create .venv from the locked versions, checked by their hashes
 
 # The packages beside the suite.
-BESIDE = packages/capmoe-methods packages/capmoe-zoo benchmarks
+BESIDE = packages/capmoe-methods packages/capmoe-serve packages/capmoe-zoo benchmarks
 
 # A file whose hash is not in the lock is refused; nothing is fetched for a build.
 PIP    = -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
@@ -188,9 +188,10 @@ test-transformers: install  ## the tests of the wrapper under the newest transfo
 	PYTHONPATH=$(abspath $(NEWEST)) $(PYTEST) -q -m slow tests/wrapper/test_architectures.py $(ARGS)
 
 # Tests of the suite that do not ask for vLLM are those of `make test-all`.
+OF_ENGINES = packages/capmoe-serve/tests/server/test_vllm.py
 test-server: install-server  ## the tests of the plugin, in .venv-server
-	$(SERVER)/bin/python -m pytest -q tests/server $(ARGS)
-	$(SERVER)/bin/python -m pytest -q tests/evaluation/test_vllm.py $(ARGS)  # whose engines keep the plugin
+	$(SERVER)/bin/python -m pytest -q packages/capmoe-serve/tests/server --ignore=$(OF_ENGINES) $(ARGS)
+	$(SERVER)/bin/python -m pytest -q $(OF_ENGINES) $(ARGS)  # whose engines keep the plugin
 
 real: install  ## write SmolLM2-135M as a Mixture-of-Experts model, model=smollm2_moe, into the user's cache
 	@$(PY) -m capmoe_zoo make $(ARGS)
@@ -201,11 +202,14 @@ test-methods: install  ## the tests of packages/capmoe-methods, but for the nigh
 test-benchmarks: install  ## the tests of benchmarks/, but for the nightly ones
 	$(PYTEST) -m 'not nightly' benchmarks $(ARGS)
 
+test-serve: install  ## the tests of packages/capmoe-serve that need no vLLM, but for the nightly ones
+	$(PYTEST) -m 'not nightly' packages/capmoe-serve $(ARGS)
+
 test-zoo: install  ## the tests of packages/capmoe-zoo, but for the nightly ones
 	$(PYTEST) -m 'not nightly' packages/capmoe-zoo $(ARGS)
 
 serve-demo: install-server  ## serve a model with and without a capacity, and ask both
-	@$(SERVER)/bin/python -c 'from capmoe_eval.experiment.application import run_program; from capmoe_eval.server.demo import main; run_program(main)' $(ARGS)
+	@$(SERVER)/bin/python -c 'from capmoe_eval.experiment.application import run_program; from capmoe_serve.server.demo import main; run_program(main)' $(ARGS)
 
 check: install  ## linters, types, import contract
 	$(BIN)/ruff check .

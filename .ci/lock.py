@@ -25,6 +25,11 @@ ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "lock"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+SERVE = tomllib.loads((ROOT / "packages/capmoe-serve/pyproject.toml").read_text("utf-8"))
+VLLM = SERVE["project"]["optional-dependencies"]["vllm"]
+SERVE = tomllib.loads((ROOT / "packages/capmoe-serve/pyproject.toml").read_text("utf-8"))[
+    "project"
+]["optional-dependencies"]
 # Each lock has what its requirements need and no lock before it has.
 PARTS = {
     # Hatchling builds the project; editables, for `pip install -e`; the others source archives.
@@ -47,7 +52,7 @@ HEADERS = {
     GPU: "Torch for GPUs, and what it needs on Linux.",
     CPU: "Torch for CPUs, instead of the above.",
     DOCS: "The extra `docs`, in an environment of its own.",
-    SERVER: "The extra `vllm`, with the suite and what its tests need: the server's environment.",
+    SERVER: "The extra `vllm` of capmoe-serve, with the suite and what tests need: the server's.",
 }
 
 Lock = dict[str, tuple[str, set[str]]]  # by name: the version, and the hashes of its files
@@ -96,7 +101,7 @@ def server_lock(locks: dict[str, Lock], pinned: dict[str, str]) -> Lock:
         # uv prefers the versions in the file that it writes.
         pins = {name: version for name, (version, _) in before.items()} | pinned
         preferred.write_text("\n".join(f"{n}=={v}" for n, v in pins.items()), encoding="utf-8")
-        asked = [*PROJECT["project"]["dependencies"], *EXTRAS["vllm"], *tests]
+        asked = [*PROJECT["project"]["dependencies"], *VLLM, *tests]
         compiled(asked, ["--overrides", str(overrides), "--output-file", str(preferred)])
         lock = parsed(preferred.read_text("utf-8"))
     # Triton, too, is torch's for GPUs: vLLM does not use it on a CPU.

@@ -87,7 +87,7 @@ wheel() {
   local suite=$work/packages
   mkdir "$suite"
   ln -s "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/* "$suite"
-  rm "$suite"/capmoe_methods-* "$suite"/capmoe_zoo-* "$suite"/capmoe_benchmarks-*
+  rm "$suite"/capmoe_methods-* "$suite"/capmoe_serve-* "$suite"/capmoe_zoo-* "$suite"/capmoe_benchmarks-*
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/dist" .
   python3 -m venv "$work/other"
   "$work/other/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/dist/*.whl
@@ -99,14 +99,16 @@ wheel() {
   grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval train olmoe 2> "$work/refused"
   grep -q '^error: train: capmoe-zoo is not installed; pip install capmoe-zoo' "$work/refused"
+  ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval advise example 2> "$work/refused"
+  grep -q '^error: advise: capmoe-serve is not installed; pip install capmoe-serve' "$work/refused"
   [ "$(ls -A)" = results ] || { echo "something was left beside results/: $(ls -A)"; exit 1; }
   cd "$work/checkout"
 }
 
 # What the tests of a part depend on; `PART_tested` has a line for each content under which they passed.
 declare -A inputs=(
-  [server]="capmoe_eval/server capmoe_eval/wrapper capmoe_eval/routing capmoe_eval/evaluation/vllm_lm.py
-    tests/server tests/evaluation/test_vllm.py .ci/vllm lock"
+  [server]="packages/capmoe-serve capmoe_eval/wrapper capmoe_eval/routing .ci/vllm lock"
+  [serve]="packages/capmoe-serve packages/capmoe-methods capmoe_eval conf tests results/zoo lock"
   [methods]="packages/capmoe-methods capmoe_eval conf tests results/zoo lock"
   [benchmarks]="benchmarks capmoe_eval conf tests results/bench lock"
   [zoo]="packages/capmoe-zoo capmoe_eval conf tests lock"

@@ -21,7 +21,6 @@ _COMMANDS: Final = "capmoe_eval.commands"
 """The group of entry points, each a :class:`~capmoe_eval.beside.Subcommand`."""
 _EVALUATE: Final = "Evaluate"
 _REPORT: Final = "Report on finished results"
-_SERVE: Final = "Serve"
 _MAINTAIN: Final = "Maintain"
 _OF_SUITE: Final[Mapping[str, Subcommand]] = {
     "run": Subcommand(
@@ -57,17 +56,6 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
         _REPORT,
         "build a static site of all results",
         "capmoe_eval.report.site.command:main",
-    ),
-    "loads": Subcommand(
-        _SERVE,
-        "summarise the expert loads of a server's trace",
-        "capmoe_eval.report.figures.loads:main",
-    ),
-    "advise": Subcommand(
-        _SERVE,
-        "recommend a capacity for a deployment, or none",
-        "capmoe_eval.report.advice.command:main",
-        lambda: ("example",),
     ),
     "pack": Subcommand(
         _MAINTAIN,

@@ -21,6 +21,9 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
             *("figure comparators_decode", "figure comparators_ranks", "figure images_macs"),
         }
     ),
+    "capmoe-serve": frozenset(
+        {"advise", "loads", "bench placement", "bench server", "backend=vllm"}
+    ),
     "capmoe-zoo": frozenset({"train"}),
     "capmoe-benchmarks": frozenset(
         {

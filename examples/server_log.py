@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from capmoe_eval.serving.balancing import compare
-from capmoe_eval.serving.readers.formats import read_trace
-from capmoe_eval.serving.summary import summarise
+from capmoe_serve.balancing import compare
+from capmoe_serve.readers.formats import read_trace
+from capmoe_serve.summary import summarise
 
-EXAMPLE = "capmoe_eval/serving/data/example.npz"
+EXAMPLE = "example"
 RANKS = 8
 
 

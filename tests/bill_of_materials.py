@@ -100,13 +100,13 @@ PARTS = (
         "(arXiv 2003.04807); unchanged but for the file format",
     ),
     Part(
-        "capmoe_eval/serving/data/example.npz",
+        "packages/capmoe-serve/capmoe_serve/data/example.npz",
         "Routing of `olmoe` on questions of the mini-world",
         "Apache-2.0",
         "recorded by this project",
     ),
     Part(
-        "capmoe_eval/server/dashboard.json",
+        "packages/capmoe-serve/capmoe_serve/server/dashboard.json",
         "Dashboard for Grafana",
         "Apache-2.0",
         "written by this project",

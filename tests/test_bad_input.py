@@ -18,7 +18,6 @@ from lm_eval.tasks._index import TaskIndex
 from capmoe_eval.__main__ import main
 from capmoe_eval.evaluation import loading
 from tests.bad_input import Row, rows
-from tests.bad_traces import write_traces
 
 ROWS = list(rows())
 # Only the model can say these.
@@ -40,7 +39,6 @@ def place(tmp_path_factory: pytest.TempPathFactory, hub: Path) -> Path:
     place = tmp_path_factory.mktemp("place")
     (place / "file").write_text("")
     (place / "record.json").write_text("{}")
-    write_traces(place / "traces")
     for name, (model, options) in LM_EVAL_FILES.items():
         settings = f"model: {model}\ntasks: [piqa]\nmodel_args: {{pretrained: x, {options}\n"
         (place / name).write_text(settings)

@@ -15,6 +15,7 @@ import torch
 
 from capmoe_eval.__main__ import main as program_main
 from capmoe_eval.errors import EnforcementError
+from capmoe_eval.evaluation import calibration_file
 from capmoe_eval.evaluation import command as commandline
 from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import lm_eval_command as lm_eval_commandline
@@ -29,7 +30,6 @@ from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.routing.registry import method_names
-from capmoe_eval.serving import calibration
 from capmoe_eval.zoo.checkpoints import TRAINED, WEIGHTS
 from capmoe_eval.zoo.hub import ready
 from tests import records as made
@@ -400,9 +400,9 @@ def test_every_shipped_experiment_runs(
     """A few cells of each grid, one document per task; programs of a model are not run.
 
     The grid of the rehearsal is of the paper's models: benchmarks/tests/test_rehearsal.py runs it.
-    That of a server needs vLLM: tests/evaluation/test_vllm.py runs it.
+    That of a server needs vLLM: packages/capmoe-serve/tests/server/test_vllm.py runs it.
     """
-    monkeypatch.setattr(calibration, "DOCUMENTS", 8)
+    monkeypatch.setattr(calibration_file, "DOCUMENTS", 8)
     words = [f"experiment={name}", "profile=tiny", "limit=1"]
     if name == "table7":
         words.append("grid.tasks=[nq_open,mts_dialog]")

@@ -17,8 +17,8 @@ import numpy as np
 from capmoe_eval.bench.rounds import CPU, finish, say, without_goal
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.spread import Target
-from capmoe_eval.serving.trace import STEP_TOKENS, Trace
-from capmoe_eval.serving.trace_file import save_trace
+from capmoe_serve.trace import STEP_TOKENS, Trace
+from capmoe_serve.trace_file import save_trace
 
 from capmoe_benchmarks.cost import cost_of
 from capmoe_benchmarks.options import RANKS

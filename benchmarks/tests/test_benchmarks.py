@@ -17,9 +17,9 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import DataSource
-from capmoe_eval.serving.summary import summarise
 from capmoe_eval.zoo.checkpoints import trained_model
 from capmoe_eval.zoo.hub import ready
+from capmoe_serve.summary import summarise
 from lm_eval.tasks import TaskManager
 from tests.bench.test_commands import bench
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM

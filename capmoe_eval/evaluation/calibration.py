@@ -12,6 +12,8 @@ from operator import attrgetter
 from typing import Any
 
 from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.evaluation import calibration_file
+from capmoe_eval.evaluation.calibration_file import Applied, Calibration, kind_of
 from capmoe_eval.evaluation.evaluate import requests
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.provenance import provenance
@@ -23,8 +25,6 @@ from capmoe_eval.experiment.names import split_world
 from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import stored
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from capmoe_eval.serving import calibration
-from capmoe_eval.serving.calibration import Applied, Calibration, kind_of
 from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.zoo.hub import embedded_hub
 from capmoe_eval.zoo.sets import WORLDS
@@ -76,7 +76,7 @@ def calibrate(
         UsageError: If there are no other documents.
     """
     parts, split = other_documents(cell.task, source, kind.asked_by)
-    per_part = math.ceil(calibration.DOCUMENTS / len(parts))
+    per_part = math.ceil(calibration_file.DOCUMENTS / len(parts))
     asked = sorted(requests(parts, cell, per_part), key=attrgetter("request_type"))
     lm.set_batches(cell.batch_size, cell.shuffle)
     # Not in its canonical form, the baseline, which has no capacity groups.

@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import lm_eval.evaluator
 import numpy as np
@@ -21,6 +21,7 @@ from lm_eval.utils import handle_non_serializable
 
 from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.evaluation.batches import Document
+from capmoe_eval.evaluation.calibration_file import Applied
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
@@ -33,17 +34,12 @@ from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.experiment.record_part import Answers, TaskAnswers
-from capmoe_eval.serving.calibration import Applied
-from capmoe_eval.serving.trace import Trace
-from capmoe_eval.serving.trace_file import save_trace
+from capmoe_eval.experiment.trace_file import write_npz
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers.trace import Recorder, merged
 
-if TYPE_CHECKING:
-    from capmoe_eval.evaluation.lm import CapmoeLM
-    from capmoe_eval.evaluation.vllm_lm import CapmoeVllmLM
-
-    AnyLM: TypeAlias = CapmoeLM | CapmoeVllmLM
+AnyLM: TypeAlias = Any
+"""A :class:`~capmoe_eval.evaluation.lm.CapmoeLM`, or what another backend has in its place."""
 
 
 def evaluate(
@@ -157,18 +153,21 @@ def write_trace(plan: CellPlan, meter: Meter, recorder: Recorder) -> None:
     part = f", the first {recorder.tokens} of {recorder.seen} tokens" if cut else ""
     recorded = merged(parts)
     ep_size = plan.cell.method.ep_size
-    trace = Trace(
-        n_experts=meter.layers[0].n_experts,
-        expert_TLK=recorded.expert_TLK,
-        score_TLK=recorded.score_TLK,
-        step_T=recorded.step_T,
-        decode_S=recorded.decode_S,
-        layers=tuple(layer.name for layer in meter.layers),
-        model=plan.cell.model.name,
-        source=f"capmoe_eval {plan.cell}{part}",
-        ranks=ep_size if ep_size > 1 else None,
-    )
-    save_trace(trace, trace_path(plan))
+    about = {
+        "n_experts": meter.layers[0].n_experts,
+        "top_k": recorded.expert_TLK.shape[2],
+        "layers": [layer.name for layer in meter.layers],
+        "model": plan.cell.model.name,
+        "source": f"capmoe_eval {plan.cell}{part}",
+        "ranks": ep_size if ep_size > 1 else None,
+    }
+    arrays = {
+        "expert_TLK": recorded.expert_TLK,
+        "score_TLK": recorded.score_TLK,
+        "step_T": recorded.step_T,
+        "decode_S": recorded.decode_S,
+    }
+    write_npz(trace_path(plan), about, arrays)
 
 
 def _check_task(parts: dict[str, Any], cell: Cell, lm: AnyLM) -> None:

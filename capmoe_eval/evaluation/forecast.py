@@ -205,18 +205,18 @@ def _calibration_notes(missing: Sequence[CellPlan]) -> list[str]:
     names = {name for plan in missing if (name := plan.cell.method.calibration)}
     if not names:
         return []
-    from capmoe_eval.serving import calibration
+    from capmoe_eval.evaluation import calibration_file
 
     lines = []
     for name in sorted(names):
-        kind = calibration.calibration_kind(name)
+        kind = calibration_file.calibration_kind(name)
         waiting = [plan for plan in missing if plan.cell.method.calibration == name]
         paths = {(plan.root, kind.path_of(plan.root, plan.cell)) for plan in waiting}
         if absent := sum(stored(root, path) is None for root, path in paths):
             lines.append(
                 f"{kind.asked_by}: missing calibrations: {absent} of {len(paths)}, which "
                 f"{len(waiting)} of the cells need. A run measures each of them first, on "
-                f"{calibration.DOCUMENTS} other documents, which are not counted here."
+                f"{calibration_file.DOCUMENTS} other documents, which are not counted here."
             )
     return lines
 

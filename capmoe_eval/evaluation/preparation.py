@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import importlib.util
-import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.experiment import inputs
@@ -33,7 +32,6 @@ from capmoe_eval.experiment.processes import adopt_srun, process_count
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.reservations import tidy
 from capmoe_eval.experiment.results import CALIBRATIONS
-from capmoe_eval.server.settings import check_method
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.evaluate import AnyLM
@@ -41,38 +39,18 @@ if TYPE_CHECKING:
     from capmoe_eval.evaluation.tasks import TaskLibrary
     from capmoe_eval.wrapper.ranks import World
 
+TRANSFORMERS: Final = "transformers"
+"""The suite's own backend; others are entry points of the group ``capmoe_eval.backends``."""
+
 
 def check_backend(plan: CellPlan) -> None:
-    """Refuse what an engine of vLLM cannot compute, before anything is loaded.
+    """Refuse what a backend cannot compute, before anything is loaded.
 
     Raises:
-        UsageError: The line says what to change, or how vLLM is installed.
+        UsageError: The line says what to change, or what to install.
     """
-    cell, placement = plan.cell, plan.placement
-    if cell.backend == "transformers":
-        return
-    check_method(cell.method)
-    refusals = {
-        "parallel": (placement.parallel, "none"),
-        "device_map": (placement.device_map, None),
-        "attention": (cell.model.attention, None),
-    }
-    for name, (value, only) in refusals.items():
-        if value != only:
-            raise UsageError(
-                f"{name}={shown(value)}: is of transformers, and backend={cell.backend} runs one "
-                f"engine with kernels of its own; leave {name} out"
-            )
-    if "CAPMOE_METHOD" in os.environ:
-        raise UsageError(
-            f"CAPMOE_METHOD={shown(os.environ['CAPMOE_METHOD'])}: is of a server; a cell's method "
-            "is method=NAME; unset the variable"
-        )
-    if importlib.util.find_spec("vllm") is None:
-        raise UsageError(
-            "backend=vllm: vLLM is not installed; pip install 'capmoe_eval[vllm]', or leave "
-            "backend out"
-        )
+    if plan.cell.backend != TRANSFORMERS:
+        _backend(plan.cell.backend).check(plan)
 
 
 def load_lm(plan: CellPlan) -> AnyLM:
@@ -81,16 +59,23 @@ def load_lm(plan: CellPlan) -> AnyLM:
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
-    if plan.cell.backend == "vllm":
-        from capmoe_eval.server.local import import_vllm
-
-        import_vllm()  # before lm-eval does, which does not set vLLM's variables
-        from capmoe_eval.evaluation.vllm_lm import load_engine
-
-        return load_engine(plan.cell, plan.placement)
+    if plan.cell.backend != TRANSFORMERS:
+        return _backend(plan.cell.backend).load_lm(plan)
     from capmoe_eval.evaluation import loading
 
     return loading.load_lm(plan.cell.model, plan.placement)
+
+
+def _backend(name: str) -> Any:
+    """Return the module that an installed package has for a backend, by its entry point.
+
+    It has ``check`` and ``load_lm``, which take the plan of a cell; see :func:`check_backend` and
+    :func:`load_lm`.
+    """
+    backends = load_entry_points("capmoe_eval.backends")
+    if name not in backends:
+        check_installed(f"backend={name}")
+    return backends[name]
 
 
 def check_processes(plan: CellPlan) -> None:

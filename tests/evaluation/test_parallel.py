@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from capmoe_serve.trace_file import load_trace
 
 from capmoe_eval.__main__ import main
 from capmoe_eval.experiment import application
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.serving.trace_file import load_trace
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from tests.satellites import HAS_METHODS, NEEDS_METHODS
 from tests.wrapper.parallel.processes import run_nodes

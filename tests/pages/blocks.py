@@ -44,7 +44,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     ),
     "loads": partial(
         printed,
-        "capmoe-eval loads capmoe_eval/serving/data/example.npz --ranks 8 --gammas 1 1.5 2",
+        "capmoe-eval loads example --ranks 8 --gammas 1 1.5 2",
     ),
     "sizes": benchmarks.sizes,
     "balancing": benchmarks.balancing,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from markupsafe import Markup
 
@@ -186,24 +186,7 @@ class Folded:
     look: str = ""
 
 
-@dataclass(frozen=True)
-class AdviceBlock:
-    """An advice, by the names of its template's values."""
-
-    values: Mapping[str, Any]
-
-
 Block: TypeAlias = (
-    Prose
-    | Notice
-    | Pairs
-    | DataTable
-    | Code
-    | Notes
-    | Drawing
-    | Filters
-    | Section
-    | Folded
-    | AdviceBlock
+    Prose | Notice | Pairs | DataTable | Code | Notes | Drawing | Filters | Section | Folded
 )
 """A part of a page."""

@@ -25,14 +25,13 @@ from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, record_places
 from capmoe_eval.paper.benchmarks import check_folder
-from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
 from capmoe_eval.report.figures.catalogue import FIGURES
 from capmoe_eval.report.replication import command as replication
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import claims_page
-from capmoe_eval.report.site.efficiency import efficiency_page, example_words, serving_page
+from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.inventory import (
     Inventory,
     missing_cells,
@@ -68,7 +67,6 @@ _OF_OTHERS: Final[_Pages] = {
     page.FIGURES: figures_page,
     page.IMAGES: images_page,
     page.EFFICIENCY: efficiency_page,
-    page.SERVING: serving_page,
     page.CLAIMS: claims_page,
     page.SOURCES: sources_page,
 }
@@ -105,7 +103,7 @@ def build(
         out: The directory of the report.
         bench: The directory of the files of benchmarks.
         replication_file: The verdicts of the replication; None for the profile's own.
-        all_parts: Whether tables, figures, verdicts, claims and the advice are written, too.
+        all_parts: Whether tables, figures, verdicts and claims are written, too.
     """
     check_writable("--out", out)
     check_folder(bench)
@@ -127,12 +125,10 @@ def build(
     if all_parts:
         gc.freeze()  # no collection goes through all records again
         words, place = [f"--out={out}", *overrides], f"--bench={bench}"
-        advice_words = example_words(inventory, out / inventory.profile / "advice")
         beside = [
             _start(
                 partial(replication.main, words, reader),
                 partial(claims.main, [place, *words], reader),
-                partial(advice.main, advice_words, reader),
             ),
             _start(
                 partial(figures.main, ["all", "--formats=svg", place, *words], reader),

@@ -1,19 +1,14 @@
-"""The pages of efficiency and of serving, from the files of benchmarks and of an advice."""
+"""The page of efficiency, from the files of benchmarks."""
 
 from __future__ import annotations
 
-import itertools
 import statistics
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from capmoe_eval.experiment.results import directories
 from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.studies import STUDIES
-from capmoe_eval.report.advice.command import EXAMPLE_MODEL, JSON
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.blocks import (
-    AdviceBlock,
     Block,
     DataCell,
     DataRow,
@@ -28,10 +23,9 @@ from capmoe_eval.report.site.blocks import (
     link,
     number,
 )
-from capmoe_eval.report.site.inventory import Inventory, read
+from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.page import Address, missing
 from capmoe_eval.report.templates import ABSENT
-from capmoe_eval.serving.readers.formats import EXAMPLE
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Evaluation, Study
@@ -144,38 +138,3 @@ def _targets(file: Evaluation, address: Address) -> list[DataRow]:
         texts = map(DataCell, (met, str(file.machine)))
         rows.append(DataRow([head(name), DataCell(target.what), *cells, *texts]))
     return rows
-
-
-def serving_page(inventory: Inventory, address: Address) -> str:
-    """Return the page of the advice that ``site --all`` wrote, or the command that writes it."""
-    folder = address.out / inventory.profile / "advice"
-    words = " ".join(["capmoe-eval advise", *example_words(inventory, folder)])
-    lead = (
-        "The advice on the embedded trace, ten batches of four tasks through the tiny OLMoE, with "
-        "the accuracy that the records of this profile have. "
-    )
-    blocks: list[Block] = [Prose(joined([lead, element("code", words), " writes it."], ""))]
-    if not (folder / JSON).is_file():
-        text = "Not written yet; capmoe-eval report --all writes it, too."
-        return page.render_page(address, "Serving", inventory.profile, [*blocks, Notice(text)])
-    from capmoe_eval.report.advice.page import content
-    from capmoe_eval.serving.advice import Advice
-
-    advice = read(Advice, folder / JSON)
-    if isinstance(advice, str):
-        blocks.append(Notice(advice))
-    else:
-        files = f"{address.to_file(folder)}/"
-        blocks.append(AdviceBlock({**content(advice), "files": files}))
-    return page.render_page(address, "Serving", inventory.profile, blocks)
-
-
-def example_words(inventory: Inventory, out: Path) -> list[str]:
-    """Return the words of the command that advises on the embedded trace.
-
-    Accuracy is asked of the results directory that has records of its model.
-    """
-    places = {r.path.parents[2] for r in inventory.records if r.model == EXAMPLE_MODEL}
-    roots = (root for root in inventory.roots if places.intersection(directories(root)))
-    there = [f"--results={root}" for root in itertools.islice(roots, 1)]
-    return [EXAMPLE, "--ranks=8", "--at-least-speedup=1.5", *there, f"--out={out}"]

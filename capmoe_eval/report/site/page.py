@@ -42,13 +42,12 @@ MEANS: Final = "site/means.html"
 FIGURES: Final = "site/figures.html"
 IMAGES: Final = "site/images.html"
 EFFICIENCY: Final = "site/efficiency.html"
-SERVING: Final = "site/serving.html"
 CLAIMS: Final = "site/claims.html"
 SOURCES: Final = "site/sources.html"
 RECORDS: Final = "site/records.html"
 CELLS: Final = "site/cells"
 
-_NAVIGATION: Final = (OVERVIEW, TABLES, FIGURES, IMAGES, EFFICIENCY, SERVING, CLAIMS, RECORDS)
+_NAVIGATION: Final = (OVERVIEW, TABLES, FIGURES, IMAGES, EFFICIENCY, CLAIMS, RECORDS)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 ABSENT: Final = "—"
+_PACKAGE: Final = "capmoe_eval.report"
 _LATEX: Final = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -90,9 +91,12 @@ def text(value: object) -> str:
     return str(value)
 
 
-def render(template: str, **values: object) -> str:
-    """Return a filled template of this folder; a value that it lacks is an UndefinedError."""
-    page = _environment().get_template(template).render(values)
+def render(template: str, package: str = _PACKAGE, /, **values: object) -> str:
+    """Return a filled template of this folder; a value that it lacks is an UndefinedError.
+
+    ``package`` has another folder ``templates``, which is looked in first.
+    """
+    page = _environment(package).get_template(template).render(values)
     return _spelled(page) if template.endswith(".html") else page.rstrip("\n") + "\n"
 
 
@@ -102,8 +106,8 @@ def _spelled(page: str) -> str:
 
 
 @functools.cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def _environment(package: str) -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from jinja2.ext import Extension
 
     class OneLine(Extension):
@@ -116,7 +120,7 @@ def _environment() -> Environment:
             return re.sub(r"\s*\n\s*", " ", source)
 
     environment = Environment(
-        loader=PackageLoader("capmoe_eval.report"),
+        loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, _PACKAGE))]),
         autoescape=lambda name: not (name or "").endswith((".md", ".tex")),
         undefined=StrictUndefined,
         trim_blocks=True,

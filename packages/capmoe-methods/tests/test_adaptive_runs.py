@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import calibration_file as serving_calibration
 from capmoe_eval.evaluation.calibration import other_documents
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
@@ -24,7 +25,6 @@ from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.record_part import ChosenFactors
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.serving import calibration as serving_calibration
 
 from capmoe_methods.adaptive_gamma.calibration import FactorCurves
 from capmoe_methods.trial import outcomes, straggler

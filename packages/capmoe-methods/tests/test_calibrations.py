@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import calibration_file
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
@@ -21,7 +22,6 @@ from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.record_part import Calibrated
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.serving import calibration
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.observers import Observer
 from pydantic import ValidationError
@@ -80,7 +80,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         root = tmp_path_factory.mktemp(kind)
         plans = [plan(root, knobs) for knobs in settings]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(calibration, "DOCUMENTS", 8)
+            patch.setattr(calibration_file, "DOCUMENTS", 8)
             note = forecast(plans, calibrate=False)
             done = run(plans)
         assert not done.failures

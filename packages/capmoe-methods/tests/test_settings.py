@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capmoe_eval.evaluation.calibration_file import kind_of
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import read_summary
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.serving.calibration import kind_of
 from tests.routing.test_settings import Settings, are_alike, are_different, is_refused
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from capmoe_eval.report.advice.page import to_html
-from capmoe_eval.serving.advice import Budget
-from capmoe_eval.serving.advising import ServingDeployment, advise_on_trace
 from tests.report.site.conftest import Site
 from tests.report.site.material import HOSTILE
-from tests.serving.test_front import skewed
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -84,27 +79,6 @@ def test_every_kind_of_page_works_without_network(tab: Tab, site: Site) -> None:
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
     assert len(kinds) == 10
     assert len(tab.requests) > 10
-
-
-@pytest.mark.parametrize("width", [400, 1300])
-def test_nothing_of_an_advice_is_cut(browser: sync_api.Browser, tmp_path: Path, width: int) -> None:
-    asked = Budget(at_least_speedup=1.2)
-    advice = advise_on_trace(skewed(), (0.5, 1.0), ServingDeployment(4), asked).advice
-    commands = [f"capmoe-eval sweep model=m method={'score,' * 60}order gamma=1.0"]
-    (tmp_path / "advice.html").write_text(to_html(advice.model_copy(update={"commands": commands})))
-    page = browser.new_page(viewport={"width": width, "height": 700})
-    page.goto((tmp_path / "advice.html").as_uri())
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.locator("pre").evaluate("box => box.scrollWidth <= box.clientWidth")
-    picture = page.locator("img.front").evaluate("""image => {
-      const [box, paper] = [image, image.parentElement].map((node) => node.getBoundingClientRect());
-      return [image.complete && image.naturalWidth > 0, paper.right <= innerWidth, box.width];
-    }""")
-    assert picture[:2] == [True, True]
-    assert picture[2] >= min(0.8 * width, 500)
-    first = page.locator(".settings tbody th").first
-    assert first.evaluate("cell => cell.clientWidth") >= min(0.45 * width, 200)
-    page.close()
 
 
 def test_a_click_sorts(tab: Tab) -> None:

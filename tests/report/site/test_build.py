@@ -22,7 +22,7 @@ from capmoe_eval.report.site import inventory, page
 from capmoe_eval.report.site import records as listing
 from capmoe_eval.report.site.claims import claims_page
 from capmoe_eval.report.site.command import cell_pages, delete_others, list_pages, main, write_pages
-from capmoe_eval.report.site.efficiency import efficiency_page, serving_page
+from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from capmoe_eval.report.site.page import (
     Address,
@@ -454,8 +454,6 @@ def test_shipped_records_and_verdicts_are_in_the_site(two_roots: tuple[Path, Pat
     assert (taken.roots, taken.profiles) == (two_roots, {"zoo": 4})
     assert taken.verdicts() == shipped / "replication.json"
     assert {record.path.parents[2] for record in taken.records} == {two_roots[0], shipped}
-    assert f"--results={two_roots[1]}" in serving_page(taken, Address(page.SERVING))
-    assert "--results" not in serving_page(Inventory("zoo"), Address(page.SERVING))
 
 
 def test_nothing_was_measured(tmp_path: Path) -> None:

@@ -11,19 +11,19 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import torch
+from capmoe_eval.evaluation.calibration_file import Applied, Calibration, Counted, rounded_shares
 from capmoe_eval.experiment.record_part import Amount, ChosenFactors, Part, Share
 from capmoe_eval.routing.buckets import best_first
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.factor import FactorByLayer
 from capmoe_eval.routing.method import Method
-from capmoe_eval.serving.adaptive import choose, grid
-from capmoe_eval.serving.calibration import Applied, Calibration, Counted, rounded_shares
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import CountingObserver
 from pydantic import Field, model_validator
 
 from capmoe_methods.adaptive_gamma import AdaptiveFactor
+from capmoe_methods.adaptive_gamma.choice import choose, grid
 
 # Shape suffixes: T counted tokens, K = top-k, L layers, X capacity factors, G capacity groups,
 # U units that have a capacity (experts, or devices), P = T·K pairs.

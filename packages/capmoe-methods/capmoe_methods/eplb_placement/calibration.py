@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.calibration_file import Calibration, Counted
 from capmoe_eval.experiment.record_part import Count, Part
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
-from capmoe_eval.serving.calibration import Calibration, Counted
-from capmoe_eval.serving.planners import plan_eplb
 from capmoe_eval.wrapper.observers import Observer
 from pydantic import Field
 from torch import Tensor
+
+from capmoe_methods.eplb_placement.packing import pack
 
 # Shape suffixes: L layers, E routed experts, R ranks.
 
@@ -53,11 +55,11 @@ def experts_of_ranks(loads: Sequence[int], ranks: int) -> Tensor:
     Raises:
         UsageError: If there is no load, or the experts cannot be spread evenly.
     """
-    local = experts_per_rank(len(loads), ranks)
+    experts_per_rank(len(loads), ranks)
     if not any(loads):
         raise UsageError(
             f"{ExpertLoads.asked_by}: the calibration saw no token under the method; choose a task "
             "with such tokens, or decode=unconstrained"
         )
-    placement = plan_eplb([loads], ranks, local)
-    return torch.from_numpy(placement.expert_LRN[0]).sort(dim=1).values
+    expert_RN = pack(np.array([loads], dtype=np.float64), ranks)[0]
+    return torch.from_numpy(expert_RN).sort(dim=1).values

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.calibration_file import Calibration, Counted, rounded_shares
 from capmoe_eval.experiment.record_part import Part, Share
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import bucket_loads
-from capmoe_eval.serving.calibration import Calibration, Counted, rounded_shares
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import CountingObserver, Observer

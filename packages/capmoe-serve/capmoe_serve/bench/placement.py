@@ -1,0 +1,151 @@
+"""Benchmark `placement`: what lossless load balancing gives, on the routing of trained models."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
+from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.evaluation.evaluate import evaluate
+from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.loading import load_lm
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.configuration import CellPlan, plans
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.experiment.timings.rows import Balance, Steps
+from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.wrapper.observers.trace import Recorder
+from capmoe_eval.zoo.hub import ready
+
+from capmoe_serve.balancing import BalanceOutcome, compare, halves, judge
+from capmoe_serve.planners import LeastLoaded
+from capmoe_serve.slots import Counts, contiguous
+from capmoe_serve.trace import Trace
+
+# Shape suffixes: S steps, L layers, E experts.
+
+GAMMAS: Final = (2.0, 1.5, 1.0)
+"""Capacity factors of Token Drop beside the balancing methods."""
+# Tokens that LLEP moves weights for.
+_LEAST: Final[dict[Steps, int]] = {"prompts": 16, "decode steps": 1}
+_TOKENS: Final = 10**9  # of a trace: all
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRouting:
+    """The pairs of each expert in every step and layer, while a task's documents were asked."""
+
+    task: str
+    steps: Steps
+    trace: Trace  # its counts alone
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Record the routing, balance it, print the stragglers and write ``placement.json``."""
+    for model in arguments.models:
+        check_names(model, arguments.tasks)
+    rows = [row for model in arguments.models for row in _of_model(model, arguments)]
+    options = ("models", "tasks", "batch", "limit")
+    finish(arguments, CPU, list(map(_target, rows)), options, balances=tuple(rows))
+
+
+def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Balance]:
+    """Yield what each method makes of a model's routing, on each task and with stale plans."""
+    ranks = int(load_option("model", model).ep_size)
+    words = [f"model={model}", f"tasks=[{','.join(arguments.tasks)}]"]
+    words += [f"batch_size={arguments.batch}", f"limit={shown(arguments.limit)}"]
+    planned = plans(composed([*words, "method=baseline", "shuffle=0", "device=cpu"]))
+    lm, library, routed = load_lm(planned[0].cell.model, planned[0].placement), TaskLibrary(), []
+    for plan in planned:
+        say(f"placement: {model}, {plan.cell.task.name}")
+        routed.append(record_routing(plan, lm, library))
+    for planned_on, judged_on in itertools.product(routed, routed):
+        if planned_on.steps != judged_on.steps:
+            continue
+        for outcome in outcomes(planned_on, judged_on, ranks):
+            yield Balance(
+                model=model,
+                ranks=ranks,
+                planned_on=planned_on.task,
+                judged_on=judged_on.task,
+                of=judged_on.steps,
+                steps=len(outcome.asked_SL),
+                method=outcome.method,
+                **outcome.summary()._asdict(),
+            )
+
+
+def record_routing(plan: CellPlan, lm: CapmoeLM, library: TaskLibrary) -> TaskRouting:
+    """Return what a model routes, without a limit, while it answers a task.
+
+    Too few batches to plan on one half and judge the other are a UsageError.
+    """
+    cell, source = plan.cell, ready(plan.source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
+    generated = any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
+    recorder = Recorder(_TOKENS)
+    record = evaluate(cell, lm, library, source, root=Path(), recorder=recorder)  # writes nothing
+    recorded = recorder.recorded()
+    trace = Trace(
+        n_experts=record.layers[0].n_experts,
+        expert_TLK=recorded.expert_TLK,
+        step_T=recorded.step_T,
+        decode_S=recorded.decode_S,
+    ).only("decode" if generated else "prompts")
+    if trace.n_steps < 4:
+        raise UsageError(
+            f"--limit={cell.limit}: {cell.task.name} makes {trace.n_steps} steps of "
+            f"{cell.batch_size} sequences; at least 4 are needed, half of them to plan on"
+        )
+    steps: Steps = "decode steps" if generated else "prompts"
+    counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
+    return TaskRouting(cell.task.name, steps, counts)
+
+
+def outcomes(planned_on: TaskRouting, judged_on: TaskRouting, ranks: int) -> list[BalanceOutcome]:
+    """Return what each method gives on the second half of one routing, planned on the first of one.
+
+    Where both are not the same, the plan is stale: then only methods that plan are judged.
+    """
+    before_SLE = halves(planned_on.trace.loads())[0]
+    after_SLE = halves(judged_on.trace.loads())[1]
+    steps = min(len(before_SLE), len(after_SLE))
+    judged_SLE = after_SLE[:steps]
+    least = LeastLoaded(least=_LEAST[judged_on.steps])
+    balanced = compare(np.concatenate([before_SLE[:steps], judged_SLE]), ranks, settings=least)
+    if planned_on.task != judged_on.task:
+        return [outcome for outcome in balanced if outcome.method.startswith(("EPLB", "LPLB"))]
+    _, layers, n_experts = judged_SLE.shape
+    home = contiguous(layers, n_experts, ranks)
+    return balanced + [
+        judge(
+            f"Token Drop γ={gamma:g}",
+            np.minimum(judged_SLE, capacities(judged_SLE, gamma, judged_on.trace.top_k or 1)),
+            home,
+            asked_SLE=judged_SLE,
+        )
+        for gamma in GAMMAS
+    ]
+
+
+def capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
+    """Return the capacity of an expert in every step [S, 1, 1], all its tokens being one group."""
+    tokens: Sequence[int] = (load_SLE[:, 0].sum(axis=1) // top_k).tolist()
+    limits = [capacity(gamma, count, top_k, load_SLE.shape[2]) for count in tokens]
+    return np.array(limits, dtype=np.int64)[:, None, None]
+
+
+def _target(row: Balance) -> Target:
+    """Return a row's straggler factor as a number of the efficiency page."""
+    plan = "" if row.planned_on == row.judged_on else f", planned on {row.planned_on}"
+    dropped = f"{100 * row.drop_rate:.1f} % dropped" if row.drop_rate else "nothing dropped"
+    return target_of("placement", [row.straggler], {"row": row, "plan": plan, "dropped": dropped})

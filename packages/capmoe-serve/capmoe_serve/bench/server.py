@@ -1,0 +1,319 @@
+"""Benchmark `server`: an engine of vLLM under the plugin against stock vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
+from capmoe_eval.bench.ep.skewed import skewed_model
+from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
+from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.zoo import WEIGHTS
+from capmoe_eval.zoo.sets import documents
+from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
+
+# Shape suffixes: B sequences, S positions.
+
+SIDES: Final[Mapping[str, Method]] = {
+    "γ=∞": create_method("score", "inf"),
+    "γ=1": create_method("score", 1.0),
+    "γ=0.5": create_method("score", 0.5),
+    "γ=1, every step": create_method("score", 1.0, decode="constrained"),
+}
+"""The methods beside the stock engine; the last is under the capacity in decode steps, too."""
+AT_INFINITY: Final = "γ=∞"
+STOCK: Final = "stock"
+LEAST: Final = 0.98
+"""Tokens per second at γ=∞ over those of stock vLLM."""
+PEAK: Final = 4.0
+"""The fullest expert's load over the mean load in the model of random weights."""
+PARTS: Final = {
+    "decision": "choosing the kept pairs and their weights",
+    "checks": "counting, metrics and invariants",
+}
+"""The parts of a step's time that the plugin adds, beside what it does not compute."""
+
+
+class EngineLoad(NamedTuple):
+    """Requests that are sent at once."""
+
+    name: str
+    prompts: list[list[int]]
+    new: int  # tokens that are generated for each
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that are computed or made."""
+        return sum(map(len, self.prompts)) + self.new * len(self.prompts)
+
+
+class ServedModel(NamedTuple):
+    """A model on disk."""
+
+    name: str
+    path: Path
+    dtype: str
+    prompts_BS: list[list[int]]
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Time the engine, print the ratios and write ``server.json``."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UsageError(
+            "bench=server: vLLM is not installed here; make install-server, then "
+            ".venv-server/bin/python -m capmoe_eval bench server"
+        )
+    targets: list[Target] = []
+    more: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="capmoe-bench-") as directory:
+        makers = partial(_embedded, arguments), partial(_wide, arguments, Path(directory))
+        for maker in makers:
+            model = maker()
+            say(f"server: starting an engine on {model.name}")
+            measured, details = measure(arguments, model)
+            targets += measured
+            more[model.name] = details
+    options = ("batch", "prompt", "new", "rounds", "warmup", "layers", "scale")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as vLLM chooses
+    finish(arguments, device, targets, options, models=more, vllm=_version())
+
+
+def measure(
+    arguments: argparse.Namespace, model: ServedModel
+) -> tuple[list[Target], dict[str, Any]]:
+    """Return the targets of a model, and what else was measured."""
+    from capmoe_serve.server.local import end_engine
+
+    engine = Engine(model, arguments)
+    short = max(1, arguments.prompt // 16)
+    loads = (
+        EngineLoad("prefill", model.prompts_BS, 1),
+        EngineLoad("decode", [prompt[:short] for prompt in model.prompts_BS], arguments.new),
+    )
+    targets: list[Target] = []
+    details: dict[str, Any] = {}
+    for load in loads:
+        measured, details[load.name] = _measure_load(arguments, engine, model.name, load)
+        targets += measured
+    end_engine()
+    return targets, details
+
+
+def _measure_load(
+    arguments: argparse.Namespace, engine: Engine, name: str, load: EngineLoad
+) -> tuple[list[Target], dict[str, Any]]:
+    sides = {side: partial(engine.seconds, side, load) for side in (STOCK, *SIDES)}
+    rounds, title = arguments.rounds, f"server: {name}, {load.name}"
+    seconds = alternate(sides, rounds=rounds, warmup=arguments.warmup, title=title)
+    shares = alternate(
+        {side: partial(engine.shares, side, load) for side in SIDES}, rounds=rounds, warmup=0
+    )
+    targets = []
+    for side in SIDES:
+        words = {
+            "model": name,
+            "load": load.name,
+            "side": side,
+            "dropped": 100 * engine.dropped(side),
+        }
+        at_least = LEAST if side == AT_INFINITY else None
+        gained = ratio(seconds[STOCK], seconds[side])
+        targets.append(target_of("server_throughput", gained, words, at_least=at_least))
+        for part, what in PARTS.items():
+            spread = [each[part] for each in shares[side]]
+            targets.append(target_of("server_share", spread, {**words, "part": part, "what": what}))
+    rates = {side: load.tokens / Spread.of(spent).median for side, spent in seconds.items()}
+    return targets, {
+        "tokens": load.tokens,
+        "tokens_per_second": rates,
+        "seconds": seconds,
+        "dropped_share": {side: engine.dropped(side) for side in SIDES},
+    }
+
+
+class Engine:
+    """One engine in this process, stock or under one of the methods."""
+
+    def __init__(self, model: ServedModel, arguments: argparse.Namespace) -> None:
+        from capmoe_serve.server.engine import EngineCapacity
+        from capmoe_serve.server.local import start_engine
+        from capmoe_serve.server.metrics import Metrics
+
+        longest = arguments.prompt + arguments.new + 1
+        self._llm = start_engine(
+            model=str(model.path),
+            skip_tokenizer_init=True,
+            dtype=model.dtype,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            max_model_len=longest,
+            max_num_batched_tokens=max(2048, longest),
+            max_num_seqs=max(len(model.prompts_BS), 1),
+            num_gpu_blocks_override=2 + len(model.prompts_BS) * (2 + longest // 16),
+        )
+        self._runner: Any = self._llm.collective_rpc(lambda worker: worker.model_runner)[0]
+        self._entries = {
+            layer: layer._forward_entry
+            for layer in self._runner.model.modules()
+            if hasattr(layer, "_forward_entry")
+        }
+        self._capacities: dict[str, Any] = {}
+        config = self._runner.vllm_config.model_config.hf_config
+        self._runner.capmoe.remove()
+        for side, method in SIDES.items():
+            capacity = EngineCapacity(self._runner.model, config, method, samples=True)
+            capacity.meter.observe(Metrics(capacity.meter.layers, method))
+            capacity.remove()
+            self._capacities[side] = capacity
+
+    def seconds(self, side: str, load: EngineLoad) -> float:
+        """Return the seconds that a load takes on one side."""
+        with self._on(side):
+            return self._generate(load)
+
+    def shares(self, side: str, load: EngineLoad) -> dict[str, float]:
+        """Return the shares that :data:`PARTS` have of the seconds of a load."""
+        watch = Stopwatch()
+        with self._on(side), watched(self._capacities[side], watch):
+            spent = self._generate(load)
+        seconds = watch.seconds
+        parts = {
+            "decision": seconds["route"] - seconds["stock_route"] - seconds["plans"],
+            "checks": seconds["plans"] + seconds["emit"] + seconds["end"],
+        }
+        return {part: amount / spent for part, amount in parts.items()}
+
+    def dropped(self, side: str) -> float:
+        """Return the share of the pairs under the method that were dropped, of all loads so far."""
+        share: float = self._capacities[side].meter.summary()["drop_rate"]
+        return share
+
+    @contextmanager
+    def _on(self, side: str) -> Iterator[None]:
+        """Put the engine under a method in a ``with`` block, or let it be as vLLM made it."""
+        capacity = self._capacities.get(side, _Nothing())
+        self._runner.capmoe = capacity
+        for layer, entry in self._entries.items():
+            layer._forward_entry = layer._select_forward() if side == STOCK else entry
+        capacity.install()
+        try:
+            yield
+        finally:
+            capacity.remove()
+
+    def _generate(self, load: EngineLoad) -> float:
+        """Answer all requests, whatever the answers say: as many tokens on every side."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(
+            temperature=0, max_tokens=load.new, ignore_eos=True, detokenize=False
+        )
+        prompts = [{"prompt_token_ids": prompt} for prompt in load.prompts]
+        began = time.perf_counter()
+        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        spent = time.perf_counter() - began
+        made = sum(len(output.outputs[0].token_ids) for output in outputs)
+        if made != load.new * len(load.prompts):
+            raise EnforcementError(f"{made} tokens were made of {load.new * len(load.prompts)}")
+        return spent
+
+
+class _Nothing:
+    """Takes the place of a capacity in a stock engine."""
+
+    def _nothing(self, *_arguments: object) -> None:
+        """Do nothing."""
+
+    begin = end = abandon = install = remove = _nothing
+
+
+class Stopwatch:
+    """Adds up the seconds of some functions by name."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that adds its time to a name's."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] += time.perf_counter() - began
+
+        return timed
+
+
+@contextmanager
+def watched(capacity: Any, watch: Stopwatch) -> Iterator[None]:
+    """Time what a capacity does to a step, in a ``with`` block in which it is installed."""
+    places: list[tuple[Any, str, str]] = [(capacity, "end", "end")]
+    places += [(layer.router, "_select_experts", "route") for layer in capacity.meter.layers]
+    for part in capacity._layers:
+        keys = {"_plans_of_step": "plans", "_stock_route": "stock_route", "_emit": "emit"}
+        places += [(part, name, key) for name, key in keys.items()]
+    before = [(place, name, place.__dict__.get(name)) for place, name, _ in places]
+    for place, name, key in places:
+        setattr(place, name, watch.timed(key, getattr(place, name)))
+    try:
+        yield
+    finally:
+        for place, name, value in before:
+            if value is None:
+                delattr(place, name)
+            else:
+                setattr(place, name, value)
+
+
+def _embedded(arguments: argparse.Namespace) -> ServedModel:
+    """Return the embedded OLMoE, and prompts of mini-world questions of equal lengths."""
+    tasks = documents("miniworld", "dev")["allenai/ai2_arc"]["ARC-Challenge"]
+    texts = [row["question"] for rows in tasks.values() for row in rows]
+    encoded = miniworld_tokenizer()([f"{text}\n" for text in texts])["input_ids"]
+    tokens = [token for text in encoded for token in text]
+    n_tokens = arguments.batch * arguments.prompt
+    tokens = (tokens * (1 + n_tokens // len(tokens)))[:n_tokens]
+    return ServedModel("zoo:olmoe", WEIGHTS / "olmoe", "float32", _rows(tokens, arguments.prompt))
+
+
+def _rows(tokens: Sequence[int], length: int) -> list[list[int]]:
+    return [list(tokens[n : n + length]) for n in range(0, len(tokens), length)]
+
+
+def _wide(arguments: argparse.Namespace, folder: Path) -> ServedModel:
+    """Write a wider OLMoE of random weights, whose routers have a high peak on its prompts."""
+    shape = find_shape("olmoe").scaled(arguments.scale)
+    say(f"server: building {arguments.layers} layers of hidden size {shape.hidden}")
+    model, tokens_BS, _ = skewed_model(
+        LayerSetting(shape, 1, CPU, torch.bfloat16),
+        layers=arguments.layers,
+        batch=arguments.batch,
+        prompt=arguments.prompt,
+        peak=PEAK,
+    )
+    model.save_pretrained(folder)
+    name = f"{arguments.layers} × olmoe, hidden {shape.hidden}"
+    return ServedModel(name, folder, "bfloat16", tokens_BS.tolist())
+
+
+def _version() -> str:
+    from capmoe_serve.server.seam import VLLM_LIBRARY
+
+    return VLLM_LIBRARY.version

@@ -1,0 +1,250 @@
+"""Run one engine of vLLM in this process, and put its loaded model under one method after another.
+
+In one process the scheduler's steps follow from the requests and the engine's settings alone, so
+that results can be made again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from capmoe_eval.errors import EnforcementError, UsageError, first_line
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.observers import Proof
+
+from capmoe_serve.server.engine import EngineCapacity
+from capmoe_serve.server.settings import ServerSettings
+
+# Variables that vLLM reads; a user's own values stay.
+_DEFAULTS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # a few small functions would be compiled even in eager mode
+}
+
+
+@functools.cache
+def import_vllm() -> None:
+    """Import vLLM with the variables that it reads, and wrap its functions once.
+
+    Raises:
+        UsageError: If this vLLM is not as the plugin expects.
+    """
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from capmoe_serve.server.seam import install
+
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # until vLLM sets it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of vLLM's own code
+        install(ServerSettings(create_method("baseline")))
+
+
+@contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """Take back what the start of an engine does to torch's threads and all random generators."""
+    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_threads  # vLLM's CPU worker puts a warning in its place
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+_running: list[Any] = []  # the engine of this process
+
+
+def start_engine(**arguments: Any) -> Any:
+    """Return a started ``vllm.LLM``; the engine that ran before is ended.
+
+    Raises:
+        UsageError: If vLLM cannot run the model; the line has vLLM's reason.
+    """
+    import_vllm()
+    from vllm import LLM
+
+    if _running:
+        end_engine()
+
+    with _unchanged_process(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of vLLM's own code
+        try:
+            llm = LLM(**arguments)
+            _running.append(llm)
+            _answers(llm)  # some kernels refuse a model in the first step
+        except Exception as error:
+            end_engine()
+            raise UsageError(
+                f"backend=vllm: vLLM cannot run this model here ({first_line(error)}); choose "
+                "another model, or backend=transformers"
+            ) from error
+    return llm
+
+
+def end_engine() -> None:
+    """End the engine of this process, if there is one, also one whose start failed."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    while _running:
+        _running.pop().llm_engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
+    gc.collect()
+
+
+def put_under(llm: Any, method: Method) -> Meter:
+    """Put the model of an engine of :func:`start_engine` under a method; return its new meter.
+
+    Before, it is proven that the method changes no bit where its bound is never reached.
+
+    Raises:
+        UsageError: If the model cannot be put under the method.
+        EnforcementError: If the engine was started without the plugin, or the proof fails.
+    """
+    runner = _runner(llm)
+    if not isinstance(getattr(runner, "capmoe", None), EngineCapacity | _Stock):
+        raise EnforcementError("the engine runs without the plugin, so that it has no capacity")
+    proof = _stock_at_infinity(llm, method)
+    meter = _replace(runner, method)
+    meter.stock_at_infinity = proof
+    return meter
+
+
+class _Stock:
+    """Stands for the capacity of an engine whose routers are vLLM's own."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter  # the last one
+
+    def begin(self, runner: Any, scheduled: Any) -> None:
+        """Begin a step."""
+
+    def end(self) -> None:
+        """End a step."""
+
+    def abandon(self) -> None:
+        """Leave a step that was broken off."""
+
+    def remove(self) -> None:
+        """Give back what was never taken."""
+
+
+def take_off(llm: Any) -> None:
+    """Give the routers and experts of an engine back to vLLM."""
+    runner = _runner(llm)
+    runner.capmoe.remove()
+    runner.capmoe = _Stock(runner.capmoe.meter)
+
+
+def _replace(runner: Any, method: Method) -> Meter:
+    runner.capmoe.remove()
+    runner.capmoe = EngineCapacity(runner.model, runner.vllm_config.model_config.hf_config, method)
+    meter: Meter = runner.capmoe.meter
+    return meter
+
+
+def _stock_at_infinity(llm: Any, method: Method) -> Proof:
+    """Compare log-probabilities of the stock engine with those under a bound out of reach."""
+    runner = _runner(llm)
+    layers = runner.capmoe.meter.layers
+    never_binds = method.never_binding(
+        max(layer.n_experts for layer in layers), min(layer.top_k for layer in layers)
+    )
+    if never_binds.renormalize == "always":  # it would change weights where nothing is dropped
+        never_binds = dataclasses.replace(never_binds, renormalize="before")  # type: ignore[type-var]
+    take_off(llm)
+    stock = _answers(llm)
+    for under in (create_method("baseline"), never_binds):
+        _replace(runner, under)
+        if _answers(llm) == stock:
+            continue
+        take_off(llm)
+        if _answers(llm) != stock:
+            return {"passed": None, "why": "the stock engine is not deterministic"}
+        raise EnforcementError("γ=∞ does not give the stock engine's log-probabilities bit for bit")
+    return {"passed": True, "method": never_binds.name, "compared": 2 * len(stock)}
+
+
+_PROMPTS, _LENGTH = 4, 8
+"""Prompts that an engine is tried with, and the tokens of each."""
+
+
+def _answers(llm: Any) -> list[float]:
+    """Return log-probabilities of a few prompts, for each token the likeliest ones and its own."""
+    from vllm import SamplingParams
+
+    vocabulary = llm.llm_engine.vllm_config.model_config.get_vocab_size()
+    tokens = [place * 7919 % vocabulary for place in range(_PROMPTS * _LENGTH)]
+    prompts = [
+        {"prompt_token_ids": tokens[first : first + _LENGTH]}
+        for first in range(0, len(tokens), _LENGTH)
+    ]
+    parameters = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5, detokenize=False)
+    outputs = llm.generate(prompts, parameters, use_tqdm=False)
+    of_tokens = [of for output in outputs for of in output.prompt_logprobs[1:]]
+    return [logprob.logprob for of in of_tokens for logprob in of.values()]
+
+
+def check_device(llm: Any, device: str) -> None:
+    """Refuse a device that is not the one on which an engine runs.
+
+    Raises:
+        UsageError: vLLM runs on the device that it was built for.
+    """
+    kind = llm.llm_engine.vllm_config.device_config.device_type
+    if device not in ("auto", kind):
+        raise UsageError(
+            f"device={device}: this vLLM runs on {kind}; leave device out (CUDA_VISIBLE_DEVICES "
+            "chooses among GPUs)"
+        )
+
+
+def kernels(llm: Any) -> dict[str, str | None]:
+    """Return the names of vLLM's kernels of attention and experts."""
+    runner = _runner(llm)
+    backends = (getattr(part, "attn_backend", None) for part in runner.model.modules())
+    attention = next((of.get_name() for of in backends if of is not None), None)
+    experts = type(runner.capmoe.meter.layers[0].experts).__name__
+    return {"attention": attention, "experts_implementation": experts}
+
+
+def _runner(llm: Any) -> Any:
+    return llm.collective_rpc(lambda worker: worker.model_runner)[0]
+
+
+def engine_facts(llm: Any) -> dict[str, Any]:
+    """Return the settings of an engine on which the composition of its steps depends, JSON-ready.
+
+    They have vLLM's names.
+    """
+    config = llm.llm_engine.vllm_config
+    scheduler, cache = config.scheduler_config, config.cache_config
+    return {
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "enable_chunked_prefill": bool(scheduler.enable_chunked_prefill),
+        "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        "enforce_eager": bool(config.model_config.enforce_eager),
+        "max_model_len": config.model_config.max_model_len,
+        "block_size": cache.block_size,
+        "num_gpu_blocks": cache.num_gpu_blocks,
+    }

@@ -1,0 +1,60 @@
+"""`bench server` splits a step's time, puts everything back, and needs vLLM."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from capmoe_eval.bench import server
+from capmoe_eval.bench.command import main
+from capmoe_eval.experiment.timings.schema import read_evaluation
+from capmoe_eval.routing.registry import create_method
+
+from server.engines import NEEDS_VLLM
+from server.test_layers import one_layer, step
+from tests.conftest import REPOSITORY
+
+
+def test_without_vllm_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["server", "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "make install-server" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_parts_of_a_step_are_timed_and_put_back() -> None:
+    capacity, layer = one_layer(create_method("score", 0.5))
+    watch, route = server.Stopwatch(), layer.router._select_experts
+    with server.watched(capacity, watch):
+        step(layer, capacity)
+    seconds = dict(watch.seconds)
+    assert seconds.keys() == {"plans", "end", "stock_route", "emit", "route"}
+    assert seconds["route"] > seconds["stock_route"] > 0
+    assert layer.router._select_experts == route
+    step(layer, capacity)
+    assert watch.seconds == seconds
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_every_side_of_a_real_engine_is_timed(tmp_path: Path) -> None:
+    sizes = ["--batch", "4", "--prompt", "32", "--new", "3", "--layers", "1", "--scale", "16"]
+    words = ["server", *sizes, "--rounds", "1", "--warmup", "1", "--out", str(tmp_path)]
+    # The plugin stays in the process of a benchmark, and other tests ask for engines without it.
+    program = [sys.executable, "-m", "capmoe_eval", "bench", *words]
+    subprocess.run(program, cwd=REPOSITORY, check=True, capture_output=True)
+    file = read_evaluation(tmp_path / "server.json")
+    names = [target.name for target in file.targets]
+    assert len(names) == len(set(names)) == 2 * 2 * len(server.SIDES) * 3
+    with_goal = [target for target in file.targets if target.target is not None]
+    assert [server.AT_INFINITY in target.name for target in with_goal] == [True] * 4
+    for details in file.models.values():  # type: ignore[attr-defined]
+        shares = details["prefill"]["dropped_share"]
+        assert shares["γ=∞"] == 0 < shares["γ=1"] < shares["γ=0.5"]

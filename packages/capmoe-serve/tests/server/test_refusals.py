@@ -1,0 +1,226 @@
+"""What cannot be served under a capacity is refused before any process of the engine starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.zoo import WEIGHTS
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from capmoe_serve.server.settings import ServerSettings
+from server.engines import ENVIRONMENT, NEEDS_VLLM, installed
+from tests.conftest import REPOSITORY
+
+MODEL = str(WEIGHTS / "olmoe")
+
+
+def test_the_entry_module_imports_nothing() -> None:
+    program = (
+        "import sys; import capmoe_eval; before = set(sys.modules); "
+        "import capmoe_serve.server.plugin; print(*sorted(set(sys.modules) - before))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert output.stdout.split() == ["capmoe_serve.server", "capmoe_serve.server.plugin"]
+
+
+def configured(model: str = MODEL, **arguments: Any) -> Any:
+    """Return the configuration of an engine, under the plugin."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    settings = ServerSettings(create_method("score", 1.0))
+    with installed(settings):
+        return EngineArgs(model, skip_tokenizer_init=True, **arguments).create_engine_config()
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: was not tried"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2: was not tried"),
+        ({"enable_expert_parallel": True}, "set enable_expert_parallel=False"),
+        ({"distributed_executor_backend": "external_launcher"}, "distributed_executor_backend=ext"),
+        ({"enable_lora": True}, "lora_config: was not tried under a capacity; leave it out"),
+        ({"quantization": "experts_int8"}, "quantization=experts_int8: was not tried"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "speculative_config: was not tried under a capacity; leave it out",
+        ),
+    ],
+)
+def test_an_engine_that_was_not_tried_is_refused(
+    arguments: dict[str, Any], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        configured(**arguments)
+    assert caught.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "capmoe_eval: " in line]
+    assert len(lines) == 1
+    assert part in lines[0]
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_a_dense_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 32}
+    Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=97, num_attention_heads=2, num_key_value_heads=2, **sizes)
+    ).save_pretrained(tmp_path)
+    with pytest.raises(SystemExit):
+        configured(str(tmp_path))
+    assert f"model={tmp_path}: has no Mixture-of-Experts layer" in capsys.readouterr().err
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_a_model_of_images_is_refused() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    from capmoe_serve.server.seam import check_configuration
+
+    config = EngineArgs(MODEL, skip_tokenizer_init=True).create_engine_config()
+    check_configuration(config)
+    config.model_config.multimodal_config = object()
+    with pytest.raises(UsageError, match="reads images, which was not tried"):
+        check_configuration(config)
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_compiled_graphs_of_a_stock_engine_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    from capmoe_serve.server import seam
+
+    stock = EngineArgs(MODEL, skip_tokenizer_init=True).create_engine_config().compute_hash()
+    ours = configured().compute_hash()
+    monkeypatch.setattr(seam, "__version__", "0.0.0")
+    assert len({stock, ours, configured().compute_hash()}) == 3
+
+
+# Other versions of vLLM.
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_a_vllm_whose_classes_are_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+
+    from capmoe_serve.server.seam import VLLM_LIBRARY
+
+    VLLM_LIBRARY.check()
+
+    def refusal() -> str:
+        with pytest.raises(UsageError) as caught:
+            VLLM_LIBRARY.check()
+        assert "\n" not in str(caught.value)
+        assert "install vllm==0.32.0" in str(caught.value)
+        return str(caught.value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseRouter, "_select_experts", lambda self, logits: None)
+        assert "BaseRouter._select_experts has no parameter hidden_states" in refusal()
+    with monkeypatch.context() as patch:
+        patch.delattr(BaseRouter, "_compute_routing")
+        assert "there is no vllm.model_executor.layers.fused_moe.router" in refusal()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "vllm.v1.worker.cpu_model_runner", None)
+        assert "there is no vllm.v1.worker.cpu_model_runner.CPUModelRunner.load_model" in refusal()
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_an_untested_version_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("capmoe_eval.wrapper.seam.version", lambda _name: "0.99.0")
+    with installed(ServerSettings(create_method("score", 1.0))):
+        line = "capmoe_eval: vllm==0.99.0 was not tested; tested: 0.32.0"
+        assert line in capsys.readouterr().err.splitlines()
+
+
+# A failure of the plugin ends the process.
+
+
+@pytest.fixture
+def load_plugins(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Load vLLM's plugins as at its start."""
+    import vllm.plugins
+
+    monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
+    load: Callable[[], None] = vllm.plugins.load_general_plugins
+    return load
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_a_failure_of_the_plugin_is_never_only_logged(
+    load_plugins: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setenv("CAPMOE_METHOD", "scor")
+    with pytest.raises(SystemExit) as caught:
+        load_plugins()
+    assert caught.value.code == 2
+    assert "capmoe_eval: CAPMOE_METHOD=scor: did you mean 'score'?" in capsys.readouterr().err
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a fault of ours"):
+        patch.setattr("vllm.plugins.plugins_loaded", False)
+        patch.setattr("capmoe_serve.server.settings.read_settings", fails)
+        load_plugins()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr("vllm.plugins.plugins_loaded", False)
+        patch.setitem(sys.modules, "capmoe_serve.server.seam", None)  # it cannot be imported
+        patch.setenv("CAPMOE_METHOD", "baseline")
+        load_plugins()
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_without_a_method_nothing_is_wrapped(
+    load_plugins: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    monkeypatch.delenv("CAPMOE_METHOD", raising=False)
+    monkeypatch.setenv("CAPMOE_DATA_ROOT", "/data")
+    before = EngineArgs.create_engine_config, GPUModelRunner.execute_model
+    load_plugins()
+    assert (EngineArgs.create_engine_config, GPUModelRunner.execute_model) == before
+    monkeypatch.setenv("CAPMOE_METHOD", "baseline")
+    monkeypatch.setattr("vllm.plugins.plugins_loaded", False)
+    with installed(None):
+        load_plugins()
+        assert EngineArgs.create_engine_config is not before[0]
+        assert GPUModelRunner.execute_model is not before[1]
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_a_server_with_a_wrong_setting_does_not_start() -> None:
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, "--port", "1"]
+    variables = {"CAPMOE_METHOD": "score", "CAPMOE_GAMMA": "-1"}
+    environment = {**os.environ, **ENVIRONMENT, **variables}
+    outcome = subprocess.run(
+        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 2
+    assert "Traceback" not in outcome.stderr
+    lines = [line for line in outcome.stderr.splitlines() if line.startswith("capmoe_eval: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("capmoe_eval: CAPMOE_GAMMA=-1: ")

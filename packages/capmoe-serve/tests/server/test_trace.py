@@ -1,0 +1,243 @@
+"""The trace of a server: what its routers chose, whatever ends the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from capmoe_eval.__main__ import main
+from capmoe_eval.errors import UnwritableError, UsageError
+from capmoe_eval.routing.registry import create_method
+
+from capmoe_serve.server import trace as module
+from capmoe_serve.server.engine import EngineCapacity
+from capmoe_serve.server.seam import install
+from capmoe_serve.server.settings import ServerSettings
+from capmoe_serve.server.step import StepRows
+from capmoe_serve.server.trace import TraceWriter, new_trace_path
+from capmoe_serve.trace import Trace
+from capmoe_serve.trace_file import load_trace
+from server.engines import NEEDS_VLLM, engine, make, prompts
+from server.stand_ins import HIDDEN, CPUUnquantizedExperts, Layer, Model, Router, runner_of
+
+E, K, LAYERS = 7, 3, 2
+MIXED = StepRows(("a", "b", "c"), (9, 1, 4), (0, 12, 3), (9, 8, 7))
+"""A prompt, a token that was generated, and the last chunk of a prompt."""
+
+
+class Recorded:
+    """Layers under a method whose routers are recorded in a file."""
+
+    def __init__(self, path: Path, limit: int = 1000, **knobs: Any) -> None:
+        self.path = path
+        self.layers = [Layer(Router(E, K), CPUUnquantizedExperts(E)) for _ in range(LAYERS)]
+        model = Model(*self.layers)
+        self.capacity = EngineCapacity(model, model.config, create_method("score", 0.5, **knobs))
+        meter = self.capacity.meter
+        self.writer = TraceWriter(path, limit, meter.layers, model="toy", source="a test")
+        meter.observe(self.writer)
+        self._generator = torch.Generator().manual_seed(0)
+        self.expert_SNLK: list[Any] = []  # what the routers of each whole step chose
+        self.score_SNLK: list[Any] = []
+
+    def compute(self, rows: StepRows, *, layers: int = LAYERS) -> None:
+        """Compute a step; one of which not all layers run is broken off."""
+        self.capacity.begin(*runner_of(rows))
+        ids, scores = [], []
+        for layer in self.layers[:layers]:
+            hidden_NH = torch.randn(rows.n_rows, HIDDEN, generator=self._generator)
+            logits_NE = torch.randn(rows.n_rows, E, generator=self._generator)
+            layer(hidden_NH, logits_NE)
+            score_NK, index_NK = logits_NE.softmax(dim=-1).topk(K)
+            ids.append(index_NK.numpy())
+            scores.append(score_NK.numpy())
+        if layers < LAYERS:
+            self.capacity.abandon()
+            return
+        self.capacity.end()
+        self.expert_SNLK.append(np.stack(ids, axis=1))
+        self.score_SNLK.append(np.stack(scores, axis=1))
+
+    def trace(self) -> Trace:
+        """Return the file's content."""
+        return load_trace(self.path)
+
+
+def test_a_trace_has_the_routers_choices_the_requests_and_the_phases(tmp_path: Path) -> None:
+    """With scores of all tokens, though half of the pairs were dropped."""
+    recorded = Recorded(tmp_path / "new/trace.npz")
+    following = dataclasses.replace(MIXED, requests=("d", "b", "e"), computed=(0, 13, 3))
+    recorded.compute(MIXED)
+    recorded.compute(following)
+    recorded.writer.close()
+    trace = recorded.trace()
+    prompt_rows, decode_rows = [*range(9), *range(10, 14)], [9]
+    for array, expected in (
+        (trace.expert_TLK, recorded.expert_SNLK),
+        (trace.score_TLK, recorded.score_SNLK),
+    ):
+        rows = [step[of] for step in expected for of in (prompt_rows, decode_rows)]
+        np.testing.assert_allclose(array, np.concatenate(rows), rtol=1e-6)
+    assert trace.step_T is not None
+    assert trace.step_T.tolist() == [0] * 13 + [1] + [2] * 13 + [3]
+    assert trace.decode_S is not None
+    assert trace.decode_S.tolist() == [False, True, False, True]
+    assert trace.request_T is not None
+    # In the order in which the requests came: a, b and c, then d and e.
+    assert trace.request_T.tolist() == [0] * 9 + [2] * 4 + [1] + [3] * 9 + [4] * 4 + [1]
+    assert (trace.n_experts, trace.model, trace.source) == (E, "toy", "a test")
+    assert trace.layers == ("layers.0", "layers.1")
+
+
+@pytest.mark.parametrize(("decode", "steps"), [("constrained", [False]), ("only", [True, False])])
+def test_a_step_of_both_phases_counts_as_one_of_prompts(
+    decode: str, steps: list[bool], tmp_path: Path
+) -> None:
+    recorded = Recorded(tmp_path / "trace.npz", decode=decode)
+    recorded.compute(MIXED)
+    recorded.writer.close()
+    kinds = recorded.trace().decode_S
+    assert kinds is not None
+    assert kinds.tolist() == steps
+
+
+def test_a_file_has_half_of_the_tokens_at_any_time(tmp_path: Path) -> None:
+    """vLLM kills its workers, by default."""
+    recorded = Recorded(tmp_path / "trace.npz")
+    sizes = []
+    for number in range(1, 20):
+        recorded.compute(MIXED)
+        tokens = recorded.trace().n_tokens
+        assert tokens is not None
+        assert 2 * tokens > MIXED.n_rows * number
+        sizes.append(tokens)
+    recorded.writer.close()
+    assert len(set(sizes)) == 5, "written at 1, 2, 4, 8 and 16 steps, and not at each"
+
+
+def test_a_trace_ends_with_the_step_that_reaches_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Recorded(tmp_path / "trace.npz", limit=20)
+    assert capsys.readouterr().err == f"capmoe_eval: writes a trace to {recorded.path}\n"
+    for _ in range(4):
+        recorded.compute(MIXED)
+    said = f"capmoe_eval: wrote a trace of 28 tokens to {recorded.path}\n"
+    assert capsys.readouterr().err == said
+    trace = recorded.trace()
+    assert trace.n_tokens == 28
+    assert trace.source == "a test, the first 28 tokens"
+    recorded.writer.close()
+    assert capsys.readouterr().err == ""
+    assert not any(recorded.writer._kept()), "the memory is free"
+
+
+def test_a_step_that_is_broken_off_is_left_out(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path / "trace.npz")
+    recorded.compute(MIXED)
+    recorded.compute(MIXED, layers=1)
+    recorded.compute(MIXED)
+    recorded.compute(MIXED, layers=1)
+    recorded.writer.close()
+    trace = recorded.trace()
+    assert trace.n_tokens == 2 * MIXED.n_rows
+    prompt_rows, decode_rows = [*range(9), *range(10, 14)], [9]
+    rows = [step[of] for step in recorded.expert_SNLK for of in (prompt_rows, decode_rows)]
+    assert (trace.expert_TLK == np.concatenate(rows)).all()
+
+
+def test_a_server_goes_on_when_the_disk_is_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Recorded(tmp_path / "trace.npz")
+
+    def fail(_trace: Trace, path: Path) -> None:
+        raise UnwritableError(f"trace={path}: cannot be written")
+
+    monkeypatch.setattr(module, "save_trace", fail)
+    for _ in range(3):
+        recorded.compute(MIXED)
+    recorded.writer.close()
+    _, said = capsys.readouterr().err.splitlines()
+    assert (
+        said == f"capmoe_eval: writes no trace any more: trace={recorded.path}: cannot be written"
+    )
+
+
+def test_a_server_without_a_request_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Recorded(tmp_path / "trace.npz")
+    recorded.writer.close()
+    assert "wrote no token" in capsys.readouterr().err
+    assert not recorded.path.exists()
+
+
+def _serve(path: Path) -> None:
+    recorded = Recorded(path)
+    for _ in range(3):
+        recorded.compute(MIXED)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_worker_that_ends_writes_the_rest(method: str, tmp_path: Path) -> None:
+    """Also one that was forked, which leaves out what `atexit` should call."""
+    worker = multiprocessing.get_context(method).Process(  # type: ignore[attr-defined]
+        target=_serve, args=(tmp_path / "trace.npz",)
+    )
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    assert load_trace(tmp_path / "trace.npz").n_tokens == 3 * MIXED.n_rows
+
+
+def test_every_worker_has_a_file_of_its_own(tmp_path: Path) -> None:
+    paths = {new_trace_path(tmp_path, "allenai/OLMoE-1B-7B-0924") for _ in range(20)}
+    assert len(paths) == 20
+    for path in paths:
+        assert path.parent == tmp_path
+        assert path.name.startswith("OLMoE-1B-7B-0924_")
+
+
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_the_trace_of_an_engine_is_read_by_the_commands(tmp_path: Path) -> None:
+    make("olmoe").save_pretrained(tmp_path / "olmoe")
+    lengths, tokens = (16, 40, 24, 8), 4
+    total = sum(lengths) + len(lengths) * (tokens - 1)
+    # A step has at most 24 tokens, so that prompts are cut and steps are mixed.
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8}
+    settings = ServerSettings(create_method("score", 0.5), tmp_path / "traces", total)
+    with engine(tmp_path / "olmoe", settings, **limits) as started:
+        started.generate(prompts(*lengths), tokens=tokens, prompt_logprobs=None)
+        report = started.report()
+    (path,) = (tmp_path / "traces").iterdir()
+    trace = load_trace(path)
+    assert trace.n_tokens == total
+    assert trace.model == "olmoe"
+    assert trace.source.startswith("vLLM 0.")
+    assert trace.request_T is not None
+    counts = np.bincount(trace.request_T).tolist()
+    assert sorted(counts) == sorted(length + tokens - 1 for length in lengths)
+    loads = trace.only("prompts").loads().sum(axis=0)
+    assert loads.tolist() == [layer["load_before"] for layer in report["layers"]]
+    summary = tmp_path / "summary.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["loads", str(path), "--only", "prompts", "--json", str(summary)])
+    assert ended.value.code == 0
+    content = json.loads(summary.read_text())
+    assert content["tokens"] == sum(lengths)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"^CAPMOE_TRACE=[^\n]*file/traces[^\n]*$"):
+        install(ServerSettings(create_method("score", 0.5), tmp_path / "file/traces"))

@@ -1,0 +1,202 @@
+"""A cell in the steps of an engine: its numbers, its proofs, and that it can be repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import evaluate
+from capmoe_eval.evaluation.preparation import load_lm, task_library, with_documents
+from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.workload import WorkCounter
+from capmoe_eval.experiment.configuration import CellPlan
+from capmoe_eval.experiment.record import Record
+from tests.records import planned
+
+from capmoe_serve.server.local import end_engine
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vLLM is not installed (capmoe-serve[vllm])",
+    ),
+]
+
+SCORE = ("model=zoo_olmoe", "method=score", "gamma=1.0", "backend=vllm")
+BASELINE = ("model=zoo_olmoe", "method=baseline", "tasks=[obqa]", "limit=20")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_engine() -> Iterator[None]:
+    """End the last engine, which holds memory."""
+    yield
+    end_engine()
+
+
+def computed(root: Path, *overrides: str) -> Record:
+    """The record of a cell, computed now."""
+    plans = planned(*overrides, f"results_dir={root}", "overwrite=true")
+    summary = run(plans)
+    assert not summary.failures
+    (record,) = summary.records
+    return record
+
+
+def repeatable(record: Record) -> dict[str, Any]:
+    """What a second computation of a record's cell gives, too."""
+    part = {key: value for key, value in record.capmoe.items() if key != "checksum"}
+    timed = {k: v for k, v in part["provenance"].items() if k not in ("date", "seconds")}
+    return {**part, "provenance": timed}
+
+
+def log_likelihoods(lm: Any, plan: CellPlan) -> Any:
+    """The log-likelihoods of a cell's requests, in their order, without a capacity."""
+    parts = task_library([plan]).parts(plan.cell.task, plan.source)
+    asked = evaluate.requests(parts, plan.cell, plan.cell.limit)
+    return np.array([value for value, _ in lm.loglikelihood(asked)])
+
+
+def test_without_a_capacity_both_backends_answer_alike(tmp_path: Path) -> None:
+    """Each backend errs by rounding alone: no more than a few times what float32 errs there."""
+    words = (*BASELINE, f"results_dir={tmp_path}")
+    static, engine = with_documents([*planned(*words), *planned(*words, "backend=vllm")])
+    lm = load_lm(engine)
+    lm.route(engine.cell.method)
+    of_engine = log_likelihoods(lm, engine)
+    lm = load_lm(static)
+    lm.set_batches(static.cell.batch_size)
+    lm.route(static.cell.method)
+    of_static = log_likelihoods(lm, static)
+    lm.model.set_experts_implementation("eager")  # the others take no double
+    lm.model.double()
+    with lm.meter.aside():  # the proofs' tolerances are of float64 throughout, routers included
+        exact = log_likelihoods(lm, static)
+    rounding = np.abs(of_static - exact).max()
+    assert 0 < rounding < 1e-3
+    assert np.abs(of_engine - exact).max() <= 4 * rounding
+    values = [
+        computed(tmp_path, *BASELINE, f"backend={name}").value for name in ("vllm", "transformers")
+    ]
+    assert values[0] == values[1]
+
+
+def test_a_cell_is_proven_and_can_be_repeated(tmp_path: Path) -> None:
+    words = (*SCORE, "tasks=[obqa]", "limit=20")
+    first = computed(tmp_path, *words)
+    assert first.load.dropped > 0
+    assert not first.proofs.broken
+    open_proofs = {name for name, proof, _ in first.proofs.given() if not proof.passed}
+    assert open_proofs <= {"outputs_as_defined"}  # of an engine no output is at hand
+    assert first.proofs.examined
+    server = first.server
+    assert server is not None
+    assert (server.max_num_seqs, server.max_num_batched_tokens) == (64, 2048)
+    assert sum(prompt * steps for prompt, _, steps in server.rows) == first.load.tokens
+    assert server.steps == first.load.forwards == 2  # 80 requests, 64 at a time
+    (answers,) = first.documents.values()
+    assert answers.batches is not None
+    assert set(answers.batches) == {0, 1}
+    assert first.provenance.versions["vllm"]
+    (plan,) = with_documents(planned(*words, f"results_dir={tmp_path}"))
+    assert WorkCounter([plan]).work(plan).tokens == first.load.tokens
+    # On the same engine, and on another one.
+    again = computed(tmp_path, *words)
+    end_engine()
+    assert repeatable(computed(tmp_path, *words)) == repeatable(again) == repeatable(first)
+
+
+def test_the_engines_settings_decide_the_steps(tmp_path: Path) -> None:
+    words = (*SCORE, "tasks=[obqa]", "limit=20")
+    chunks = computed(tmp_path, *words, "max_num_batched_tokens=64")
+    assert chunks.server is not None
+    rows = [prompt + decode for prompt, decode, _ in chunks.server.rows]
+    assert max(rows) == rows[0] == 64
+    few = computed(tmp_path, *words, "batch_size=8")
+    assert few.server is not None
+    assert few.server.steps == 10
+    dealt = computed(tmp_path, *words, "shuffle=0")
+    assert dealt.server is not None
+    tokens = {record.load.tokens for record in (chunks, few, dealt)}
+    assert len(tokens) == 1
+    assert len({str(record.server.rows) for record in (chunks, few, dealt) if record.server}) == 3
+    assert repeatable(computed(tmp_path, *words, "shuffle=0")) == repeatable(dealt)
+
+
+def test_steps_mix_prompts_and_generated_tokens(tmp_path: Path) -> None:
+    words = (*SCORE, "tasks=[gsm8k]", "limit=6", "max_num_batched_tokens=1024")
+    record = computed(tmp_path, *words)
+    assert record.server is not None
+    rows = record.server.rows
+    assert any(prompt and decode for prompt, decode, _ in rows)
+    assert rows[-1][:1] == (0,)
+    assert sum(prompt * steps for prompt, _, steps in rows) == record.load.tokens
+    everything = computed(tmp_path, *words, "decode=constrained")
+    assert everything.server is not None
+    counted = sum((prompt + decode) * steps for prompt, decode, steps in everything.server.rows)
+    assert everything.load.tokens == counted
+    assert everything.load.decode is not None
+    assert everything.load.decode.drop_rate > 0
+
+
+def test_cells_of_both_backends_of_the_shipped_experiment_run(tmp_path: Path) -> None:
+    words = ("experiment=server", "profile=zoo", "limit=1", f"results_dir={tmp_path}")
+    chosen = [plan for plan in planned(*words) if plan.cell.task.name == "gsm8k"][::8]
+    summary = run(chosen)
+    assert not summary.failures
+    assert {record.cell.backend for record in summary.records} == {"transformers", "vllm"}
+
+
+def test_a_trace_has_the_tokens_of_the_steps(tmp_path: Path) -> None:
+    place = f"save_trace={tmp_path / 'traces'}"
+    record = computed(tmp_path, *SCORE, "tasks=[obqa]", "limit=4", place)
+    (path,) = (tmp_path / "traces").rglob("*.npz")
+    from capmoe_serve.trace_file import load_trace
+
+    assert load_trace(path).n_tokens == record.load.tokens
+
+
+def test_a_step_that_fails_leaves_no_request_behind(tmp_path: Path) -> None:
+    (plan,) = with_documents(planned(*SCORE, "tasks=[obqa]", "limit=4", f"results_dir={tmp_path}"))
+    library, lm = task_library([plan]), load_lm(plan)
+    arguments: Sequence[Any] = (plan.cell, lm, library, plan.source)
+    first = evaluate.evaluate(*arguments, root=tmp_path)
+
+    def fail(_rows: int) -> None:
+        raise RuntimeError("stopped")
+
+    lm.on_rows = fail
+    with pytest.raises(RuntimeError, match="stopped"):
+        evaluate.evaluate(*arguments, root=tmp_path)
+    lm.on_rows = lambda _rows: None
+    assert repeatable(evaluate.evaluate(*arguments, root=tmp_path)) == repeatable(first)
+
+
+def test_an_engine_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    (plan,) = planned(*SCORE, "tasks=[obqa]", f"results_dir={tmp_path}")
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    load_lm(plan)
+    assert torch.equal(torch.rand(1), expected)
+    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+def test_what_vllm_cannot_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    (plan,) = planned("model=tiny_olmoe", *SCORE[1:], "tasks=[obqa]", f"results_dir={tmp_path}")
+    with pytest.raises(UsageError, match=r"vLLM cannot run this model here \(.*head") as error:
+        load_lm(plan)
+    assert "\n" not in str(error.value)
+    placed = dataclasses.replace(plan.placement, device="cuda:1")
+    (other,) = planned(*SCORE, "tasks=[obqa]", f"results_dir={tmp_path}")
+    with pytest.raises(UsageError, match="device=cuda:1: this vLLM runs on"):
+        load_lm(dataclasses.replace(other, placement=placed))

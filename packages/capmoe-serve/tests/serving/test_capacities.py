@@ -1,0 +1,224 @@
+"""Capacities on a trace are what loops count, on any placement; so are OEA's experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from capmoe_methods.adaptive_gamma.choice import choose, grid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capmoe_serve.capacities import CapacityCounter, CapacitySums, layer_factors
+from capmoe_serve.pairs import activated_by_oea
+from capmoe_serve.settings import Granularity
+from capmoe_serve.slots import SlotPlan, contiguous, rank_loads, slots_in_turn
+from capmoe_serve.trace import Trace
+from serving.capacity_reference import StepCounts, count_activated, count_step
+from serving.test_summary import traces
+
+
+def by_steps(trace: Trace, layer: int) -> Iterator[tuple[list[list[int]], list[list[float]]]]:
+    assert trace.expert_TLK is not None
+    assert trace.score_TLK is not None
+    assert trace.step_T is not None
+    for step in np.unique(trace.step_T):
+        there = trace.step_T == step
+        yield trace.expert_TLK[there, layer].tolist(), trace.score_TLK[there, layer].tolist()
+
+
+@st.composite
+def placements(draw: st.DrawFn, trace: Trace) -> SlotPlan:
+    """Draw blocks, or any experts in any slots, some of them in several."""
+    ranks, local = trace.ranks or 1, trace.n_experts // (trace.ranks or 1)
+    if draw(st.booleans()):
+        return contiguous(trace.n_layers, trace.n_experts, ranks)
+    generator = np.random.default_rng(draw(st.integers(0, 99)))
+    more = generator.integers(0, trace.n_experts, ranks * draw(st.integers(0, 2)))
+    slots = [
+        generator.permutation(np.append(np.arange(ranks * local), more))
+        for _ in range(trace.n_layers)
+    ]
+    return SlotPlan(np.array(slots).reshape(trace.n_layers, ranks, -1), trace.n_experts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), traces(), st.booleans())
+def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide: bool) -> None:
+    placement = data.draw(placements(trace))
+    either: tuple[Granularity, ...] = ("device",) if placement.redundant else ("expert", "device")
+    of = data.draw(st.sampled_from(either))
+    factors = st.sampled_from((0.4, 1.0, 1.1, 3.0, 20.0 if wide else 0.7))
+    factor_XL = [[data.draw(factors) for _ in range(trace.n_layers)] for _ in range(2)]
+    sums = CapacityCounter(trace, factor_XL, placement, of).counted()
+    for factor_L, found in zip(factor_XL, sums, strict=True):
+        by_layer: list[list[StepCounts]] = [
+            [
+                count_step(
+                    experts,
+                    scores,
+                    gamma=factor_L[layer],
+                    n_experts=trace.n_experts,
+                    placed=placement.expert_LRN[layer].tolist(),
+                    of_devices=of == "device",
+                )
+                for experts, scores in by_steps(trace, layer)
+            ]
+            for layer in range(trace.n_layers)
+        ]
+        asked_L = np.full(trace.n_layers, trace.expert_TLK[:, 0].size)  # type: ignore[index]
+        dropped_L = [sum(count.dropped for count in counts) for counts in by_layer]
+        assert (found.asked_L - found.kept_L).tolist() == dropped_L
+        assert found.slots_L.tolist() == [sum(one.slots for one in counts) for counts in by_layer]
+        fullest_L = [sum(count.fullest_after for count in counts) for counts in by_layer]
+        assert found.fullest_L.tolist() == fullest_L
+        assert (found.asked_L == asked_L).all()
+        assert found.straggler == pytest.approx(sum(fullest_L) * placement.ranks / asked_L.sum())
+        every = [count for counts in by_layer for count in counts]
+        mass = float(trace.score_TLK.sum()) or 1.0  # type: ignore[union-attr]
+        for keeper in ("score", "order", "random"):
+            lost = sum(count.dropped_score[keeper] for count in every) / mass
+            assert found.lost[keeper] == pytest.approx(lost, abs=1e-6)
+        for keeper in ("score", "order"):
+            active = sum(count.active[keeper] for count in every)
+            assert found.mean_active(keeper) == pytest.approx(active / len(every))
+        assert (found.mean_active("random") is None) == (of == "device")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), traces())
+def test_ids_alone_count_the_same(data: st.DataObject, trace: Trace) -> None:
+    placement = data.draw(placements(trace))
+    ids = dataclasses.replace(trace, score_TLK=None)
+    counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
+    factor_XL = [[0.7] * trace.n_layers, [1.5] * trace.n_layers]
+    for known, of_ids, counted in zip(
+        *(
+            CapacityCounter(each, factor_XL, placement, "device").counted()
+            for each in (trace, ids, counts)
+        ),
+        strict=True,
+    ):
+        assert known.straggler == of_ids.straggler == counted.straggler
+        assert known.drop_rate == of_ids.drop_rate == counted.drop_rate
+        # Who is kept by score is not known without scores, nor anyone without ids.
+        assert list(of_ids.active) == ["order"]
+        assert of_ids.lost == {}
+        assert of_ids.mean_active("order") == known.mean_active("order")
+        assert counted.active == {}
+        assert counted.mean_active("order") is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), traces())
+def test_replicas_take_pairs_in_turn(data: st.DataObject, trace: Trace) -> None:
+    """Slots of the pairs make the loads of the ranks, which a split knows without the pairs."""
+    placement = data.draw(placements(trace))
+    loads = rank_loads(trace.loads(), placement)
+    for layer in range(trace.n_layers):
+        for step, (experts, _) in enumerate(by_steps(trace, layer)):
+            chosen = np.array(experts).ravel()
+            slots = slots_in_turn(chosen, np.zeros(len(chosen), dtype=np.int64), placement, layer)
+            assert (placement.expert_LP[layer][slots] == chosen).all()
+            ranks = np.bincount(slots // placement.expert_LRN.shape[2], minlength=placement.ranks)
+            assert ranks.tolist() == loads[step, layer].tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(traces())
+def test_oea_activates_what_a_loop_counts(trace: Trace) -> None:
+    found = activated_by_oea(trace)
+    assert [one.k0 for one in found] == list(range(1, trace.top_k or 1))
+    for one in found:
+        counts = [
+            count_activated(experts, one.k0)
+            for layer in range(trace.n_layers)
+            for experts, _ in by_steps(trace, layer)
+        ]
+        assert one.active == pytest.approx(sum(count for count, _ in counts) / len(counts))
+        assert one.drop_rate == pytest.approx(
+            sum(lost for _, lost in counts) / trace.expert_TLK.size  # type: ignore[union-attr]
+        )
+    assert activated_by_oea(Trace(trace.n_experts, load_SLE=trace.loads())) == []
+
+
+def test_a_capacity_on_a_placement_by_hand() -> None:
+    # Four experts on two ranks; 0 and 1 are hot, and both at home on the first rank.
+    trace = Trace(4, load_SLE=np.array([[[6, 4, 1, 1]]]), top_k=1)
+    blocks, parted = contiguous(1, 4, 2), SlotPlan(np.array([[[0, 2], [1, 3]]]), 4)
+    both = SlotPlan(np.array([[[0, 1, 2], [1, 3, 0]]]), 4)
+    # C = 6 pairs of a rank: in blocks 10 come, parted 7 and 5, with copies 3+2+1 and 2+1+3.
+    of_devices = [counted(trace, each, "device") for each in (blocks, parted, both)]
+    assert [int(one.kept_L[0]) for one in of_devices] == [8, 11, 12]
+    # C = 3 of an expert: the same 4 on both placements, of other ranks.
+    of_experts = [counted(trace, each, "expert") for each in (blocks, parted)]
+    assert [int(one.kept_L[0]) for one in of_experts] == [8, 8]
+    assert [int(one.fullest_L[0]) for one in of_experts] == [6, 4]
+
+
+def counted(trace: Trace, placement: SlotPlan, of: Granularity) -> CapacitySums:
+    """Return what γ=1 does to the one layer of a trace."""
+    (sums,) = CapacityCounter(trace, [[1.0]], placement, of).counted()
+    return sums
+
+
+@pytest.mark.parametrize("of", ["expert", "device"])
+def test_the_factors_of_layers_are_chosen_from_what_loops_count(of: Granularity) -> None:
+    load_SLE = np.random.default_rng(3).integers(0, 9, (3, 2, 4))
+    load_SLE[:, 0, 0] += 30  # one layer likes one expert, the other does not
+    load_SLE[:, 1] += 5
+    home, gammas = contiguous(2, 4, 2), (1.0, 1.3, 4.0)
+    found = layer_factors(load_SLE, None, gammas, home, of)
+    offered = grid(2.0 if of == "device" else 4.0)
+
+    def curve(factors: Sequence[float], layer: int, what: str) -> list[float]:
+        asked = int(load_SLE[:, layer].sum())
+        return [
+            sum(
+                getattr(
+                    count_step(
+                        [[e] for e in range(4) for _ in range(int(load_SLE[step, layer, e]))],
+                        [[1.0]] * int(load_SLE[step, layer].sum()),
+                        gamma=factor,
+                        n_experts=4,
+                        placed=[[0, 1], [2, 3]],
+                        of_devices=of == "device",
+                    ),
+                    what,
+                )
+                for step in range(3)
+            )
+            / asked
+            for factor in factors
+        ]
+
+    dropped_LX, fullest_LX = (
+        np.array([curve(offered, layer, what) for layer in range(2)])
+        for what in ("dropped", "fullest_after")
+    )
+    for gamma, factors in zip(gammas, found, strict=True):
+        budget = float(np.mean([curve([gamma], layer, "dropped") for layer in range(2)]))
+        if factors is None:
+            assert budget == 0.0
+            assert gamma == 4.0
+            continue
+        places = choose(dropped_LX, 2 * fullest_LX, budget)
+        assert factors == [offered[place] for place in places]
+        assert factors[0] != factors[1]
+
+
+def test_many_steps_are_planned_on_evenly() -> None:
+    """The factors of every second step are those of all, where the steps between are the same."""
+    load_SLE = np.random.default_rng(0).integers(0, 9, (500, 2, 4))
+    load_SLE[..., 0] += 9
+    home = contiguous(2, 4, 2)
+    half, whole = (
+        layer_factors(each, None, (0.9,), home, "expert")
+        for each in (load_SLE, np.repeat(load_SLE, 2, axis=0))
+    )
+    assert half == whole
+    last = load_SLE.copy()
+    last[250:, 0] = np.roll(last[250:, 0], 1, axis=1)
+    assert layer_factors(last, None, (0.9,), home, "expert") != half

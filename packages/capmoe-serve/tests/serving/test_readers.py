@@ -1,0 +1,507 @@
+"""What servers write is read as what they routed.
+
+Each file is written here from the layout that its reader cites.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from capmoe_eval.errors import UsageError
+
+from capmoe_serve.readers.formats import read_trace
+from capmoe_serve.summary import summarise
+from capmoe_serve.trace import Trace
+
+# [T=5, L=2, K=2] of 6 experts: two tokens of a prompt, and the answer's.
+IDS = np.array(
+    [[[0, 3], [1, 2]], [[5, 1], [2, 0]], [[1, 0], [3, 4]], [[2, 1], [0, 1]], [[4, 5]] * 2]
+)
+
+
+def npy(ids: Any) -> str:
+    """Return the base64 of ids as an ``.npy`` file, as vLLM encodes them."""
+    buffer = io.BytesIO()
+    np.save(buffer, ids)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def lines(path: Path, *responses: Any) -> Path:
+    path.write_text("".join(json.dumps(response) + "\n" for response in responses))
+    return path
+
+
+def completion(routed: Any, **fields: Any) -> dict[str, Any]:
+    choice = {"index": 0, "text": "a", "finish_reason": "length", "routed_experts": routed}
+    return {"id": "cmpl-1", "object": "text_completion", "model": "m", "choices": [choice]} | fields
+
+
+def test_vllm_lists_with_the_prompt_beside_the_choices(tmp_path: Path) -> None:
+    aborted = completion(None, prompt_routed_experts=None)
+    two = completion(IDS[2:3].tolist(), prompt_routed_experts=IDS[:2].tolist())
+    two["choices"].append({"index": 1, "text": "b", "routed_experts": IDS[3:].tolist()})
+    cached = np.concatenate([np.full_like(IDS[:1], -1), IDS[1:2]])
+    again = completion(IDS[2:3].tolist(), prompt_routed_experts=cached.tolist())
+    trace = read_trace(lines(tmp_path / "out.jsonl", aborted, two, again), 6)
+    assert trace.expert_TLK is not None
+    assert trace.request_T is not None
+    np.testing.assert_array_equal(trace.expert_TLK, np.concatenate([IDS, IDS[1:3]]))
+    assert trace.request_T.tolist() == [1, 1, 1, 2, 2, 3, 3]
+    assert (trace.model, trace.top_k, trace.step_T, trace.score_TLK) == ("m", 2, None, None)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])
+def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
+    responses = (completion(npy(IDS.astype(dtype))), completion(npy(IDS[:2].astype(dtype))))
+    trace = read_trace(lines(tmp_path / "out.jsonl", *responses), 6)
+    assert trace.expert_TLK is not None
+    assert trace.request_T is not None
+    np.testing.assert_array_equal(trace.expert_TLK, np.concatenate([IDS, IDS[:2]]))
+    assert trace.expert_TLK.dtype == np.uint8
+    assert trace.request_T.tolist() == [0] * 5 + [1] * 2
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (completion(None), "no response has routed_experts; .*--enable-return-routed-experts"),
+        (completion(npy(IDS.astype("f4"))), r"line 1: routed_experts: float32 \[5, 2, 2\]"),
+        (completion(npy(IDS[0])), r"line 1: routed_experts: int64 \[2, 2\]"),
+        (completion("bm8="), "line 1: routed_experts: "),
+        (completion(npy(np.array([None]))), "line 1: routed_experts: .*allow_pickle"),
+        (completion(npy(IDS + 1)), "expert_TLK=6: experts are numbered from 0 to 5"),
+        (completion({"data": "AAAA", "shape": [2, 2, 2]}), "neither base64 nor base85 of"),
+        (completion(None, nvext={"routed_experts": {}}), "no response has routed_experts"),
+        (completion(None, choices=[{}, {}], nvext={"routed_experts": "k05V"}), "one of 2 choices"),
+        (completion([[[0, -1]], [[1, 2]]]), "token 0 lacks experts"),
+        (completion(npy(IDS * 0)), "all are 0 or -1, so that the server recorded no expert"),
+        (completion(npy(IDS[:, :, :1].repeat(2, 2))), "expert 0 twice in layer 0.*leaves 0 where"),
+        ({"error": "no"}, "line 1: no response of vLLM or SGLang"),
+    ],
+)
+def test_vllm_refuses_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "out.jsonl", response)
+    with pytest.raises(UsageError, match=said) as refused:
+        read_trace(path, 6)
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UsageError, match="add --experts E"):
+        read_trace(path)
+
+
+def golden(name: str, **options: int | None) -> Trace:
+    return read_trace(Path(__file__).parent / "responses" / f"{name}.jsonl", 6, **options)
+
+
+def test_a_layer_that_is_0_throughout_has_no_experts_and_is_left_out() -> None:
+    """vLLM's buffer begins with zeros, which a dense layer never overwrites."""
+    trace = golden("vllm_dense_layer")
+    assert trace.expert_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, IDS)
+    assert trace.layers == ("1", "2")
+    assert trace.source == "vllm; without layer 0, which recorded no expert"
+
+
+def test_interleaved_dense_layers_of_a_top_1_model_are_left_out(tmp_path: Path) -> None:
+    """As of Llama 4: with K=1 a dense layer repeats no expert, and would be a straggler of R."""
+    ids = np.zeros((8, 4, 1), dtype="u1")
+    ids[:, 1::2, 0] = np.arange(8)[:, None]
+    trace = read_trace(lines(tmp_path / "out.jsonl", completion(npy(ids))), 8)
+    assert trace.layers == ("1", "3")
+    assert trace.source == "vllm; without layers 0, 2, which recorded no expert"
+    assert summarise(trace.in_steps(8), (1.0,), ranks=8).total.straggler == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "requests"),
+    [
+        # /generate, and two at once, of which the later is in bytes.
+        ("sglang_generate", [0] * 3 + [1] * 2),
+        # In the choice, beside the choices, and in meta_info of two choices.
+        ("sglang_completions", [0] * 5 + [1] * 5 + [2] * 3 + [3] * 5),
+    ],
+)
+def test_sglang_responses(name: str, requests: list[int]) -> None:
+    trace = golden(name, top_k=2)
+    assert trace.expert_TLK is not None
+    assert trace.request_T is not None
+    each = {"sglang_generate": [IDS], "sglang_completions": [IDS, IDS, IDS[:3], IDS]}
+    np.testing.assert_array_equal(trace.expert_TLK, np.concatenate(each[name]))
+    assert trace.request_T.tolist() == requests
+    assert (trace.layers, trace.top_k, trace.step_T) == (("1", "2"), 2, None)
+    assert trace.source == "sglang; without layer 0, which recorded no expert"
+    with pytest.raises(UsageError, match="add --top-k K"):
+        golden(name)
+
+
+WIDE = np.concatenate([IDS, (IDS[::-1] + 1) % 6])  # [T=10, L=2, K=2]
+RAW = WIDE.astype("u1").tobytes()
+FLAT = base64.b64encode(WIDE.astype("<i4").tobytes()).decode()
+USAGE = {"prompt_tokens": 8, "completion_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        completion({"data": base64.b64encode(RAW).decode(), "shape": [10, 2, 2], "dtype": "uint8"}),
+        completion({"data": base64.b85encode(RAW).decode(), "shape": [10, 2, 2]}),
+        completion({"data": FLAT, "shape": [10, 2, 2]}),
+        completion(None, usage=USAGE, nvext={"routed_experts": FLAT}),  # of an SGLang worker
+        completion(None, nvext={"engine_data": {"routed_experts": npy(WIDE)}}),
+        {"custom_id": "a", "response": {"status_code": 200, "body": completion(npy(WIDE))}},
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_what_gateways_and_batches_wrap(response: Any, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"out{suffix}"
+    path.write_text(json.dumps([response]))
+    trace = read_trace(path, 6, 2)
+    assert trace.expert_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, WIDE)
+
+
+def test_responses_that_are_not_whole_are_left_out_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    whole = json.dumps(completion(npy(IDS)))
+    path.write_text("\n".join([whole, '{"error": "no"}', whole, whole[:-9]]))
+    trace = read_trace(path, 6)
+    assert trace.n_tokens == 10
+    assert trace.source == (
+        "vllm; without 2 of 4 responses (line 2: no response of vLLM or SGLang, which has choices, "
+        "or meta_info)"
+    )
+
+
+def generated(ids: Any, **fields: Any) -> dict[str, Any]:
+    """Return SGLang's answer to /generate: a prompt of two tokens, and the others but one."""
+    routed = base64.b64encode(np.ascontiguousarray(ids, "<i4").tobytes()).decode()
+    counted = {"prompt_tokens": 2, "completion_tokens": len(ids) - 1}
+    return {"text": "a", "meta_info": counted | {"routed_experts": routed} | fields}
+
+
+PROMPT = np.argsort(np.random.default_rng(1).random((40, 2, 6)), axis=2)[:, :, :2]
+"""Two blocks of a prefix cache, and a half."""
+
+
+def cached(server: str, ids: Any, tokens: int | None, prompt: int = 40) -> dict[str, Any]:
+    """Return a server's response of which so many tokens were in the prefix cache."""
+    counted = {"prompt_tokens": prompt, "completion_tokens": len(ids) - prompt + 1}
+    if server == "sglang":
+        return generated(ids, **counted, **({} if tokens is None else {"cached_tokens": tokens}))
+    details = None if tokens is None else {"cached_tokens": tokens}
+    usage = {**counted, "prompt_tokens_details": details}
+    if server == "vllm":
+        return completion(npy(ids), usage=usage)
+    lists = {"prompt_routed_experts": ids[:prompt].tolist(), "usage": usage}
+    return completion(ids[prompt:].tolist(), **lists)
+
+
+@pytest.mark.parametrize("server", ["sglang", "vllm", "vllm lists"])
+def test_cached_tokens_are_no_load(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server returns their experts again; some versions of vLLM leave out a 0."""
+    answers = [np.concatenate([PROMPT, part]) for part in (IDS, IDS[::-1], IDS[1:])]
+    sent = [cached(server, ids, n) for ids, n in zip(answers, (None, 32, 39), strict=True)]
+    trace = read_trace(lines(tmp_path / "out.jsonl", *sent), 6, 2)
+    assert trace.expert_TLK is not None
+    assert trace.request_T is not None
+    computed = np.concatenate([answers[0], answers[1][32:], answers[2][39:]])
+    np.testing.assert_array_equal(trace.expert_TLK, computed)
+    assert trace.request_T.tolist() == [0] * 45 + [1] * 13 + [2] * 5
+    assert trace.source == f"{server.split(maxsplit=1)[0]}; without 71 cached tokens of prompts"
+    assert not capsys.readouterr().err
+    sent[2] = cached(server, answers[2], 41)
+    assert "line 3: routed_experts: cached_tokens=41: the prompt has 40 tokens" in (
+        read_trace(lines(tmp_path / "out.jsonl", *sent), 6, 2).source
+    )
+
+
+@pytest.mark.parametrize("server", ["sglang", "vllm", "vllm lists"])
+def test_a_prefix_that_may_have_been_cached_is_counted_with_a_warning(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = np.concatenate([PROMPT, IDS])
+    path = lines(tmp_path / "out.jsonl", *[cached(server, ids, None)] * 2)
+    trace = read_trace(path, 6, 2)
+    assert trace.n_tokens == 90
+    assert "; with 32 tokens that may have been cached" in trace.source
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"warning: {path}: 32 of 90 tokens have the experts of an earlier")
+    assert printed.count("\n") == 1
+    read_trace(lines(path, cached(server, ids, None), cached(server, ids[1:], None, 39)), 6, 2)
+    assert not capsys.readouterr().err  # other tokens from the first on
+
+
+def test_one_of_several_choices_computed_the_prompt(tmp_path: Path) -> None:
+    """The number is that of the choice that ended last, which found the prompt of the first."""
+    answers = [np.concatenate([PROMPT, part]) for part in (IDS, IDS[::-1])]
+    response = cached("vllm", answers[0], 32)
+    response["choices"] = [{"index": n, "routed_experts": npy(answers[n])} for n in range(2)]
+    trace = read_trace(lines(tmp_path / "out.jsonl", response, response), 6)
+    assert trace.expert_TLK is not None
+    computed = np.concatenate([answers[0], *(answers[n][32:] for n in (1, 0, 1))])
+    np.testing.assert_array_equal(trace.expert_TLK, computed)
+
+
+def test_cached_tokens_that_were_not_returned_are_not_left_out_again(tmp_path: Path) -> None:
+    """As with vLLM's routed_experts_prompt_start."""
+    ids = np.concatenate([PROMPT, IDS])
+    response = cached("vllm", ids, 32)
+    response["choices"][0]["routed_experts"] = npy(ids[30:])
+    trace = read_trace(lines(tmp_path / "out.jsonl", response), 6)
+    assert trace.expert_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, ids[32:])
+
+
+def test_tokens_of_zeros_recorded_no_expert(tmp_path: Path) -> None:
+    """With K=1 a router may choose expert 0 in every layer, as it may any other expert."""
+    ids = np.random.default_rng(0).integers(1, 16, (40, 4, 1)).astype("u1")
+    ids[:30] = 0
+    path = tmp_path / "out.jsonl"
+    trace = read_trace(lines(path, completion(npy(ids))), 16)
+    assert trace.expert_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, ids[30:])
+    assert trace.source == "vllm; without 30 tokens that recorded no expert"
+    padded = np.concatenate([IDS, IDS[:1] * 0])
+    assert read_trace(lines(path, completion(npy(padded))), 6).n_tokens == 5
+    ids[:15] = 1  # as if a token had the same expert in every layer
+    assert read_trace(lines(path, completion(npy(ids))), 16).n_tokens == 40
+    assert read_trace(lines(path, completion(npy(ids[15:, :3]))), 16).n_tokens == 25
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (generated(IDS, routed_experts=None), "sglang|return_routed_experts.: true with each"),
+        (generated(IDS, completion_tokens=3), "20 ids are no multiple of 4 tokens"),
+        (generated(IDS, completion_tokens=-1), "completion_tokens=-1: must be a whole"),
+        (generated(IDS, prompt_tokens=1, completion_tokens=0), "of 0 tokens"),
+        (generated(IDS, routed_experts="AAA"), "line 1: routed_experts: "),
+        (generated(IDS, routed_experts="AAAA"), "line 1: routed_experts: "),
+        (generated(IDS, routed_experts_dtype="int8"), "routed_experts_dtype=int8: "),
+        (generated(IDS, prompt_tokens=None), "line 1: routed_experts: "),
+        (completion(None, sglext={"routed_experts": "AAAA"}), "usage is missing"),
+    ],
+)
+def test_sglang_responses_are_refused_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        read_trace(lines(tmp_path / "out.jsonl", response), 6, 2)
+    assert "\n" not in str(refused.value)
+    assert "vllm" not in str(refused.value)
+
+
+def test_several_choices_with_the_experts_of_one_are_refused(tmp_path: Path) -> None:
+    response = completion(None, sglext={"routed_experts": "AAAA"})
+    response["choices"] *= 2
+    with pytest.raises(UsageError, match=r"2 choices, .*return_meta_info"):
+        read_trace(lines(tmp_path / "out.jsonl", response), 6, 2)
+
+
+def test_a_top_k_that_divides_the_models_is_refused(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    ids = np.argsort(generator.random((100, 2, 8)), axis=2)[:, :, :4]
+    path = lines(tmp_path / "out.jsonl", generated(ids))
+    assert read_trace(path, 8, 4).top_k == 4
+    for part in (1, 2):
+        with pytest.raises(UsageError, match=f"top_k={part}: no token has an expert in two"):
+            read_trace(path, 8, part)
+
+
+def recording(**changes: Any) -> dict[str, Any]:
+    """Return what SGLang dumps in mode ``per_token``: 3 layers, the first dense; 8 places.
+
+    Physical experts 6 and 7 are copies of 0 and 1.
+    """
+    physical = torch.arange(8).repeat(3, 1)
+    physical[:, 6:] -= 6
+    records = []
+    for number, tokens in ((7, IDS[:2]), (9, IDS[2:])):  # the later pass stands first
+        ids = torch.full((3, len(tokens), 8), -1, dtype=torch.int32)
+        ids[1:, :, :2] = torch.from_numpy(tokens.transpose(1, 0, 2))
+        ids[2][ids[2] == 1] = 7
+        records.insert(
+            0,
+            {
+                "forward_pass_id": number,
+                "rank": 0,
+                "gatherer_key": "primary",
+                "input_ids": [1] * len(tokens),
+                "positions": [0] * len(tokens),
+                "extend_seq_lens": None,
+                "forward_mode": 1,
+                "topk_ids_of_layer": ids,
+                "misc_objects": [],
+                "global_physical_count": torch.stack(
+                    [torch.bincount(layer[layer >= 0], minlength=8) for layer in ids]
+                ),
+            },
+        )
+    return {"records": records, "last_physical_to_logical_map": physical} | changes
+
+
+def test_sglang_per_token(tmp_path: Path) -> None:
+    torch.save(recording(), tmp_path / "r.pt")
+    trace = read_trace(tmp_path / "r.pt")
+    assert trace.expert_TLK is not None
+    assert trace.step_T is not None
+    np.testing.assert_array_equal(trace.expert_TLK, IDS)
+    assert (trace.n_experts, trace.layers) == (6, ("1", "2"))
+    assert trace.step_T.tolist() == [0, 0, 1, 1, 1]
+    torch.save(recording(last_physical_to_logical_map=None), tmp_path / "r.pt")
+    with pytest.raises(UsageError, match="add --experts E"):
+        read_trace(tmp_path / "r.pt")
+    assert read_trace(tmp_path / "r.pt", 8).n_experts == 8
+
+
+def test_sglang_says_which_steps_are_of_decoding(tmp_path: Path) -> None:
+    path = tmp_path / "r.pt"
+    recorded = recording()
+    recorded["records"][0]["forward_mode"] = 2  # pass 9 stands first
+    torch.save(recorded, path)
+    trace = read_trace(path)
+    assert trace.decode_S is not None
+    assert trace.decode_S.tolist() == [False, True]
+    assert trace.only("decode").n_tokens == 3
+    recorded["records"][0]["forward_mode"] = 3
+    torch.save(recorded, path)
+    mixed = read_trace(path)
+    assert mixed.decode_S is None
+    assert "; forward_mode 3 is neither of prompts nor of decoding" in mixed.source
+    for record in recorded["records"]:
+        del record["forward_mode"]  # an old version
+    torch.save(recorded, path)
+    old = read_trace(path)
+    assert old.decode_S is None
+    assert "forward_mode" not in old.source
+
+
+def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> None:
+    torch.save(recording(), tmp_path / "tokens.pt")
+    loads = read_trace(tmp_path / "tokens.pt").loads()
+    passes = recording()
+    for record in passes["records"]:
+        del record["topk_ids_of_layer"]
+    torch.save(passes, tmp_path / "passes.pt")
+    logical = torch.zeros((4, 3, 6), dtype=torch.int32)  # a buffer with two steps that are unused
+    logical[:2, 1:] = torch.from_numpy(loads.copy())
+    stat = {"rank": 0, "logical_count": logical, "average_utilization_rate_over_window": None}
+    torch.save(stat, tmp_path / "stat.pt")
+    for name in ("passes.pt", "stat.pt"):
+        trace = read_trace(tmp_path / name)
+        np.testing.assert_array_equal(trace.loads(), loads)
+        assert (trace.expert_TLK, trace.layers, trace.n_tokens) == (None, ("1", "2"), None)
+
+
+def test_sglang_counts_that_would_overflow_are_refused(tmp_path: Path) -> None:
+    passes = recording()
+    for record in passes["records"]:
+        del record["topk_ids_of_layer"]
+        record["global_physical_count"] = torch.full((3, 8), 2**62)  # two copies: 2**63 is negative
+    torch.save(passes, tmp_path / "passes.pt")
+    with pytest.raises(UsageError, match=r"global_physical_count: .* pairs in all"):
+        read_trace(tmp_path / "passes.pt")
+
+
+@pytest.mark.parametrize("mode", ["2", 2.0, True, [2], 99])
+def test_sglang_modes_are_whole_numbers(mode: object, tmp_path: Path) -> None:
+    recorded = recording()
+    recorded["records"][0]["forward_mode"] = mode
+    torch.save(recorded, tmp_path / "r.pt")
+    assert read_trace(tmp_path / "r.pt").decode_S is None
+
+
+def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(tmp_path: Path) -> None:
+    torch.save({"logical_count": Path("x")}, tmp_path / "r.pt")
+    with pytest.raises(UsageError, match="weights_only=True") as refused:
+        read_trace(tmp_path / "r.pt")
+    assert "\n" not in str(refused.value)
+    for content, said in (
+        ({"other": 1}, "neither logical_count nor records"),
+        ({"records": []}, "neither logical_count nor records"),
+        ({"logical_count": torch.zeros(2, 2, 4)}, "all are 0"),
+        ({"logical_count": [1]}, "logical_count: is no dense tensor"),
+        (recording(records=[{"forward_pass_id": 1}]), "unexpected layout"),
+    ):
+        torch.save(content, tmp_path / "r.pt")
+        with pytest.raises(UsageError, match=said):
+            read_trace(tmp_path / "r.pt")
+    (tmp_path / "r.pt").write_bytes(b"no")
+    with pytest.raises(UsageError, match=r"r\.pt"):
+        read_trace(tmp_path / "r.pt")
+
+
+def workload(path: Path, **changes: Any) -> Path:
+    """Write trace v1 of Megatron-LM's benchmark: the tokens of layer 0 of ``IDS``."""
+    (path / "tensors").mkdir(parents=True)
+    ids = torch.from_numpy(IDS[:, 0].astype("i8"))
+    gates = torch.tensor([[0.75, 0.25]]).expand(5, 2).contiguous()
+    tensors: dict[str, Any] = {}
+    source = torch.tensor([0, 0, 1, 1, 1], dtype=torch.int32)
+    all_ = {"token_ids": ids, "gates": gates, "source_rank": source, "expert_ids": ids}
+    for name, tensor in all_.items():
+        file = path / "tensors" / f"{name}.pt"
+        torch.save(tensor, file)
+        tensors[name] = {
+            "file": f"tensors/{name}.pt",
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+        }
+    manifest = {
+        "schema_version": 1,
+        "producer_commit": "test",
+        "seed": 7,
+        "logical_layer_id": 0,
+        "step_id": 0,
+        "microbatch_id": 0,
+        "logical_num_tokens": 5,
+        "num_experts": 6,
+        "topk": 2,
+        "hidden_size": 8,
+        "world_size": 2,
+        "original_partition": "rank-major",
+        "workload_id": "W1_hot_expert_set",
+        "workload_checksum": "0",
+        "tensors": tensors,
+        "extra": {},
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest | changes))
+    return path
+
+
+def test_megatron_trace(tmp_path: Path) -> None:
+    trace = read_trace(workload(tmp_path / "W1"))
+    assert trace.expert_TLK is not None
+    assert trace.score_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, IDS[:, :1])
+    assert (trace.n_experts, trace.n_steps) == (6, 1)
+    assert trace.score_TLK[:, 0].tolist() == [[0.75, 0.25]] * 5
+    with pytest.raises(UsageError, match="schema_version=2"):
+        read_trace(workload(tmp_path / "later", schema_version=2))
+    with pytest.raises(UsageError, match="top_k=3"):
+        read_trace(workload(tmp_path / "wide", topk=3))
+    torch.save(torch.zeros(5, 2), tmp_path / "W1/tensors/gates.pt")
+    with pytest.raises(UsageError, match=r"tensors\.gates: its SHA-256"):
+        read_trace(tmp_path / "W1")
+
+
+def test_a_path_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("")
+    directory = r"not the directory of a workload of Megatron-LM.*, or a file that ends in \.npz"
+    for path, message in (
+        (tmp_path, directory),
+        (tmp_path / "a.csv", r"must be a file that ends in \.npz"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            read_trace(path)
+    with pytest.raises(UsageError, match="no such file"):
+        read_trace(tmp_path / "nowhere.npz")

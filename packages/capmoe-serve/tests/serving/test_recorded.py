@@ -1,0 +1,115 @@
+"""The trace of a run is the routing that its record counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.run import run
+from capmoe_eval.experiment.cell import TaskId
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.plan import GAMMA_GRID
+from tests.evaluation.test_run import plan
+
+from capmoe_serve.summary import summarise
+from capmoe_serve.trace_file import load_trace
+
+NOTES = TaskId("mts_dialog", "capmoe_mts_dialog", "har1/MTS_Dialogue-Clinical_Note", "rougeL")
+
+
+@pytest.mark.parametrize("method", [create_method("baseline"), create_method("score", 1.0)])
+def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> None:
+    traced = plan(tmp_path / "results", method, save_trace=str(tmp_path / "traces"))
+    plain = plan(tmp_path / "plain", method)
+    (record,), (without,) = run([traced]).records, run([plain]).records
+    assert record.path.name == without.path.name
+    assert (record.layers, record.value) == (without.layers, without.value)
+    assert not list((tmp_path / "plain").rglob("*.npz"))
+
+    trace = load_trace(
+        (tmp_path / "traces" / record.path.relative_to(tmp_path / "results")).with_suffix(".npz")
+    )
+    summary = summarise(trace, GAMMA_GRID)
+    assert (trace.model, trace.ranks) == (record.model, None)
+    assert trace.n_tokens == record.load.tokens
+    for layer, counted in zip(summary.layers, record.layers, strict=True):
+        assert layer.name == counted.name
+        assert list(layer.load) == counted.load_before
+        assert layer.expert_peak.max == pytest.approx(counted.peak.expert_before.max)
+        assert layer.expert_peak.mean == pytest.approx(counted.peak.expert_before.mean)
+        rates, wastes = [at.drop_rate for at in layer.at], [at.pad_waste for at in layer.at]
+        assert rates == pytest.approx(counted.grid.drop_rate, abs=1e-6)
+        assert wastes == [
+            w if w is None else pytest.approx(w, abs=1e-6) for w in counted.grid.pad_waste
+        ]
+    assert trace.score_TLK is not None
+    if method.is_stock:  # the scores are those of Figure 8, a token's highest first
+        means = np.sort(trace.score_TLK, axis=2)[:, :, ::-1].mean(axis=0)
+        for mean, counted in zip(means, record.layers, strict=True):
+            assert counted.score_by_rank is not None
+            assert mean.tolist() == pytest.approx(counted.score_by_rank[: len(mean)], abs=1e-5)
+
+
+@pytest.mark.numeric
+def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -> None:
+    """Under a method that bounds decode steps and never binds, the record counts them, too."""
+    methods = {
+        "prompts": create_method("baseline"),
+        "both": create_method("score", 1000.0, decode="constrained"),
+    }
+    traces, records = {}, {}
+
+    def compute(name: str, method: Method, **places: str) -> Record:
+        # Answers of a trained model end, and not all at once.
+        asked = plan(tmp_path / name, method, model="zoo:olmoe", **places)
+        cell = dataclasses.replace(asked.cell, task=NOTES, limit=4)
+        (record,) = run([dataclasses.replace(asked, cell=cell)]).records
+        return record
+
+    for name, method in methods.items():
+        records[name] = compute(name, method, save_trace=str(tmp_path / name / "traces"))
+        (path,) = (tmp_path / name / "traces").rglob("*.npz")
+        traces[name] = load_trace(path)
+    for name, trace in traces.items():
+        for field in ("expert_TLK", "score_TLK", "step_T", "decode_S"):
+            np.testing.assert_array_equal(getattr(trace, field), getattr(traces["both"], field))
+        decode = records["both"].load.decode
+        assert decode is not None
+        assert trace.decode_steps == records["both"].load.decode_forwards
+        only = trace.only("decode")
+        assert only.n_tokens == decode.live * trace.decode_steps
+        assert only.n_tokens < 4 * trace.decode_steps, "no answer ends before the others"
+        concerned = {"prompts": trace.only("prompts"), "both": trace}[name]
+        for layer, counted in enumerate(records[name].layers):
+            assert concerned.loads().sum(axis=0)[layer].tolist() == counted.load_before
+    plain = compute("plain", create_method("baseline"))
+    assert without_time(plain) == without_time(records["prompts"])
+
+
+def without_time(record: Record) -> dict[str, Any]:
+    content = json.loads(record.path.read_text())
+    del content["capmoe"]["checksum"]
+    for name in ("date", "seconds"):
+        del content["capmoe"]["provenance"][name]
+    return content
+
+
+def test_it_ends_with_the_forward_that_reaches_the_limit(tmp_path: Path) -> None:
+    places = {"save_trace": str(tmp_path / "traces"), "trace_tokens": 1}
+    asked = plan(tmp_path / "results", create_method("baseline"), **places)
+    asked = dataclasses.replace(asked, cell=dataclasses.replace(asked.cell, batch_size=1))
+    (record,) = run([asked]).records
+    (path,) = (tmp_path / "traces").rglob("*.npz")
+    trace = load_trace(path)
+    assert trace.n_steps == 1
+    assert trace.source.endswith(f"the first {trace.n_tokens} of {record.load.tokens} tokens")
+    path.unlink()
+    with pytest.raises(UsageError, match=r"^save_trace=.*is finished.*overwrite=true"):
+        run([asked])

@@ -1,0 +1,173 @@
+"""A trace that cannot be is refused in one line; one that can be is read as it was written."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from capmoe_eval.errors import UsageError
+
+from capmoe_serve.trace import Trace, in_known_steps, unsigned
+from capmoe_serve.trace_file import load_trace, save_trace
+
+IDS = np.array([[[0, 3], [1, 2]], [[3, 1], [2, 0]], [[1, 0], [3, 2]]], dtype=np.uint8)
+SCORES = np.linspace(0.1, 0.9, IDS.size, dtype=np.float16).reshape(IDS.shape)
+LOADS = np.array([[[1, 1, 0, 0], [0, 2, 0, 0]]])
+
+
+COUNTED = Trace(4, load_SLE=np.repeat(LOADS, 3, 0), top_k=1, decode_S=np.array([True, False, True]))
+
+
+def changed(array: Any, value: Any) -> Any:
+    array = array.copy()
+    array[1, 1, 1] = value
+    return array
+
+
+def full() -> Trace:
+    return Trace(
+        4,
+        IDS,
+        SCORES,
+        step_T=np.array([0, 0, 2]),
+        decode_S=np.array([False, True]),
+        request_T=np.array([0, 1, 0]),
+        layers=("a", "b"),
+        model="mine",
+        source="a test",
+        ranks=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "expert_TLK, load_SLE: a trace has exactly one"),
+        ({"expert_TLK": IDS, "load_SLE": LOADS}, "expert_TLK, load_SLE"),
+        ({"expert_TLK": IDS, "n_experts": 3}, "expert_TLK=3: experts are numbered from 0 to 2"),
+        (
+            {"expert_TLK": IDS, "n_experts": 0},
+            "n_experts=0: must be a whole number from 1 to",
+        ),
+        ({"expert_TLK": IDS.astype(int)}, r"expert_TLK: int64 \[3, 2, 2\]; must be unsigned"),
+        ({"expert_TLK": IDS[0]}, r"expert_TLK: uint8 \[2, 2\]"),
+        ({"expert_TLK": IDS[:0]}, r"expert_TLK: uint8 \[0, 2, 2\]"),
+        ({"expert_TLK": changed(IDS, 2)}, "token 1 has expert 2 twice in layer 1"),
+        ({"expert_TLK": IDS, "top_k": 3}, "top_k=3: expert_TLK has 2"),
+        ({"expert_TLK": IDS, "ranks": 3}, "ranks=3: 4 experts cannot be spread evenly"),
+        ({"expert_TLK": IDS, "layers": ("a",)}, "layers: 1 names for 2 layers"),
+        ({"expert_TLK": IDS, "score_TLK": SCORES[:2]}, r"score_TLK: float16 \[2, 2, 2\]; must be"),
+        ({"expert_TLK": IDS, "score_TLK": IDS}, "score_TLK: uint8"),
+        ({"expert_TLK": IDS, "score_TLK": changed(SCORES, -1)}, "score_TLK=-1.0: .*token 1, layer"),
+        ({"expert_TLK": IDS, "score_TLK": changed(SCORES, np.nan)}, "score_TLK=nan"),
+        ({"expert_TLK": IDS, "score_TLK": changed(SCORES, np.inf)}, "score_TLK=inf"),
+        ({"expert_TLK": IDS, "step_T": np.array([0, 2, 1])}, "step_T: must begin"),
+        ({"expert_TLK": IDS, "step_T": np.array([-1, 0, 1])}, "step_T: must begin"),
+        ({"expert_TLK": IDS, "step_T": np.array([0, 1])}, r"step_T: int64 \[2\]; must be integers"),
+        ({"expert_TLK": IDS, "request_T": np.array([0.5, 1, 2])}, "request_T: float64"),
+        ({"load_SLE": LOADS - [[[0], [1]]]}, r"load_SLE=-1: a count .*\(step 0, layer 1\)"),
+        ({"load_SLE": LOADS / 2}, "load_SLE: float64"),
+        ({"load_SLE": LOADS, "n_experts": 5}, "n_experts=5: load_SLE has 4"),
+        ({"load_SLE": LOADS, "top_k": 3}, "top_k=3: a step's counts"),
+        ({"load_SLE": LOADS, "step_T": np.array([0])}, "step_T: belongs to expert_TLK"),
+        ({"expert_TLK": IDS, "decode_S": np.array([True])}, "decode_S: .* need step_T"),
+        ({"load_SLE": LOADS, "decode_S": np.array([1])}, r"decode_S: int64 \[1\]; must be bool"),
+        ({"load_SLE": LOADS, "decode_S": np.array([True] * 2)}, r"decode_S: bool \[2\]"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        Trace(**{"n_experts": 4} | fields)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.parquet"])
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("trace", [full(), COUNTED, Trace(4, IDS)])
+def test_it_is_read_as_it_was_written(
+    trace: Trace, name: str, compress: bool, tmp_path: Path
+) -> None:
+    save_trace(trace, tmp_path / name, compress=compress)
+    found = load_trace(tmp_path / name)
+    for field in Trace.__dataclass_fields__:
+        written, read = getattr(trace, field), getattr(found, field)
+        if isinstance(written, np.ndarray):
+            np.testing.assert_array_equal(written, read)
+            assert written.dtype == read.dtype
+        else:
+            assert written == read
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    if trace.expert_TLK is not None and name == "a.npz":
+        assert isinstance(found.expert_TLK.base, np.memmap) is not compress
+
+
+def test_steps_and_loads() -> None:
+    trace = full()
+    assert (trace.n_tokens, trace.n_steps, trace.top_k) == (3, 2, 2)
+    counted = np.zeros((2, 2, 4), dtype=int)
+    for token, step in enumerate((0, 0, 1)):
+        for layer in range(2):
+            counted[step, layer, IDS[token, layer]] += 1
+    np.testing.assert_array_equal(trace.loads(), counted)
+    cut = dataclasses.replace(trace, decode_S=None).in_steps(2)
+    assert cut.step_T.tolist() == [0, 0, 1]  # type: ignore[union-attr]
+    assert COUNTED.n_tokens == COUNTED.n_steps * 2
+    assert Trace(4, IDS).n_steps == 1
+    assert unsigned(np.array([300])).dtype == np.uint16
+    with pytest.raises(UsageError, match="expert_TLK=-1"):
+        unsigned(np.array([-1]))
+
+
+def test_loads_are_kept_and_those_of_parts_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for trace in (full(), COUNTED):
+        fresh = dataclasses.replace(trace)
+        loads = trace.loads()
+        assert trace.loads() is loads
+        assert not loads.flags.writeable
+        for part, again in (
+            (trace, fresh),
+            (trace.second_half(), fresh.second_half()),
+            (trace.only("decode"), fresh.only("decode")),
+        ):
+            counted = np.concatenate([steps.load_SLE for steps in part.by_steps()])
+            np.testing.assert_array_equal(counted, again.loads())
+    monkeypatch.setattr("capmoe_serve.trace._MOST_LOADS", 15)
+    with pytest.raises(UsageError, match=r"2 steps × 2 layers × 4 experts are too many"):
+        full().loads()
+
+
+def test_steps_of_one_kind() -> None:
+    trace = full()
+    for kind, step in (("prompts", 0), ("decode", 1)):
+        only = trace.only(kind)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(only.loads(), trace.loads()[step : step + 1])
+        assert only.decode_steps == step
+        assert only.only(kind) is only
+        assert only.score_TLK is not None
+        assert only.request_T is not None
+        assert len(only.score_TLK) == len(only.request_T) == only.n_tokens
+        again, said = in_known_steps(trace, 1, kind)  # type: ignore[arg-type]
+        assert said
+        assert (again.n_steps, again.decode_steps) == (only.n_tokens, step * 1)
+    assert COUNTED.only("decode").n_steps == 2
+    assert COUNTED.only("prompts").n_steps == 1
+    with pytest.raises(UsageError, match="step tokens: the trace has prompts and decode steps"):
+        in_known_steps(trace, 2)
+    with pytest.raises(UsageError, match="only=prompts: the trace has no such step"):
+        trace.only("decode").only("prompts")
+    with pytest.raises(UsageError, match="only=decode: the trace does not say"):
+        Trace(4, IDS).only("decode")
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.parquet", "a.txt"])
+def test_a_file_that_is_no_trace_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"PK\x03\x04 half")
+    with pytest.raises(UsageError, match=r"not a whole trace of this suite|choose one of"):
+        load_trace(path)
+    np.savez(tmp_path / "b.npz", about=np.array([object()], dtype=object))
+    with pytest.raises(UsageError, match=r"about\.npy: holds Python objects"):
+        load_trace(tmp_path / "b.npz")
