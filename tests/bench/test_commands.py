@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from capmoe_serve.bench import placement
 from capmoe_serve.trace import Trace
 
-from capmoe_eval.bench import placement
 from capmoe_eval.bench.command import main
 from capmoe_eval.experiment.timings.schema import read_evaluation
 
