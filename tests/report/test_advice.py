@@ -20,8 +20,7 @@ from matplotlib.axes import Axes
 
 from capmoe_eval.__main__ import main
 from capmoe_eval.report.advice.page import content, front_names, text, to_html
-from capmoe_eval.report.advice.picture import front_panel
-from capmoe_eval.report.figures.panels import Words, draw
+from capmoe_eval.report.advice.picture import draw_front
 from capmoe_eval.report.site.efficiency import example_words, serving_page
 from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.page import SERVING, Address
@@ -196,7 +195,7 @@ def test_the_front_names_who_is_kept_once_and_the_page_has_what_it_leaves_out() 
 
 def drawn(advice: Advice) -> Axes:
     """The axes of the picture on the page, whose legend is the figure's."""
-    (axes,) = draw(front_panel(advice, front_names(advice))).axes
+    (axes,) = draw_front(advice, front_names(advice)).axes
     return axes
 
 
@@ -277,6 +276,6 @@ def test_near_points_of_the_front_share_a_label() -> None:
     twin = first.model_copy(update={"speedup": first.reached + 1e-6})
     front = {"first": first, "twin": twin, "second": second}
     settings = (*advice.settings, twin)
-    picture = front_panel(advice.model_copy(update={"settings": settings}), front)
-    labels = [mark.text for mark in picture.rows[0][0].marks if isinstance(mark, Words)]
+    (axes,) = draw_front(advice.model_copy(update={"settings": settings}), front).axes
+    labels = [text.get_text() for text in axes.texts]
     assert labels == ["1, 2", "3"]
