@@ -101,7 +101,8 @@ def test_the_method_alone_has_a_colour_in_its_panels() -> None:
         }
         assert {colours["Token Drop"], colours["no limit"]} == {GREY.lower()}
         assert BLUE.lower() not in colours.values()
-        assert {to_hex(box.lines[0].get_color()) for box in axes.containers} == {BLUE.lower()}
+    boxes = [box for axes in figure.axes for box in axes.containers]
+    assert {to_hex(box.lines[0].get_color()) for box in boxes} == {BLUE.lower()}
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "Token Drop",
         "no limit",
