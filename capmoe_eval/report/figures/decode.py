@@ -24,7 +24,7 @@ _NO_LIMIT: Final = "no limit"
 _POINTS: Final = {"markersize": 3, "elinewidth": 0.7, "capsize": 1.5}
 
 
-def by_mode(shown: FigureRecords) -> pd.DataFrame:
+def by_mode(sources: FigureRecords) -> pd.DataFrame:
     """Return each task's scores by γ in both modes, and what decode steps do of the damage.
 
     ``steps_percent`` is a column of the rows of every step.
@@ -32,9 +32,9 @@ def by_mode(shown: FigureRecords) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
-    limited, stock = shown.cells("generation"), shown.cells("generation_unlimited")
-    for model, title in shown.models.items():
-        for task, name in shown.tasks.items():
+    limited, stock = sources.cells("generation"), sources.cells("generation_unlimited")
+    for model, title in sources.models.items():
+        for task, name in sources.tasks.items():
             cells = pd.concat([of for of in (limited, stock) if len(of)])
             cells = cells[(cells["model"] == model) & (cells["task"] == task)]
             cells = cells.sort_values("gamma", kind="stable")
@@ -54,7 +54,7 @@ def by_mode(shown: FigureRecords) -> pd.DataFrame:
                 }
             )
             reasons: dict[str, list[str]] = {}
-            for number, share in _shares(shown, cells).items():
+            for number, share in _shares(sources, cells).items():
                 if isinstance(share, str):
                     reasons.setdefault(share, []).append(gamma_text(rows["gamma"][number]))
                 else:
@@ -63,21 +63,21 @@ def by_mode(shown: FigureRecords) -> pd.DataFrame:
             parts.append(rows)
             for reason, at in reasons.items():
                 points = ", ".join(at)
-                shown.notes.append(f"{title}, {name}: no share at γ={points}: {reason}.")
-        shown.notes.extend(_steps(title, limited[limited["model"] == model]))
+                sources.notes.append(f"{title}, {name}: no share at γ={points}: {reason}.")
+        sources.notes.extend(_steps(title, limited[limited["model"] == model]))
     frame = with_interval(pd.concat(parts, ignore_index=True), "score")
     shares = [f"steps_percent{end}" for end in ("", "_low", "_high")]
     return frame.reindex(columns=list(dict.fromkeys([*frame, *shares])))
 
 
-def _shares(shown: FigureRecords, cells: pd.DataFrame) -> dict[Any, Interval | str]:
+def _shares(sources: FigureRecords, cells: pd.DataFrame) -> dict[Any, Interval | str]:
     """Return the decode steps' share of the damage, or why it is not known, by row of every step.
 
     The share is only known where the damage of every step is distinguishable from zero: where its
     95 % interval lies above 0.
     """
     answers = {
-        number: next(iter(answered_by_cells(shown.results, cells.loc[[number]]).values()))
+        number: next(iter(answered_by_cells(sources.results, cells.loc[[number]]).values()))
         for number in cells.index
     }
     baseline = next((answers[n] for n in cells.index[cells["method"] == "baseline"]), None)

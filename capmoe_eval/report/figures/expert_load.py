@@ -26,12 +26,12 @@ _FEW: Final = 40
 """The numbers of more experts would run into each other."""
 
 
-def load_of_layers(shown: FigureRecords, *parts: str) -> pd.DataFrame:
+def load_of_layers(sources: FigureRecords, *parts: str) -> pd.DataFrame:
     """Return the layers of some parts with ``load`` and ``load_left``, before and after drops.
 
     Loads are over the mean load N̄ that the router asks for.
     """
-    layers = shown.layers(*parts)
+    layers = sources.layers(*parts)
     for name, column in (("load", "load_before"), ("load_left", "load_after")):
         loads = zip(layers[column], layers["assignments"], layers["n_experts"], strict=True)
         layers[name] = [np.array(load) * (count / pairs) for load, pairs, count in loads]
@@ -44,22 +44,22 @@ def fullest_layer(layers: pd.DataFrame) -> pd.DataFrame:
     return layers[layers["layer"] == peaks.idxmax()]
 
 
-def of_one_layer(shown: FigureRecords) -> pd.DataFrame:
+def of_one_layer(sources: FigureRecords) -> pd.DataFrame:
     """Return the load of each expert in the layer with the fullest, the fullest first."""
     import pandas as pd
 
-    (layer,) = fullest_layer(load_of_layers(shown, "baseline")).itertuples()
+    (layer,) = fullest_layer(load_of_layers(sources, "baseline")).itertuples()
     rows = pd.DataFrame({"load": sorted(layer.load, reverse=True)}).rename_axis("place")
-    rows = rows.reset_index().assign(model=shown.title, task=shown.tasks[layer.task])
+    rows = rows.reset_index().assign(model=sources.title, task=sources.tasks[layer.task])
     rows["layer"] = layer.layer + 1
     # Names with a dot are no attributes of a row.
-    peaks = shown.layers("baseline").query(f"layer == {layer.layer}").iloc[0]
+    peaks = sources.layers("baseline").query(f"layer == {layer.layer}").iloc[0]
     rows["peak_mean"], rows["peak_max"] = (
         peaks[f"peak.expert_before.{of}"] for of in ("mean", "max")
     )
-    if published := figure1_bars(shown.model, len(rows)):
+    if published := figure1_bars(sources.model, len(rows)):
         rows["paper"] = published
-        shown.notes.append(published_note("figure1"))
+        sources.notes.append(published_note("figure1"))
     return rows
 
 
@@ -89,12 +89,12 @@ def fig1(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_task(shown: FigureRecords) -> pd.DataFrame:
+def by_task(sources: FigureRecords) -> pd.DataFrame:
     """Return the load of each expert in one layer on each task, in one order of the experts."""
-    layers = fullest_layer(load_of_layers(shown, "baseline"))
+    layers = fullest_layer(load_of_layers(sources, "baseline"))
     order = np.argsort(-np.mean(layers["load"].tolist(), axis=0), kind="stable").tolist()
-    rows = layers[["task", "layer", "load", "peak.expert_before.max"]].assign(model=shown.title)
-    rows["task"], rows["layer"] = rows["task"].map(shown.tasks), rows["layer"] + 1
+    rows = layers[["task", "layer", "load", "peak.expert_before.max"]].assign(model=sources.title)
+    rows["task"], rows["layer"] = rows["task"].map(sources.tasks), rows["layer"] + 1
     rows["load"] = [load[order] for load in rows["load"]]
     rows["expert"] = [order] * len(rows)
     rows = rows.rename(columns={"peak.expert_before.max": "peak_max"})
@@ -130,12 +130,12 @@ def fig2(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def after_drop(shown: FigureRecords) -> pd.DataFrame:
+def after_drop(sources: FigureRecords) -> pd.DataFrame:
     """Return what the experts of one layer compute by method, sorted, and what was asked for."""
     import pandas as pd
 
-    layers = load_of_layers(shown, "token_drop", "ranked", "all_experts")
-    task = next(iter(shown.tasks))
+    layers = load_of_layers(sources, "token_drop", "ranked", "all_experts")
+    task = next(iter(sources.tasks))
     layers = fullest_layer(layers[layers["task"] == task])
     first = layers.iloc[0]
     lines = [("asked for (Token Drop)", first["load"])]
@@ -143,8 +143,8 @@ def after_drop(shown: FigureRecords) -> pd.DataFrame:
     return pd.concat(
         pd.DataFrame(
             {
-                "model": shown.title,
-                "task": shown.tasks[task],
+                "model": sources.title,
+                "task": sources.tasks[task],
                 "layer": first["layer"] + 1,
                 "gamma": first["cell.gamma"],
                 "effective_gamma": first["effective_gamma"],
@@ -171,7 +171,7 @@ def _drop_label(layer: pd.Series[Any]) -> str:
     parts=["token_drop", "ranked", "all_experts"],
 )  # fmt: skip
 def fig9(rows: pd.DataFrame) -> Figure:
-    """What the experts of one layer compute, over the mean load N̄ before any drop, sorted for each
+    """Load that the experts of one layer compute, over N̄ before any drop, sorted for each
     method by itself; dotted: γ. m is the number of added candidates per token. A flat line uses
     every slot. Capacities are rounded up on each rank, so that with few tokens a line can lie above
     γ; dashed: γ after rounding, of records that have it.
@@ -194,11 +194,11 @@ def fig9(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_layer(shown: FigureRecords) -> pd.DataFrame:
+def by_layer(sources: FigureRecords) -> pd.DataFrame:
     """Return each layer's sorted loads, mean over tasks, and the peaks of its batches."""
     import pandas as pd
 
-    layers = load_of_layers(shown, "routing")
+    layers = load_of_layers(sources, "routing")
     peaks = layers.groupby("layer")
     rows = pd.DataFrame(
         {
@@ -208,10 +208,10 @@ def by_layer(shown: FigureRecords) -> pd.DataFrame:
         }
     )
     rows = rows.reset_index().assign(layer=lambda frame: frame["layer"] + 1)
-    rows["model"], rows["tasks"] = shown.title, layers["task"].nunique()
+    rows["model"], rows["tasks"] = sources.title, layers["task"].nunique()
     rows["place"] = [range(len(load)) for load in rows["load"]]
-    if printed := printed_figure("fig13_16_peak_load_over_mean").get(shown.model):
-        shown.notes.append(
+    if printed := printed_figure("fig13_16_peak_load_over_mean").get(sources.model):
+        sources.notes.append(
             f"The paper's text says of these peaks: {printed['text']} N̄ (Appendix F)."
         )
         rows["paper"], rows["paper_text"] = printed["value"], printed["text"]

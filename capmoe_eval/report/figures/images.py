@@ -48,16 +48,16 @@ _APART: Final = 0.03
 _BY_PRIORITY: Final = {"parts": ["images", "images_priority", "images_drops"], "tasks": ["mme"]}
 
 
-def modality_loads(shown: FigureRecords) -> pd.DataFrame:
+def modality_loads(sources: FigureRecords) -> pd.DataFrame:
     """Return each expert's load by modality, in the layer with the fullest, and the paper's."""
     import pandas as pd
 
-    layer = fullest_layer(load_of_layers(shown, "images")).iloc[0]
-    texts = {name: _of_image(shown, layer, f"{name}.load_before") for name in ("image", "text")}
+    layer = fullest_layer(load_of_layers(sources, "images")).iloc[0]
+    texts = {name: _of_image(sources, layer, f"{name}.load_before") for name in ("image", "text")}
     both, of_text = (printed_figure(f"fig10_{name}_pixels_pm0.03") for name in ("total", "text"))
     of_image = [max(total - part, 0.0) for total, part in zip(both, of_text, strict=True)]
-    where = f"{shown.title}, {shown.tasks[layer['task']]}, MoE layer {layer['layer'] + 1}"
-    shown.notes.append(published_note("figure10"))
+    where = f"{sources.title}, {sources.tasks[layer['task']]}, MoE layer {layer['layer'] + 1}"
+    sources.notes.append(published_note("figure10"))
     sides = []
     for source, loads in (
         (where, pd.DataFrame(texts)),
@@ -96,21 +96,21 @@ def fig10(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_capability(shown: FigureRecords) -> pd.DataFrame:
+def by_capability(sources: FigureRecords) -> pd.DataFrame:
     """Return scores by capability, unlimited and at γ = 0.5 with images first, and the paper's."""
     import pandas as pd
 
     printed = printed_figure("fig11_mmbench")
     names = [name for name in printed if name not in ("source", "order")]
-    records = {record.method: record for record in shown.of_model("images", "images_half")}
-    shown.notes.append(published_note("figure11"))
+    records = {record.method: record for record in sources.of_model("images", "images_half")}
+    sources.notes.append(published_note("figure11"))
     rows = []
     for place, method in enumerate(_CAPABILITY_LOOKS):
         about = {"method": method_title(method)}
         for name in names if method in records else ():
             score = records[method].score(name)
             stderr = math.nan if score.stderr is None else 100 * score.stderr
-            ours = {"source": shown.title, "capability": name, "score": 100 * score.value}
+            ours = {"source": sources.title, "capability": name, "score": 100 * score.value}
             rows.append(about | ours | {"stderr": stderr})
         theirs = {"source": _PAPER, "stderr": math.nan}
         rows += [about | theirs | {"capability": n, "score": printed[n][place]} for n in names]
@@ -152,57 +152,57 @@ def fig11(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_priority(shown: FigureRecords) -> pd.DataFrame:
+def by_priority(sources: FigureRecords) -> pd.DataFrame:
     """Return peak, right answers and what is dropped, by the modality dropped first and by γ."""
     import pandas as pd
 
-    cells = shown.cells("images_priority", "images_drops")
+    cells = sources.cells("images_priority", "images_drops")
     modality = cells["modality"].fillna("uniform")
     cells = cells.assign(
         first=modality.map(_PRIORITIES), order=modality.map(list(_PRIORITIES).index)
     ).sort_values(["order", "gamma"], kind="stable")
-    cells = pd.concat([cells, shown.cells("images")[:1].assign(first=_NO_LIMIT)])
+    cells = pd.concat([cells, sources.cells("images")[:1].assign(first=_NO_LIMIT)])
     rows = cells[["first", "gamma"]].assign(peak=cells["load.mean_peak_after"].astype(float))
     for modality in ("text", "image"):
-        rates = cells[_column(shown, cells, f"load.modalities.{modality}.drop_rate")]
+        rates = cells[_column(sources, cells, f"load.modalities.{modality}.drop_rate")]
         rows[f"{modality}_dropped_percent"] = 100 * rates.astype(float)
-    units = [_units(shown, cells.loc[[number]]) for number in cells.index]
+    units = [_units(sources, cells.loc[[number]]) for number in cells.index]
     rows["right"] = [100 * unit.mean() for unit in units]
     rows["stderr"] = [
         100 * unit.std(ddof=1) / math.sqrt(len(unit)) if len(unit) > 1 else np.nan for unit in units
     ]
     rows = with_interval(rows, "right")
     points = list(zip(rows["peak"], rows["right"], strict=True))
-    about = {"asked": _asked(shown), "front": d.pareto_front(points)}
+    about = {"asked": _asked(sources), "front": d.pareto_front(points)}
     return rows.assign(**about).reset_index(drop=True)
 
 
-def _units(shown: FigureRecords, cell: pd.DataFrame) -> Any:
+def _units(sources: FigureRecords, cell: pd.DataFrame) -> Any:
     """Return the scores of a cell, a row of the frame, by image."""
-    ((answers,),) = answered_by_cells(shown.results, cell).values()
+    ((answers,),) = answered_by_cells(sources.results, cell).values()
     return scores_by_unit(answers)
 
 
-def _asked(shown: FigureRecords) -> str:
+def _asked(sources: FigureRecords) -> str:
     """Return the model, the task, and how many questions to how many images."""
-    cell = shown.results.cells[:1]
-    asked = f"{cell['n'].iloc[0]:,} questions to {len(_units(shown, cell)):,} images"
-    return f"{shown.title}, {shown.tasks[cell['task'].iloc[0]]}: {asked}"
+    cell = sources.results.cells[:1]
+    asked = f"{cell['n'].iloc[0]:,} questions to {len(_units(sources, cell)):,} images"
+    return f"{sources.title}, {sources.tasks[cell['task'].iloc[0]]}: {asked}"
 
 
-def _column(shown: FigureRecords, rows: pd.DataFrame, name: str) -> str:
+def _column(sources: FigureRecords, rows: pd.DataFrame, name: str) -> str:
     """Return the name of a column of a modality; UsageError if a cell does not tell it apart."""
     absent = rows[name].isna() if name in rows else rows["cell"].notna()
     if absent.any():
-        cells = shown.results.cells.set_index("cell")
+        cells = sources.results.cells.set_index("cell")
         path = cells["path"][rows["cell"][absent].iloc[0]]
         raise UsageError(f"{path}: tells no modalities; run it again with overwrite=true")
     return name
 
 
-def _of_image(shown: FigureRecords, layer: pd.Series[Any], name: str) -> Any:
+def _of_image(sources: FigureRecords, layer: pd.Series[Any], name: str) -> Any:
     """Return a list of one layer by modality; UsageError if the record does not have it."""
-    return layer[_column(shown, layer.to_frame().T, f"modalities.{name}")]
+    return layer[_column(sources, layer.to_frame().T, f"modalities.{name}")]
 
 
 @figure(
@@ -255,21 +255,23 @@ def images_text(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_place(shown: FigureRecords) -> pd.DataFrame:
+def by_place(sources: FigureRecords) -> pd.DataFrame:
     """Return the dropped share of an image's tokens by eighths of it, by method and priority."""
     import pandas as pd
 
     sides = []
     orders, priorities = "by what is kept", f"{method_title('score')}, by what is dropped first"
     for part, side in (("images_order", orders), ("images_priority", priorities)):
-        cells, layers = shown.cells(part), shown.layers(part)
+        cells, layers = sources.cells(part), sources.layers(part)
         names = cells["method"].map(method_title)
         if side == priorities:
             names = cells["modality"].fillna("uniform").map(_PRIORITIES)
         for cell, name in zip(cells["cell"], names, strict=True):
             of_cell = layers[layers["cell"] == cell]
             counts = (
-                np.array(of_cell[_column(shown, of_cell, f"modalities.image.bands.{of}")].tolist())
+                np.array(
+                    of_cell[_column(sources, of_cell, f"modalities.image.bands.{of}")].tolist()
+                )
                 for of in ("dropped", "tokens")
             )
             dropped, tokens = counts
@@ -278,8 +280,8 @@ def by_place(shown: FigureRecords) -> pd.DataFrame:
             share = np.divide(lost, asked, out=np.full(len(lost), np.nan), where=asked > 0)
             rows = {"side": side, "line": name, "dropped_percent": 100 * share}
             sides.append(pd.DataFrame(rows | {"eighth": range(1, len(share) + 1)}))
-    gamma = shown.cells("images_order", "images_priority")["gamma"].min()
-    return pd.concat(sides, ignore_index=True).assign(asked=_asked(shown), gamma=gamma)
+    gamma = sources.cells("images_order", "images_priority")["gamma"].min()
+    return pd.concat(sides, ignore_index=True).assign(asked=_asked(sources), gamma=gamma)
 
 
 @figure(

@@ -66,13 +66,13 @@ def _dropped(groups: Sequence[tuple[dict[str, Any], pd.DataFrame]]) -> pd.DataFr
     return rows.drop(columns="pad_waste")
 
 
-def dropped_by_task(shown: FigureRecords) -> pd.DataFrame:
+def dropped_by_task(sources: FigureRecords) -> pd.DataFrame:
     """Return each model's dropped share by γ on each dataset, and on all together."""
     groups = []
-    for model, layers in d.each(shown.layers("routing"), "model"):
-        title = {"model": shown.models[model]}
+    for model, layers in d.each(sources.layers("routing"), "model"):
+        title = {"model": sources.models[model]}
         of_tasks = d.each(layers, "task")
-        groups += [(title | {"task": shown.tasks[task]}, same) for task, same in of_tasks]
+        groups += [(title | {"task": sources.tasks[task]}, same) for task, same in of_tasks]
         groups.append((title | {"task": _ALL}, layers))
     return _dropped(groups)
 
@@ -100,10 +100,10 @@ def fig7(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def dropped_by_layer(shown: FigureRecords) -> pd.DataFrame:
+def dropped_by_layer(sources: FigureRecords) -> pd.DataFrame:
     """Return a model's dropped share by γ in each layer over all datasets, and in all layers."""
-    layers = shown.layers("routing")
-    title = {"model": shown.title, "tasks": layers["task"].nunique()}
+    layers = sources.layers("routing")
+    title = {"model": sources.title, "tasks": layers["task"].nunique()}
     groups = [(title | {"layer": n + 1}, same) for n, same in layers.groupby("layer")]
     return _dropped([*groups, (title | {"layer": _ALL}, layers)])
 
@@ -151,17 +151,17 @@ for _place, _model in enumerate(PAPER_MODELS):
     )(_by_layers)
 
 
-def scores_by_rank(shown: FigureRecords) -> pd.DataFrame:
+def scores_by_rank(sources: FigureRecords) -> pd.DataFrame:
     """Return the mean gate score at each rank, over tokens and layers, and the layers' extremes."""
     import pandas as pd
 
     parts = []
-    for model, layers in d.each(shown.layers("routing"), "model"):
+    for model, layers in d.each(sources.layers("routing"), "model"):
         has_scores = layers["score_by_rank"].notna().groupby(layers["task"]).transform("all")
         if not has_scores.all():
             tasks = ", ".join(layers["task"][~has_scores].unique())
-            shown.notes.append(
-                f"{shown.models[model]}: no scores by rank in the records of {tasks}; compute them "
+            sources.notes.append(
+                f"{sources.models[model]}: no scores by rank in the records of {tasks}; compute them "
                 "anew with overwrite=true."
             )
         if has_scores.any():
@@ -172,9 +172,9 @@ def scores_by_rank(shown: FigureRecords) -> pd.DataFrame:
             columns = {"gate_score": np.mean, "lowest_layer": np.min, "highest_layer": np.max}
             rows = pd.DataFrame({name: of(means, axis=0) for name, of in columns.items()})
             rows["rank"], rows["top_k"] = range(1, len(rows) + 1), layers["top_k"].iloc[0]
-            parts.append(rows.assign(model=shown.models[model]))
+            parts.append(rows.assign(model=sources.models[model]))
     if not parts:
-        raise UsageError(f"fig8: {shown.notes[-1]}")
+        raise UsageError(f"fig8: {sources.notes[-1]}")
     return pd.concat(parts, ignore_index=True)
 
 
@@ -218,7 +218,7 @@ def best_gamma(grid: pd.DataFrame, penalty: float) -> float | None:
     return float(grid["gamma"][costs.idxmin()]) if costs.notna().any() else None
 
 
-def waste_by_gamma(shown: FigureRecords) -> pd.DataFrame:
+def waste_by_gamma(sources: FigureRecords) -> pd.DataFrame:
     """Return drops and padding by γ, and the best γ by penalty: rows of one kind, then the other.
 
     ``best_for`` has those of the penalties 1, 5 and 20 that a γ is best for.
@@ -226,8 +226,8 @@ def waste_by_gamma(shown: FigureRecords) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
-    for model, layers in d.each(shown.layers("routing"), "model"):
-        title, grid = shown.models[model], pooled_grid(layers)
+    for model, layers in d.each(sources.layers("routing"), "model"):
+        title, grid = sources.models[model], pooled_grid(layers)
         best = {penalty: best_gamma(grid, penalty) for penalty in PENALTIES}
         of_gamma = grid.assign(
             model=title,
@@ -243,7 +243,7 @@ def waste_by_gamma(shown: FigureRecords) -> pd.DataFrame:
         parts += [of_gamma, of_penalty.assign(model=title)]
         last = grid["gamma"].iloc[-1]
         if at_end := [f"{penalty:g}" for penalty, gamma in best.items() if gamma == last]:
-            shown.notes.append(
+            sources.notes.append(
                 f"{title}: the best γ is the largest of the grid, {gamma_text(last)}, "
                 f"for λ = {', '.join(at_end)}; a larger one may be better."
             )

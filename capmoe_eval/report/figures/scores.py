@@ -78,7 +78,7 @@ def over_tasks(
         yield mean
 
 
-def curves(shown: FigureRecords) -> pd.DataFrame:
+def curves(sources: FigureRecords) -> pd.DataFrame:
     """Return scores under Token Drop by γ of each task and their mean, and what was dropped.
 
     The mean is there where all tasks are. A model without a record with a capacity is left out; a
@@ -87,38 +87,38 @@ def curves(shown: FigureRecords) -> pd.DataFrame:
     import pandas as pd
 
     # γ=∞ is the baseline, which the figure has anyway.
-    limited = shown.cells("curve").dropna(subset="gamma").sort_values("gamma", kind="stable")
+    limited = sources.cells("curve").dropna(subset="gamma").sort_values("gamma", kind="stable")
     if limited.empty:
-        more = "; ".join(shown.absent[:2])
+        more = "; ".join(sources.absent[:2])
         raise UsageError(f"fig12: its curves have no record; compute them: {more}")
-    unlimited = shown.cells("unlimited")
+    unlimited = sources.cells("unlimited")
     loads = {"dropped": "drop_rate", "effective_gamma": "effective_gamma"}
     rows: list[dict[str, Any]] = []
-    for model, title in shown.models.items():
+    for model, title in sources.models.items():
         of_model = limited[limited["model"] == model]
         if of_model.empty:
-            shown.notes.append(f"{title} is left out: it has no record.")
+            sources.notes.append(f"{title} is left out: it has no record.")
             continue
         about = {"model": title}
-        for task, name in shown.tasks.items():
+        for task, name in sources.tasks.items():
             for _, cell in of_model[of_model["task"] == task].iterrows():
                 columns = {name: cell[name] for name in ("gamma", "effective_gamma")}
                 rows.append(about | {"task": name, "score": 100 * cell["value"]} | columns)
         lacking: dict[str, list[str]] = {}
-        for mean in over_tasks(of_model, shown.tasks, ["gamma"], **loads):
+        for mean in over_tasks(of_model, sources.tasks, ["gamma"], **loads):
             if missing := mean.pop("lacking"):
-                names = ", ".join(shown.tasks[task] for task in missing)
+                names = ", ".join(sources.tasks[task] for task in missing)
                 lacking.setdefault(names, []).append(gamma_text(mean["gamma"]))
             else:
                 rows.append(about | {"task": _MEAN} | mean)
-        shown.notes.extend(
+        sources.notes.extend(
             [f"{title}: no mean at γ={', '.join(at)}: {of} missing." for of, at in lacking.items()]
         )
-        of_stock = over_tasks(unlimited[unlimited["model"] == model], shown.tasks, ["model"])
+        of_stock = over_tasks(unlimited[unlimited["model"] == model], sources.tasks, ["model"])
         stock = (about | {"task": _STOCK, "score": mean.get("score")} for mean in of_stock)
         rows += [mean for mean in stock if mean["score"] is not None]
-        if published := table1_scores(model, list(shown.tasks.values())):
-            shown.notes.append(published_note("table1"))
+        if published := table1_scores(model, list(sources.tasks.values())):
+            sources.notes.append(published_note("table1"))
             values = zip(published["gamma"], published["value"], strict=True)
             printed = {"task": _PRINTED}
             rows += [about | printed | {"gamma": at, "score": value} for at, value in values]
@@ -171,24 +171,24 @@ def fig12(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_rounds(shown: FigureRecords) -> pd.DataFrame:
+def by_rounds(sources: FigureRecords) -> pd.DataFrame:
     """Return score and lost pairs by rounds; one round is Token Drop, and none the stock model."""
     import pandas as pd
 
-    cells = shown.cells("one_round", "rounds")
+    cells = sources.cells("one_round", "rounds")
     cells["rounds"] = cells["rounds"].fillna(1).astype(int)
-    layers = shown.layers("one_round", "rounds").groupby("cell")
+    layers = sources.layers("one_round", "rounds").groupby("cell")
     computed = layers["load_after"].agg(lambda loads: sum(map(sum, loads)))
     cells["unserved"] = cells["cell"].map(1 - computed / layers["assignments"].sum())
     loads = {"dropped": "drop_rate", "unserved": "unserved"}
-    rows = list(over_tasks(cells.sort_values("rounds"), shown.tasks, ["rounds"], **loads))
+    rows = list(over_tasks(cells.sort_values("rounds"), sources.tasks, ["rounds"], **loads))
     for mean in rows:
         if mean["lacking"]:
             number = mean["rounds"]
-            shown.notes.append(f"No mean after {number} rounds: not every task is there.")
-    stock = shown.cells("baseline").assign(rounds=0)
-    rows += over_tasks(stock, shown.tasks, ["rounds"])
-    about = {"model": shown.title, "tasks": len(shown.tasks), "gamma": cells["gamma"].min()}
+            sources.notes.append(f"No mean after {number} rounds: not every task is there.")
+    stock = sources.cells("baseline").assign(rounds=0)
+    rows += over_tasks(stock, sources.tasks, ["rounds"])
+    about = {"model": sources.title, "tasks": len(sources.tasks), "gamma": cells["gamma"].min()}
     columns = ["rounds", "score", "stderr", *loads]
     whole = [mean for mean in rows if not mean["lacking"]]
     frame = with_interval(pd.DataFrame(whole, columns=columns), "score").assign(**about)
@@ -232,26 +232,26 @@ def v1_fig7(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_peak(shown: FigureRecords) -> pd.DataFrame:
+def by_peak(sources: FigureRecords) -> pd.DataFrame:
     """Return mean score and mean peak load of each method and γ, and whether it is on the front."""
     import pandas as pd
 
-    cells = shown.cells("baseline", "methods", "at_random")
+    cells = sources.cells("baseline", "methods", "at_random")
     on_devices = cells["granularity"].eq("device")
     cells["method"] = cells["method"].mask(on_devices, "device_drop")
     rows = []
     loads = {"peak": "load.mean_peak_after"}
-    for mean in over_tasks(cells, shown.tasks, ["method", "gamma"], **loads):
+    for mean in over_tasks(cells, sources.tasks, ["method", "gamma"], **loads):
         if mean["lacking"]:
             gamma = None if np.isnan(mean["gamma"]) else mean["gamma"]
             name = metric_and_title(mean["method"]) + gamma_suffix(gamma, " at γ=")
-            shown.notes.append(f"{name} is left out: not every task is there.")
+            sources.notes.append(f"{name} is left out: not every task is there.")
         else:
             rows.append(mean)
     frame = pd.DataFrame(rows, columns=["method", "gamma", "score", "peak"])
     points = list(zip(frame["peak"], frame["score"], strict=True))
     return frame.assign(
-        front=d.pareto_front(points), model=shown.title, tasks=len(shown.tasks)
+        front=d.pareto_front(points), model=sources.title, tasks=len(sources.tasks)
     ).sort_values(["method", "peak"], kind="stable")
 
 
@@ -283,7 +283,7 @@ def metric_and_title(method: str) -> str:
     return title if title == metric else f"{title} ({metric})"
 
 
-def flips(shown: FigureRecords) -> pd.DataFrame:
+def flips(sources: FigureRecords) -> pd.DataFrame:
     """Return how many answers differ between settings of the batch, and by how much the score.
 
     Every pair of settings of a method is compared, over batch sizes and over shuffles:
@@ -293,10 +293,10 @@ def flips(shown: FigureRecords) -> pd.DataFrame:
 
     rows = []
     for part, dealt in (("batch_sizes", "by length"), ("shuffles", "by length and at random")):
-        cells = shown.cells(part)
+        cells = sources.cells(part)
         sizes = ", ".join(map(str, sorted(cells["batch_size"].astype(int).unique())))
         for method, same in d.each(cells, "method"):
-            if rates := _flip_rates(shown, same):
+            if rates := _flip_rates(sources, same):
                 rows.append(
                     {
                         "dealt": f"{dealt}, batches of {sizes}",
@@ -310,20 +310,20 @@ def flips(shown: FigureRecords) -> pd.DataFrame:
     if not rows:
         raise UsageError(
             "companions: no method has two settings with the same documents; measure them: "
-            + "; ".join(shown.absent[:2])
+            + "; ".join(sources.absent[:2])
         )
-    cells = shown.cells("batch_sizes", "shuffles")
-    about = {"model": shown.title, "documents": cells["n"].iloc[0], "gamma": cells["gamma"].min()}
+    cells = sources.cells("batch_sizes", "shuffles")
+    about = {"model": sources.title, "documents": cells["n"].iloc[0], "gamma": cells["gamma"].min()}
     return pd.DataFrame(rows).assign(**about)
 
 
-def _flip_rates(shown: FigureRecords, cells: pd.DataFrame) -> list[float]:
+def _flip_rates(sources: FigureRecords, cells: pd.DataFrame) -> list[float]:
     """Return the share of answers that differ, in percent, for each pair of settings."""
     answers = {}
     for number, cell in cells.iterrows():
         dealt = "by length" if cell["shuffle"] is None else f"shuffle {cell['shuffle']:g}"
         setting = f"batch {cell['batch_size']}, {dealt}"
-        answers[setting] = answered_by_cells(shown.results, cells.loc[[number]])
+        answers[setting] = answered_by_cells(sources.results, cells.loc[[number]])
     rates = []
     for first, second in itertools.combinations(answers, 2):
         # The mixture is of several tasks, by model and task.
@@ -331,7 +331,7 @@ def _flip_rates(shown: FigureRecords, cells: pd.DataFrame) -> list[float]:
         if unpaired := next((p for p in paired if isinstance(p, Unpaired)), None):
             title = method_title(cells["method"].iloc[0])
             both = f"{first} and {second}"
-            shown.notes.append(f"{title}: {both} are not compared: {unpaired.reason}.")
+            sources.notes.append(f"{title}: {both} are not compared: {unpaired.reason}.")
         else:
             moved = np.concatenate([p.differences for p in paired if isinstance(p, Paired)]) != 0
             rates.append(100 * float(moved.mean()))

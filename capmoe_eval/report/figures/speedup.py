@@ -67,7 +67,7 @@ _SPREAD: Final = {
 
 
 def _gains(
-    shown: FigureStudies,
+    sources: FigureStudies,
     run: ShownRun,
     part: str = "layer",
     place: int = 0,
@@ -87,23 +87,23 @@ def _gains(
         "together": point.routing.together,
         "part": part,
     }
-    rows = pd.DataFrame(shown.gains(run, part, place)).assign(**about)
+    rows = pd.DataFrame(sources.gains(run, part, place)).assign(**about)
     rows = rows.rename(columns={"low": "speedup_low", "high": "speedup_high"})
     return rows.assign(paper=[paper(row) for _, row in rows.iterrows()])
 
 
-def of_layers(shown: FigureStudies) -> pd.DataFrame:
+def of_layers(sources: FigureStudies) -> pd.DataFrame:
     """Return the speedup of one MoE layer of each model, by method and γ."""
     import pandas as pd
 
-    shown.notes.extend([_PRINT_NOTE, *shown.repetitions()])
+    sources.notes.extend([_PRINT_NOTE, *sources.repetitions()])
     return pd.concat(
         _gains(
-            shown,
+            sources,
             run,
             paper=lambda row, of=run: layer_speedup(of.run.model, row["method"], row["gamma"]),
         )
-        for run, _ in shown.first_points()
+        for run, _ in sources.first_points()
     )
 
 
@@ -119,18 +119,18 @@ def fig4(rows: pd.DataFrame) -> Figure:
     return _bars(rows, "method_name")
 
 
-def of_prefills(shown: FigureStudies) -> pd.DataFrame:
+def of_prefills(sources: FigureStudies) -> pd.DataFrame:
     """Return the speedup of a prefill of each model, beside one layer's; UsageError without any."""
     import pandas as pd
 
-    shown.notes.extend([_PRINT_NOTE, *shown.repetitions()])
+    sources.notes.extend([_PRINT_NOTE, *sources.repetitions()])
     parts = []
-    for run, point in shown.first_points():
+    for run, point in sources.first_points():
         if point.prefill is None:
-            shown.notes.append(f"{run.run.title}: its run has no prefill.")
+            sources.notes.append(f"{run.run.title}: its run has no prefill.")
             continue
         rows = _gains(
-            shown,
+            sources,
             run,
             "prefill",
             paper=lambda row, of=run.run: model_speedup(
@@ -138,7 +138,7 @@ def of_prefills(shown: FigureStudies) -> pd.DataFrame:
             ),
         )
         keys = ["method_name", "gamma"]
-        layer = _gains(shown, run)[[*keys, "speedup", "ideal"]]
+        layer = _gains(sources, run)[[*keys, "speedup", "ideal"]]
         rows = rows.merge(layer, "left", keys, suffixes=("", "_of_layer"))
         rows = rows.rename(columns={"speedup_of_layer": "layer", "ideal_of_layer": "layer_ideal"})
         parts.append(rows)
@@ -150,7 +150,7 @@ def of_prefills(shown: FigureStudies) -> pd.DataFrame:
                 for _, row in faster.iterrows()
             )
             gained = f"the prefill gains more than its first layer: {which}."
-            shown.notes.append(f"{run.run.title}: {gained}")
+            sources.notes.append(f"{run.run.title}: {gained}")
     if not parts:
         raise UsageError("fig5: no run of study speedup has a prefill; measure it with prefill")
     return pd.concat(parts)
@@ -172,17 +172,17 @@ def fig5(rows: pd.DataFrame) -> Figure:
     return _bars(rows.drop(columns="ideal"), "method_name")
 
 
-def of_granularities(shown: FigureStudies) -> pd.DataFrame:
+def of_granularities(sources: FigureStudies) -> pd.DataFrame:
     """Return speedups of a layer and a prefill with a capacity of each expert, or each device."""
     import pandas as pd
 
-    shown.notes.extend([_PRINT_NOTE, *shown.repetitions()])
+    sources.notes.extend([_PRINT_NOTE, *sources.repetitions()])
     parts = []
-    for run, point in shown.first_points():
+    for run, point in sources.first_points():
         printed = GRANULARITY if (run.run.model or "").startswith("Qwen3") else {}
         for part in ("layer", "prefill") if point.prefill else ("layer",):
             rows = _gains(
-                shown,
+                sources,
                 run,
                 part,
                 paper=lambda row, of=part, printed=printed: printed.get(
@@ -289,16 +289,16 @@ def _widths(row: pd.Series[Any]) -> str:
     return "full widths" if row["scale"] == 1 else f"widths 1/{row['scale']:g}"
 
 
-def by_peak(shown: FigureStudies) -> pd.DataFrame:
+def by_peak(sources: FigureStudies) -> pd.DataFrame:
     """Return speedup, ideal and the share of it that is reached, by method, γ and peak load."""
     import pandas as pd
 
     reached = "Share reached: of the ideal gain; none where the ideal is below 1.05."
-    shown.notes.extend([*shown.repetitions(), _IDEAL_NOTE, reached])
+    sources.notes.extend([*sources.repetitions(), _IDEAL_NOTE, reached])
     return _in_percent(
         pd.concat(
-            _gains(shown, run, place=place)
-            for run in shown.runs
+            _gains(sources, run, place=place)
+            for run in sources.runs
             for place in range(len(run.run.points))
         ).sort_values("peak", kind="stable")
     )
@@ -322,12 +322,12 @@ def skew(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_experts_per_rank(shown: FigureStudies) -> pd.DataFrame:
+def by_experts_per_rank(sources: FigureStudies) -> pd.DataFrame:
     """Return speedup, ideal and the share of it that is reached, by method, γ and placement."""
     import pandas as pd
 
-    shown.notes.extend([*shown.repetitions(), _IDEAL_NOTE])
-    runs = pd.concat(_gains(shown, run) for run in shown.runs)
+    sources.notes.extend([*sources.repetitions(), _IDEAL_NOTE])
+    runs = pd.concat(_gains(sources, run) for run in sources.runs)
     return _in_percent(runs.sort_values("experts_per_rank", kind="stable"))
 
 
@@ -391,13 +391,13 @@ def _lines(
     return canvas, grid
 
 
-def phases_of_layers(shown: FigureStudies) -> pd.DataFrame:
+def phases_of_layers(sources: FigureStudies) -> pd.DataFrame:
     """Return milliseconds of the phases of one layer, dropless first, then by falling γ."""
     import pandas as pd
 
-    shown.notes.append(published_note("figure6"))
+    sources.notes.append(published_note("figure6"))
     rows: list[dict[str, Any]] = []
-    for run, point in shown.first_points():
+    for run, point in sources.first_points():
         tightest_last = sorted(
             point.timings, key=lambda row: -(row.label.gamma or 0.0) if row.label else -math.inf
         )

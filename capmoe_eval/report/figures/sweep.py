@@ -47,14 +47,14 @@ def gather_sweep(directory: Path) -> SweepResults:
     )
 
 
-def by_gamma(shown: SweepResults) -> pd.DataFrame:
+def by_gamma(sources: SweepResults) -> pd.DataFrame:
     """Return score, drops and fullest expert by γ: a row for each model, unit, setting and γ.
 
     Tasks of a model and unit count equally. Without a limit γ is missing.
     """
     import pandas as pd
 
-    cells = shown.cells.assign(gamma=pd.to_numeric(shown.cells["gamma"], errors="coerce"))
+    cells = sources.cells.assign(gamma=pd.to_numeric(sources.cells["gamma"], errors="coerce"))
     cells["dropped_percent"] = 100 * cells["drop_rate"].astype(float)
     cells["straggler"] = cells["load.mean_peak_after"].astype(float)
     cells["line"] = _names(cells)
@@ -63,9 +63,9 @@ def by_gamma(shown: SweepResults) -> pd.DataFrame:
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)
     if without.any():
         methods = ", ".join(map(method_title, cells["method"][without].unique()))
-        shown.notes.append(f"Cells without one γ are not drawn: {methods}.")
+        sources.notes.append(f"Cells without one γ are not drawn: {methods}.")
     if without.all():
-        raise UsageError(f"{shown.names['directory']}: has no cell with one γ; nothing is drawn")
+        raise UsageError(f"{sources.names['directory']}: has no cell with one γ; nothing is drawn")
     rows = []
     for (model, unit), same in cells[~without].groupby(["model", "unit"], sort=False):
         tasks = list(dict.fromkeys(same["task"]))
@@ -74,7 +74,7 @@ def by_gamma(shown: SweepResults) -> pd.DataFrame:
         for mean in over_tasks(same, tasks, ["line", "gamma"], **loads):
             if lacking := mean.pop("lacking"):
                 name, gamma = mean["line"], mean["gamma"]
-                shown.notes.append(
+                sources.notes.append(
                     f"{model}, {name}, γ={gamma:g} is left out: no result of {', '.join(lacking)}."
                 )
                 continue

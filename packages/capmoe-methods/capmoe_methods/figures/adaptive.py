@@ -43,7 +43,7 @@ _DIFFERENCES: Final = {
 }
 
 
-def against_static(shown: FigureRecords) -> pd.DataFrame:
+def against_static(sources: FigureRecords) -> pd.DataFrame:
     """Return the points of each model by drops, and what budgets change against static factors.
 
     The rows of ``quantity`` "setting" are points of the curve, by falling drops; the others are
@@ -52,16 +52,16 @@ def against_static(shown: FigureRecords) -> pd.DataFrame:
     """
     import pandas as pd
 
-    of_models = shown.by_model("baseline", _STATIC, "adaptive")
+    of_models = sources.by_model("baseline", _STATIC, "adaptive")
     compared = outcomes(record for records in of_models.values() for record in records)
     rows: list[dict[str, Any]] = []
-    for model, title in shown.models.items():
+    for model, title in sources.models.items():
         groups: dict[Any, list[Record]] = {}
         for record in of_models.get(model, ()):
             groups.setdefault(record.cell.method, []).append(record)
         settings = []
         for method, same in groups.items():
-            if of_tasks := by_task(same, shown.tasks):
+            if of_tasks := by_task(same, sources.tasks):
                 means = [statistics.fmean(r.load.drop_rate for r in each) for each in of_tasks]
                 setting = {
                     "quantity": "setting",
@@ -83,7 +83,7 @@ def against_static(shown: FigureRecords) -> pd.DataFrame:
             ]
             about = {"quantity": quantity, "budget_of": verdict.budget_of, "budget": verdict.budget}
             rows += [
-                about | {"model": shown.models[model], "value": value}
+                about | {"model": sources.models[model], "value": value}
                 for model, value in by_model(same, of_outcome).items()
             ]
             mean: Interval | None = getattr(verdict, quantity)
@@ -92,10 +92,10 @@ def against_static(shown: FigureRecords) -> pd.DataFrame:
                 rows.append(about | {"model": _EVERY} | ends)
     verdict = primary(judged)
     if verdict is not None:
-        shown.notes.append(f"All budgets of pairs, tasks counting equally: {verdict}")
+        sources.notes.append(f"All budgets of pairs, tasks counting equally: {verdict}")
     if verdict is not None and verdict.straggler_most is not None:
         worst = f"{verdict.straggler_most:+.3f}".replace("-", "−")
-        shown.notes.append(
+        sources.notes.append(
             "Interpolation flatters the adaptive factors: if between two static ones their curve "
             f"were as low as a convex one can be, the first difference would be {worst}."
         )

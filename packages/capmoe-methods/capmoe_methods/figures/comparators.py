@@ -49,7 +49,7 @@ _WORDS: Final = {
 }
 
 
-def settings(shown: FigureRecords) -> pd.DataFrame:
+def settings(sources: FigureRecords) -> pd.DataFrame:
     """Return what each setting loses and the loads that it may bound, tasks counting equally.
 
     ``unlimited_…`` are the loads of the router alone, in the forwards of the method. Settings
@@ -58,11 +58,11 @@ def settings(shown: FigureRecords) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    stock = shown.by_model("stock")
-    of_models = shown.by_model(*(part for part in shown.records if part != "stock"))
+    stock = sources.by_model("stock")
+    of_models = sources.by_model(*(part for part in sources.records if part != "stock"))
     for of, kind in _KINDS.items():
-        tasks = _tasks(shown, of)
-        for model, title in shown.models.items():
+        tasks = _tasks(sources, of)
+        for model, title in sources.models.items():
             groups: dict[Any, list[Record]] = {}
             for record in of_models.get(model, ()):
                 if _of(record) == of:
@@ -71,7 +71,7 @@ def settings(shown: FigureRecords) -> pd.DataFrame:
             for same in groups.values():
                 line, points = _line(same[0]), lost(stock.get(model, ()), same, tasks)
                 if isinstance(points, str):
-                    shown.notes.append(f"{title}, {kind}: {line} is left out: {points}.")
+                    sources.notes.append(f"{title}, {kind}: {line} is left out: {points}.")
                 else:
                     ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
                     about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
@@ -86,11 +86,11 @@ def settings(shown: FigureRecords) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(loads, float))
 
 
-def _tasks(shown: FigureRecords, of: str) -> dict[str, str]:
+def _tasks(sources: FigureRecords, of: str) -> dict[str, str]:
     """Return the titles of the tasks that have bounded forwards of a kind."""
-    parts = (records for part, records in shown.records.items() if part != "stock")
+    parts = (records for part, records in sources.records.items() if part != "stock")
     asked = {record.task for records in parts for record in records if _of(record) == of}
-    return {task: title for task, title in shown.tasks.items() if task in asked}
+    return {task: title for task, title in sources.tasks.items() if task in asked}
 
 
 def _of(record: Record) -> str:
@@ -198,33 +198,35 @@ def _by_method(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def ranks(shown: FigureRecords) -> pd.DataFrame:
+def ranks(sources: FigureRecords) -> pd.DataFrame:
     """Return what budgets of ranks lose against the fullest rank, and balancing without loss.
 
     Balancing, a row without points, is that of the figure's tasks; what was planned on another task
-    is not shown.
+    is not sources.
     """
     import pandas as pd
 
-    rows = settings(shown)
+    rows = settings(sources)
     balanced: list[dict[str, Any]] = []
     for of, kind in _KINDS.items():
-        tasks, judged = _tasks(shown, of), set()
-        for model, title in shown.models.items():
-            for row in shown.balances:
+        tasks, judged = _tasks(sources, of), set()
+        for model, title in sources.models.items():
+            for row in sources.balances:
                 line = next((kind for kind in _LOSSLESS if row.method.startswith(kind)), None)
                 is_own = (row.model, row.of, row.planned_on) == (model, of, row.judged_on)
-                if line is not None and is_own and row.judged_on in shown.tasks:
-                    judged.add(shown.tasks[row.judged_on])
+                if line is not None and is_own and row.judged_on in sources.tasks:
+                    judged.add(sources.tasks[row.judged_on])
                     about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
                     balanced.append(
                         about | {"line": _LOSSLESS[line][0], "rank_peak": row.straggler}
                     )
         # Only where there is a panel for it.
         if judged and rows["of"].str.startswith(kind).any():
-            shown.notes.append(f"Balancing of {kind} was measured on {', '.join(sorted(judged))}.")
-    if not shown.balances:
-        shown.notes.append(
+            sources.notes.append(
+                f"Balancing of {kind} was measured on {', '.join(sorted(judged))}."
+            )
+    if not sources.balances:
+        sources.notes.append(
             "No line of lossless load balancing: capmoe-eval bench placement makes it."
         )
     frame = pd.DataFrame(balanced, columns=rows.columns).astype(rows.dtypes.to_dict())

@@ -42,22 +42,22 @@ _LOAD_OF: Final[Mapping[str, Callable[[Record], float]]] = {
 }
 
 
-def losses_and_loads(shown: FigureRecords) -> pd.DataFrame:
+def losses_and_loads(sources: FigureRecords) -> pd.DataFrame:
     """Return what MACS and Token Drop lose on questions about images, with γ and loads."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for task, title in shown.tasks.items():
-        asked = [r for r in shown.of_model(*shown.records) if r.task == task]
+    for task, title in sources.tasks.items():
+        asked = [r for r in sources.of_model(*sources.records) if r.task == task]
         stock = next((record for record in asked if record.cell.method.is_stock), None)
         if stock is None:
-            shown.notes.append(f"{title}: nothing is drawn without the result that has no limit.")
+            sources.notes.append(f"{title}: nothing is drawn without the result that has no limit.")
             continue
         lines: dict[str, list[Record]] = {label: [] for label in _LINES}
         for record in (record for record in asked if not record.cell.method.is_stock):
             label, points = _line(record), lost([stock], [record], [task])
             if isinstance(points, str):
-                shown.notes.append(
+                sources.notes.append(
                     f"{title}: {label}{gamma_suffix(record.gamma)} is left out: {points}."
                 )
                 continue
@@ -67,7 +67,7 @@ def losses_and_loads(shown: FigureRecords) -> pd.DataFrame:
             about = {"task": title, "line": label, "gamma": record.gamma or 0.0}
             rows.append(about | loads | ends)
         curve = [stock, *lines[_DROP]]
-        shown.notes.extend(
+        sources.notes.extend(
             f"{title}: {label}, γ={gamma_text(record.gamma or 0.0)}, less Token Drop: "
             f"{', '.join(parts)} points."
             for label in _LINES[2:]
