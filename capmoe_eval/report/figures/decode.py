@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.experiment.names import gamma_text, is_stock
 from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
 from capmoe_eval.paper.statistics import Interval, interval, share_of
 from capmoe_eval.report.figures import drawing as d
@@ -47,7 +47,7 @@ def by_mode(sources: FigureRecords) -> pd.DataFrame:
                     "task": name,
                     "capacity_on": cells["decode"]
                     .map(_MODES)
-                    .where(cells["method"] != "baseline", _NO_LIMIT),
+                    .where(~cells["method"].map(is_stock), _NO_LIMIT),
                     "gamma": cells["gamma"],
                     "score": 100 * cells["value"],
                     "stderr": 100 * cells["stderr"].astype(float),
@@ -80,7 +80,7 @@ def _shares(sources: FigureRecords, cells: pd.DataFrame) -> dict[Any, Interval |
         number: next(iter(answered_by_cells(sources.results, cells.loc[[number]]).values()))
         for number in cells.index
     }
-    baseline = next((answers[n] for n in cells.index[cells["method"] == "baseline"]), None)
+    baseline = next((answers[n] for n in cells.index[cells["method"].map(is_stock)]), None)
     shares: dict[Any, Interval | str] = {}
     for _, same in cells.groupby("gamma", sort=False):
         number = {mode: number for number, mode in same["decode"].items()}
@@ -146,11 +146,13 @@ def decode(rows: pd.DataFrame) -> Figure:
             of_mode, look = same[same["capacity_on"] == mode], d.line_look(index, **_POINTS)
             d.line(axes, of_mode, "gamma", "score", f"capacity on {mode} ± 1.96 SE", **look)
         shift = 0.04 * (row - (len(tasks) - 1) / 2)
-        known = same.dropna(subset="steps_percent")
+        with_share = same.dropna(subset="steps_percent")
         # An end that is infinite is beyond the panel.
-        known = known.assign(gamma=known["gamma"] + shift).replace([-np.inf, np.inf], [-1e4, 1e4])
+        with_share = with_share.assign(gamma=with_share["gamma"] + shift).replace(
+            [-np.inf, np.inf], [-1e4, 1e4]
+        )
         look = d.line_look(len(_MODES) + row, **_POINTS) | {"linestyle": ""}
-        d.line(bottom, known, "gamma", "steps_percent", task, **look)
+        d.line(bottom, with_share, "gamma", "steps_percent", task, **look)
         if not column:
             axes.set_ylabel(f"{task}\nscore (%)")
         if not row:

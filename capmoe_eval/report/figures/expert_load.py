@@ -158,7 +158,7 @@ def after_drop(sources: FigureRecords) -> pd.DataFrame:
 
 
 def _drop_label(layer: pd.Series[Any]) -> str:
-    if layer["method"] != "expanded_drop":
+    if not isinstance(layer["candidates"], str):  # of Token Drop, which adds nobody
         return method_title(layer["method"])
     if layer["candidates"] == "global":
         return "Expanded, all experts"

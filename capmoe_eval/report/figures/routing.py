@@ -161,8 +161,8 @@ def scores_by_rank(sources: FigureRecords) -> pd.DataFrame:
         if not has_scores.all():
             tasks = ", ".join(layers["task"][~has_scores].unique())
             sources.notes.append(
-                f"{sources.models[model]}: no scores by rank in the records of {tasks}; compute them "
-                "anew with overwrite=true."
+                f"{sources.models[model]}: no scores by rank in the records of {tasks}; compute "
+                "them anew with overwrite=true."
             )
         if has_scores.any():
             means = [

@@ -202,7 +202,7 @@ def ranks(sources: FigureRecords) -> pd.DataFrame:
     """Return what budgets of ranks lose against the fullest rank, and balancing without loss.
 
     Balancing, a row without points, is that of the figure's tasks; what was planned on another task
-    is not sources.
+    is left out.
     """
     import pandas as pd
 
