@@ -290,11 +290,10 @@ def by_place(sources: FigureRecords) -> pd.DataFrame:
 )  # fmt: skip
 def images_position(rows: pd.DataFrame) -> Figure:
     """Share of the pairs of an image token with an expert of its top-k that are not computed, over
-    all layers, on MME at γ = 1.
-    Eighths are of an image's tokens in their order, from its top to its bottom. Left: by what a full expert keeps, no modality
-    going first. Right: Token Drop, by the modality that is dropped first. Orders run over all
-    sequences that share a rank's capacity, so that an image's place in the batch plays a part, too.
-    Random is one seed.
+    all layers, on MME at γ = 1. Eighths are of an image's tokens in their order, from its top to
+    its bottom. Left: by what a full expert keeps, no modality going first. Right: Token Drop, by
+    the modality that is dropped first. Orders run over all sequences that share a rank's capacity,
+    so that an image's place in the batch plays a part, too. Random is one seed.
     """
     sides = list(d.each(rows, "side"))
     canvas, (grid,) = d.canvas(d.PAGE, 2.3, 1, len(sides), sharey=True)
