@@ -15,13 +15,13 @@ from capmoe_eval.experiment.arguments import Parser
 from capmoe_eval.experiment.composition import config_directory, options
 from capmoe_eval.experiment.settings import keys
 from capmoe_eval.paper.layout import TABLES
-from capmoe_eval.report.figures.catalogue import FIGURES
+from capmoe_eval.report.figures.catalogue import figures
 from capmoe_eval.routing.registry import method_names
 
 _EVALUATION: Final = ("-m", "--cfg", "--help", "--version")
 _NAMES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "table": lambda: (*(layout.key for layout in TABLES), "all"),
-    "figure": lambda: (*(spec.name for spec in FIGURES), "all"),
+    "figure": lambda: (*figures(), "all"),
     "bench": commands,
     "completion": lambda: _SCRIPTS,
 }

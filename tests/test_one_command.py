@@ -17,7 +17,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import command as evaluation
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.paper.layout import TABLES
-from capmoe_eval.report.figures.catalogue import FIGURES
+from capmoe_eval.report.figures.catalogue import figures
 from tests.pages import ROOT, pages
 
 _COMPLETE = """
@@ -118,7 +118,7 @@ def test_the_report_of_an_experiment_is_there() -> None:
         assert subcommand in subcommands()
         assert {*names} <= {
             "all",
-            *(figure.name for figure in FIGURES),
+            *figures(),
             *(layout.key for layout in TABLES),
         }
 

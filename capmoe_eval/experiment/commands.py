@@ -74,6 +74,8 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
         words |= {"batch_size": cell.batch_size, "tasks": cell.task.name}
         commands.append({key: (value,) for key, value in words.items()})
     cell_keys = set().union(*commands)
+    if any(_key(word) == "model" for word in overrides):
+        cell_keys.discard("model")
     kept = [
         word
         for word in overrides
@@ -82,7 +84,8 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
     ]
     for key in _SWEPT:
         commands = _joined(commands, key)
-    return [_line(_without_defaults(words), kept) for words in commands]
+    lines = map(_without_defaults, commands)
+    return [_line({key: line[key] for key in line if key in cell_keys}, kept) for line in lines]
 
 
 def cell_command(cell: Cell, results: str) -> str | None:

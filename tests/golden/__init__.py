@@ -25,10 +25,10 @@ from capmoe_eval.paper.replication import grouping, judged, replication_claims
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
 from capmoe_eval.paper.verdicts import WrittenFinding
-from capmoe_eval.report.figures.catalogue import FIGURES
+from capmoe_eval.report.figures.catalogue import figures as all_figures
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
-from capmoe_eval.report.figures.panels import to_json
 from capmoe_eval.report.figures.studies import gather_study
+from capmoe_eval.report.figures.write import measured
 from capmoe_eval.report.tables.filled import measured_table, published_table
 from capmoe_eval.report.tables.table import Entry, Table
 from tests.project import ROOT
@@ -176,38 +176,17 @@ def _finding(finding: WrittenFinding) -> dict[str, Any]:
 
 
 def figures(package: str = "capmoe_eval") -> Iterator[dict[str, Any]]:
-    """Every number that a package's figures draw: a row for each list of a mark, as JSON."""
+    """Every number that a figure of a package draws: the rows of its data."""
     plans, bench = FigurePlans(_WORDS, _reader()), read_bench(_BENCH)
-    for spec in (spec for spec in FIGURES if spec.package.startswith(package)):
-        sources = (
-            gather_study(spec, bench, plans.profile)
-            if spec.study
-            else gather(spec, plans, bench if spec.has_balances else None)
-        )
-        panels = [panel for row in to_json(spec.make(sources))["rows"] for panel in row]
-        for place, panel in enumerate(panels, 1):
-            about = {"figure": spec.name, "panel": place, "title": panel.get("title", "")}
-            for axis in ("x", "y", "right"):
-                if axis in panel:
-                    about_axis = {k: v for k, v in panel[axis].items() if k != "label"}
-                    yield about | {"kind": "axis", "field": axis, "values": _numbers(about_axis)}
-            for number, mark in enumerate(panel["marks"], 1):
-                kind, name = mark.pop("kind"), mark.pop("name", "")
-                about_mark = about | {"mark": number, "kind": kind, "name": name}
-                for field, values in mark.items():
-                    yield about_mark | {"field": field, "values": _numbers(values)}
-
-
-def _numbers(values: Any) -> str:
-    """Return numbers as JSON, rounded as a figure's own JSON is."""
-    return json.dumps(
-        json.loads(
-            json.dumps(values),
-            parse_float=lambda digits: round(float(digits), 6) + 0.0,
-            parse_constant=lambda _: None,
-        ),
-        ensure_ascii=False,
-    )
+    for spec in all_figures().values():
+        if spec.package.startswith(package):
+            sources = (
+                gather_study(spec, bench, plans.profile)
+                if spec.study
+                else gather(spec, plans, bench if spec.has_balances else None)
+            )
+            rows = measured(spec, sources).round(6)
+            yield from ({"figure": spec.name} | row for row in rows.to_dict("records"))
 
 
 def _text(value: object) -> str:

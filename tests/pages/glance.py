@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.trainings import dev_losses
-from capmoe_eval.report.figures import panels as p
+from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.pooling import rank_peak
 from capmoe_eval.report.figures.write import images_of
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords, by_file
@@ -20,6 +20,9 @@ from capmoe_eval.report.templates import shown
 from tests.pages import DOCS, paragraph, signed, span, table
 from tests.pages.effects import leads, lines_of, printed_gap, replication
 from tests.pages.names import FAMILIES, records
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PICTURE: Final = DOCS / "pictures" / "at_a_glance.svg"
 RECORDS: Final = PICTURE.with_suffix(".records.json")
@@ -68,46 +71,33 @@ def _peak(record: Record, before: bool) -> float:
     return statistics.fmean(layer.peak.device_before.mean for layer in record.layers)
 
 
-def _lines(side: Sequence[Mapping[str, float]]) -> tuple[list[float], list[float], list[float]]:
-    values = [list(each.values()) for each in side]
-    return [statistics.fmean(v) for v in values], list(map(min, values)), list(map(max, values))
-
-
-def picture() -> p.Picture:
+def picture() -> Figure:
     """Return accuracy and straggler factor by γ and method, with their bands."""
-    accuracy: list[p.Mark] = [p.rule(0, (0, (4, 2)), 0.8, "no capacity")]
-    waiting: list[p.Mark] = []
+    canvas, ((cost, gain),) = d.canvas(d.PAGE, 2.7, 1, 2)
+    d.rule(cost, 0, (0, (4, 2)), 0.8, "no capacity")
     for index, (method, title) in enumerate(_TITLES.items()):
         effects = [change(method, gamma) for gamma in _GAMMAS]
-        look = p.line_look(index, linewidth=1.4, markersize=4)
-        low, high = zip(*(effect.interval() for effect in effects), strict=True)
-        points = [effect.points for effect in effects]
+        look = d.line_look(index, linewidth=1.4, markersize=4)
         shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
-        accuracy += [
-            p.Band("", low, high, _GAMMAS, shade),
-            p.Curve(title, _GAMMAS, points, look=look),
-        ]
-        mean, low, high = _lines([stragglers(method, gamma) for gamma in _GAMMAS])
-        waiting.append(p.Curve(title, _GAMMAS, mean, look=look))
+        ends = zip(*(effect.interval() for effect in effects), strict=True)
+        cost.fill_between(_GAMMAS, *ends, **shade)
+        cost.plot(_GAMMAS, [effect.points for effect in effects], **look, label=title)
+        peaks = [list(stragglers(method, gamma).values()) for gamma in _GAMMAS]
+        gain.plot(_GAMMAS, list(map(statistics.fmean, peaks)), **look, label=title)
         if method == "score":
-            waiting.append(p.Band("", low, high, _GAMMAS, shade))
-    stock, *ends = _lines([stragglers("score", 1.0, before=True)])
-    waiting.append(p.rule(stock[0], (0, (4, 2)), 0.8))
-    waiting.append(p.Band("", *ends, look={"color": p.GREY, "alpha": 0.15, "linewidth": 0}))
-    x = p.gamma_axis(_GAMMAS, "capacity factor γ")
-    look = {"title": {"loc": "left", "fontweight": "bold"}}
-    return p.Picture(
-        [
-            [
-                p.Panel(
-                    "What it costs", accuracy, x, p.Axis("accuracy, change in points"), look=look
-                ),
-                p.Panel("What it gives", waiting, x, p.Axis("fullest rank / mean load"), look=look),
-            ]
-        ],
-        height=2.7,
-        look={"legend": 5},
-    )
+            gain.fill_between(_GAMMAS, list(map(min, peaks)), list(map(max, peaks)), **shade)
+    stock = stragglers("score", 1.0, before=True).values()
+    d.rule(gain, statistics.fmean(stock), (0, (4, 2)), 0.8)
+    gain.axhspan(min(stock), max(stock), color=d.GREY, alpha=0.15, linewidth=0)
+    for axes, title, label in (
+        (cost, "What it costs", "accuracy, change in points"),
+        (gain, "What it gives", "fullest rank / mean load"),
+    ):
+        d.gamma_axis(axes, _GAMMAS)
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_ylabel(label)
+    d.legend(canvas, 5)
+    return canvas
 
 
 @cache
@@ -136,7 +126,7 @@ def _source(*labels: str) -> str:
 
 def image() -> bytes:
     """Return the picture as SVG."""
-    return images_of(picture(), ["svg"])["svg"]
+    return images_of(picture, ["svg"])["svg"]
 
 
 def caption() -> str:

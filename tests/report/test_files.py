@@ -33,7 +33,7 @@ def test_the_ledger(tmp_path: Path) -> None:
 def test_a_figure(tmp_path: Path) -> None:
     spec = get_figure("fig4")
     sources = gather_study(spec, read_bench(ROOT / "results/bench"), "zoo")
-    about = describe(spec, sources, spec.make(sources))
+    about = describe(spec, sources)
     (tmp_path / "fig4.json").write_text(json.dumps(about))
     found = read(FigureText, tmp_path / "fig4.json")
     assert isinstance(found, FigureText)

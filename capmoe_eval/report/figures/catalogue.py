@@ -1,25 +1,28 @@
-"""All figures, as files `catalogue.yaml` declare them, and what each is made from.
-
-The suite's is beside this module; packages beside the suite have theirs, by the entry points of the
-group :data:`ENTRY_POINTS`.
-"""
+"""All figures, what each is made from, and how a module declares one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pkgutil import resolve_name
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.experiment.data_file import read_data
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.panels import Picture
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 ENTRY_POINTS: Final = "capmoe_eval.figures"
-"""The group of entry points: an experiment that is drawn, and the package of its catalogue."""
+"""The group of entry points of packages that declare figures when they are imported."""
+STYLE: Final = Path(__file__).with_name("house.mplstyle")
+"""Sizes and fonts of every figure."""
+_MODULES: Final = ("expert_load", "routing", "scores", "images", "decode", "speedup")
+"""The modules of this package that declare figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +37,20 @@ class Sources:
     unit: str = "records"  # what is counted
     n_absent: int = 0  # missing ones, those that cannot be read included
     absent: Sequence[str] = ()  # commands that measure what is missing
-    notes: Sequence[str] = ()  # on each file that cannot be read, and for readers
+    # On each file that cannot be read, and for readers; the data of a figure add theirs.
+    notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One figure, declared: of finished records, or of an efficiency study (``results/bench/``)."""
+    """One figure: of finished records, or of an efficiency study (``results/bench/``)."""
 
     name: str  # stem of the written files
     place: str  # in the paper, or that it is not there
     title: str  # one line; a template that is filled with the names of the sources
     caption: str  # what is seen, and what differs from the paper's
-    package: str  # of the catalogue
-    # ``module.function`` of that package, from sources to a picture. The module, and with it
-    # matplotlib, is imported when the figure is made.
-    made_by: str
+    data: Callable[[Any], pd.DataFrame]  # the numbers of its sources, tidy
+    draw: Callable[[pd.DataFrame], Figure]  # the picture of these numbers, of nothing else
     # Of records: parts of an experiment; of these some tasks, or all; and
     # the place (from 0) in ``profile.figures.models`` of the one model shown, or all models.
     experiment: str = "figures"
@@ -62,25 +64,71 @@ class Spec:
     runs: Literal["best", "fullest"] = "best"
     models: Sequence[str] = ()
 
-    def make(self, sources: Sources) -> Picture:
-        """Return what the figure shows."""
-        picture: Picture = resolve_name(f"{self.package}.{self.made_by}")(sources)
-        return picture
+    @property
+    def package(self) -> str:
+        """The package that declares it, with its dots."""
+        return self.data.__module__.rpartition(".")[0]
+
+    def __call__(self, sources: Sources) -> Figure:
+        """Return the figure of some sources, drawn in the house style."""
+        import matplotlib
+
+        with matplotlib.rc_context(fname=STYLE):
+            return self.draw(self.data(sources))
 
 
-def _figures() -> Iterator[Spec]:
-    packages = [package.__name__ for package in load_entry_points(ENTRY_POINTS).values()]
-    for package in dict.fromkeys([__package__, *packages]):
-        catalogue = read_data(package, "catalogue.yaml", dict[str, Any])
-        paper_models = catalogue.get("paper_models", [""])
-        for name, entry in catalogue["figures"].items():
-            words = catalogue["phrases"] | {"paper_model": paper_models[entry.get("model", 0)]}
-            entry["caption"] = entry["caption"].format(**words)
-            yield Spec(name=name, package=package, **entry)
+_declared: dict[str, Spec] = {}
 
 
-FIGURES: Final = tuple(_figures())
-"""In the order of the files."""
+def figure(
+    place: str,
+    title: str,
+    data: Callable[[Any], pd.DataFrame],
+    name: str = "",
+    words: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> Callable[[Callable[[pd.DataFrame], Figure]], Spec]:
+    """Declare a function that draws ``data`` as a figure: by its name, its docstring the caption.
+
+    Args:
+        place: The figure's place in the paper.
+        title: The title, a template of the names of its sources.
+        data: Returns the numbers that the function draws.
+        name: The figure's name, if it is not the function's.
+        words: What the caption's templates stand for.
+        fields: Further fields of :class:`Spec`.
+    """
+
+    def declare(draw: Callable[[pd.DataFrame], Figure]) -> Spec:
+        caption = " ".join(inspect.getdoc(draw).split())  # type: ignore[union-attr]
+        spec = Spec(
+            name=name or draw.__name__,
+            place=place,
+            title=title,
+            caption=caption.format(**words) if words else caption,
+            data=data,
+            draw=draw,
+            **fields,
+        )
+        _declared[spec.name] = spec
+        return spec
+
+    return declare
+
+
+@functools.cache
+def figures() -> Mapping[str, Spec]:
+    """Return every figure by its name, the paper's in its order, then the others."""
+    for module in _MODULES:
+        import_module(f"{__package__}.{module}")
+    load_entry_points(ENTRY_POINTS)
+
+    def order(name: str) -> tuple[int, int]:
+        number = name.removeprefix("fig")
+        is_numbered = number.isdecimal()
+        return (0, int(number)) if is_numbered else (1 if name.startswith("v1_") else 2, 0)
+
+    return {name: _declared[name] for name in sorted(_declared, key=order)}
 
 
 def because(broken: Sequence[str]) -> str:
@@ -94,9 +142,8 @@ def get_figure(name: str) -> Spec:
     Raises:
         UsageError: If there is none of that name.
     """
-    figures = {spec.name: spec for spec in FIGURES}
-    if name not in figures:
+    if name not in figures():
         check_installed(f"figure {name}")
-        mistake = bad_choice("figure", name, ["all", *figures])
+        mistake = bad_choice("figure", name, ["all", *figures()])
         raise UsageError(f"{mistake}; the paper's Figure 3 is a diagram")
-    return figures[name]
+    return figures()[name]

@@ -5,31 +5,35 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.paper.benchmarks import check_folder, read_bench
-from capmoe_eval.report.figures.catalogue import FIGURES, Sources, Spec, get_figure
+from capmoe_eval.report.figures.catalogue import Sources, Spec, figures, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.figures.studies import gather_study
+from capmoe_eval.report.figures.sweep import SWEEP, gather_sweep
 from capmoe_eval.report.figures.write import FORMATS, write_figure
 
 
 def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
     """Draw figures and exit: 0 drawn, 1 some of several could not be, 2 bad input."""
-    names = ["all", *(spec.name for spec in FIGURES)]
+    names = ["all", *figures()]
     parser = Parser(
         prog="capmoe-eval figure",
-        description="Draw a figure of the paper, or one that it lacks, from finished results.",
+        description="Draw a figure of the paper, or one that it lacks, from finished results; or "
+        "all results of a directory: score, drops and fullest expert by γ.",
         epilog=f"Figures: {', '.join(names)}.",
     )
-    parser.add_argument("name", metavar="FIGURE", help="a figure, several with commas, or all")
+    names_help = "a figure, several with commas, all, or a directory of results"
+    parser.add_argument("name", metavar="FIGURE", help=names_help)
     parser.add_argument(
         "--formats",
         default=",".join(FORMATS),
-        help="pictures to write beside the JSON (default: %(default)s)",
+        help="pictures to write beside JSON and CSV (default: %(default)s)",
     )
     parser.add_argument(
         "--missing",
@@ -41,19 +45,21 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
 
     def command() -> int:
         asked = options.name.split(",")
-        chosen = FIGURES if asked == ["all"] else [get_figure(name) for name in asked]
+        chosen = list(figures().values()) if asked == ["all"] else [*map(_chosen, asked)]
         experiment = FigurePlans(options.overrides, reader)
         # when a figure first asks for it
         bench = functools.cache(lambda: read_bench(options.bench))
 
         def sources(spec: Spec) -> Sources:
+            if spec is SWEEP:
+                return gather_sweep(Path(options.name))
             if spec.study:
                 return gather_study(spec, bench(), experiment.profile)
             return gather(spec, experiment, bench() if spec.has_balances else None)
 
         def draw(spec: Spec) -> None:
             material = sources(spec)
-            folder = options.out / experiment.profile / "figures"
+            folder = options.out / material.profile / "figures"
             paths = write_figure(spec, material, folder, formats)
             print("written: " + ", ".join(str(path) for path in paths))
             lines = [note for note in material.notes if note.startswith("Left out")]
@@ -76,3 +82,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         return min(status, 1) if len(chosen) > 1 else status
 
     sys.exit(run_command(command))
+
+
+def _chosen(name: str) -> Spec:
+    """Return the figure of a name; of a directory, which is none, that of all its results."""
+    return SWEEP if name not in figures() and Path(name).is_dir() else get_figure(name)

@@ -2,125 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.names import gamma_text
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Unpaired, answered, pair
+import numpy as np
+
+from capmoe_eval.experiment.names import gamma_text, is_stock
+from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
 from capmoe_eval.paper.statistics import Interval, interval, share_of
-from capmoe_eval.report.figures import panels as p
-from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key, in_percent
-from capmoe_eval.report.figures.scores import scored
+from capmoe_eval.report.figures import drawing as d
+from capmoe_eval.report.figures.catalogue import figure
+from capmoe_eval.report.figures.scores import with_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from capmoe_eval.report.figures.evidence import FigureRecords
 
 _MODES: Final = {"unconstrained": "the prompt alone", "constrained": "every step"}
+_NO_LIMIT: Final = "no limit"
 _POINTS: Final = {"markersize": 3, "elinewidth": 0.7, "capsize": 1.5}
 
 
-def decode(evidence: FigureRecords) -> p.Picture:
-    """Return each task's scores by γ in both modes, and what decode steps do of the damage."""
-    notes: list[str] = []
-    unlimited, limited = (
-        evidence.by_model(part) for part in ("generation_unlimited", "generation")
-    )
-    columns: list[list[p.Panel]] = []
-    for model, title in evidence.models.items():
-        stock = {record.task: record for record in unlimited.get(model, ())}
-        rising = sorted(limited.get(model, ()), key=lambda record: record.gamma or 0.0)
-        of_tasks = by_key(rising, lambda record: record.task)
-        gammas = [record.gamma or 0.0 for record in rising] or [0.0, 1.0]
-        across = p.gamma_axis(gammas, space=0.1)  # for the points beside their γ
-        column: list[p.Panel] = []
-        shares = []
-        for index, (task, name) in enumerate(evidence.tasks.items()):
-            task_records, baseline = of_tasks.get(task, []), stock.get(task)
-            across_y = p.Axis(f"{name}\nscore (%)" if not columns else "")
-            heading = title if not column else ""
-            column.append(p.Panel(heading, _score_marks(baseline, task_records), y=across_y))
-            shift = 0.04 * (index - (len(evidence.tasks) - 1) / 2)
-            share, reasons = _shares(baseline, task_records)
-            x = [gamma + shift for gamma in share]
-            y, low, high = (p.percent([e[end] for e in share.values()]) for end in range(3))
-            look = p.line_look(len(_MODES) + index, **_POINTS) | {"linestyle": ""}
-            shares.append(p.Curve(name, x, y, low, high, look))
+def by_mode(sources: FigureRecords) -> pd.DataFrame:
+    """Return each task's scores by γ in both modes, and what decode steps do of the damage.
+
+    ``steps_percent`` is a column of the rows of every step.
+    """
+    import pandas as pd
+
+    parts = []
+    limited, stock = sources.cells("generation"), sources.cells("generation_unlimited")
+    for model, title in sources.models.items():
+        for task, name in sources.tasks.items():
+            cells = pd.concat([of for of in (limited, stock) if len(of)])
+            cells = cells[(cells["model"] == model) & (cells["task"] == task)]
+            cells = cells.sort_values("gamma", kind="stable")
+            cells["decode"] = cells["decode"].fillna("unconstrained")
+            if cells.empty:
+                continue
+            rows = pd.DataFrame(
+                {
+                    "model": title,
+                    "task": name,
+                    "capacity_on": cells["decode"]
+                    .map(_MODES)
+                    .where(~cells["method"].map(is_stock), _NO_LIMIT),
+                    "gamma": cells["gamma"],
+                    "score": 100 * cells["value"],
+                    "stderr": 100 * cells["stderr"].astype(float),
+                }
+            )
+            reasons: dict[str, list[str]] = {}
+            for number, share in _shares(sources, cells).items():
+                if isinstance(share, str):
+                    reasons.setdefault(share, []).append(gamma_text(rows["gamma"][number]))
+                else:
+                    for end, value in zip(("", "_low", "_high"), share, strict=True):
+                        rows.loc[number, f"steps_percent{end}"] = 100 * value
+            parts.append(rows)
             for reason, at in reasons.items():
-                points = ", ".join(map(gamma_text, at))
-                notes.append(f"{title}, {name}: no share at γ={points}: {reason}.")
-        label = "share of decode\nsteps (%)" if not columns else ""
-        last = p.Panel(
-            "", [*shares, p.rule(100), p.rule(0)], across, p.Axis(label, limits=(-30, 150))
-        )
-        columns.append([*column, last])
-        notes += _steps(title, rising)
-    rows = list(zip(*columns, strict=True))
-    layout = {"sharex": True, "sharey": "row"}
-    height = 1.3 * len(rows) + 0.5
-    return p.Picture(rows, notes, height=height, look={"legend": 4, "layout": layout})
+                points = ", ".join(at)
+                sources.notes.append(f"{title}, {name}: no share at γ={points}: {reason}.")
+        sources.notes.extend(_steps(title, limited[limited["model"] == model]))
+    frame = with_interval(pd.concat(parts, ignore_index=True), "score")
+    shares = [f"steps_percent{end}" for end in ("", "_low", "_high")]
+    return frame.reindex(columns=list(dict.fromkeys([*frame, *shares])))
 
 
-def _score_marks(baseline: Record | None, records: Sequence[Record]) -> list[p.Mark]:
-    """Return one task's scores in their 95 % intervals, and the stock model's."""
-    marks: list[p.Mark] = []
-    if baseline:
-        value, stderr = in_percent(baseline)
-        reach = 1.96 * (stderr or 0.0)
-        marks.append(p.rule(value, (0, (1, 2)), 1.0, "no limit ± 1.96 SE"))
-        grey = {"color": p.GREY, "alpha": 0.25, "linewidth": 0}
-        marks.append(p.Band("", [value - reach], [value + reach], look=grey))
-    for index, (mode, title) in enumerate(_MODES.items()):
-        mode_records = [record for record in records if record.cell.method.decode == mode]
-        x = [record.gamma or 0.0 for record in mode_records]
-        scores = list(map(in_percent, mode_records))
-        name = f"capacity on {title} ± 1.96 SE"
-        marks.append(scored(name, x, scores, **p.line_look(index, **_POINTS)))
-    return marks
-
-
-def _shares(
-    baseline: Record | None, records: Sequence[Record]
-) -> tuple[dict[float, Interval], dict[str, list[float]]]:
-    """Return the decode steps' share of the damage by γ, and where there is none, by reason.
+def _shares(sources: FigureRecords, cells: pd.DataFrame) -> dict[Any, Interval | str]:
+    """Return the decode steps' share of the damage, or why it is not known, by row of every step.
 
     The share is only known where the damage of every step is distinguishable from zero: where its
     95 % interval lies above 0.
     """
-    shares: dict[float, Interval] = {}
-    reasons: dict[str, list[float]] = {}
-    for gamma, same in by_key(records, lambda record: record.gamma or 0.0).items():
-        modes = {record.cell.method.decode: answered(record.documents) for record in same}
-        if baseline is None or len(modes) < len(_MODES):
+    answers = {
+        number: next(iter(answered_by_cells(sources.results, cells.loc[[number]]).values()))
+        for number in cells.index
+    }
+    baseline = next((answers[n] for n in cells.index[cells["method"].map(is_stock)]), None)
+    shares: dict[Any, Interval | str] = {}
+    for _, same in cells.groupby("gamma", sort=False):
+        number = {mode: number for number, mode in same["decode"].items()}
+        if baseline is None or len(number) < len(_MODES):
             continue
-        whole = pair([answered(baseline.documents)], [modes["constrained"]])
-        of_steps = pair([modes["unconstrained"]], [modes["constrained"]])
+        prompt, every = (answers[number[mode]] for mode in _MODES)
+        whole, of_steps = pair(baseline, every), pair(prompt, every)
+        task, row = cells["task"].iloc[0], number["constrained"]
         if isinstance(whole, Unpaired) or isinstance(of_steps, Unpaired):
-            unpaired = whole if isinstance(whole, Unpaired) else of_steps
-            assert isinstance(unpaired, Unpaired)
-            reasons.setdefault(unpaired.reason, []).append(gamma)
-        elif interval({baseline.task: whole.units}).low > 0:
-            shares[gamma] = share_of(of_steps.units, whole.units, baseline.task)
+            shares[row] = next(p.reason for p in (whole, of_steps) if isinstance(p, Unpaired))
+        elif interval({task: whole.units}).low > 0:
+            shares[row] = share_of(of_steps.units, whole.units, task)
         else:
-            reason = "the damage is not distinguishable from zero"
-            reasons.setdefault(reason, []).append(gamma)
-    return shares, reasons
+            shares[row] = "the damage is not distinguishable from zero"
+    return shares
 
 
-def _steps(title: str, records: Sequence[Record]) -> Iterator[str]:
+def _steps(title: str, cells: pd.DataFrame) -> list[str]:
     """Say how many sequences the decode steps had, and what γ was for them after rounding."""
-    steps = [
-        (decode.live, record.gamma, decode.effective_gamma)
-        for record in records
-        if (decode := record.load.decode) and record.gamma and decode.effective_gamma
-    ]
-    if not steps:
-        return
-    live = [sequences for sequences, _, _ in steps]
+    names = "load.decode.live", "load.decode.effective_gamma"
+    if not set(names) <= set(cells):
+        return []
+    steps = cells[["gamma", *names]].astype(float).dropna()
+    steps = steps[(steps["gamma"] > 0) & (steps[names[1]] > 0)].sort_values("gamma", kind="stable")
+    if steps.empty:
+        return []
+    live = steps[names[0]]
     rounded = []
-    for gamma, same in by_key(steps, lambda step: step[1]).items():
-        effective = [step[2] for step in same]
-        ends = dict.fromkeys(f"{end:.2f}" for end in (min(effective), max(effective)))
+    for gamma, same in steps.groupby("gamma", sort=False):
+        ends = dict.fromkeys(f"{end:.2f}" for end in (same[names[1]].min(), same[names[1]].max()))
         rounded.append(f"{gamma_text(gamma)} is {' to '.join(ends)}")
-    yield (
-        f"{title}: a decode step has {min(live):.1f} to {max(live):.1f} live sequences, by cell, "
+    return [
+        f"{title}: a decode step has {live.min():.1f} to {live.max():.1f} live sequences, by cell, "
         f"for which γ after rounding: {', '.join(rounded)}."
-    )
+    ]
+
+
+@figure(
+    "not in the paper", "Generation with a capacity on the prompt alone, and on every step",
+    by_mode, parts=["generation_unlimited", "generation"], tasks=["gsm8k", "nq_open", "mts_dialog"],
+)  # fmt: skip
+def decode(rows: pd.DataFrame) -> Figure:
+    """Score of each task under Token Drop by γ, with a capacity for the prompt alone
+    (decode=unconstrained) and for every step (constrained). Up to 64 sequences are generated
+    together as one group; those that have finished leave it. Bottom: what the decode steps add to
+    the damage, as a share of the damage of every step, paired by document, where that damage is
+    distinguishable from zero (its 95 % interval lies above it); whiskers: 95 % intervals over
+    documents, which may go beyond the panel. Points of one γ are set apart.
+    """
+    models, tasks = d.places(rows["model"]), d.places(rows["task"])
+    layout = {"sharex": True, "sharey": "row"}
+    height = 1.3 * (len(tasks) + 1) + 0.5
+    canvas, grid = d.canvas(d.PAGE, height, len(tasks) + 1, len(models), **layout)
+    for (title, task), same in rows.groupby(["model", "task"], sort=False):
+        column, row = models[title], tasks[task]
+        axes, bottom = grid[row][column], grid[-1][column]
+        for score, low, high in same.loc[
+            same["capacity_on"] == _NO_LIMIT, ["score", "score_low", "score_high"]
+        ].itertuples(index=False):
+            d.rule(axes, score, (0, (1, 2)), 1.0, "no limit ± 1.96 SE")
+            axes.axhspan(low, high, color=d.GREY, alpha=0.25, linewidth=0)
+        for index, mode in enumerate(_MODES.values()):
+            of_mode, look = same[same["capacity_on"] == mode], d.line_look(index, **_POINTS)
+            d.line(axes, of_mode, "gamma", "score", f"capacity on {mode} ± 1.96 SE", **look)
+        shift = 0.04 * (row - (len(tasks) - 1) / 2)
+        with_share = same.dropna(subset="steps_percent")
+        # An end that is infinite is beyond the panel.
+        with_share = with_share.assign(gamma=with_share["gamma"] + shift).replace(
+            [-np.inf, np.inf], [-1e4, 1e4]
+        )
+        look = d.line_look(len(_MODES) + row, **_POINTS) | {"linestyle": ""}
+        d.line(bottom, with_share, "gamma", "steps_percent", task, **look)
+        if not column:
+            axes.set_ylabel(f"{task}\nscore (%)")
+        if not row:
+            axes.set_title(title)
+    for bottom in grid[-1]:
+        d.rule(bottom, 100)
+        d.rule(bottom, 0)
+        d.gamma_axis(bottom, rows["gamma"].dropna(), space=0.1)  # for the points beside their γ
+        bottom.set_ylim(-30, 150)
+    grid[-1][0].set_ylabel("share of decode\nsteps (%)")
+    d.legend(canvas, 4)
+    return canvas

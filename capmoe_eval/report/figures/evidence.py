@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from omegaconf import open_dict
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.commands import sweeps
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command, sweeps
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -17,13 +22,17 @@ from capmoe_eval.experiment.configuration import (
     plans_at,
     profile_name,
 )
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.record import Record, read_summary
+from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.report.figures.catalogue import Sources, Spec, because
 from capmoe_eval.report.figures.pooling import by_key
+from capmoe_eval.results.frames import Results, results_of
+from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from capmoe_eval.experiment.timings.rows import Balance
     from capmoe_eval.paper.benchmarks import Bench
 
@@ -46,6 +55,28 @@ class FigureRecords(Sources):
     def title(self) -> str:
         """Title of that model."""
         return self.models[self.model]
+
+    @functools.cached_property
+    def results(self) -> Results:
+        """The records as data frames, in the order of the plan."""
+        return results_of(record for records in self.records.values() for record in records)
+
+    def cells(self, *parts: str) -> pd.DataFrame:
+        """Return the rows of some parts' cells, each once, in the order of the plan."""
+        import pandas as pd
+
+        digests = {r.digest for part in parts for r in self.records.get(part, ())}
+        cells = self.results.cells
+        cells = cells[cells["cell"].isin(digests)].copy()
+        for name in ("gamma", "drop_rate", "effective_gamma", "value", "stderr"):
+            cells[name] = pd.to_numeric(cells[name], errors="coerce")
+        return cells
+
+    def layers(self, *parts: str) -> pd.DataFrame:
+        """Return the layers of some parts' cells, with the cells' columns that tell them apart."""
+        cells = self.cells(*parts).rename(columns={"gamma": "cell.gamma"})
+        names = ["cell", "model", "task", "method", "cell.gamma", "candidates", "m"]
+        return self.results.layers.merge(cells[names], on="cell")
 
     def by_model(self, *parts: str) -> dict[str, list[Record]]:
         """Return the records of some parts by model, each once, in the order of the plan."""
@@ -70,9 +101,16 @@ class FigurePlans:
         experiment: str = "figures",
     ) -> None:
         refuse_experiment(overrides)
-        self.overrides = overrides
-        self.config = composed([f"experiment={experiment}", *overrides])
+        self.overrides = [*overrides, *_as_evaluated(overrides)]
+        self.config = composed([f"experiment={experiment}", *self.overrides])
         self.profile = profile_name(self.config)
+        # A model of the command line takes the place of those of the parts.
+        self.own: str | None = None
+        if _names_model(overrides):
+            self.own, self.profile = str(self.config.model.name), str(self.config.model.profile)
+            with open_dict(self.config):
+                for part in self.config.parts.values():
+                    part.pop("model", None)
         self.reader = reader or Reader()
         self._points = expand_parts(self.config)
         self._plans: dict[str, list[CellPlan]] = {}
@@ -91,6 +129,45 @@ class FigurePlans:
                 raise bad_choice("parts", part, self._points)
             self._plans[part] = plans_at(self._points[part]())
         return self._plans[part]
+
+
+def _names_model(overrides: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] in ("model", "model.name") for word in overrides)
+
+
+def _as_evaluated(overrides: Sequence[str]) -> list[str]:
+    """Return the settings that a command line leaves out of the records of its own model.
+
+    With ``model.name=NAME results_dir=DIR`` they are those of its records there, such as
+    ``model.pretrained``, ``limit`` and ``ep_size``; none where it has none.
+
+    Raises:
+        UsageError: If the weights are not named, and there is no record that names them.
+    """
+    words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
+    if not {"model.name", "results_dir"} <= words.keys():
+        return []
+    root = Path(words["results_dir"]).expanduser()
+    paths = record_paths(root, words["model.name"])
+    cells = [Cell.from_identity(read_summary(path, root)["cell"]) for path in paths]
+    if not cells:
+        if "model.pretrained" not in words and words.get("model") == "custom":
+            raise UsageError(
+                f"model.name={words['model.name']}: has no record in {root}; name its weights, "
+                "too: model.pretrained=PATH_OR_HUB_ID"
+            )
+        return []
+    # Without a limit a method knows no ranks.
+    cell = next((cell for cell in cells if not cell.method.is_stock), cells[0])
+    command = cell_command(cell, str(root)) or ""
+    of_plan = {*knobs(), "method", "gamma", "tasks", "shuffle"} - {"ep_size"}
+    return [
+        word
+        for word in shlex.split(command)[2:]
+        if (key := word.partition("=")[0]) not in of_plan | words.keys()
+        and not key.startswith("tasks.")
+        and not word.endswith(f"={DIRECTORY}")
+    ]
 
 
 def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> FigureRecords:
@@ -116,7 +193,14 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
     broken = [f"Left out: {line}." for line in results.broken]
     absent = [plan.cell for digest, plan in planned.items() if digest not in read]
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
-    titles = {name: str(load_option("model", name).title) for name in models}
+    titles = {
+        name: str(
+            experiment.config.model.title
+            if name == experiment.own
+            else load_option("model", name).title
+        )
+        for name in models
+    }
     tasks = dict.fromkeys(plan.cell.task.name for plan in planned.values())
     backends = {plan.cell.backend for plan in planned.values()} - {"transformers"}
     notes = [f"Evaluated in the steps of an engine (backend={name})." for name in backends]
@@ -130,7 +214,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
         names={"model": next(iter(titles.values()), "")},
         n_absent=len(absent),
         absent=sweeps(absent, experiment.overrides),
-        notes=(*notes, *broken, *model_notes(planned.values(), titles.__getitem__)),
+        notes=[*notes, *broken, *model_notes(planned.values(), titles.__getitem__)],
         records={
             part: [read[digest] for plan in listed if (digest := plan.cell.digest) in read]
             for part, listed in chosen.items()
@@ -143,8 +227,8 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
 
 def _model(spec: Spec, experiment: FigurePlans) -> str | None:
     """Return the key of the one model of a figure whose title names it; None if it shows all."""
-    if "{model}" not in spec.title:
-        return None
+    if "{model}" not in spec.title or experiment.own is not None:
+        return experiment.own
     if spec.model is None:
         every = (plan.cell.model.name for part in spec.parts for plan in experiment.plan(part))
         return next(every, None)

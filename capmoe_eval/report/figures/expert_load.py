@@ -2,172 +2,274 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.printed import figure, figure1_bars, published_note
-from capmoe_eval.report.figures import panels as p
-from capmoe_eval.report.figures import pooling
-from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
+import numpy as np
 
-MEAN: Final = p.rule(1.0, "--", 0.7)
-"""The mean load."""
+from capmoe_eval.experiment.names import gamma_suffix, method_title
+from capmoe_eval.paper.printed import figure as printed_figure
+from capmoe_eval.paper.printed import figure1_bars, published_note
+from capmoe_eval.report.figures import drawing as d
+from capmoe_eval.report.figures.catalogue import figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from capmoe_eval.report.figures.evidence import FigureRecords
+
+PAPER_MODELS: Final = (
+    *("OLMoE-Instruct", "DeepSeek-V2-Lite", "Qwen1.5-MoE-Chat", "Mixtral-8×7B-Instruct"),
+)
+"""What Figures 13 to 16, and 17 to 20, show in the paper: `profile.figures.models`, in order."""
+_FEW: Final = 40
+"""The numbers of more experts would run into each other."""
 
 
-def asked_panel(
-    title: str, asked: Sequence[float], *marks: p.Mark, label: str = "load / mean load", **look: Any
-) -> p.Panel:
-    """Return a panel with a bar for each expert: its load over N̄ as the router asked for it.
+def load_of_layers(sources: FigureRecords, *parts: str) -> pd.DataFrame:
+    """Return the layers of some parts with ``load`` and ``load_left``, before and after drops.
 
-    ``look`` may have the bars' name, colour and width, and a ``legend``.
+    Loads are over the mean load N̄ that the router asks for.
     """
-    bars = p.Bars(
-        look.pop("name", "asked for by the router"),
-        range(len(asked)),
-        asked,
-        look.pop("width", 0.9),
-        look={"color": look.pop("color", "#c8c8c8")},
+    layers = sources.layers(*parts)
+    for name, column in (("load", "load_before"), ("load_left", "load_after")):
+        loads = zip(layers[column], layers["assignments"], layers["n_experts"], strict=True)
+        layers[name] = [np.array(load) * (count / pairs) for load, pairs, count in loads]
+    return layers
+
+
+def fullest_layer(layers: pd.DataFrame) -> pd.DataFrame:
+    """Return the layer with the fullest expert, on average over the cells: a row for each cell."""
+    peaks = layers["load"].map(max).groupby(layers["layer"]).mean()
+    return layers[layers["layer"] == peaks.idxmax()]
+
+
+def of_one_layer(sources: FigureRecords) -> pd.DataFrame:
+    """Return the load of each expert in the layer with the fullest, the fullest first."""
+    import pandas as pd
+
+    (layer,) = fullest_layer(load_of_layers(sources, "baseline")).itertuples()
+    rows = pd.DataFrame({"load": sorted(layer.load, reverse=True)}).rename_axis("place")
+    rows = rows.reset_index().assign(model=sources.title, task=sources.tasks[layer.task])
+    rows["layer"] = layer.layer + 1
+    # Names with a dot are no attributes of a row.
+    peaks = sources.layers("baseline").query(f"layer == {layer.layer}").iloc[0]
+    rows["peak_mean"], rows["peak_max"] = (
+        peaks[f"peak.expert_before.{of}"] for of in ("mean", "max")
     )
-    across = p.Axis("experts, busiest first", ticks=(), limits=(-0.7, len(asked) - 0.3))
-    return p.Panel(title, [bars, *marks], across, p.Axis(label), look={"grid": None} | look)
+    if published := figure1_bars(sources.model, len(rows)):
+        rows["paper"] = published
+        sources.notes.append(published_note("figure1"))
+    return rows
 
 
-def one_layer(evidence: FigureRecords) -> p.Picture:
-    """Return Figure 1: the load of each expert in the layer with the fullest one."""
-    record = evidence.of_model("baseline")[0]
-    number = pooling.busiest_layer([record])
-    load, peak = pooling.normalised(record.layers[number]), record.layers[number].peak.expert_before
-    asked = sorted(load, reverse=True)
-    # The busiest bar stands at the left; the text on the peaks has space at the right.
-    end = {"ha": "right", "va": "bottom", "fontsize": 6.5}
-    marks: list[p.Mark] = [MEAN, p.Words("mean load N̄", (len(load) - 0.5, 1.0), look=end)]
-    published = figure1_bars(record.model, len(load))
-    if published:
-        look = {"marker": "o", "markersize": 2, "linewidth": 0.6, "color": p.VERMILLION}
-        marks.append(p.Curve("paper (peak over batches)", range(len(load)), published, look=look))
-    peaks = (
-        f"fullest expert: {asked[0]:.1f} × the mean\n"
-        f"in a batch: {peak.mean:.1f} ×, at most {peak.max:.1f} ×"
+@figure(
+    "Figure 1", "Load of one layer's experts: {model}", of_one_layer, parts=["baseline"],
+    tasks=["obqa"],
+)  # fmt: skip
+def fig1(rows: pd.DataFrame) -> Figure:
+    """Load of each expert over the mean load N̄ without a limit, on OpenBookQA, in the layer with
+    the fullest expert. Everyone waits for the fullest expert of a batch.
+    """
+    canvas, ((axes,),) = d.canvas(d.COLUMN, 1.75)
+    first = rows.iloc[0]
+    d.load_bars(axes, rows["load"], "ours (mean over batches)")
+    _mean(axes, len(rows))
+    if "paper" in rows:
+        look = {"marker": "o", "markersize": 2, "linewidth": 0.6, "color": d.VERMILLION}
+        d.line(axes, rows, "place", "paper", "paper (peak over batches)", **look)
+        axes.legend(loc="center right")
+    text = (
+        f"fullest expert: {first['load']:.1f} × the mean\n"
+        f"in a batch: {first['peak_mean']:.1f} ×, at most {first['peak_max']:.1f} ×"
     )
-    marks.append(p.Words(peaks, (0.98, 0.97), of_panel=True, look=end | {"va": "top"}))
-    title = f"{evidence.title}, {evidence.tasks[record.task]}, MoE layer {number + 1}"
-    legend: p.Look = {"legend": {"loc": "center right"}} if published else {}
-    panel = asked_panel(title, asked, *marks, name="ours (mean over batches)", **legend)
-    notes = [published_note("figure1")] if published else []
-    return p.Picture([[panel]], notes, width=p.COLUMN, height=1.75)
+    # The fullest expert stands at the left.
+    _write(axes, text, (0.98, 0.97), xycoords="axes fraction", va="top")
+    axes.set_title(f"{first['model']}, {first['task']}, MoE layer {first['layer']}")
+    return canvas
 
 
-def by_task(evidence: FigureRecords) -> p.Picture:
-    """Return Figure 2: the same loads as a map, a row for each dataset, in one order of experts."""
-    records = evidence.of_model("baseline")
-    number = pooling.busiest_layer(records)
-    layers = pooling.by_layer(records)[number]
-    order = pooling.busiest_first(pooling.mean_loads(layers))
-    loads = list(map(pooling.normalised, layers))
+def by_task(sources: FigureRecords) -> pd.DataFrame:
+    """Return the load of each expert in one layer on each task, in one order of the experts."""
+    layers = fullest_layer(load_of_layers(sources, "baseline"))
+    order = np.argsort(-np.mean(layers["load"].tolist(), axis=0), kind="stable").tolist()
+    rows = layers[["task", "layer", "load", "peak.expert_before.max"]].assign(model=sources.title)
+    rows["task"], rows["layer"] = rows["task"].map(sources.tasks), rows["layer"] + 1
+    rows["load"] = [load[order] for load in rows["load"]]
+    rows["expert"] = [order] * len(rows)
+    rows = rows.rename(columns={"peak.expert_before.max": "peak_max"})
+    return rows.explode(["load", "expert"]).astype({"load": float, "expert": int})
+
+
+@figure(
+    "Figure 2", "Load of one layer's experts by dataset: {model}", by_task, parts=["baseline"]
+)  # fmt: skip
+def fig2(rows: pd.DataFrame) -> Figure:
+    """Load of each expert over the mean load N̄ without a limit, by dataset, in the layer whose
+    fullest expert is fullest on average. At the right the fullest expert over all batches and, in
+    brackets, in a single batch; the paper draws the latter, for every expert.
+    """
+    of_tasks = dict(d.each(rows, "task"))
+    canvas, ((axes,),) = d.canvas(d.PAGE, 0.75 + 0.17 * len(of_tasks))
+    d.loads_map(axes, [same["load"] for same in of_tasks.values()], "load / mean load", 12)
+    experts = next(iter(of_tasks.values()))["expert"]
+    names = list(map(str, experts)) if len(experts) <= _FEW else []
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlabel("expert, busiest first on average")
+    axes.set_yticks(range(len(of_tasks)), list(of_tasks))
+    right = axes.secondary_yaxis("right")
     peaks = [
-        f"{max(load):.1f} × ({layer.peak.expert_before.max:.1f} ×)"
-        for load, layer in zip(loads, layers, strict=True)
+        f"{same['load'].max():.1f} × ({same['peak_max'].iloc[0]:.1f} ×)"
+        for same in of_tasks.values()
     ]
-    labels = order if len(order) <= 40 else []  # the numbers of many would run into each other
-    where = f"{evidence.title}, MoE layer {number + 1}"
-    rows = range(len(loads))
-    panel = p.Panel(
-        f"{where}; right: fullest expert over all batches (in one batch)",
-        [p.Map([[load[e] for e in order] for load in loads], "load / mean load", {"aspect": 12})],
-        p.Axis("expert, busiest first on average", range(len(labels)), list(map(str, labels))),
-        p.Axis(ticks=rows, names=[evidence.tasks[record.task] for record in records]),
-        p.Axis(ticks=rows, names=peaks, is_bare=True),
-        look={"grid": None},
-    )
-    return p.Picture([[panel]], height=0.75 + 0.17 * len(rows))
+    right.set_yticks(range(len(peaks)), peaks)
+    right.tick_params(length=0)
+    right.spines[:].set_visible(False)
+    where = f"{rows['model'].iloc[0]}, MoE layer {rows['layer'].iloc[0]}"
+    axes.set_title(f"{where}; right: fullest expert over all batches (in one batch)")
+    return canvas
 
 
-def after_drop(evidence: FigureRecords) -> p.Picture:
-    """Return Figure 9: what experts compute under Token Drop and Expanded Drop, by m."""
-    task, title = next(iter(evidence.tasks.items()))
-    records = [
-        record
-        for record in evidence.of_model("token_drop", "ranked", "all_experts")
-        if record.task == task
-    ]
-    number = pooling.busiest_layer(records)
-    layers = pooling.by_layer(records)[number]
-    gamma, effective = records[0].gamma or 0.0, layers[0].effective_gamma
-    asked = sorted(pooling.normalised(layers[0]), reverse=True)
-    step = max(1, len(asked) // 10)
-    marks: list[p.Mark] = []
-    for index, (record, layer) in enumerate(zip(records, layers, strict=True)):
-        load = sorted(pooling.normalised(layer, "after"), reverse=True)
-        look = p.line_look(index, markevery=(index * step // 4, step))
-        marks.append(p.Curve(_drop_label(record), range(len(load)), load, look=look))
-    marks.append(p.rule(gamma, ":", 0.6))
-    if effective is not None:
-        marks.append(p.rule(effective, "--", 0.6, f"γ after rounding: {effective:.2f}"))
-    where = f"{evidence.title}, {title}, MoE layer {number + 1}{gamma_suffix(gamma, ', γ = ')}"
-    look = {"name": "asked for (Token Drop)", "color": "#e0e0e0", "width": 1.0}
-    panel = asked_panel(where, asked, *marks, label="load / mean load N̄", **look)
-    return p.Picture([[panel]], width=p.COLUMN, height=2.4, look={"legend": 2})
+def after_drop(sources: FigureRecords) -> pd.DataFrame:
+    """Return what the experts of one layer compute by method, sorted, and what was asked for."""
+    import pandas as pd
 
-
-def _drop_label(record: Record) -> str:
-    method = record.cell.method
-    if not isinstance(method, ExpandedDrop):
-        return method.title
-    if method.candidates == "global":
-        return "Expanded, all experts"
-    m = method.setting("m")
-    times, rest = divmod(m, record.layers[0].top_k)
-    return f"Expanded, m = {m}" + (f" ({times}k)" if not rest else "")
-
-
-def all_layers(evidence: FigureRecords) -> p.Picture:
-    """Return one of Figures 13 to 16: each layer's mean loads over tasks, and peaks of batches."""
-    records = evidence.of_model("routing")
-    layers = pooling.by_layer(records)
-    loads = [sorted(pooling.mean_loads(same), reverse=True) for same in layers]
-    peaks = [[layer.peak.expert_before for layer in same] for same in layers]
-    count = len(layers)
-    rows = range(count)
-    marks: list[p.Mark] = [
-        p.Curve(name, of_layers, rows, look={"color": colour, "linewidth": 0.6} | look)
-        for name, of_layers, colour, look in (
-            (
-                "mean over batches",
-                [statistics.fmean(peak.mean for peak in same) for same in peaks],
-                p.BLUE,
-                {"marker": "o"},
-            ),
-            (
-                "highest of any batch",
-                [max(peak.max for peak in same) for same in peaks],
-                p.VERMILLION,
-                {"marker": "^", "linestyle": ":"},
-            ),
+    layers = load_of_layers(sources, "token_drop", "ranked", "all_experts")
+    task = next(iter(sources.tasks))
+    layers = fullest_layer(layers[layers["task"] == task])
+    first = layers.iloc[0]
+    lines = [("asked for (Token Drop)", first["load"])]
+    lines += [(_drop_label(row), row["load_left"]) for _, row in layers.iterrows()]
+    return pd.concat(
+        pd.DataFrame(
+            {
+                "model": sources.title,
+                "task": sources.tasks[task],
+                "layer": first["layer"] + 1,
+                "gamma": first["cell.gamma"],
+                "effective_gamma": first["effective_gamma"],
+                "method": name,
+                "place": range(len(load)),
+                "load": sorted(load, reverse=True),
+            }
         )
-    ]
-    notes = []
-    if printed := figure("fig13_16_peak_load_over_mean").get(evidence.model):
-        notes.append(f"The paper's text says of these peaks: {printed['text']} N̄ (Appendix F).")
-        text = f"paper's text: {printed['text']}"
-        marks.append(p.rule(printed["value"], "--", 0.7, text, is_upright=True))
+        for name, load in lines
+    )
+
+
+def _drop_label(layer: pd.Series[Any]) -> str:
+    if not isinstance(layer["candidates"], str):  # of Token Drop, which adds nobody
+        return method_title(layer["method"])
+    if layer["candidates"] == "global":
+        return "Expanded, all experts"
+    times, rest = divmod(int(layer["m"]), layer["top_k"])
+    return f"Expanded, m = {int(layer['m'])}" + (f" ({times}k)" if not rest else "")
+
+
+@figure(
+    "Figure 9", "Expert load after Token Drop and Expanded Drop: {model}", after_drop,
+    parts=["token_drop", "ranked", "all_experts"],
+)  # fmt: skip
+def fig9(rows: pd.DataFrame) -> Figure:
+    """Load that the experts of one layer compute, over N̄ before any drop, sorted for each
+    method by itself; dotted: γ. m is the number of added candidates per token. A flat line uses
+    every slot. Capacities are rounded up on each rank, so that with few tokens a line can lie above
+    γ; dashed: γ after rounding, of records that have it.
+    """
+    canvas, ((axes,),) = d.canvas(d.COLUMN, 2.4)
+    (asked, bars), *lines = d.each(rows, "method")
+    d.load_bars(axes, bars["load"], asked, color="#e0e0e0", width=1.0)
+    step = max(1, len(bars) // 10)
+    for index, (name, same) in enumerate(lines):
+        look = d.line_look(index, markevery=(index * step // 4, step))
+        d.line(axes, same, "place", "load", name, **look)
+    first = rows.iloc[0]
+    d.rule(axes, first["gamma"], ":", 0.6)
+    if not np.isnan(effective := float(first["effective_gamma"])):
+        d.rule(axes, effective, "--", 0.6, f"γ after rounding: {effective:.2f}")
+    axes.set_ylabel("load / mean load N̄")
+    where = f"{first['model']}, {first['task']}, MoE layer {first['layer']}"
+    axes.set_title(where + gamma_suffix(first["gamma"], ", γ = "))
+    d.legend(canvas, 2)
+    return canvas
+
+
+def by_layer(sources: FigureRecords) -> pd.DataFrame:
+    """Return each layer's sorted loads, mean over tasks, and the peaks of its batches."""
+    import pandas as pd
+
+    layers = load_of_layers(sources, "routing")
+    peaks = layers.groupby("layer")
+    rows = pd.DataFrame(
+        {
+            "load": [np.sort(np.mean(same["load"].tolist(), axis=0))[::-1] for _, same in peaks],
+            "peak_mean": peaks["peak.expert_before.mean"].mean(),
+            "peak_max": peaks["peak.expert_before.max"].max(),
+        }
+    )
+    rows = rows.reset_index().assign(layer=lambda frame: frame["layer"] + 1)
+    rows["model"], rows["tasks"] = sources.title, layers["task"].nunique()
+    rows["place"] = [range(len(load)) for load in rows["load"]]
+    if printed := printed_figure("fig13_16_peak_load_over_mean").get(sources.model):
+        sources.notes.append(
+            f"The paper's text says of these peaks: {printed['text']} N̄ (Appendix F)."
+        )
+        rows["paper"], rows["paper_text"] = printed["value"], printed["text"]
+    return rows.explode(["load", "place"]).astype({"load": float, "place": int})
+
+
+def _all_layers(rows: pd.DataFrame) -> Figure:
+    """Load of each expert over the mean load N̄ without a limit, mean over tasks; experts are
+    sorted within each layer. Right: the highest load of an expert in a batch. The paper shows
+    {paper_model}, and draws for each expert its peak over batches.
+    """
+    of_layers = rows.drop_duplicates("layer").assign(row=range(rows["layer"].nunique()))
+    count, first = len(of_layers), rows.iloc[0]
+    layout = {"sharey": True, "width_ratios": [3, 1]}
+    canvas, ((left, right),) = d.canvas(d.PAGE, 0.95 + 0.115 * max(count, 8), 1, 2, **layout)
+    loads = [same["load"] for _, same in d.each(rows, "layer")]
+    d.loads_map(left, loads, "load / N̄", 14)
+    left.set_title(f"{first['model']}, mean of {first['tasks']} tasks")
+    left.set_xticks([])
+    left.set_xlabel(f"the {len(loads[0])} experts of each layer, busiest first")
     ticks = range(0, count, 1 if count <= 8 else 2 if count <= 16 else 4)
-    left = p.Panel(
-        f"{evidence.title}, mean of {len(records)} tasks",
-        [p.Map(loads, "load / N̄", {"aspect": 14})],
-        p.Axis(f"the {len(loads[0])} experts of each layer, busiest first", ticks=()),
-        p.Axis("MoE layer", ticks, [str(number + 1) for number in ticks]),
-        look={"grid": None},
-    )
-    across = p.Axis("peak load / mean load", limits=(0, None))
-    right = p.Panel("", marks, across, look={"grid": "x", "labels": True})
-    look = {"layout": {"sharey": True, "width_ratios": [3, 1]}, "legend": 3}
-    return p.Picture(
-        [[left, right]],
-        notes,
-        height=0.95 + 0.115 * max(count, 8),
-        look=look | {"legend_at": "outside lower right"},
-    )
+    left.set_yticks(ticks, [str(tick + 1) for tick in ticks])
+    left.set_ylabel("MoE layer")
+    for name, column, look in (
+        ("mean over batches", "peak_mean", {"color": d.BLUE, "marker": "o"}),
+        (
+            "highest of any batch",
+            "peak_max",
+            {"color": d.VERMILLION, "marker": "^", "linestyle": ":"},
+        ),
+    ):
+        d.line(right, of_layers, column, "row", name, linewidth=0.6, **look)
+    if "paper" in rows:
+        text = f"paper's text: {first['paper_text']}"
+        d.rule(right, first["paper"], "--", 0.7, text, is_upright=True)
+    right.grid(False, axis="y")
+    right.tick_params(axis="y", labelleft=True)
+    right.set(xlabel="peak load / mean load", xlim=(0, None))
+    d.legend(canvas, 3, "outside lower right")
+    return canvas
+
+
+for _place, _model in enumerate(PAPER_MODELS):
+    figure(
+        f"Figure {13 + _place} (v1: {8 + _place})",
+        "Load of the experts, layer by layer: {model}",
+        by_layer,
+        f"fig{13 + _place}",
+        {"paper_model": _model},
+        parts=["routing"],
+        model=_place,
+    )(_all_layers)
+
+
+def _mean(axes: Any, count: int) -> None:
+    d.rule(axes, 1.0, "--", 0.7)
+    _write(axes, "mean load N̄", (count - 0.5, 1.0), va="bottom")
+
+
+def _write(axes: Any, text: str, at: tuple[float, float], **look: Any) -> None:
+    axes.annotate(text, at, ha="right", fontsize=6.5, **look)

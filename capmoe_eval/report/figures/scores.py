@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import (
@@ -16,321 +17,354 @@ from capmoe_eval.experiment.names import (
     method_title,
     metric_title,
 )
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Unpaired, answered, pair
+from capmoe_eval.paper.pairing import Paired, Unpaired, answered_by_cells, pair
 from capmoe_eval.paper.printed import published_note, table1_scores
-from capmoe_eval.report.figures import panels as p
-from capmoe_eval.report.figures import pooling
-from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import Percent
+from capmoe_eval.report.figures import drawing as d
+from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.routing.registry import method_names
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from capmoe_eval.report.figures.evidence import FigureRecords
+
 # Each method looks the same whichever others are there.
-_LOOKS: Final = {
-    method: p.line_look(index, linewidth=0.7, markersize=3.6) | {"linestyle": "-"}
+LOOKS: Final = {
+    method: d.line_look(index, linewidth=0.7, markersize=3.6) | {"linestyle": "-"}
     for index, method in enumerate(name for name in method_names() if not is_stock(name))
 }
 for _method in ("expanded_drop", "token_reroute", "device_drop"):
-    _LOOKS[_method]["markerfacecolor"] = "white"
-_LOOKS["baseline"] = {"color": p.BLACK, "linestyle": "", "marker": "*", "markersize": 7}
-_FRONT: Final = {"color": p.GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round"}
-PEAK: Final = p.Axis("mean peak load of an expert / mean load")
-"""The axis of Pareto fronts."""
+    LOOKS[_method]["markerfacecolor"] = "white"
+LOOKS["baseline"] = {"color": d.BLACK, "linestyle": "", "marker": "*", "markersize": 7}
+PEAK: Final = "mean peak load of an expert / mean load"
+"""The label of the axis of Pareto fronts."""
+_MEAN, _STOCK, _PRINTED = "mean", "mean, no limit", "mean, paper's Table 1"
 
 
-def scored(name: str, x: Iterable[float], scores: Sequence[Percent], **look: object) -> p.Curve:
-    """Return a curve of scores with whiskers of 1.96 standard errors."""
-    values, reach = [s.value for s in scores], [1.96 * (s.stderr or 0.0) for s in scores]
-    low, high = ([v + sign * r for v, r in zip(values, reach, strict=True)] for sign in (-1, 1))
-    return p.Curve(name, list(x), values, low, high, {"elinewidth": 0.7, "capsize": 1.5} | look)
+def with_interval(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return rows with the ends of ± 1.96 standard errors around a column of scores."""
+    reach = 1.96 * rows["stderr"].astype(float).fillna(0.0)
+    ends = {f"{name}_low": rows[name] - reach, f"{name}_high": rows[name] + reach}
+    return rows.assign(**ends).drop(columns="stderr")
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Return the places of the points (cost, quality) that no other beats.
+def over_tasks(
+    cells: pd.DataFrame, tasks: Collection[str], by: list[str], **loads: str
+) -> Iterator[dict[str, Any]]:
+    """Yield, for each group of cells, means over tasks that count equally.
 
-    A point is beaten by one that costs no more and is no worse, and differs.
+    ``score`` and its standard error over documents are in percent; ``lacking`` are the tasks that
+    have no cell, for which there is nothing else. Seeds of one task are averaged first. They saw
+    the same documents, so their standard errors are averaged too and do not shrink with their
+    number.
+
+    Args:
+        cells: Some rows of the frame of cells.
+        tasks: All tasks of the mean.
+        by: The columns whose values tell groups apart.
+        loads: Columns of statistics, by the name of their mean.
     """
-    return {
-        place
-        for place, (cost, quality) in enumerate(points)
-        if not any(
-            other != (cost, quality) and other[0] <= cost and other[1] >= quality
-            for other in points
-        )
-    }
+    for values, same in cells.groupby(by, sort=False, dropna=False):
+        lacking = [task for task in tasks if task not in set(same["task"])]
+        mean: dict[str, Any] = dict(zip(by, values, strict=True)) | {"lacking": lacking}
+        if not lacking:
+            of_tasks = same.groupby("task", sort=False)
+            errors = of_tasks["stderr"].agg(lambda seeds: seeds.mean(skipna=False))
+            mean["score"] = 100 * of_tasks["value"].mean().mean()
+            mean["stderr"] = 100 * np.hypot.reduce(errors.to_numpy(float)) / len(errors)
+            for name, column in loads.items():
+                mean[name] = of_tasks[column].mean().mean(skipna=False)
+        yield mean
 
 
-def front(points: Sequence[tuple[float, float]]) -> p.Curve:
-    """Return the Pareto front of points (peak load, score), in grey below their lines."""
-    x, y = zip(*sorted(points[place] for place in pareto_front(points)), strict=True)
-    return p.Curve("Pareto front", x, y, look=_FRONT | {"zorder": 1})
+def curves(sources: FigureRecords) -> pd.DataFrame:
+    """Return scores under Token Drop by γ of each task and their mean, and what was dropped.
 
-
-def curves(evidence: FigureRecords) -> p.Picture:
-    """Return Figure 12: each model's scores under Token Drop by γ, and what was dropped.
-
-    The mean is drawn where all tasks are there. A model without a record with a capacity is left
-    out; a UsageError if all are.
+    The mean is there where all tasks are. A model without a record with a capacity is left out; a
+    UsageError if all are.
     """
-    notes: list[str] = []
+    import pandas as pd
+
     # γ=∞ is the baseline, which the figure has anyway.
-    of_models = {
-        model: curve
-        for model, records in evidence.by_model("curve").items()
-        if (curve := [record for record in records if record.gamma is not None])
-    }
-    if not of_models:
-        more = "; ".join(evidence.absent[:2])
+    limited = sources.cells("curve").dropna(subset="gamma").sort_values("gamma", kind="stable")
+    if limited.empty:
+        more = "; ".join(sources.absent[:2])
         raise UsageError(f"fig12: its curves have no record; compute them: {more}")
-    is_rounded = all(r.load.effective_gamma is not None for rs in of_models.values() for r in rs)
-    unlimited = evidence.by_model("unlimited")
-    upper, lower = [], []
-    for model, title in evidence.models.items():
-        if model in of_models:
-            stock = pooling.mean_score(unlimited.get(model, ()), evidence.tasks)
-            scores, drops = _curve(evidence, model, of_models[model], stock, is_rounded, notes)
-            upper.append(p.Panel(title, scores))
-            lower.append(p.Panel("", [drops] if drops else []))
-        else:
-            notes.append(f"{title} is left out: it has no record.")
-    gammas = [x for panel in (*upper, *lower) for mark in panel.marks[:-1] for x in _gammas(mark)]
-    across = p.gamma_axis([0.0, 3.0, *gammas])
-    if is_rounded:
-        across = replace(across, label="γ after rounding")
-    lower = [replace(panel, x=across, y=p.Axis(limits=(0, 105))) for panel in lower]
-    upper[0] = replace(upper[0], y=p.Axis("score (%)"))
-    lower[0] = replace(lower[0], y=p.Axis("dropped (%)", limits=(0, 105)))
-    layout = {"sharex": True, "sharey": "row", "height_ratios": [3, 1]}
-    width = p.PAGE if len(upper) > 1 else p.COLUMN
-    return p.Picture(
-        [upper, lower], notes, width=width, height=3.1, look={"legend": 5, "layout": layout}
-    )
-
-
-def _gammas(mark: p.Mark) -> Sequence[float]:
-    return [x for x in mark.x if x is not None] if isinstance(mark, p.Curve) else ()
-
-
-def _curve(
-    evidence: FigureRecords,
-    model: str,
-    records: Sequence[Record],
-    stock: Percent | None,
-    is_rounded: bool,
-    notes: list[str],
-) -> tuple[list[p.Mark], p.Curve | None]:
-    """Return one model's curves and its drop rates; note the γ at which tasks are missing."""
-    tasks, title = evidence.tasks, evidence.models[model]
-
-    def x(record: Record) -> float:
-        return (record.load.effective_gamma if is_rounded else record.gamma) or 0.0
-
-    rising = sorted(records, key=lambda record: record.gamma or 0.0)
-    of_tasks = pooling.by_key(rising, lambda record: record.task)
-    marks: list[p.Mark] = [
-        p.Curve(
-            tasks[task],
-            [x(record) for record in of_tasks.get(task, ())],
-            [100 * record.value for record in of_tasks.get(task, ())],
-            look=p.line_look(index, 6, markersize=2.2, linewidth=0.6),
+    unlimited = sources.cells("unlimited")
+    loads = {"dropped": "drop_rate", "effective_gamma": "effective_gamma"}
+    rows: list[dict[str, Any]] = []
+    for model, title in sources.models.items():
+        of_model = limited[limited["model"] == model]
+        if of_model.empty:
+            sources.notes.append(f"{title} is left out: it has no record.")
+            continue
+        about = {"model": title}
+        for task, name in sources.tasks.items():
+            for _, cell in of_model[of_model["task"] == task].iterrows():
+                columns = {name: cell[name] for name in ("gamma", "effective_gamma")}
+                rows.append(about | {"task": name, "score": 100 * cell["value"]} | columns)
+        lacking: dict[str, list[str]] = {}
+        for mean in over_tasks(of_model, sources.tasks, ["gamma"], **loads):
+            if missing := mean.pop("lacking"):
+                names = ", ".join(sources.tasks[task] for task in missing)
+                lacking.setdefault(names, []).append(gamma_text(mean["gamma"]))
+            else:
+                rows.append(about | {"task": _MEAN} | mean)
+        sources.notes.extend(
+            [f"{title}: no mean at γ={', '.join(at)}: {of} missing." for of, at in lacking.items()]
         )
-        for index, task in enumerate(tasks)
-    ]
-    gammas, scores, rates = [], [], []
-    lacking: dict[str, list[str]] = {}
-    for gamma, same in pooling.by_key(rising, lambda record: record.gamma).items():
-        if score := pooling.mean_score(same, tasks):
-            rounded = pooling.mean_load(same, tasks, "effective_gamma")
-            gammas.append((rounded if is_rounded else gamma) or 0.0)
-            scores.append(score)
-            rates.append(pooling.mean_load(same, tasks, "drop_rate"))
-        else:
-            here = {record.task for record in same}
-            names = ", ".join(name for task, name in tasks.items() if task not in here)
-            lacking.setdefault(names, []).append(gamma_text(gamma))
-    notes += [f"{title}: no mean at γ={', '.join(at)}: {of} missing." for of, at in lacking.items()]
-    drops = None
-    if scores:
-        marks.append(scored("mean ± 1.96 SE", gammas, scores, color=p.BLACK, linewidth=1.4))
-        look: p.Look = {"color": p.BLACK, "marker": "o", "markersize": 2}
-        drops = p.Curve("", gammas, p.percent(rates), look=look)
-    if stock:
-        marks.append(p.rule(stock.value, (0, (1, 2)), 1.0, "mean, no limit"))
-    if published := table1_scores(model, list(tasks.values())):
-        look = {"color": p.BLACK, "marker": "*", "linestyle": "", "markersize": 6}
-        look |= {"markerfacecolor": "white"}
-        values = published["gamma"], published["value"]
-        marks.append(p.Curve("mean, paper's Table 1", *values, look=look))
-        notes.append(published_note("table1"))
-    return marks, drops
+        of_stock = over_tasks(unlimited[unlimited["model"] == model], sources.tasks, ["model"])
+        stock = (about | {"task": _STOCK, "score": mean.get("score")} for mean in of_stock)
+        rows += [mean for mean in stock if mean["score"] is not None]
+        if published := table1_scores(model, list(sources.tasks.values())):
+            sources.notes.append(published_note("table1"))
+            values = zip(published["gamma"], published["value"], strict=True)
+            printed = {"task": _PRINTED}
+            rows += [about | printed | {"gamma": at, "score": value} for at, value in values]
+    columns = ["model", "task", "gamma", "effective_gamma", "score", "stderr", "dropped"]
+    frame = with_interval(pd.DataFrame(rows, columns=columns), "score")
+    frame["dropped_percent"] = 100 * frame.pop("dropped").astype(float)
+    return frame
 
 
-def rounds(evidence: FigureRecords) -> p.Picture:
-    """Return v1's Figure 7: score and lost pairs by rounds; one round is Token Drop."""
-    tasks = evidence.tasks
-    records = evidence.of_model("one_round", "rounds")
-    notes = []
-    points: dict[int, tuple[Percent, float | None, float]] = {}
-    of_rounds = pooling.by_key(records, lambda record: getattr(record.cell.method, "rounds", 1))
-    for number, same in sorted(of_rounds.items()):
-        if score := pooling.mean_score(same, tasks):
-            dropped = pooling.mean_load(same, tasks, "drop_rate")
-            points[number] = score, dropped, _unserved(same, tasks)
-        else:
-            notes.append(f"No mean after {number} rounds: not every task is there.")
-    scores, dropped_shares, unserved = zip(*points.values(), strict=True) if points else ((),) * 3
-    name = f"{method_title('token_reroute')} ± 1.96 SE"
-    above: list[p.Mark] = [scored(name, points, scores, color=p.BLUE, marker="o", capsize=2)]
-    if stock := pooling.mean_score(evidence.of_model("baseline"), tasks):
-        above.append(p.rule(stock.value, ":", 1.0, "no limit"))
-    below = [
-        p.Curve(name, list(points), p.percent(shares), look=look)
-        for name, shares, look in (
-            (
-                "top-k pairs dropped",
-                dropped_shares,
-                {"marker": "s", "linestyle": "--", "color": p.VERMILLION},
-            ),
-            ("of them not replaced", unserved, {"marker": "^", "color": p.BLUE}),
-        )
-    ]
-    names = [f"1 ({method_title('score')})" if n == 1 else str(n) for n in points]
-    gamma = gamma_suffix(pooling.shared_gamma(records), ", γ = ")
-    upper = p.Panel(
-        f"{evidence.title}, {len(tasks)} tasks{gamma}",
-        above,
-        y=p.Axis("mean score (%)", margin=0.15),
-        look={"grid": "y"},
-    )
-    shares = p.Axis("share (%)", limits=(0, None), margin=0.2)
-    lower = p.Panel("", below, p.Axis("rounds", list(points), names), shares, look={"grid": "y"})
-    layout = {"sharex": True, "height_ratios": [3, 2]}
-    look = {"legend": 2, "layout": layout}
-    return p.Picture([[upper], [lower]], notes, width=p.COLUMN, height=2.6, look=look)
-
-
-def _unserved(records: Sequence[Record], tasks: Collection[str]) -> float:
-    """Return the share of T·K that no expert computes, tasks counting equally.
-
-    Dropped pairs less those computed elsewhere instead; after one round, the drop rate.
+@figure(
+    "Figure 12 (v1: 6)", "Performance by capacity factor", curves, parts=["curve", "unlimited"]
+)  # fmt: skip
+def fig12(rows: pd.DataFrame) -> Figure:
+    """Score of each task and their mean under Token Drop, and the share of assignments that was
+    really dropped, by model. γ=0 silences every routed expert. The paper shows OLMoE and
+    Qwen1.5-MoE, each as base and as chat model. γ is that after rounding where all records have it.
     """
-    shares = []
-    for same in pooling.by_task(records, tasks):
-        layers = pooling.layers_of(same)
-        computed = sum(sum(layer.load_after) for layer in layers)
-        shares.append(1 - computed / float(sum(layer.assignments for layer in layers)))
-    return statistics.fmean(shares)
+    is_measured = ~rows["task"].isin([_STOCK, _PRINTED])
+    is_rounded = bool(rows["effective_gamma"][is_measured].notna().all())
+    rows["x"] = rows["effective_gamma"].astype(float) if is_rounded else rows["gamma"]
+    rows["x"] = rows["x"].fillna(rows["gamma"])
+    models = list(d.each(rows, "model"))
+    width = d.PAGE if len(models) > 1 else d.COLUMN
+    layout = {"sharex": True, "sharey": "row", "height_ratios": [3, 1]}
+    canvas, grid = d.canvas(width, 3.1, 2, len(models), **layout)
+    tasks = d.places(rows["task"][is_measured & (rows["task"] != _MEAN)])
+    for (title, same), upper, lower in zip(models, *grid, strict=True):
+        of_tasks = dict(d.each(same, "task"))
+        for task, place in tasks.items():
+            look = d.line_look(place, 6, markersize=2.2, linewidth=0.6)
+            curve = of_tasks.get(task, same[:0]).drop(columns=["score_low", "score_high"])
+            d.line(upper, curve, "x", "score", task, **look)
+        if (mean := of_tasks.get(_MEAN)) is not None:
+            look = {"color": d.BLACK, "linewidth": 1.4}
+            d.line(upper, mean, "x", "score", "mean ± 1.96 SE", **look)
+            look = {"color": d.BLACK, "marker": "o", "markersize": 2}
+            d.line(lower, mean, "x", "dropped_percent", **look)
+        if (stock := of_tasks.get(_STOCK)) is not None:
+            d.rule(upper, stock["score"].iloc[0], (0, (1, 2)), 1.0, _STOCK)
+        if (printed := of_tasks.get(_PRINTED)) is not None:
+            printed = printed[["x", "score"]]
+            d.line(upper, printed, "x", "score", _PRINTED, **d.STAR, markerfacecolor="white")
+        upper.set_title(title)
+        lower.set_ylim(0, 105)
+        label = "γ after rounding" if is_rounded else "capacity factor γ"
+        d.gamma_axis(lower, [0.0, 3.0, *rows["x"][is_measured]], label)
+    grid[0][0].set_ylabel("score (%)")
+    grid[1][0].set_ylabel("dropped (%)")
+    d.legend(canvas, 5)
+    return canvas
 
 
-def methods(evidence: FigureRecords) -> p.Picture:
-    """Return mean score against mean peak load: a line for each method, and the front."""
-    tasks = evidence.tasks
-    notes = []
-    points: dict[str, list[tuple[float, float]]] = {}
-    groups = pooling.by_key(
-        evidence.of_model("baseline", "methods", "at_random"),
-        lambda r: ("device_drop" if r.cell.method.granularity == "device" else r.method, r.gamma),
-    )
-    for (method, gamma), same in groups.items():
-        peak = pooling.mean_load(same, tasks, "mean_peak_after")
-        if (score := pooling.mean_score(same, tasks)) and peak is not None:
-            points.setdefault(method, []).append((peak, score.value))
+def by_rounds(sources: FigureRecords) -> pd.DataFrame:
+    """Return score and lost pairs by rounds; one round is Token Drop, and none the stock model."""
+    import pandas as pd
+
+    cells = sources.cells("one_round", "rounds")
+    cells["rounds"] = cells["rounds"].fillna(1).astype(int)
+    layers = sources.layers("one_round", "rounds").groupby("cell")
+    computed = layers["load_after"].agg(lambda loads: sum(map(sum, loads)))
+    cells["unserved"] = cells["cell"].map(1 - computed / layers["assignments"].sum())
+    loads = {"dropped": "drop_rate", "unserved": "unserved"}
+    rows = list(over_tasks(cells.sort_values("rounds"), sources.tasks, ["rounds"], **loads))
+    for mean in rows:
+        if mean["lacking"]:
+            number = mean["rounds"]
+            sources.notes.append(f"No mean after {number} rounds: not every task is there.")
+    stock = sources.cells("baseline").assign(rounds=0)
+    rows += over_tasks(stock, sources.tasks, ["rounds"])
+    about = {"model": sources.title, "tasks": len(sources.tasks), "gamma": cells["gamma"].min()}
+    columns = ["rounds", "score", "stderr", *loads]
+    whole = [mean for mean in rows if not mean["lacking"]]
+    frame = with_interval(pd.DataFrame(whole, columns=columns), "score").assign(**about)
+    for name in loads:
+        frame[f"{name}_percent"] = 100 * frame.pop(name).astype(float)
+    return frame
+
+
+@figure(
+    "Figure 7 of v1", "Token Reroute by rounds: {model}", by_rounds,
+    parts=["one_round", "rounds", "baseline"],
+)  # fmt: skip
+def v1_fig7(rows: pd.DataFrame) -> Figure:
+    """Mean score by rounds of Token Reroute, and two shares of T·K: pairs of a token's own top-k
+    that were not computed, and assignments that no expert took over. One round is Token Drop.
+    """
+    layout = {"sharex": True, "height_ratios": [3, 2]}
+    canvas, ((upper,), (lower,)) = d.canvas(d.COLUMN, 2.6, 2, 1, **layout)
+    limited, stock = rows[rows["rounds"] > 0], rows[rows["rounds"] == 0]
+    name = f"{method_title('token_reroute')} ± 1.96 SE"
+    d.line(upper, limited, "rounds", "score", name, color=d.BLUE, marker="o", capsize=2)
+    if len(stock):
+        d.rule(upper, stock["score"].iloc[0], ":", 1.0, "no limit")
+    look = {"marker": "s", "linestyle": "--", "color": d.VERMILLION}
+    d.line(lower, limited, "rounds", "dropped_percent", "top-k pairs dropped", **look)
+    look = {"marker": "^", "color": d.BLUE}
+    d.line(lower, limited, "rounds", "unserved_percent", "of them not replaced", **look)
+    first = rows.iloc[0]
+    gamma = gamma_suffix(first["gamma"], ", γ = ")
+    upper.set_title(f"{first['model']}, {first['tasks']} tasks{gamma}")
+    upper.set_ylabel("mean score (%)")
+    upper.margins(y=0.15)
+    numbers = limited["rounds"].tolist()
+    names = [f"1 ({method_title('score')})" if n == 1 else str(n) for n in numbers]
+    lower.set_xticks(numbers, names)
+    lower.margins(y=0.2)
+    lower.set(xlabel="rounds", ylabel="share (%)", ylim=(0, None))
+    for axes in (upper, lower):
+        axes.grid(False, axis="x")
+    d.legend(canvas, 2)
+    return canvas
+
+
+def by_peak(sources: FigureRecords) -> pd.DataFrame:
+    """Return mean score and mean peak load of each method and γ, and whether it is on the front."""
+    import pandas as pd
+
+    cells = sources.cells("baseline", "methods", "at_random")
+    on_devices = cells["granularity"].eq("device")
+    cells["method"] = cells["method"].mask(on_devices, "device_drop")
+    rows = []
+    loads = {"peak": "load.mean_peak_after"}
+    for mean in over_tasks(cells, sources.tasks, ["method", "gamma"], **loads):
+        if mean["lacking"]:
+            gamma = None if np.isnan(mean["gamma"]) else mean["gamma"]
+            name = metric_and_title(mean["method"]) + gamma_suffix(gamma, " at γ=")
+            sources.notes.append(f"{name} is left out: not every task is there.")
         else:
-            title = _title(method) + gamma_suffix(gamma, " at γ=")
-            notes.append(f"{title} is left out: not every task is there.")
-    every = [point for line in points.values() for point in line]
-    lines = [
-        p.Curve(_title(method), [x for x, _ in line], [y for _, y in line], look=look)
-        for method, look in _LOOKS.items()
-        if (line := sorted(points.get(method, ())))
-    ]
-    title = f"{evidence.title}, {len(tasks)} tasks"
-    marks = [front(every), *lines] if every else lines
-    panel = p.Panel(title, marks, PEAK, p.Axis("mean score (%)"))
-    return p.Picture([[panel]], notes, width=p.COLUMN, height=3.2, look={"legend": 2})
+            rows.append(mean)
+    frame = pd.DataFrame(rows, columns=["method", "gamma", "score", "peak"])
+    points = list(zip(frame["peak"], frame["score"], strict=True))
+    return frame.assign(
+        front=d.pareto_front(points), model=sources.title, tasks=len(sources.tasks)
+    ).sort_values(["method", "peak"], kind="stable")
 
 
-def _title(method: str) -> str:
+@figure(
+    "not in the paper", "Quality against peak load: {model}", by_peak,
+    parts=["baseline", "methods", "at_random"],
+)  # fmt: skip
+def pareto(rows: pd.DataFrame) -> Figure:
+    """Mean score against the highest load of an expert over the mean load N̄, mean over batches,
+    layers and tasks, for every method; along a line γ is 1.0, 1.5, 2.0. Grey: the Pareto front, on
+    which no other point has both less peak and more score. Random is a mean over seeds.
+    """
+    canvas, ((axes,),) = d.canvas(d.COLUMN, 3.2)
+    d.front(axes, rows, "peak", "score")
+    of_methods = dict(d.each(rows, "method"))
+    for method, look in LOOKS.items():
+        if method in of_methods:
+            line = of_methods[method][["peak", "score"]]
+            d.line(axes, line, "peak", "score", metric_and_title(method), **look)
+    axes.set_title(", ".join(f"{r['model']}, {r['tasks']} tasks" for _, r in rows[:1].iterrows()))
+    axes.set(xlabel=PEAK, ylabel="mean score (%)")
+    d.legend(canvas, 2)
+    return canvas
+
+
+def metric_and_title(method: str) -> str:
     """Return a method's printed name, with its name as a selection metric where that is another."""
     title, metric = method_title(method), metric_title(method)
     return title if title == metric else f"{title} ({metric})"
 
 
-def companions(evidence: FigureRecords) -> p.Picture:
+def flips(sources: FigureRecords) -> pd.DataFrame:
     """Return how many answers differ between settings of the batch, and by how much the score.
 
-    Every pair of settings of a method is compared, over batch sizes and over shuffles; whiskers
-    reach from the lowest to the highest pair.
+    Every pair of settings of a method is compared, over batch sizes and over shuffles:
+    ``flips_percent`` is the mean over pairs, its ends the lowest and the highest pair.
     """
-    notes: list[str] = []
-    parts = {part: evidence.of_model(part) for part in ("batch_sizes", "shuffles")}
-    everything = evidence.of_model(*parts)
-    names = list(dict.fromkeys(record.method for record in everything))
-    flips, ranges = [], []
-    for records, shift, look, label in zip(
-        parts.values(),
-        (-0.2, 0.2),
-        (p.bar_look(p.BLUE), p.bar_look(p.SKY, "////")),
-        ("by length", "by length and at random"),
-        strict=True,
-    ):
-        sizes = ", ".join(map(str, sorted({int(r.cell.batch_size) for r in records})))
-        spreads = {place + shift: _spread(records, name, notes) for place, name in enumerate(names)}
-        spread_at = {place: spread for place, spread in spreads.items() if spread is not None}
-        rates = [p.percent(rates) for rates, _ in spread_at.values()]
-        mean = [statistics.fmean(shares) for shares in rates]
-        low, high = [min(shares) for shares in rates], [max(shares) for shares in rates]
-        look["error_kw"] = {"elinewidth": 0.7, "capsize": 2}
-        flips.append(
-            p.Bars(f"{label}, batches of {sizes}", [*spread_at], mean, 0.38, 0, low, high, look)
-        )
-        ranges.append(
-            p.Bars("", [*spread_at], [spread for _, spread in spread_at.values()], 0.38, look=look)
-        )
-    if not any(bars.x for bars in flips):
+    import pandas as pd
+
+    rows = []
+    for part, dealt in (("batch_sizes", "by length"), ("shuffles", "by length and at random")):
+        cells = sources.cells(part)
+        sizes = ", ".join(map(str, sorted(cells["batch_size"].astype(int).unique())))
+        for method, same in d.each(cells, "method"):
+            if rates := _flip_rates(sources, same):
+                rows.append(
+                    {
+                        "dealt": f"{dealt}, batches of {sizes}",
+                        "method": method_title(method),
+                        "flips_percent": statistics.fmean(rates),
+                        "flips_percent_low": min(rates),
+                        "flips_percent_high": max(rates),
+                        "score_range": 100 * (same["value"].max() - same["value"].min()),
+                    }
+                )
+    if not rows:
         raise UsageError(
             "companions: no method has two settings with the same documents; measure them: "
-            + "; ".join(evidence.absent[:2])
+            + "; ".join(sources.absent[:2])
         )
-    across = p.Axis(
-        ticks=range(len(names)),
-        names=[method_title(name).replace(" ", "\n") for name in names],
-        is_bare=True,
-    )
-    gamma = gamma_suffix(pooling.shared_gamma(everything), ", γ = ")
-    sides = [
-        p.Panel(title, marks, across, p.Axis(label, limits=(0, None)), look={"grid": "y"})
-        for title, marks, label in (
-            (
-                f"{evidence.title}, {everything[0].n:,} documents{gamma}",
-                flips,
-                "answers that flip (%)",
-            ),
-            ("", ranges, "score range (points)"),
-        )
-    ]
-    layout = {"width_ratios": [3, 2]}
-    return p.Picture([sides], notes, height=2.1, look={"legend": 2, "layout": layout})
+    cells = sources.cells("batch_sizes", "shuffles")
+    about = {"model": sources.title, "documents": cells["n"].iloc[0], "gamma": cells["gamma"].min()}
+    return pd.DataFrame(rows).assign(**about)
 
 
-def _spread(
-    records: Sequence[Record], method: str, notes: list[str]
-) -> tuple[list[float], float] | None:
-    """Return the flip rates of a method's pairs and the range of its scores; None without pairs."""
-    record_of = {_setting(record): record for record in records if record.method == method}
-    rates: list[float] = []
-    for settings in itertools.combinations(record_of, 2):
-        paired = pair(*([answered(record_of[setting].documents)] for setting in settings))
-        if isinstance(paired, Unpaired):
-            both = " and ".join(settings)
-            notes.append(f"{method_title(method)}: {both} are not compared: {paired.reason}.")
+def _flip_rates(sources: FigureRecords, cells: pd.DataFrame) -> list[float]:
+    """Return the share of answers that differ, in percent, for each pair of settings."""
+    answers = {}
+    for number, cell in cells.iterrows():
+        dealt = "by length" if cell["shuffle"] is None else f"shuffle {cell['shuffle']:g}"
+        setting = f"batch {cell['batch_size']}, {dealt}"
+        answers[setting] = answered_by_cells(sources.results, cells.loc[[number]])
+    rates = []
+    for first, second in itertools.combinations(answers, 2):
+        # The mixture is of several tasks, by model and task.
+        paired = [pair(answers[first][of], answers[second].get(of, [])) for of in answers[first]]
+        if unpaired := next((p for p in paired if isinstance(p, Unpaired)), None):
+            title = method_title(cells["method"].iloc[0])
+            both = f"{first} and {second}"
+            sources.notes.append(f"{title}: {both} are not compared: {unpaired.reason}.")
         else:
-            rates.append(paired.flips)
-    scores = [100 * record.value for record in record_of.values()]
-    return (rates, max(scores) - min(scores)) if rates else None
+            moved = np.concatenate([p.differences for p in paired if isinstance(p, Paired)]) != 0
+            rates.append(100 * float(moved.mean()))
+    return rates
 
 
-def _setting(record: Record) -> str:
-    cell = record.cell
-    dealt = "by length" if cell.shuffle is None else f"shuffle {cell.shuffle}"
-    return f"batch {cell.batch_size}, {dealt}"
+@figure(
+    "not in the paper", "How much an answer depends on its batch: {model}", flips,
+    parts=["batch_sizes", "shuffles"],
+)  # fmt: skip
+def companions(rows: pd.DataFrame) -> Figure:
+    """Left: share of documents whose answer is right in one setting and wrong in another, mean over
+    pairs of settings; whiskers: lowest and highest pair. Right: range of the score. Batches of
+    OBQA, PIQA, RTE and BoolQ; dealt by length in four sizes, or of 16 by length and at random
+    (three seeds), which mixes the tasks.
+    """
+    canvas, ((left, right),) = d.canvas(d.PAGE, 2.1, 1, 2, width_ratios=[3, 2])
+    number = d.places(rows["method"])
+    looks = (d.bar_look(d.BLUE), d.bar_look(d.SKY, "////"))
+    for (dealt, same), shift, look in zip(d.each(rows, "dealt"), (-0.2, 0.2), looks, strict=False):
+        places = same["method"].map(number) + shift
+        thin = {"error_kw": {"elinewidth": 0.7, "capsize": 2}}
+        ends = d.whiskers(same, "flips_percent")
+        left.bar(places, same["flips_percent"], 0.38, yerr=ends, **look | thin, label=dealt)
+        right.bar(places, same["score_range"], 0.38, **look)
+    first = rows.iloc[0]
+    gamma = gamma_suffix(first["gamma"], ", γ = ")
+    left.set_title(f"{first['model']}, {first['documents']:,} documents{gamma}")
+    left.set_ylabel("answers that flip (%)")
+    right.set_ylabel("score range (points)")
+    for axes in (left, right):
+        d.name_places(axes, [name.replace(" ", "\n") for name in number])
+        axes.grid(False, axis="x")
+        axes.set_ylim(0, None)
+    d.legend(canvas, 2)
+    return canvas

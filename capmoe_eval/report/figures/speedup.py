@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
-from capmoe_eval.experiment.timings.schema import Timing
-from capmoe_eval.paper.benchmarks import ShownRun
 from capmoe_eval.paper.printed import (
     GRANULARITY,
     MACHINE,
@@ -18,21 +16,24 @@ from capmoe_eval.paper.printed import (
     model_speedup,
     published_note,
 )
-from capmoe_eval.report.figures import panels as p
-from capmoe_eval.report.figures.pooling import by_key
-from capmoe_eval.report.figures.studies import FigureStudies, Gain, method_name
+from capmoe_eval.report.figures import drawing as d
+from capmoe_eval.report.figures.catalogue import figure
+from capmoe_eval.report.figures.studies import FigureStudies, method_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from capmoe_eval.experiment.timings.schema import Timing
+    from capmoe_eval.paper.benchmarks import ShownRun
 
 _LOOKS: Final = (
-    p.bar_look(p.BLUE),
-    p.bar_look(p.SKY, "////"),
-    p.bar_look(p.ORANGE, "...."),
-    p.bar_look(p.VERMILLION),
+    d.bar_look(d.BLUE),
+    d.bar_look(d.SKY, "////"),
+    d.bar_look(d.ORANGE, "...."),
+    d.bar_look(d.VERMILLION),
 )
-_STAR: Final[p.Look] = {"marker": "*", "linestyle": "", "color": p.BLACK, "markersize": 5.5}
-_HOLLOW: Final[p.Look] = {"markerfacecolor": "white", "markeredgewidth": 0.6}
-_ONE: Final = p.rule(1, width=0.6)
 _SMALL: Final = {"fontsize": 6.5}
-_STROKE: Final = {"colors": p.BLACK, "linewidth": 0.9}
 _PRINT_NOTE: Final = (
     f"Stars: what the paper prints, measured on {MACHINE} with other code. No emulation and no "
     "other machine can confirm these values; the direction and the order can be compared."
@@ -42,272 +43,385 @@ _IDEAL_NOTE: Final = (
     "gain if nothing but its experts took time, and theirs in proportion to pairs."
 )
 _PHASES: Final = {  # of a bar: the measured phases that each is the sum of, and how it looks
-    "gate": (("gate", "decide"), p.bar_look(p.ORANGE, "....")),
-    "permute": (("permute",), p.bar_look(p.SKY, "////")),
-    "all-to-all": (("dispatch", "return"), p.bar_look(p.VERMILLION, "xxxx")),
-    "experts": (("experts",), p.bar_look(p.BLUE)),
-    "combine": (("combine",), p.bar_look(p.GREEN, "\\\\\\\\")),
-    "shared": (("shared",), p.bar_look(p.PURPLE, "++++")),
-    "other": ((), p.bar_look(p.GREY)),
+    "gate": (("gate", "decide"), d.bar_look(d.ORANGE, "....")),
+    "permute": (("permute",), d.bar_look(d.SKY, "////")),
+    "all-to-all": (("dispatch", "return"), d.bar_look(d.VERMILLION, "xxxx")),
+    "experts": (("experts",), d.bar_look(d.BLUE)),
+    "combine": (("combine",), d.bar_look(d.GREEN, "\\\\\\\\")),
+    "shared": (("shared",), d.bar_look(d.PURPLE, "++++")),
+    "other": ((), d.bar_look(d.GREY)),
 }
+_WHOLE: Final = "whole layer"
+_DROPLESS: Final = "Dropless"
 _SHORT: Final = {
     method_title("score"): "Token\nDrop",
     method_title("expanded_drop"): "Exp.\nlocal",
     f"{method_title('expanded_drop')} (global)": "Exp.\nglobal",
 }
+_DEPLOYED: Final = ("OLMoE", "DeepSeek-V2-Lite", "Qwen1.5-MoE", "Mixtral")
+_SPREAD: Final = {
+    "spread": "Whiskers: lowest and highest of repeated runs on one machine; a single run has "
+    "none. A speedup is the median over rounds, in which a capacity-aware and a dropless pass "
+    "alternate."
+}
 
 
-def layer(evidence: FigureStudies) -> p.Picture:
-    """Return Figure 4: the speedup of one MoE layer of each model."""
-    notes = [_PRINT_NOTE, *evidence.repetitions()]
-    panels = []
-    for run, _ in evidence.first_points(notes):
-        gains = evidence.gains(run)
-        stars = [layer_speedup(run.run.model, gain.method, gain.gamma) for gain in gains]
-        panels.append(_bars(run, "", gains, stars, ideal=True))
-    return _in_one_row(evidence, panels, notes)
-
-
-def model(evidence: FigureStudies) -> p.Picture:
-    """Return Figure 5: the speedup of a prefill beside one layer's; UsageError without any."""
-    notes = [_PRINT_NOTE, *evidence.repetitions()]
-    panels = []
-    for run, point in evidence.first_points(notes):
-        if point.prefill is None:
-            notes.append(f"{run.run.title}: its run has no prefill.")
-            continue
-        layers = {(gain.name, gain.gamma): gain for gain in evidence.gains(run)}
-        gains = evidence.gains(run, "prefill")
-        faster = [
-            f"{gain.name}{gamma_suffix(gain.gamma)} {gain.speedup:.2f} against "
-            f"{of_layer.speedup:.2f} (ideal {gain.ideal:.2f} against {of_layer.ideal:.2f})"
-            for gain in gains
-            if (of_layer := layers.get((gain.name, gain.gamma)))
-            and gain.speedup > max(1.0, of_layer.speedup)
-        ]
-        if faster:
-            gained = f"the prefill gains more than its first layer: {', '.join(faster)}."
-            notes.append(f"{run.run.title}: {gained}")
-        experts = run.run.experts_per_rank
-        stars = [model_speedup(run.run.model, g.method, g.gamma, experts) for g in gains]
-        beside = [layers.get((gain.name, gain.gamma)) for gain in gains]
-        # The ideal is of the experts' time alone, not of what lies between the layers.
-        panels.append(_bars(run, "", gains, stars, beside))
-    if not panels:
-        raise UsageError("fig5: no run of study speedup has a prefill; measure it with prefill")
-    return _in_one_row(evidence, panels, notes)
-
-
-def granularity(evidence: FigureStudies) -> p.Picture:
-    """Return speedups of a layer and a prefill with a capacity of each expert, or each device."""
-    notes = [_PRINT_NOTE, *evidence.repetitions()]
-    panels = []
-    for run, point in evidence.first_points(notes):
-        printed = GRANULARITY if (run.run.model or "").startswith("Qwen3") else {}
-        for part, title in (("layer", ", one MoE layer"), ("prefill", ", prefill")):
-            if part == "layer" or point.prefill:
-                gains = [
-                    gain._replace(name=f"capacity of each {gain.granularity}")
-                    for gain in evidence.gains(run, part)
-                ]
-                stars = [printed.get((g.granularity, g.gamma or 0.0), {}).get(part) for g in gains]
-                panels.append(_bars(run, title, gains, stars, ideal=part == "layer"))
-    return _in_one_row(evidence, panels, notes)
-
-
-def _in_one_row(
-    evidence: FigureStudies, panels: Sequence[tuple[p.Panel, Sequence[Gain]]], notes: Sequence[str]
-) -> p.Picture:
-    """Return a picture of bars, with what must be known of all above it."""
-    first, *others = (panel for panel, _ in panels)
-    row = [replace(first, y=p.Axis("speedup over dropless")), *others]
-    gains = [gain for _, panel_gains in panels for gain in panel_gains if gain.gamma is not None]
-    return replace(_titled(evidence, gains), rows=[row], notes=notes, height=2.55)
-
-
-def _bars(
+def _gains(
+    sources: FigureStudies,
     run: ShownRun,
-    part: str,
-    gains: Sequence[Gain],
-    stars: Sequence[float | None],
-    layers: Sequence[Gain | None] = (),
-    *,
-    ideal: bool = False,
-) -> tuple[p.Panel, Sequence[Gain]]:
-    """Return groups of bars by γ, with ideals, the layer's speedups, and what the paper prints."""
-    gammas = sorted({gain.gamma for gain in gains if gain.gamma is not None}, reverse=True)
-    names = list(dict.fromkeys(gain.name for gain in gains))
-    width = 0.8 / max(1, len(names))
-    half = 0.46 * width
-    marks: list[p.Mark] = []
-    for index, name in enumerate(names):
-        bars = [
-            (gammas.index(gain.gamma) + (index - (len(names) - 1) / 2) * width, gain, star, beside)
-            for gain, star, beside in zip(gains, stars, layers or [None] * len(gains), strict=True)
-            if gain.name == name and gain.gamma is not None
-        ]
-        places, tops = [place for place, *_ in bars], [gain.speedup for _, gain, *_ in bars]
-        # p.Bars stand on 1, dropless: the gain is seen.
-        look = _LOOKS[index % len(_LOOKS)]
-        marks.append(p.Bars(name, places, tops, 0.92 * width, 1.0, look=look))
-        for place, gain, star, beside in bars:
-            ends = [place - half], [place + half]
-            if gain.low is not None and gain.high is not None:
-                label = "lowest to highest repeated run"
-                look = _STROKE | {"linewidth": 1.4}
-                marks.append(p.Strokes(label, [gain.low], [gain.high], x=[place], look=look))
-            if ideal and gain.ideal is not None:
-                label = "ideal: fullest rank's pairs, before / after"
-                look = _STROKE | {"linewidth": 1.1}
-                marks.append(p.Strokes(label, *ends, y=[gain.ideal], look=look))
-            if beside is not None:
-                look = _STROKE | {"linestyle": (0, (1, 1))}
-                marks.append(
-                    p.Strokes("one MoE layer (fig4)", *ends, y=[beside.speedup], look=look)
-                )
-            if star is not None:
-                marks.append(p.Curve(f"paper, {MACHINE}", [place], [star], look=_STAR | _HOLLOW))
-    across = p.Axis(
-        "capacity factor γ", range(len(gammas)), list(map(gamma_text, gammas)), is_bare=True
+    part: str = "layer",
+    place: int = 0,
+    paper: Callable[[pd.Series[Any]], float | None] = lambda _: None,
+) -> pd.DataFrame:
+    """Return the speedup of each method at one point of a run, with what the paper prints."""
+    import pandas as pd
+
+    point = run.run.points[place]
+    about = {
+        "model": run.run.title,
+        "measured": run.kind,
+        "ranks": run.run.ranks,
+        "experts_per_rank": run.run.experts_per_rank,
+        "scale": run.study.scale,
+        "peak": point.routing.peak,
+        "together": point.routing.together,
+        "part": part,
+    }
+    rows = pd.DataFrame(sources.gains(run, part, place)).assign(**about)
+    rows = rows.rename(columns={"low": "speedup_low", "high": "speedup_high"})
+    return rows.assign(paper=[paper(row) for _, row in rows.iterrows()])
+
+
+def of_layers(sources: FigureStudies) -> pd.DataFrame:
+    """Return the speedup of one MoE layer of each model, by method and γ."""
+    import pandas as pd
+
+    sources.notes.extend([_PRINT_NOTE, *sources.repetitions()])
+    return pd.concat(
+        _gains(
+            sources,
+            run,
+            paper=lambda row, of=run: layer_speedup(of.run.model, row["method"], row["gamma"]),
+        )
+        for run, _ in sources.first_points()
     )
-    title = f"{run.run.title}{part}\n{_subtitle(run)}"
-    return p.Panel(title, [*marks, _ONE], across, look={"grid": "y", "title": _SMALL}), gains
 
 
-def _titled(evidence: FigureStudies, gains: Iterable[Gain] = (), legend: int = 5) -> p.Picture:
-    """Return an empty picture that says how its numbers came about, and where it has no error bars.
+@figure(
+    "Figure 4", "Speedup of one MoE layer under expert parallelism ({kind})", of_layers,
+    words=_SPREAD, study="speedup", models=_DEPLOYED,
+)  # fmt: skip
+def fig4(rows: pd.DataFrame) -> Figure:
+    """Speedup of one MoE layer, the first of the prefill's in fig5, over the same layer without a
+    capacity, by γ and method; bars stand on 1. {spread} Line: what the fullest rank's number of
+    pairs alone would gain. Star: the paper's.
+    """
+    return _bars(rows, "method_name")
+
+
+def of_prefills(sources: FigureStudies) -> pd.DataFrame:
+    """Return the speedup of a prefill of each model, beside one layer's; UsageError without any."""
+    import pandas as pd
+
+    sources.notes.extend([_PRINT_NOTE, *sources.repetitions()])
+    parts = []
+    for run, point in sources.first_points():
+        if point.prefill is None:
+            sources.notes.append(f"{run.run.title}: its run has no prefill.")
+            continue
+        rows = _gains(
+            sources,
+            run,
+            "prefill",
+            paper=lambda row, of=run.run: model_speedup(
+                of.model, row["method"], row["gamma"], of.experts_per_rank
+            ),
+        )
+        keys = ["method_name", "gamma"]
+        layer = _gains(sources, run)[[*keys, "speedup", "ideal"]]
+        rows = rows.merge(layer, "left", keys, suffixes=("", "_of_layer"))
+        rows = rows.rename(columns={"speedup_of_layer": "layer", "ideal_of_layer": "layer_ideal"})
+        parts.append(rows)
+        faster = rows[rows["speedup"] > rows["layer"].clip(lower=1.0)]
+        if len(faster):
+            which = ", ".join(
+                f"{row['method_name']}{gamma_suffix(row['gamma'])} {row['speedup']:.2f} against "
+                f"{row['layer']:.2f} (ideal {row['ideal']:.2f} against {row['layer_ideal']:.2f})"
+                for _, row in faster.iterrows()
+            )
+            gained = f"the prefill gains more than its first layer: {which}."
+            sources.notes.append(f"{run.run.title}: {gained}")
+    if not parts:
+        raise UsageError("fig5: no run of study speedup has a prefill; measure it with prefill")
+    return pd.concat(parts)
+
+
+@figure(
+    "Figure 5", "Speedup of a whole prefill under expert parallelism ({kind})", of_prefills,
+    words=_SPREAD, study="speedup", models=_DEPLOYED,
+)  # fmt: skip
+def fig5(rows: pd.DataFrame) -> Figure:
+    """Speedup of the prefill of a model over the same model without a capacity: attention, norms,
+    embeddings and head between its MoE layers; bars stand on 1. {spread} Dotted line: the first of
+    its MoE layers alone (fig4). What lies between the layers gains nothing, so a prefill should
+    gain less than its layers. A bar beyond its dotted line has other layers, with routings of their
+    own, whose fullest rank is relieved more than the first's; the notes give the ideal of both.
+    Star: the paper's end-to-end speedup, printed for one γ of each model.
+    """
+    # The ideal is of the experts' time alone, not of what lies between the layers.
+    return _bars(rows.drop(columns="ideal"), "method_name")
+
+
+def of_granularities(sources: FigureStudies) -> pd.DataFrame:
+    """Return speedups of a layer and a prefill with a capacity of each expert, or each device."""
+    import pandas as pd
+
+    sources.notes.extend([_PRINT_NOTE, *sources.repetitions()])
+    parts = []
+    for run, point in sources.first_points():
+        printed = GRANULARITY if (run.run.model or "").startswith("Qwen3") else {}
+        for part in ("layer", "prefill") if point.prefill else ("layer",):
+            rows = _gains(
+                sources,
+                run,
+                part,
+                paper=lambda row, of=part, printed=printed: printed.get(
+                    (row["granularity"], row["gamma"]), {}
+                ).get(of),
+            )
+            if part == "prefill":
+                rows["ideal"] = math.nan
+            parts.append(rows)
+    return pd.concat(parts)
+
+
+@figure(
+    "§5.2 (text)", "Speedup with a capacity of each expert or of each device ({kind})",
+    of_granularities, words=_SPREAD, study="granularity",
+)  # fmt: skip
+def granularity(rows: pd.DataFrame) -> Figure:
+    """Speedup of Expanded Drop over no capacity, of one MoE layer and of a prefill, when a capacity
+    bounds each expert, or the sum over a device's; bars stand on 1. {spread} Line: the ideal. Star:
+    the paper's, which compares γ=1.5 for experts with γ=1.0 for devices.
+    """
+    return _bars(rows.assign(bounds="capacity of each " + rows["granularity"]), "bounds")
+
+
+def _bars(rows: pd.DataFrame, by: str) -> Figure:
+    """Draw groups of bars by γ, with ideals, the layer's speedups, and what the paper prints."""
+    groups = list(rows.groupby(["model", "part"], sort=False))
+    canvas, (grid,) = d.canvas(d.PAGE, 2.55, 1, len(groups))
+    for ((title, part), of_panel), axes in zip(groups, grid, strict=True):
+        limited = of_panel.dropna(subset="gamma")
+        gammas = sorted(limited["gamma"].unique(), reverse=True)
+        names = d.places(limited[by])
+        width = 0.8 / max(1, len(names))
+        half, black = 0.46 * width, {"colors": d.BLACK}
+        shift = (limited[by].map(names) - (len(names) - 1) / 2) * width
+        places = limited["gamma"].map(gammas.index) + shift
+        same = limited.assign(place=places, left=places - half, right=places + half)
+        for name, index in names.items():
+            # Bars stand on 1, dropless: the gain is seen.
+            bars = same[same[by] == name]
+            look = _LOOKS[index % len(_LOOKS)] | {"bottom": 1.0}
+            axes.bar(bars["place"], bars["speedup"] - 1, 0.92 * width, **look, label=name)
+        spread = same.dropna(subset="speedup_low")
+        if len(spread):
+            label = "lowest to highest repeated run"
+            ends = spread["speedup_low"], spread["speedup_high"]
+            axes.vlines(spread["place"], *ends, **black, linewidth=1.4, label=label)
+        for column, label, look in (
+            ("ideal", "ideal: fullest rank's pairs, before / after", {"linewidth": 1.1}),
+            ("layer", "one MoE layer (fig4)", {"linewidth": 0.9, "linestyle": (0, (1, 1))}),
+        ):
+            if column in same and same[column].notna().any():
+                ends = same["left"], same["right"]
+                axes.hlines(same[column], *ends, **black, **look, label=label)
+        printed = same.assign(paper=same["paper"].astype(float)).dropna(subset="paper")
+        if len(printed):
+            star = d.STAR | {"markerfacecolor": "white", "markeredgewidth": 0.6}
+            d.line(axes, printed, "place", "paper", f"paper, {MACHINE}", **star)
+        d.rule(axes, 1, width=0.6)
+        d.name_places(axes, list(map(gamma_text, gammas)))
+        axes.set_xlabel("capacity factor γ")
+        axes.grid(False, axis="x")
+        of_part = {"prefill": ", prefill", "layer": ", one MoE layer"}[part]
+        parts = rows["part"].nunique() > 1
+        axes.set_title(f"{title}{of_part if parts else ''}\n{_how(same.iloc[0])}", **_SMALL)
+    grid[0].set_ylabel("speedup over dropless")
+    _head(canvas, rows, 5)
+    return canvas
+
+
+def _head(canvas: Figure, rows: pd.DataFrame, columns: int) -> None:
+    """Say above a figure how its numbers came about, and where it has no error bars.
 
     Quartiles over the rounds of one run are none: they do not say how far a repetition differs.
     """
-    kind = evidence.names["kind"]
+    kinds = set(rows["measured"])
     title = {
         "EMULATED": "EMULATED on one device: the slowest rank counts, the all-to-all is a formula",
-        "partly EMULATED": "partly EMULATED: see each panel",
         "measured": "measured on real ranks",
-    }[kind]
-    is_single = [gain.low is None for gain in gains]
-    if any(is_single):
-        all_single = "; 1 run, no error bars"
-        title += all_single if all(is_single) else "; no error bars where there was 1 run"
-    colour = p.BLACK if kind == "measured" else p.VERMILLION
-    look = {"fontsize": 7.5, "fontweight": "bold", "color": colour}
-    return p.Picture([], title=title, look={"legend": legend, "title": look})
+    }[kinds.pop()]
+    if kinds:
+        title = "partly EMULATED: see each panel"
+    if "speedup" in rows:
+        is_single = rows.dropna(subset="gamma")["speedup_low"].isna()
+        if is_single.any():
+            all_single = "; 1 run, no error bars"
+            title += all_single if is_single.all() else "; no error bars where there was 1 run"
+    colour = d.BLACK if title.startswith("measured") else d.VERMILLION
+    canvas.suptitle(title, fontsize=7.5, fontweight="bold", color=colour)
+    d.legend(canvas, columns)
 
 
-def _subtitle(run: ShownRun) -> str:
+def _how(row: pd.Series[Any]) -> str:
     """Return what must be known of a panel's run, in two lines."""
-    peak = run.run.points[0].routing.peak
-    return f"{_how(run)}, {run.ranks},\n{run.widths}, peak {peak:.1f} × mean"
+    return f"{row['measured']}, {_ranks(row)},\n{_widths(row)}, peak {row['peak']:.1f} × mean"
 
 
-def _how(run: ShownRun) -> str:
-    return "EMULATED" if run.study.kind == "emulated" else "measured"
+def _ranks(row: pd.Series[Any]) -> str:
+    noun = "expert" if row["experts_per_rank"] == 1 else "experts"
+    return f"{row['ranks']} ranks × {row['experts_per_rank']} {noun}"
 
 
-def skew(evidence: FigureStudies) -> p.Picture:
-    """Return speedup and ideal by peak load, a line for each method, γ and placement."""
-    label = "peak load of an expert / mean load"
-    rows, gains = [], []
-    for run in evidence.runs:
-        varied = [(point.routing.peak, run, place) for place, point in enumerate(run.run.points)]
-        title = f"{run.run.title}: {_how(run)}, {run.ranks}, {run.widths}"
-        row, row_gains = _lines(evidence, title, varied, p.Axis())
-        rows.append(row)
-        gains += row_gains
+def _widths(row: pd.Series[Any]) -> str:
+    return "full widths" if row["scale"] == 1 else f"widths 1/{row['scale']:g}"
+
+
+def by_peak(sources: FigureStudies) -> pd.DataFrame:
+    """Return speedup, ideal and the share of it that is reached, by method, γ and peak load."""
+    import pandas as pd
+
     reached = "Share reached: of the ideal gain; none where the ideal is below 1.05."
-    return _in_rows(evidence, rows, gains, label, [_IDEAL_NOTE, reached])
+    sources.notes.extend([*sources.repetitions(), _IDEAL_NOTE, reached])
+    return _in_percent(
+        pd.concat(
+            _gains(sources, run, place=place)
+            for run in sources.runs
+            for place in range(len(run.run.points))
+        ).sort_values("peak", kind="stable")
+    )
 
 
-def placement(evidence: FigureStudies) -> p.Picture:
-    """Return speedup and ideal by experts per rank, for each model."""
-    rows, gains = [], []
-    for runs in by_key(evidence.runs, lambda run: run.run.title).values():
-        rising = sorted(runs, key=lambda run: run.run.experts_per_rank)
-        experts = [run.run.experts_per_rank for run in rising]
-        names = [f"{run.run.experts_per_rank} ({run.run.ranks})" for run in rising]
-        first = runs[0]
-        peak = first.run.points[0].routing.peak
-        title = f"{first.run.title}: {_how(first)}, peak {peak:.1f} × mean, {first.widths}"
-        varied = [(float(run.run.experts_per_rank), run, 0) for run in rising]
-        across = p.Axis("", experts, names, is_log=True)
-        row, row_gains = _lines(evidence, title, varied, across)
-        rows.append(row)
-        gains += row_gains
-    return _in_rows(evidence, rows, gains, "experts per rank (ranks)", [_IDEAL_NOTE])
+@figure(
+    "not in the paper", "Speedup by peak load, beside the ideal ({kind})", by_peak, words=_SPREAD,
+    study="skew",
+)  # fmt: skip
+def skew(rows: pd.DataFrame) -> Figure:
+    """Speedup of one MoE layer by the fullest expert's load over the mean, the ideal (dotted), and
+    how much of the ideal gain was reached. {spread}
+    """
+
+    def title(first: pd.Series[Any]) -> str:
+        return f"{first['measured']}, {_ranks(first)}, {_widths(first)}"
+
+    canvas, grid = _lines(rows, "peak", title)
+    for axes in grid[-1]:
+        axes.set_xlabel("peak load of an expert / mean load")
+    return canvas
 
 
-def _in_rows(
-    evidence: FigureStudies,
-    rows: list[list[p.Panel]],
-    gains: Sequence[Gain],
-    label: str,
-    notes: Sequence[str],
-) -> p.Picture:
-    rows[-1] = [replace(panel, x=replace(panel.x, label=label)) for panel in rows[-1]]
-    height = 1.9 * len(rows) + 0.6
-    notes = [*evidence.repetitions(), *notes]
-    return replace(_titled(evidence, gains, 3), rows=rows, notes=notes, height=height)
+def by_experts_per_rank(sources: FigureStudies) -> pd.DataFrame:
+    """Return speedup, ideal and the share of it that is reached, by method, γ and placement."""
+    import pandas as pd
+
+    sources.notes.extend([*sources.repetitions(), _IDEAL_NOTE])
+    runs = pd.concat(_gains(sources, run) for run in sources.runs)
+    return _in_percent(runs.sort_values("experts_per_rank", kind="stable"))
+
+
+@figure(
+    "not in the paper", "Speedup by experts per rank ({kind})", by_experts_per_rank,
+    words=_SPREAD, study="placement", runs="fullest",
+)  # fmt: skip
+def placement(rows: pd.DataFrame) -> Figure:
+    """One model's experts over more or fewer ranks: speedup of one MoE layer, the ideal (dotted),
+    and how much of the ideal gain was reached. The load of several experts on a rank evens out, and
+    with it goes the gain (§5.1). {spread}
+    """
+
+    def title(first: pd.Series[Any]) -> str:
+        return f"{first['measured']}, peak {first['peak']:.1f} × mean, {_widths(first)}"
+
+    canvas, grid = _lines(rows, "experts_per_rank", title)
+    for (_, same), sides in zip(d.each(rows, "model"), grid, strict=True):
+        ranks = same.drop_duplicates("experts_per_rank")
+        names = [f"{row['experts_per_rank']} ({row['ranks']})" for _, row in ranks.iterrows()]
+        for axes in sides:
+            axes.set_xscale("log")
+            axes.set_xticks(ranks["experts_per_rank"], names)
+            axes.minorticks_off()
+    for axes in grid[-1]:
+        axes.set_xlabel("experts per rank (ranks)")
+    return canvas
+
+
+def _in_percent(rows: pd.DataFrame) -> pd.DataFrame:
+    reached = 100 * rows.pop("reached").astype(float)
+    return rows.assign(reached_percent=reached).dropna(subset="gamma")
 
 
 def _lines(
-    evidence: FigureStudies,
-    title: str,
-    varied: Iterable[tuple[float, ShownRun, int]],
-    across: p.Axis,
-) -> tuple[list[p.Panel], list[Gain]]:
-    """Return speedup beside the ideal, and how much of its gain is reached, by what varies."""
-    lines: dict[str, list[tuple[float, Gain]]] = {}
-    for x, run, place in sorted(varied, key=lambda item: item[0]):
-        is_together = run.run.points[place].routing.together
-        for gain in evidence.gains(run, place=place):
-            spread = ", popular experts on one rank" if is_together else ""
-            suffix = spread + gamma_suffix(gain.gamma, ", γ = ") if gain.gamma else ""
-            lines.setdefault(gain.name + suffix, []).append((x, gain))
-    left: list[p.Mark] = []
-    right: list[p.Mark] = []
-    least = 0.0
-    for index, (name, points) in enumerate(lines.items()):
-        look = p.line_look(index) | {"linestyle": p.DASHES[index % 3]}
-        xs, gains = zip(*points, strict=True)
-
-        def numbers(
-            of: Callable[[Gain], float | None], series: Sequence[Gain] = gains
-        ) -> list[float]:
-            return [math.nan if (value := of(gain)) is None else value for gain in series]
-
-        ends = numbers(lambda gain: gain.low), numbers(lambda gain: gain.high)
-        low, high = ends if all(gain.low is not None for gain in gains) else (None, None)
-        thin = look | {"elinewidth": 0.7, "capsize": 1.5}
-        left.append(p.Curve(name, xs, numbers(lambda g: g.speedup), low, high, thin))
-        dotted = look | {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
-        left.append(p.Curve("", xs, numbers(lambda gain: gain.ideal), look=dotted))
-        shares = [(x, gain.reached) for x, gain in points if gain.reached is not None]
-        least = min([least, *(share for _, share in shares)])
-        reached = p.percent([share for _, share in shares])
-        right.append(p.Curve("", [x for x, _ in shares], reached, look=look))
-    if lines:
-        dots = {"color": p.BLACK, "linestyle": ":"}
-        left.append(p.Curve("ideal, same colour and marker", (), (), look=dots))
-    bottom = p.Axis("share of the ideal gain (%)", limits=None if least < 0 else (0, None))
-    sides = [
-        p.Panel(title, [*left, _ONE], across, p.Axis("speedup over dropless")),
-        p.Panel("how much of it was reached", [*right, p.rule(100, width=0.6)], across, bottom),
-    ]
-    sides = [replace(panel, look={"title": _SMALL}) for panel in sides]
-    return sides, [gain for points in lines.values() for _, gain in points]
+    rows: pd.DataFrame, x: str, title: Callable[[pd.Series[Any]], str]
+) -> tuple[Figure, Any]:
+    """Draw speedup beside the ideal, and how much of its gain is reached, a row for each model."""
+    models = list(d.each(rows, "model"))
+    canvas, grid = d.canvas(d.PAGE, 1.9 * len(models) + 0.6, len(models), 2)
+    for (model, of_model), (left, right) in zip(models, grid, strict=True):
+        lines = of_model.groupby(["method", "gamma", "together"], sort=False)
+        for index, ((method, gamma, together), same) in enumerate(lines):
+            look = d.line_look(index) | {"linestyle": d.DASHES[index % 3]}
+            spread = ", popular experts on one rank" if together else ""
+            name = f"{method_title(method)}{spread}{gamma_suffix(gamma, ', γ = ')}"
+            d.line(left, same, x, "speedup", name, **look)
+            dotted = look | {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
+            d.line(left, same, x, "ideal", **dotted)
+            d.line(right, same.dropna(subset="reached_percent"), x, "reached_percent", **look)
+        left.plot([], [], color=d.BLACK, linestyle=":", label="ideal, same colour and marker")
+        d.rule(left, 1, width=0.6)
+        d.rule(right, 100, width=0.6)
+        left.set_title(f"{model}: {title(of_model.iloc[0])}", **_SMALL)
+        left.set_ylabel("speedup over dropless")
+        right.set_title("how much of it was reached", **_SMALL)
+        right.set_ylabel("share of the ideal gain (%)")
+        if not (of_model["reached_percent"] < 0).any():
+            right.set_ylim(0, None)
+    _head(canvas, rows, 3)
+    return canvas, grid
 
 
-def phases(evidence: FigureStudies) -> p.Picture:
-    """Return Figure 6: milliseconds of the phases of one layer, dropless first, then by γ."""
-    notes = [published_note("figure6")]
-    rows = []
-    for run, point in evidence.first_points(notes):
+def phases_of_layers(sources: FigureStudies) -> pd.DataFrame:
+    """Return milliseconds of the phases of one layer, dropless first, then by falling γ."""
+    import pandas as pd
+
+    sources.notes.append(published_note("figure6"))
+    rows: list[dict[str, Any]] = []
+    for run, point in sources.first_points():
         tightest_last = sorted(
             point.timings, key=lambda row: -(row.label.gamma or 0.0) if row.label else -math.inf
         )
-        title = f"{run.run.title}: {_subtitle(run)}".replace("\n", " ")
-        rows.append([_stack(title, tightest_last)])
-    return replace(_titled(evidence, legend=7), rows=rows, notes=notes, height=2.7 * len(rows))
+        about = {
+            "model": run.run.title,
+            "measured": run.kind,
+            "ranks": run.run.ranks,
+            "experts_per_rank": run.run.experts_per_rank,
+            "scale": run.study.scale,
+            "peak": point.routing.peak,
+        }
+        for row in tightest_last:
+            label = row.label
+            method = {
+                "method": method_name(label) if label else _DROPLESS,
+                "gamma": label.gamma if label else math.nan,
+            }
+            for phase, ms in _parts(row).items():
+                rows.append(about | method | {"phase": phase, "ms": ms})
+            total = row.seconds["total"]
+            quartiles = {"ms_low": 1e3 * total.low, "ms_high": 1e3 * total.high}
+            whole = {"phase": _WHOLE, "ms": 1e3 * total.median} | quartiles
+            rows.append(about | method | whole)
+    return pd.DataFrame(rows)
 
 
 def _parts(row: Timing) -> dict[str, float]:
@@ -319,32 +433,38 @@ def _parts(row: Timing) -> dict[str, float]:
     return parts | {"other": sum(rest.values())}
 
 
-def _stack(title: str, rows: Sequence[Timing]) -> p.Panel:
-    gammas = [row.label.gamma if row.label else None for row in rows]
-    places = [0.0]
-    for gamma, before in zip(gammas[1:], gammas, strict=False):
-        places.append(places[-1] + (1.0 if gamma == before else 1.6))
-    below = [0.0] * len(rows)
-    stacked = list(map(_parts, rows))
-    marks: list[p.Mark] = []
-    for part, (_, look) in _PHASES.items():
-        if any(heights := [parts[part] for parts in stacked]):
-            tops = [foot + height for foot, height in zip(below, heights, strict=True)]
-            marks.append(p.Bars(part, places, tops, 0.8, below, look=look))
-            below = tops
-    totals = [row.seconds["total"] for row in rows]
-    middle, low, high = (
-        [1e3 * getattr(t, end) for t in totals] for end in ("median", "low", "high")
-    )
-    look = {"color": p.BLACK, "marker": "D", "linestyle": "", "markersize": 3}
-    look |= {"markerfacecolor": "white", "elinewidth": 0.7, "capsize": 1.5}
-    marks.append(p.Curve("whole layer", places, middle, low, high, look))
-    top = max(*below, *high)
-    for gamma in dict.fromkeys(gamma for gamma in gammas if gamma is not None):
-        group = [place for place, other in zip(places, gammas, strict=True) if other == gamma]
-        at = sum(group) / len(group), 1.04 * top
-        marks.append(p.Words(gamma_suffix(gamma, "γ = "), at, look={"ha": "center"}))
-    names = [method_name(row.label) if row.label else "Dropless" for row in rows]
-    across = p.Axis(ticks=places, names=[_SHORT.get(name, name) for name in names], is_bare=True)
-    look = {"grid": "y", "title": _SMALL}
-    return p.Panel(title, marks, across, p.Axis("ms", limits=(0, 1.14 * top)), look=look)
+@figure(
+    "Figure 6", "Where the time of an MoE layer goes ({kind})", phases_of_layers, study="breakdown"
+)
+def fig6(rows: pd.DataFrame) -> Figure:
+    """Milliseconds of each phase of one MoE layer on the slowest rank, medians, without a capacity
+    and by γ. Gate: router and decision; all-to-all: there and back. Diamond: the whole layer, with
+    quartiles; medians of phases sum to its median only nearly. Global expansion adds experts of all
+    ranks.
+    """
+    models = list(d.each(rows, "model"))
+    canvas, grid = d.canvas(d.PAGE, 2.7 * len(models), len(models))
+    for (title, of_model), (axes,) in zip(models, grid, strict=True):
+        whole = of_model[of_model["phase"] == _WHOLE]
+        # Bars of one γ stand together.
+        gammas = whole["gamma"].tolist()
+        steps = [0.0, *(1.0 if a == b else 1.6 for a, b in itertools.pairwise(gammas))]
+        whole = whole.assign(place=steps).assign(place=lambda rows: rows["place"].cumsum())
+        below: Any = 0.0
+        for phase, (_, look) in _PHASES.items():
+            heights = of_model.loc[of_model["phase"] == phase, "ms"].to_numpy()
+            if heights.any():
+                axes.bar(whole["place"], heights, 0.8, below, **look, label=phase)
+                below = below + heights
+        look = {"color": d.BLACK, "marker": "D", "linestyle": "", "markersize": 3}
+        d.line(axes, whole, "place", "ms", _WHOLE, **look, markerfacecolor="white")
+        top = max(*below, *whole["ms_high"])
+        for gamma, same in whole.dropna(subset="gamma").groupby("gamma", sort=False):
+            at = same["place"].mean(), 1.04 * top
+            axes.annotate(gamma_suffix(gamma, "γ = "), at, ha="center")
+        d.name_places(axes, [_SHORT.get(name, name) for name in whole["method"]], whole["place"])
+        axes.set(ylabel="ms", ylim=(0, 1.14 * top))
+        axes.set_title(f"{title}: {_how(whole.iloc[0])}".replace("\n", " "), **_SMALL)
+        axes.grid(False, axis="x")
+    _head(canvas, rows, 7)
+    return canvas

@@ -21,7 +21,7 @@ class Gain(NamedTuple):
     """The speedup of a method over no capacity."""
 
     method: str
-    name: str  # as the paper calls it
+    method_name: str  # as the paper calls it
     gamma: float | None
     granularity: str
     speedup: float  # median over rounds
@@ -38,13 +38,13 @@ class FigureStudies(Sources):
     runs: Sequence[ShownRun]  # in the order of the paper
     there: Sequence[ShownRun]  # all runs of the study
 
-    def first_points(self, notes: list[str]) -> Iterator[tuple[ShownRun, Point]]:
+    def first_points(self) -> Iterator[tuple[ShownRun, Point]]:
         """Yield each run with its first point, which is shown; note how many others there are."""
         for run in self.runs:
             first, *others = run.run.points
             if others:
                 noun = "point is" if len(others) == 1 else "points are"
-                notes.append(f"{run.run.title}: {len(others)} further {noun} not shown.")
+                self.notes.append(f"{run.run.title}: {len(others)} further {noun} not shown.")
             yield run, first
 
     def gains(self, run: ShownRun, part: str = "layer", place: int = 0) -> list[Gain]:

@@ -1,23 +1,21 @@
-"""Write a figure as SVG, PDF and PNG for readers, as JSON for everything else."""
+"""Write a figure as SVG, PDF and PNG for readers, its numbers as CSV, its words as JSON."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
-from capmoe_eval.report.figures.catalogue import Sources, Spec
+from capmoe_eval.report.figures.catalogue import STYLE, Sources, Spec
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
-    from capmoe_eval.report.figures.panels import Picture
-
-_STYLE: Final = Path(__file__).with_name("house.mplstyle")
 # Without dates and versions: the same numbers give the same bytes.
 _METADATA: Final[dict[str, dict[str, Any]]] = {
     "svg": {"Date": None, "Creator": None},
@@ -25,6 +23,8 @@ _METADATA: Final[dict[str, dict[str, Any]]] = {
     "png": {"Software": None},
 }
 FORMATS: Final = tuple(_METADATA)
+_DIGITS: Final = 6
+"""Decimals of numbers in a file: what the last bits say differs between machines."""
 
 
 def write_figure(
@@ -33,47 +33,49 @@ def write_figure(
     """Measure, draw and write one figure; return the files, ``<name>.json`` first.
 
     Raises:
-        UsageError: If there is nothing to draw from, or the directory cannot be written.
-    """
-    description, images = render(spec, sources, formats)
-    paths = [directory / f"{spec.name}.{suffix}" for suffix in ("json", *formats)]
-    with writing("--out", directory):
-        text = json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False)
-        write_text(paths[0], text + "\n")
-        for path in paths[1:]:
-            write_bytes(path, images[path.suffix[1:]])
-    return paths
-
-
-def render(
-    spec: Spec, sources: Sources, formats: Sequence[str] = FORMATS
-) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return a figure's description, JSON-ready, and its bytes by format.
-
-    Raises:
-        UsageError: If a format is unknown, or there is no record to draw from.
+        UsageError: If a format is unknown, there is nothing to draw from, or the directory cannot
+            be written.
     """
     for suffix in formats:
         if suffix not in FORMATS:
             raise bad_choice("--formats", suffix, FORMATS)
-    if not sources.digests and not sources.absent:
-        raise UsageError(f"{spec.name}: {sources.nothing}")
+    rows = measured(spec, sources)
+    images = images_of(lambda: spec.draw(rows.copy()), formats)
+    paths = [directory / f"{spec.name}.{suffix}" for suffix in ("json", "csv", *formats)]
+    with writing("--out", directory):
+        about = json.dumps(describe(spec, sources), indent=1, ensure_ascii=False)
+        write_text(paths[0], about + "\n")
+        write_text(paths[1], to_csv(rows))
+        for path in paths[2:]:
+            write_bytes(path, images[path.suffix[1:]])
+    return paths
+
+
+def measured(spec: Spec, sources: Sources) -> pd.DataFrame:
+    """Return the numbers of a figure; UsageError if there is nothing that they are of."""
     if not sources.digests:
-        first, *others = sources.absent
+        first, *others = sources.absent or [""]
         more = f" (and {len(others)} more: --missing prints them)" if others else ""
-        raise UsageError(f"{spec.name}: {sources.nothing}: {first}{more}")
-    picture = spec.make(sources)
-    return describe(spec, sources, picture), images_of(picture, formats)
+        command = f": {first}{more}" if first else ""
+        raise UsageError(f"{spec.name}: {sources.nothing}{command}")
+    rows = spec.data(sources)
+    if rows.empty:
+        why = " ".join(dict.fromkeys(sources.notes)) or "no result has its numbers."
+        raise UsageError(f"{spec.name}: nothing of it can be drawn: {why}")
+    return rows
 
 
-def images_of(picture: Picture, formats: Sequence[str]) -> dict[str, bytes]:
-    """Return the bytes of a drawn picture by format, in the house style whatever the machine's."""
+def to_csv(rows: pd.DataFrame) -> str:
+    """Return the numbers of a figure as CSV; what is missing is an empty text."""
+    return rows.round(_DIGITS).to_csv(index=False, lineterminator="\n")
+
+
+def images_of(draw: Callable[[], Figure], formats: Sequence[str]) -> dict[str, bytes]:
+    """Return the bytes of a figure by format, in the house style whatever the machine's."""
     import matplotlib
 
-    from capmoe_eval.report.figures.panels import draw
-
-    with matplotlib.rc_context(fname=_STYLE):
-        figure = draw(picture)
+    with matplotlib.rc_context(fname=STYLE):
+        figure = draw()
         # Lay out once: the three formats agree, and it takes longer than drawing.
         engine = figure.get_layout_engine()
         if engine is not None:
@@ -82,14 +84,9 @@ def images_of(picture: Picture, formats: Sequence[str]) -> dict[str, bytes]:
         return {suffix: _image(figure, suffix) for suffix in formats}
 
 
-def describe(spec: Spec, sources: Sources, picture: Picture) -> dict[str, Any]:
-    """Return what the JSON beside a figure says.
-
-    Its numbers have few digits, as what the last bits say differs between machines.
-    """
-    from capmoe_eval.report.figures.panels import to_json
-
-    notes = list(dict.fromkeys((*picture.notes, *sources.notes)))
+def describe(spec: Spec, sources: Sources) -> dict[str, Any]:
+    """Return what the JSON beside a figure says: its words, and what is missing of it."""
+    notes = list(dict.fromkeys(sources.notes))
     if sources.n_absent:
         notes.append(
             f"{sources.n_absent} of {sources.planned} {sources.unit} are missing; "
@@ -109,12 +106,6 @@ def describe(spec: Spec, sources: Sources, picture: Picture) -> dict[str, Any]:
             "commands": list(sources.absent),
         },
         "records": sources.digests,
-        "inches": [round(picture.width, 3), round(picture.height, 3)],
-        "picture": json.loads(
-            json.dumps(to_json(picture)),
-            parse_float=lambda digits: round(float(digits), 6),
-            parse_constant=lambda _: None,  # NaN and the infinities, which JSON lacks
-        ),
     }
 
 

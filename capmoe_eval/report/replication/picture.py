@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,12 +25,12 @@ from capmoe_eval.paper.verdicts import (
     WrittenFinding,
     WrittenGrouping,
 )
-from capmoe_eval.report.figures import panels
+from capmoe_eval.report.figures import drawing
 
 # Told apart by shape, too.
 _LOOKS: Final = {
-    CONFIRMED: (panels.BLUE, "o", "●"),
-    CONTRADICTED: (panels.VERMILLION, "X", "✖"),
+    CONFIRMED: (drawing.BLUE, "o", "●"),
+    CONTRADICTED: (drawing.VERMILLION, "X", "✖"),
     NOT_SHOWN: ("#6e6e6e", "s", "■"),
 }
 _MODEL: Final = "#b0b0b0"
@@ -223,18 +224,18 @@ def draw_gaps(grouping: Sequence[WrittenGrouping]) -> Figure:
         axes: Any = figure.subplots()
         for index, (first, second) in enumerate(GAPS):
             gaps = [row.gaps[index] for row in rows]
-            effects = [gap.effect for gap in gaps]
-            low, high = [gap.low for gap in gaps], [gap.high for gap in gaps]
+            effects = np.array([gap.effect for gap in gaps])
+            ends = np.array([[gap.low, gap.high] for gap in gaps]).T
             axes.errorbar(
                 sizes,
                 effects,
-                panels.whiskers(effects, low, high),
-                color=panels.COLOURS[index],
+                np.abs(ends - effects),
+                color=drawing.COLOURS[index],
                 marker="osD"[index],
                 capsize=3,
                 label=f"{first} − {second}".replace("_", " "),
             )
-            in_print = {"color": panels.COLOURS[index], "linestyle": "--", "alpha": 0.6}
+            in_print = {"color": drawing.COLOURS[index], "linestyle": "--", "alpha": 0.6}
             axes.axhline(printed.gaps[index].effect, **in_print)
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)

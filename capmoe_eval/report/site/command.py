@@ -27,7 +27,7 @@ from capmoe_eval.experiment.results import Reader, record_places
 from capmoe_eval.paper.benchmarks import check_folder
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
-from capmoe_eval.report.figures.catalogue import FIGURES
+from capmoe_eval.report.figures.catalogue import figures as all_figures
 from capmoe_eval.report.replication import command as replication
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import claims_page
@@ -165,7 +165,7 @@ def _states(
     words += [f"{name}=={metadata.version(name)}" for name in _LIBRARIES]
     named = [Path(word.partition("=")[2]) for word in overrides if "results_dir=" in word]
     chosen = [] if replication_file is None else [replication_file]
-    packages = {spec.package.partition(".")[0] for spec in FIGURES}
+    packages = {spec.package.partition(".")[0] for spec in all_figures().values()}
     code = [config_directory(), *(Path(str(files(name))) for name in packages)]
     places = [Path("results"), bench, *named, *code]
     read = [file for place in places for file in place.rglob("*")]

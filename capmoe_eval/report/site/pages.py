@@ -147,7 +147,7 @@ _FIGURE_FORMATS: Final = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "json": "num
 IMAGE_TABLES: Final = ("table4", "table8", "table9")
 IMAGE_FIGURES: Final = tuple(
     spec.name
-    for spec in catalogue.FIGURES
+    for spec in catalogue.figures().values()
     if any("images" in name for name in (spec.experiment, *spec.parts))
 )
 IMAGE_CLAIMS: Final = ("l", "m", "n", "o", "o2")

@@ -10,8 +10,8 @@ import pytest
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.timings.rows import Balance
 from capmoe_eval.paper.statistics import interval
+from capmoe_eval.report.figures.drawing import BLUE, GREY
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.panels import BLUE, GREY, Level, draw
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from matplotlib.colors import to_hex
@@ -19,10 +19,9 @@ from tests.golden import figures, framed, read
 from tests.golden.test_golden import differences
 from tests.records import calibrated, of_images, record_of
 from tests.report.figures import material
-from tests.report.figures.material import curves, named, panels, peaked
+from tests.report.figures.material import peaked, values
 
-from capmoe_methods.figures import comparators, losses
-from capmoe_methods.figures.adaptive import adaptive
+from capmoe_methods.figures import adaptive, comparators, macs
 
 RIGHT = [1] * 40
 STOCK = create_method("baseline")
@@ -74,35 +73,25 @@ def on_questions() -> FigureRecords:
 
 
 def test_a_comparator_stands_at_what_its_records_say_beside_token_drop_and_no_limit() -> None:
-    picture = comparators.comparators(on_questions())
-    assert picture.title == "questions (OBQA, PIQA)"
-    (activated, experts), (uncounted, _) = picture.rows
-    assert [row[0].title for row in picture.rows] == ["OEA", "LASER"]
-    assert {row[0].y.label for row in picture.rows} == {"points lost"}
-    assert [panel.x.label.replace("\n", " ") for panel in picture.rows[-1]] == [
-        "activated experts / without a limit",
-        "fullest expert / mean load",
-    ]
-    assert curves(activated) == {
-        "Token Drop": [(pytest.approx(39 / 40), pytest.approx(15))],
-        "no limit": [(1.0, 0.0)],
-        "Mine": [(pytest.approx(0.55), pytest.approx(1.25))],
-    }
-    drop = named(activated)["Token Drop"]
+    shown = on_questions()
+    rows = comparators.settings(shown)
+    assert list(rows["of"].unique()) == ["questions (OBQA, PIQA)"]
+    lines = rows.set_index("line")
+    drop, oea = lines.loc["Token Drop"], lines.loc["OEA"]
+    columns = ["activated", "expert_peak", "lost"]
+    assert drop[columns].tolist() == pytest.approx([39 / 40, 1.25, 15])
+    assert oea[columns].tolist() == pytest.approx([0.55, 6.0, 1.25])
+    unlimited = ["unlimited_activated", "unlimited_expert_peak"]
+    assert oea[unlimited].tolist() == [1.0, 6.0]
     lost = interval({"obqa": [100] * 4 + [0] * 36, "piqa": [100] * 8 + [0] * 32})
-    assert (drop.low[0], drop.high[0]) == pytest.approx((lost.low, lost.high))
-    assert curves(experts) == {
-        "Token Drop": [(1.25, pytest.approx(15))],
-        "no limit": [(6.0, 0.0)],
-        "Mine": [(6.0, pytest.approx(1.25))],
-    }
+    assert drop[["lost_low", "lost_high"]].tolist() == pytest.approx([lost.low, lost.high])
     # An older record says nothing of activated experts.
-    assert (curves(uncounted)["Mine"], curves(uncounted)["no limit"]) == ([], [])
-    assert "Mine, questions: OEA is left out: not every task is there." in picture.notes
+    assert lines.loc["LASER", ["activated", "unlimited_activated"]].isna().all()
+    assert "Mine, questions: OEA is left out: not every task is there." in shown.notes
 
 
 def test_the_method_alone_has_a_colour_in_its_panels() -> None:
-    figure = draw(comparators.comparators(on_questions()))
+    figure = comparators.comparators(on_questions())
     for axes in figure.axes:
         colours = {
             text: to_hex(line.get_color())
@@ -112,7 +101,8 @@ def test_the_method_alone_has_a_colour_in_its_panels() -> None:
         }
         assert {colours["Token Drop"], colours["no limit"]} == {GREY.lower()}
         assert BLUE.lower() not in colours.values()
-        assert {to_hex(box.lines[0].get_color()) for box in axes.containers} == {BLUE.lower()}
+    boxes = [box for axes in figure.axes for box in axes.containers]
+    assert {to_hex(box.lines[0].get_color()) for box in boxes} == {BLUE.lower()}
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "Token Drop",
         "no limit",
@@ -125,15 +115,14 @@ def test_knobs_that_grow_along_a_line_are_in_its_title() -> None:
         found(create_method("sere", k0=1, min_similarity=least), "obqa", 1, after=9.0)
         for least in (0.5, 0.0, 0.3)
     ]
-    ((activated, _),) = comparators.comparators(of_models(sere=others)).rows
-    assert activated.title == "SERE: similarity 0 → 0.5"
+    axes = comparators.comparators(of_models(sere=others)).axes[0]
+    assert axes.get_title(loc="left") == "SERE: similarity 0 → 0.5"
 
 
 def test_decode_steps_are_a_picture_of_their_own() -> None:
-    picture = comparators.comparators(of_models(steps=[found(STEPS, "gsm8k", 30, 6.0, 5.0)]))
-    assert picture.title == "generation (GSM8K)"
-    ((activated, _),) = picture.rows
-    assert curves(activated)["Mine"] == [(0.25, 75)]
+    rows = comparators.settings(of_models(steps=[found(STEPS, "gsm8k", 30, 6.0, 5.0)]))
+    columns = ["of", "activated", "lost"]
+    assert rows[columns].values.tolist() == [["generation (GSM8K)", 0.25, 75]]
 
 
 def on_ranks(*balances: Balance) -> FigureRecords:
@@ -146,38 +135,37 @@ def on_ranks(*balances: Balance) -> FigureRecords:
 
 
 def test_rerouting_stands_beside_token_drop_on_the_same_ranks() -> None:
-    picture = comparators.ranks(on_ranks())
-    questions, steps = panels(picture)
-    assert [questions.title, steps.title] == [
-        "Mine, questions (OBQA, PIQA)",
-        "Mine, generation (GSM8K)",
+    shown = on_ranks()
+    rows = comparators.ranks(shown)
+    assert rows[["of", "line", "rank_peak", "lost"]].values.tolist() == [
+        ["questions (OBQA, PIQA)", "Token Drop", 1.0, pytest.approx(5)],
+        ["questions (OBQA, PIQA)", "Token Reroute, devices", 1.5, 0],
+        ["generation (GSM8K)", "Token Reroute, devices", 1.2, pytest.approx(10)],
     ]
-    assert curves(questions) == {
-        "Token Drop": [(1.0, pytest.approx(5))],
-        "no limit": [(2.0, 0.0)],
-        "Token Reroute, devices": [(1.5, 0.0)],
-    }
-    assert curves(steps)["Token Reroute, devices"] == [(1.2, pytest.approx(10))]
-    assert any("bench placement" in note for note in picture.notes)
+    assert rows["unlimited_rank_peak"].tolist() == [2.0] * 3
+    assert any("bench placement" in note for note in shown.notes)
 
 
 def test_balancing_without_loss_is_a_line_across_the_ranks() -> None:
-    picture = comparators.ranks(
-        on_ranks(
-            balance("contiguous", 2.0),
-            balance("EPLB", 1.5),
-            balance("EPLB+8", 1.1),
-            balance("LPLB+8", 1.05),
-            balance("EPLB+8", 1.7, on="winogrande"),  # a stale plan
-            balance("EPLB+8", 1.2, on="winogrande", judged="winogrande"),  # no task of the figure
-        )
+    shown = on_ranks(
+        balance("contiguous", 2.0),
+        balance("EPLB", 1.5),
+        balance("EPLB+8", 1.1),
+        balance("LPLB+8", 1.05),
+        balance("EPLB+8", 1.7, on="winogrande"),  # a stale plan
+        balance("EPLB+8", 1.2, on="winogrande", judged="winogrande"),  # no task of the figure
     )
-    uprights = [
-        {mark.name: mark.at for mark in panel.marks if isinstance(mark, Level) and mark.is_upright}
-        for panel in panels(picture)
+    rows = comparators.ranks(shown)
+    lossless = rows[rows["line"].str.contains("nothing dropped")]
+    assert lossless[["of", "line", "rank_peak"]].values.tolist() == [
+        ["questions (OBQA, PIQA)", "EPLB+R, nothing dropped", 1.1],
+        ["questions (OBQA, PIQA)", "LPLB+R, nothing dropped", 1.05],
     ]
-    assert uprights == [{"EPLB+R, nothing dropped": 1.1, "LPLB+R, nothing dropped": 1.05}, {}]
-    assert "Balancing of questions was measured on PIQA." in picture.notes
+    assert "Balancing of questions was measured on PIQA." in shown.notes
+    questions, generation = comparators.comparators_ranks(shown).axes
+    dashes = {line.get_label(): line.get_linestyle() for line in questions.get_lines()}
+    assert (dashes["EPLB+R, nothing dropped"], dashes["LPLB+R, nothing dropped"]) == ("--", ":")
+    assert "nothing dropped" not in str([line.get_label() for line in generation.get_lines()])
 
 
 def test_more_models_than_markers_are_drawn() -> None:
@@ -187,7 +175,7 @@ def test_more_models_than_markers_are_drawn() -> None:
         part: [record_of(method, RIGHT, model=name, task="obqa") for name in names]
         for part, method in (("stock", STOCK), ("oea", OEA))
     }
-    figure = draw(comparators.comparators(replace(evidence, records=records)))
+    figure = comparators.comparators(replace(evidence, records=records))
     texts = {text.get_text() for text in figure.legends[0].get_texts()}
     assert {"Mine", "M8"} <= texts
 
@@ -223,40 +211,37 @@ def test_a_method_is_compared_at_equal_gamma_and_at_equal_loads() -> None:
         of_pictures("macs", 2.0, 0, 0.0, 6.0),
         of_pictures("macs", 0.5, 0, 0.2, 3.0, rho=0),
     ]
-    picture = losses.weights(of_macs(records))
-    gammas = panels(picture)[0]
-    assert gammas.x.label == "capacity factor γ"
-    assert {name: [lost for _, lost in own] for name, own in curves(gammas).items()} == {
+    shown = of_macs(records)
+    rows = macs.losses_and_loads(shown)
+    assert values(rows, "line", "lost") == {
         "Token Drop": [40, 20],
         "Token Drop, images first": [50],
         "MACS": [10, 0],
         "MACS without rerouting": [30],
         "MACS, ρ=0": [0],
     }
-    assert "MMBench: nothing is drawn without the result that has no limit." in picture.notes
-    notes = {
-        note.split(", less")[0]: note for note in picture.notes if note.startswith("MME: MACS")
-    }
-    macs, beyond = notes["MME: MACS, γ=0.5"], notes["MME: MACS, γ=2"]
-    assert "at equal γ +30.0 [" in macs  # what the method claims
-    assert "at equal drops +0.0 [" in macs  # half of γ=1, half of no limit
-    assert "an equally full expert +0.0 [" in macs
-    assert "rank" not in macs  # the curve ends at γ=1, and no limit knows no ranks
+    assert "MMBench: nothing is drawn without the result that has no limit." in shown.notes
+    notes = {note.split(", less")[0]: note for note in shown.notes if note.startswith("MME: MACS")}
+    better, beyond = notes["MME: MACS, γ=0.5"], notes["MME: MACS, γ=2"]
+    assert "at equal γ +30.0 [" in better  # what the method claims
+    assert "at equal drops +0.0 [" in better  # half of γ=1, half of no limit
+    assert "an equally full expert +0.0 [" in better
+    assert "rank" not in better  # the curve ends at γ=1, and no limit knows no ranks
     assert "at equal drops +0.0 [" in notes["MME: MACS without rerouting, γ=0.5"]
     assert "an equally full rank +0.0 [" in notes["MME: MACS without rerouting, γ=0.5"]
     assert beyond.count("[") == 1
     assert "at equal drops +0.0 [" in beyond
     assert "at equal γ +40.0 [" in notes["MME: MACS, ρ=0, γ=0.5"]
-    draw(picture)
+    assert len(macs.images_macs(of_macs(records)).axes) == 4
 
 
 def test_a_record_of_other_documents_is_left_out() -> None:
     other = of_pictures("macs", 0.5, 4, 0.2, 3.0)
     (documents,) = other.capmoe["documents"].values()
     documents["documents"] = "another"
-    picture = losses.weights(of_macs([*CURVE, Record.of(other.content, other.path)]))
-    assert list(curves(panels(picture)[0])) == ["Token Drop"]
-    assert picture.notes[0] == "MME: MACS γ=0.5 is left out: other documents of mme."
+    shown = of_macs([*CURVE, Record.of(other.content, other.path)])
+    assert list(macs.losses_and_loads(shown)["line"].unique()) == ["Token Drop"]
+    assert shown.notes[0] == "MME: MACS γ=0.5 is left out: other documents of mme."
 
 
 def setting(
@@ -284,27 +269,31 @@ def test_adaptive_factors_stand_beside_the_static_ones() -> None:
         ]
         chosen += [setting(model, None, 0.1, 0.3, 1.5 - gain, 8)]
     titles = {"models": {"m": "Mine", "n": "Nine"}}
-    picture = adaptive(material.evidence(titles, static=static, adaptive=chosen))
-    curve, stragglers, points = panels(picture)
-    assert curves(curve)["Mine"] == [(40.0, 1.0), (20.0, 2.0), (10.0, 3.0)]
-    assert (curve.marks[1].x, curve.marks[1].y) == ([30.0], [pytest.approx(1.4)])  # type: ignore
-    assert stragglers.x.names == ["10", "all"]
+    shown = material.evidence(titles, static=static, adaptive=chosen)
+    rows = adaptive.against_static(shown)
+    mine = rows[(rows["quantity"] == "setting") & (rows["model"] == "Mine")]
+    assert values(mine, "budget_of", "dropped_percent", "value") == {
+        "static": [(40.0, 1.0), (20.0, 2.0), (10.0, 3.0)],
+        "pairs": [(30.0, pytest.approx(1.4))],
+    }
     # The static γ between 1 and 2 with 30 % of drops has 1.5; with t over two models.
-    every = named(stragglers)["adaptive, budget of pairs"]
-    ends = (every.y[1], every.low[1], every.high[1])
-    assert ends == pytest.approx((-0.2, -0.2 - 1.2706, -0.2 + 1.2706), abs=1e-3)
-    assert [mark.y[1] for mark in stragglers.marks[:2]] == pytest.approx([-0.1, -0.3])  # type: ignore
+    factors = rows[(rows["quantity"] == "straggler") & rows["budget"].isna()].set_index("model")
+    every = factors.loc["mean over models", ["value", "value_low", "value_high"]].tolist()
+    assert every == pytest.approx([-0.2, -0.2 - 1.2706, -0.2 + 1.2706], abs=1e-3)
+    assert factors.loc[["Mine", "Nine"], "value"].tolist() == pytest.approx([-0.1, -0.3])
     # At 1.4 and 1.2 static factors would have 6.4 and 7.2 of 40 wrong; 8 are.
-    assert [mark.y[1] for mark in points.marks[:2]] == pytest.approx([-4.0, -2.0])  # type: ignore
+    points = rows[(rows["quantity"] == "accuracy") & rows["budget"].isna()].set_index("model")
+    assert points.loc[["Mine", "Nine"], "value"].tolist() == pytest.approx([-4.0, -2.0])
     # At 0.3 the line through 0.1 and 0.2, drawn on, is at 1.
-    assert "no gain is shown" in picture.notes[0]
-    assert "+0.300" in picture.notes[1]
-    draw(picture)
+    assert "no gain is shown" in shown.notes[0]
+    assert "+0.300" in shown.notes[1]
+    ticks = adaptive.adaptive(shown).axes[1].get_xticklabels()
+    assert [text.get_text() for text in ticks] == ["10", "all"]
 
 
 @pytest.mark.slow
 def test_the_committed_records_give_the_golden_figures() -> None:
     golden = read(Path(__file__).with_name("figures.csv"))
-    drawn = ["images_macs", "comparators", "comparators_decode", "comparators_ranks", "adaptive"]
+    drawn = ["adaptive", "comparators", "comparators_decode", "comparators_ranks", "images_macs"]
     assert list(golden["figure"].unique()) == drawn
     assert differences(golden, framed(figures("capmoe_methods"))) == []

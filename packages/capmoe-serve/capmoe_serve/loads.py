@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
@@ -17,7 +17,7 @@ from capmoe_eval.experiment.files import check_file, write_bytes, write_text
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.status_lines import StatusLines
-from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
+from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.write import FORMATS, images_of
 from capmoe_eval.report.templates import columns, shown
 
@@ -26,7 +26,8 @@ from capmoe_serve.trace import KINDS, STEP_TOKENS, in_known_steps, steps_in_word
 from capmoe_serve.trace_file import check_regular
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.panels import Picture
+    from capmoe_eval.experiment.record_part import Layer
+    from matplotlib.figure import Figure
 
     from capmoe_serve.summary import LayerSummary, TraceSummary
 
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UsageError("out: is required for a record; name a .png, .svg or .pdf file")
         else:
             check_regular(options.source)
-            picture = load_picture(read_record(options.source), options.layer)
+            picture = record_picture(read_record(options.source), options.layer)
         if picture is not None:
             with writing("out", options.out):
                 write_bytes(options.out, images_of(picture, [kind])[kind])
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(command))
 
 
-def _summarise(options: argparse.Namespace) -> Picture | None:
+def _summarise(options: argparse.Namespace) -> Callable[[], Figure] | None:
     """Print the summary of a trace, write it to ``--json``, and return its picture for ``out``."""
     from capmoe_serve.readers.formats import read_trace
     from capmoe_serve.summary import GAMMAS, summarise
@@ -148,42 +149,52 @@ def _summarise(options: argparse.Namespace) -> Picture | None:
     return picture
 
 
-def load_picture(record: Record, layer: int | None = None) -> Picture:
-    """Return the load of each expert over the mean load N̄, before and after (paper Figure 1).
+def record_picture(record: Record, layer: int | None = None) -> Callable[[], Figure]:
+    """Return what draws the load of each expert over the mean load N̄, before and after drops.
 
     The layer is the number of an MoE layer (UsageError if there is none such); by default it is the
-    one with the fullest expert.
+    one with the fullest expert. It is the paper's Figure 1.
     """
-    from capmoe_eval.report.figures import panels
-    from capmoe_eval.report.figures.expert_load import asked_panel
-
     layers = record.layers
     if layer is None:
-        layer = busiest_layer([record])
+        layer = _fullest([max(each.load_before) / _mean(each) for each in layers])
     if not 0 <= layer < len(layers):
         raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(layers) - 1}")
     chosen = layers[layer]
-    asked, served = normalised(chosen), normalised(chosen, "after")
-    order = busiest_first(asked)
-    computed = [served[expert] for expert in order]
-    name, look = "computed by the experts", {"color": "#1f4e79"}
-    marks: list[panels.Mark] = [panels.Bars(name, range(len(order)), computed, 0.55, look=look)]
+    asked, served = (
+        [load / _mean(chosen) for load in loads]
+        for loads in (chosen.load_before, chosen.load_after)
+    )
+    order = sorted(range(len(asked)), key=lambda expert: -asked[expert])
     gamma = record.gamma if chosen.gamma is None else float(chosen.gamma)
-    if gamma is not None and gamma < max(asked):
-        place, end = (len(order) - 0.5, gamma), {"ha": "right", "va": "bottom"}
-        marks += [
-            panels.rule(gamma, "--", 0.8),
-            panels.Words(gamma_suffix(gamma, "γ = "), place, look=end),
-        ]
     title = f"{record.model}, {record.task}, {chosen.name}: {record.cell.label}"
-    dropped = f"{100 * chosen.drop_rate:.0f} % of assignments dropped"
-    bars = [asked[expert] for expert in order]
-    panel = asked_panel(f"{title}, {dropped}", bars, *marks, legend={})
-    return panels.Picture([[panel]], height=2.6)
+
+    def draw() -> Figure:
+        canvas, ((axes,),) = d.canvas(d.PAGE, 2.6)
+        d.load_bars(axes, [asked[expert] for expert in order], "asked for by the router")
+        look = {"color": "#1f4e79", "label": "computed by the experts"}
+        axes.bar(range(len(order)), [served[expert] for expert in order], 0.55, **look)
+        if gamma is not None and gamma < max(asked):
+            d.rule(axes, gamma, "--", 0.8)
+            end = {"ha": "right", "va": "bottom"}
+            axes.annotate(gamma_suffix(gamma, "γ = "), (len(order) - 0.5, gamma), **end)
+        axes.set_title(f"{title}, {100 * chosen.drop_rate:.0f} % of assignments dropped")
+        axes.legend()
+        return canvas
+
+    return draw
 
 
-def trace_picture(summary: TraceSummary, layer: int | None = None) -> Picture:
-    """Return the load of each expert of a layer over the mean, and what is dropped at each γ.
+def _mean(layer: Layer) -> float:
+    return layer.assignments / layer.n_experts
+
+
+def _fullest(peaks: Sequence[float]) -> int:
+    return max(range(len(peaks)), key=peaks.__getitem__)
+
+
+def trace_picture(summary: TraceSummary, layer: int | None = None) -> Callable[[], Figure]:
+    """Return what draws the load of each expert of a layer, and what is dropped at each γ.
 
     Args:
         summary: The summary of a trace.
@@ -192,20 +203,15 @@ def trace_picture(summary: TraceSummary, layer: int | None = None) -> Picture:
     Raises:
         UsageError: If there is no such layer.
     """
-    from capmoe_eval.report.figures import panels
-    from capmoe_eval.report.figures.expert_load import MEAN, asked_panel
-
     layers = summary.layers
     if layer is None:
-        layer = busiest_first([each.expert_peak.mean for each in layers])[0]
+        layer = _fullest([each.expert_peak.mean for each in layers])
     if not 0 <= layer < len(layers):
         raise UsageError(f"layer={layer}: the trace has MoE layers 0 to {len(layers) - 1}")
     chosen = layers[layer]
     mean = chosen.assignments / summary.n_experts
     load = sorted((asked / mean for asked in chosen.load), reverse=True)
     peak = f"in a step: {chosen.expert_peak.mean:.1f} ×, at most {chosen.expert_peak.max:.1f} ×"
-    name = "asked for by the router, all steps"
-    left = asked_panel(f"{chosen.name}\n{peak}", load, MEAN, name=name)
     gammas = [at.gamma for at in chosen.at]
     shares: dict[str, list[float | None]] = {
         f"pairs, {chosen.name}": [at.drop_rate for at in chosen.at],
@@ -214,18 +220,23 @@ def trace_picture(summary: TraceSummary, layer: int | None = None) -> Picture:
     for keeper in summary.total.at[0].dropped_score or ():
         lost = [(at.dropped_score or {})[keeper] for at in summary.total.at]
         shares[f"scores by {keeper}, all layers"] = [*lost]
-    curves = [
-        panels.Curve(name, gammas, panels.percent(rates), look=panels.line_look(index))
-        for index, (name, rates) in enumerate(shares.items())
-    ]
-    right = panels.Panel(
-        f"{summary.model or summary.source}: what a capacity drops",
-        curves,
-        panels.gamma_axis(gammas),
-        panels.Axis("dropped (%)", limits=(0, None)),
-        look={"grid": None, "legend": {}},
-    )
-    return panels.Picture([[left, right]], height=2.4)
+
+    def draw() -> Figure:
+        canvas, ((left, right),) = d.canvas(d.PAGE, 2.4, 1, 2)
+        d.load_bars(left, load, "asked for by the router, all steps")
+        d.rule(left, 1.0, "--", 0.7)
+        left.set_title(f"{chosen.name}\n{peak}")
+        for place, (name, values) in enumerate(shares.items()):
+            percent = [math.nan if value is None else 100 * value for value in values]
+            right.plot(gammas, percent, **d.line_look(place), label=name)
+        right.set_title(f"{summary.model or summary.source}: what a capacity drops")
+        d.gamma_axis(right, gammas)
+        right.grid(False)
+        right.set(ylabel="dropped (%)", ylim=(0, None))
+        right.legend()
+        return canvas
+
+    return draw
 
 
 def text(summary: TraceSummary, assumed: str | None = None) -> str:

@@ -1,13 +1,14 @@
-"""What figures are made from, and what they show: records in parts, and marks by name."""
+"""What figures are made from: records in parts, and rows of their data by the value of a column."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
+
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.panels import Panel, Picture
 from tests.records import layer
 
 
@@ -29,20 +30,10 @@ def peaked(name: str, peak: float, **changes: Any) -> dict[str, Any]:
     return content | {"peak": peaks}
 
 
-def named(panel: Panel) -> dict[str, Any]:
-    """The marks of a panel by their names, without those that have none."""
-    return {mark.name: mark for mark in panel.marks if getattr(mark, "name", "")}
-
-
-def curves(panel: Panel) -> dict[str, list[tuple[Any, Any]]]:
-    """The points of the named curves of a panel."""
-    return {
-        name: list(zip(mark.x, mark.y, strict=True))
-        for name, mark in named(panel).items()
-        if hasattr(mark, "y")
-    }
-
-
-def panels(picture: Picture) -> list[Panel]:
-    """All panels, row by row."""
-    return [panel for row in picture.rows for panel in row]
+def values(rows: pd.DataFrame, by: str, *columns: str) -> dict[str, list[Any]]:
+    """The values of one column, or of several, by the value of another, in the rows' order."""
+    lists = {}
+    for value, same in rows.groupby(by, sort=False):
+        numbers = [same[column].tolist() for column in columns]
+        lists[str(value)] = numbers[0] if len(columns) == 1 else list(zip(*numbers, strict=True))
+    return lists

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
-from itertools import cycle
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.statistics import Interval
-from capmoe_eval.report.figures import panels as p
-from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load
+from capmoe_eval.report.figures import drawing as d
+from capmoe_eval.report.figures.catalogue import figure
 
+from capmoe_methods.figures.losses import by_task
 from capmoe_methods.trial import (
-    AdaptiveOutcome,
-    AdaptiveVerdict,
     budget_in,
     by_model,
     outcomes,
@@ -25,128 +21,138 @@ from capmoe_methods.trial import (
     verdicts,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from capmoe_eval.report.figures.evidence import FigureRecords
+    from matplotlib.figure import Figure
+
 # Scores are filled, and stand at the right of a budget: no colour stands alone.
-_LOOKS: Final[dict[str, p.Look]] = {
+_LOOKS: Final[dict[str, d.Look]] = {
     kind: {"color": colour, "markerfacecolor": face, "markersize": 4, "linestyle": ""}
     for kind, colour, face in (
-        ("pairs", p.VERMILLION, "white"),
-        ("scores", p.BLUE, p.BLUE),
+        ("pairs", d.VERMILLION, "white"),
+        ("scores", d.BLUE, d.BLUE),
     )
 }
-_SMALL: Final = {"color": p.GREY, "markersize": 2.5}
+_SMALL: Final = {"color": d.GREY, "markersize": 2.5}
+_STATIC: Final = "static"
+_EVERY: Final = "mean over models"
+_DIFFERENCES: Final = {
+    "straggler": "straggler factor at equal drops",
+    "accuracy": "points at equal straggler factor",
+}
 
 
-class _Point(NamedTuple):
-    """One setting of one model, tasks counting equally."""
+def against_static(sources: FigureRecords) -> pd.DataFrame:
+    """Return the points of each model by drops, and what budgets change against static factors.
 
-    budget_of: str | None  # None: one γ for all layers
-    drop_rate: float
-    straggler: float
+    The rows of ``quantity`` "setting" are points of the curve, by falling drops; the others are
+    differences, adaptive minus static, of each model and of all. ``budget`` is missing where it
+    is of all budgets.
+    """
+    import pandas as pd
 
-
-def adaptive(evidence: FigureRecords) -> p.Picture:
-    """Return the curve of static factors of each model, and what budgets change against it."""
-    of_models = evidence.by_model("baseline", "static", "adaptive")
+    of_models = sources.by_model("baseline", _STATIC, "adaptive")
     compared = outcomes(record for records in of_models.values() for record in records)
+    rows: list[dict[str, Any]] = []
+    for model, title in sources.models.items():
+        groups: dict[Any, list[Record]] = {}
+        for record in of_models.get(model, ()):
+            groups.setdefault(record.cell.method, []).append(record)
+        settings = []
+        for method, same in groups.items():
+            if of_tasks := by_task(same, sources.tasks):
+                means = [statistics.fmean(r.load.drop_rate for r in each) for each in of_tasks]
+                setting = {
+                    "quantity": "setting",
+                    "model": title,
+                    "budget_of": budget_in(method)[1] or _STATIC,
+                    "dropped_percent": 100 * statistics.fmean(means),
+                    "value": statistics.fmean(straggler(r) for (r,) in of_tasks),
+                }
+                settings.append(setting)
+        rows += sorted(settings, key=lambda setting: -setting["dropped_percent"])
     judged = verdicts(compared)
-    markers = dict(zip(evidence.models, cycle(p.MARKERS), strict=False))
-    curves = []
-    for model, title in evidence.models.items():
-        settings = _points(of_models.get(model, ()), evidence.tasks)
-        looks: dict[str | None, p.Look] = {None: _SMALL | {"linewidth": 0.7}}
-        looks.update(_LOOKS)
-        for kind, look in looks.items():
-            kind_points = [point for point in settings if point.budget_of == kind]
-            drops = p.percent([point.drop_rate for point in kind_points])
-            factors, name = [point.straggler for point in kind_points], "" if kind else title
-            curves.append(p.Curve(name, drops, factors, look=look | {"marker": markers[model]}))
+    for quantity, of_outcome in (("straggler", lambda outcome: outcome.gain), ("accuracy", points)):
+        for verdict in judged:
+            same = [
+                outcome
+                for outcome in compared
+                if outcome.budget_of == verdict.budget_of
+                and verdict.budget in (None, outcome.budget)
+            ]
+            about = {"quantity": quantity, "budget_of": verdict.budget_of, "budget": verdict.budget}
+            rows += [
+                about | {"model": sources.models[model], "value": value}
+                for model, value in by_model(same, of_outcome).items()
+            ]
+            mean: Interval | None = getattr(verdict, quantity)
+            if mean is not None:
+                ends = dict(zip(("value", "value_low", "value_high"), mean, strict=True))
+                rows.append(about | {"model": _EVERY} | ends)
     verdict = primary(judged)
-    notes = [] if verdict is None else [f"All budgets of pairs, tasks counting equally: {verdict}"]
+    if verdict is not None:
+        sources.notes.append(f"All budgets of pairs, tasks counting equally: {verdict}")
     if verdict is not None and verdict.straggler_most is not None:
         worst = f"{verdict.straggler_most:+.3f}".replace("-", "−")
-        notes.append(
+        sources.notes.append(
             "Interpolation flatters the adaptive factors: if between two static ones their curve "
             f"were as low as a convex one can be, the first difference would be {worst}."
         )
-    sides = [
-        p.Panel(
-            "",
-            curves,
-            p.Axis("dropped share of pairs (%)"),
-            p.Axis("fullest expert / mean load"),
-        ),
-        _differences(
-            "straggler factor at equal drops",
-            judged,
-            compared,
-            markers,
-            lambda verdict: verdict.straggler,
-            lambda outcome: outcome.gain,
-        ),
-        _differences(
-            "points at equal straggler factor",
-            judged,
-            compared,
-            markers,
-            lambda verdict: verdict.accuracy,
-            points,
-        ),
-    ]
-    return p.Picture([sides], notes, height=3.0, look={"legend": 3})
+    columns = ["quantity", "model", "budget_of", "budget", "dropped_percent", "value"]
+    return pd.DataFrame(rows, columns=[*columns, "value_low", "value_high"])
 
 
-def _points(records: Sequence[Record], tasks: Collection[str]) -> list[_Point]:
-    """Return the points of one model by falling drop rate."""
-    settings = []
-    for method, same in by_key(records, lambda record: record.cell.method).items():
-        drop_rate = mean_load(same, tasks, "drop_rate")
-        if drop_rate is not None:
-            factor = statistics.fmean(straggler(r) for (r,) in by_task(same, tasks))
-            settings.append(_Point(budget_in(method)[1], drop_rate, factor))
-    return sorted(settings, key=lambda point: -point.drop_rate)
+@figure(
+    "not in the paper",
+    "A γ for each layer, chosen on other documents, beside one γ for all",
+    against_static,
+    experiment="adaptive",
+    parts=("baseline", _STATIC, "adaptive"),
+)
+def adaptive(rows: pd.DataFrame) -> Figure:
+    """Token Drop with one γ for all layers (static), and with a γ for each layer that is chosen on
+    a calibration's documents so that the share of all pairs, or of the gate scores of all pairs,
+    that is dropped there is within a budget (adaptive). Left: the highest load of an expert over
+    the mean load before drops, mean over layers and forwards, against the share of pairs that is
+    dropped on the evaluated documents, tasks counting equally. Middle: that factor minus the one of
+    the static γ that drops as much. Right: accuracy minus that of the static γ with the same
+    factor. The static γ is interpolated between the two of the grid around it. Grey: static at the
+    left, else each model, mean over tasks; colours: mean over models with 95 % intervals, in the
+    middle over models (t), at the right over documents. The first of "all" in the middle was chosen
+    beforehand to decide; the others describe, and no interval is corrected for their number.
+    """
+    canvas, ((curves, *sides),) = d.canvas(d.PAGE, 3.0, 1, 3)
+    models = d.places(rows["model"][rows["model"] != _EVERY])
+    markers = {model: d.MARKERS[place % len(d.MARKERS)] for model, place in models.items()}
+    settings = rows[rows["quantity"] == "setting"].drop(columns=["value_low", "value_high"])
+    looks = {_STATIC: _SMALL | {"linewidth": 0.7}} | _LOOKS
+    for (model, kind), same in settings.groupby(["model", "budget_of"], sort=False):
+        name = model if kind == _STATIC else ""
+        look = looks[kind] | {"marker": markers[model]}
+        d.line(curves, same, "dropped_percent", "value", name, **look)
+    curves.set(xlabel="dropped share of pairs (%)", ylabel="fullest expert / mean load")
+    for axes, (quantity, label) in zip(sides, _DIFFERENCES.items(), strict=True):
+        _differences(axes, rows[rows["quantity"] == quantity], markers)
+        axes.set_ylabel(f"{label}:\nadaptive − static")
+    d.legend(canvas, 3)
+    return canvas
 
 
-def _differences(
-    name: str,
-    judged: Sequence[AdaptiveVerdict],
-    compared: Sequence[AdaptiveOutcome],
-    markers: dict[str, str],
-    mean_of: Callable[[AdaptiveVerdict], Interval | None],
-    of_outcome: Callable[[AdaptiveOutcome], float | None],
-) -> p.Panel:
-    """Return the mean of each budget with its interval, and small the models' own, by marker."""
-    places = list(dict.fromkeys(verdict.budget for verdict in judged))
-    marks: list[p.Mark] = []
+def _differences(axes: Any, rows: pd.DataFrame, markers: dict[str, str]) -> None:
+    """Draw the mean of each budget with its interval, and small the models' own, by marker."""
+    names = rows["budget"].map("{:.6g}".format)
+    place = d.places(names)
     for shift, (kind, look) in zip((-0.17, 0.17), _LOOKS.items(), strict=True):
-        verdict_at = {
-            places.index(verdict.budget) + shift: verdict
-            for verdict in judged
-            if verdict.budget_of == kind
-        }
-        of_models = {
-            place: by_model(
-                [
-                    outcome
-                    for outcome in compared
-                    if outcome.budget_of == kind and verdict.budget in (None, outcome.budget)
-                ],
-                of_outcome,
-            )
-            for place, verdict in verdict_at.items()
-        }
-        for model, marker in markers.items():
-            means = {at: values[model] for at, values in of_models.items() if model in values}
-            small = _SMALL | {"marker": marker, "linestyle": ""}
-            marks.append(p.Curve("", [*means], [*means.values()], look=small))
-        mean_at = {
-            place: mean for place, v in verdict_at.items() if (mean := mean_of(v)) is not None
-        }
-        if mean_at:
-            thin = look | {"marker": "o", "linewidth": 1, "capsize": 2}
-            middle, low, high = zip(*mean_at.values(), strict=True)
-            name_of = f"adaptive, budget of {kind}"
-            marks.append(p.Curve(name_of, [*mean_at], middle, low, high, thin))
-    marks.append(p.rule(0))
-    ticks = ["all" if place is None else f"{100 * place:g}" for place in places]
-    across = p.Axis("budget (%)", range(len(places)), ticks)
-    return p.Panel("", marks, across, p.Axis(f"{name}:\nadaptive − static"))
+        of_kind = rows.assign(x=names.map(place) + shift)[rows["budget_of"] == kind]
+        for model, same in d.each(of_kind, "model"):
+            if model == _EVERY:
+                thin = look | {"marker": "o", "linewidth": 1, "capsize": 2}
+                d.line(axes, same, "x", "value", f"adaptive, budget of {kind}", **thin)
+            else:
+                small = _SMALL | {"marker": markers[model], "linestyle": ""}
+                d.line(axes, same, "x", "value", **small)
+    d.rule(axes, 0)
+    ticks = ["all" if name == "nan" else f"{100 * float(name):g}" for name in place]
+    axes.set_xticks(range(len(ticks)), ticks)
+    axes.set_xlabel("budget (%)")

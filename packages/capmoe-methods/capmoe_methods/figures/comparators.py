@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import cycle
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.report.figures import panels as p
-from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import When, by_key, by_task, mean_load, rank_peak
+from capmoe_eval.report.figures import drawing as d
+from capmoe_eval.report.figures.catalogue import figure
+from capmoe_eval.report.figures.pooling import When, rank_peak
 
-from capmoe_methods.figures.losses import WHISKERS, Setting, loss_curve, lost
+from capmoe_methods.figures.losses import by_task, lost
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from capmoe_eval.report.figures.evidence import FigureRecords
+    from matplotlib.figure import Figure
 
 _DROP: Final = method_title("score")
 _KINDS: Final = {"prompts": "questions", "decode steps": "generation"}
@@ -22,6 +25,7 @@ _BOUNDED: Final = {
     "activated": "activated experts /\nwithout a limit",
     "expert_peak": "fullest expert /\nmean load",
 }
+_RANK: Final = {"rank_peak": "fullest rank / mean load"}
 _KNOBS: Final = {
     "gamma": "γ",
     "k0": "k0",
@@ -29,149 +33,64 @@ _KNOBS: Final = {
     "min_similarity": "similarity",
     "viable_score": "score",
 }
-_LOSSLESS: Final = {  # the name in the legend and the dash, by how a method's name begins
+_LOSSLESS: Final = {  # the dash of its line, by how a method's name begins
     "EPLB+": ("EPLB+R, nothing dropped", "--"),
     "LPLB+": ("LPLB+R, nothing dropped", ":"),
 }
-_NO_LIMIT: Final[p.Look] = {
-    **{"color": p.GREY, "linestyle": "", "marker": "x", "markersize": 5, "markeredgewidth": 1.5}
+_NO_LIMIT: Final[d.Look] = {
+    **{"color": d.GREY, "linestyle": "", "marker": "x", "markersize": 5, "markeredgewidth": 1.5}
 }
-_REFERENCE: Final[p.Look] = {"color": p.GREY, "linewidth": 0.8, "markersize": 2.5, "zorder": 1}
-_COLOURED: Final[p.Look] = {"color": p.BLUE, "linewidth": 0.8, "markersize": 3.5, **WHISKERS}
-_MULTIPLES: Final[p.Look] = {"layout": {"sharex": "col", "sharey": True}, "legend": 2}
+_REFERENCE: Final[d.Look] = {"color": d.GREY, "linewidth": 0.8, "markersize": 2.5, "zorder": 1}
+_COLOURED: Final[d.Look] = {"color": d.BLUE, "linewidth": 0.8, "markersize": 3.5, **d.THIN}
+_LOADS: Final = (*_BOUNDED, *_RANK)
+_WORDS: Final = {
+    "multiples": "All panels have the same axes; lower and further left is better. Blue: the "
+    "method. Grey: Token Drop. Cross: no limit, the loads of the router alone."
+}
 
 
-def comparators(evidence: FigureRecords) -> p.Picture:
-    """Return what each method loses against what methods bound, one row of panels for a method."""
-    kinds, notes = _settings(evidence)
-    settings = [setting for of_kind in kinds.values() for setting in of_kind]
-    models = dict.fromkeys(setting.model for setting in settings)
-    markers = dict(zip(models, cycle(p.MARKERS), strict=False))
-    lines = by_key(settings, lambda setting: setting.line)
-    drops = lines.pop(_DROP, [])
-    rows = [
-        [
-            p.Panel("", _beside_drop(drops, same, load, evidence.models, markers))
-            for load in _BOUNDED
-        ]
-        for same in lines.values()
-    ]
-    titles = [line + _ranges(same) for line, same in lines.items()]
-    title = "; ".join(_asked(evidence, of) for of in kinds)
-    return _multiples(rows, titles, list(_BOUNDED.values()), title, notes)
+def settings(sources: FigureRecords) -> pd.DataFrame:
+    """Return what each setting loses and the loads that it may bound, tasks counting equally.
 
+    ``unlimited_…`` are the loads of the router alone, in the forwards of the method. Settings
+    without a point are named in notes. Those of a line are in the order of its numbers.
+    """
+    import pandas as pd
 
-def ranks(evidence: FigureRecords) -> p.Picture:
-    """Return what budgets of ranks lose against the fullest rank, one panel a model and kind."""
-    kinds, notes = _settings(evidence)
-    rows, titles = [], []
-    for of, settings in kinds.items():
-        judged: set[str] = set()
-        for model, same in by_key(settings, lambda setting: setting.model).items():
-            marks: list[p.Mark] = []
-            for label, straggler, dash, task in _lossless(evidence, model, of):
-                look = {"color": p.BLACK, "linestyle": dash, "linewidth": 0.8, "zorder": 0}
-                marks.append(p.Level(label, straggler, True, look))
-                judged.add(task)
-            lines = by_key(same, lambda setting: setting.line)
-            drops = lines.pop(_DROP, [])
-            for line, others in (lines or {"": []}).items():
-                marks += _beside_drop(drops, others, "rank_peak", {model: line}, {model: "o"})
-            rows.append([p.Panel("", marks)])
-            titles.append(f"{evidence.models[model]}, {_asked(evidence, of)}")
-        if judged:
-            notes.append(f"Balancing of {_KINDS[of]} was measured on {', '.join(sorted(judged))}.")
-    if not evidence.balances:
-        notes.append("No line of lossless load balancing: capmoe-eval bench placement makes it.")
-    return _multiples(rows, titles, ["fullest rank / mean load"], "", notes)
-
-
-def _multiples(
-    rows: Sequence[Sequence[p.Panel]],
-    titles: Sequence[str],
-    loads: Sequence[str],
-    title: str,
-    notes: Sequence[str],
-) -> p.Picture:
-    """Return rows of panels, one column of a page wide, with the titles above the first panels."""
-    named = [
-        [
-            replace(first, title=title, look={"title": {"loc": "left"}}, y=p.Axis("points lost")),
-            *row,
-        ]
-        for (first, *row), title in zip(rows, titles, strict=True)
-    ] or [[p.Panel("", ()) for _ in loads]]
-    named[-1] = [replace(panel, x=p.Axis(x)) for panel, x in zip(named[-1], loads, strict=True)]
-    # Without the marker of a model in the legend.
-    drop = p.Curve(_DROP, (), (), look=_REFERENCE)
-    named[-1][-1] = replace(named[-1][-1], marks=[*named[-1][-1].marks, drop])
-    return p.Picture(named, notes, title, p.COLUMN, 1.1 + 0.9 * len(named), _MULTIPLES)
-
-
-def _beside_drop(
-    drops: Iterable[Setting],
-    settings: Sequence[Setting],
-    load: str,
-    names: Mapping[str, str],
-    markers: Mapping[str, str],
-) -> list[p.Mark]:
-    """Return the settings of one method by model, beside Token Drop and the router's own loads."""
-    marks: list[p.Mark] = [p.rule(0)]
-    for model, curve in by_key(drops, lambda setting: setting.model).items():
-        marks.append(loss_curve(_DROP, curve, load, marker=markers[model], **_REFERENCE))
-    unlimited = by_key(settings or drops, lambda setting: setting.model).values()
-    before = [
-        statistics.fmean(loads)
-        for curve in unlimited
-        if (loads := [at for setting in curve if (at := setting.unlimited[load]) is not None])
-    ]
-    marks.append(p.Curve("no limit", before, [0.0] * len(before), look=_NO_LIMIT))
-    for model, curve in by_key(settings, lambda setting: setting.model).items():
-        marks.append(loss_curve(names[model], curve, load, marker=markers[model], **_COLOURED))
-    return marks
-
-
-def _settings(evidence: FigureRecords) -> tuple[dict[str, list[Setting]], list[str]]:
-    """Return the settings that have a point, by the kind of forwards, and why others have none."""
-    kinds: dict[str, list[Setting]] = {}
-    notes: list[str] = []
-    stock = evidence.by_model("stock")
-    of_models = evidence.by_model(*(part for part in evidence.records if part != "stock"))
-    for of, name in _KINDS.items():
-        tasks = _tasks(evidence, of)
-        for model, title in evidence.models.items():
-            bounded = [record for record in of_models.get(model, ()) if _of(record) == of]
-            settings = []
-            for same in by_key(bounded, lambda record: record.cell.method).values():
-                setting = _setting(stock.get(model, ()), same, tasks)
-                if isinstance(setting, str):
-                    notes.append(f"{title}, {name}: {_line(same[0])} is left out: {setting}.")
+    rows: list[dict[str, Any]] = []
+    stock = sources.by_model("stock")
+    of_models = sources.by_model(*(part for part in sources.records if part != "stock"))
+    for of, kind in _KINDS.items():
+        tasks = _tasks(sources, of)
+        for model, title in sources.models.items():
+            groups: dict[Any, list[Record]] = {}
+            for record in of_models.get(model, ()):
+                if _of(record) == of:
+                    groups.setdefault(record.cell.method, []).append(record)
+            lines: dict[str, list[dict[str, Any]]] = {}
+            for same in groups.values():
+                line, points = _line(same[0]), lost(stock.get(model, ()), same, tasks)
+                if isinstance(points, str):
+                    sources.notes.append(f"{title}, {kind}: {line} is left out: {points}.")
                 else:
-                    settings.append(setting)
-            for line in by_key(settings, lambda setting: setting.line).values():
-                kinds.setdefault(of, []).extend(sorted(line, key=lambda setting: setting.order))
-    return kinds, notes
+                    ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
+                    about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
+                    about["line"] = line
+                    row = about | _numbers(same[0]) | ends | _loads(same, tasks)
+                    lines.setdefault(line, []).append(row)
+            for line_rows in lines.values():
+                rows += sorted(line_rows, key=lambda row: [row[knob] for knob in _KNOBS])
+    ends = ("lost", "lost_low", "lost_high")
+    loads = (*_LOADS, *(f"unlimited_{load}" for load in _LOADS))
+    frame = pd.DataFrame(rows, columns=["of", "model", "line", *_KNOBS, *ends, *loads])
+    return frame.astype(dict.fromkeys(loads, float))
 
 
-def _tasks(evidence: FigureRecords, of: str) -> dict[str, str]:
+def _tasks(sources: FigureRecords, of: str) -> dict[str, str]:
     """Return the titles of the tasks that have bounded forwards of a kind."""
-    parts = (records for part, records in evidence.records.items() if part != "stock")
+    parts = (records for part, records in sources.records.items() if part != "stock")
     asked = {record.task for records in parts for record in records if _of(record) == of}
-    return {task: title for task, title in evidence.tasks.items() if task in asked}
-
-
-def _asked(evidence: FigureRecords, of: str) -> str:
-    return f"{_KINDS[of]} ({', '.join(_tasks(evidence, of).values())})"
-
-
-def _ranges(settings: Sequence[Setting]) -> str:
-    """Return what grows along the lines, such as ``: γ 0.5 → 2``; nothing where nothing does."""
-    values = zip(*(setting.order for setting in settings), strict=True)
-    ends = {
-        name: (min(knob), max(knob)) for name, knob in zip(_KNOBS.values(), values, strict=True)
-    }
-    texts = [f"{name} {low:g} → {high:g}" for name, (low, high) in ends.items() if low < high]
-    return f": {', '.join(texts)}" if texts else ""
+    return {task: title for task, title in sources.tasks.items() if task in asked}
 
 
 def _of(record: Record) -> str:
@@ -186,48 +105,207 @@ def _line(record: Record) -> str:
     return f"{method.title}, devices" if method.granularity == "device" else method.title
 
 
-def _setting(
-    stock: Sequence[Record], records: Sequence[Record], tasks: Collection[str]
-) -> Setting | str:
-    """Return one setting of one model, tasks counting equally, or why it has no point."""
-    points = lost(stock, records, tasks)
-    if isinstance(points, str):
-        return points
-    knobs = records[0].cell.method.identity()
-    before, after = (_loads(records, tasks, when) for when in ("before", "after"))
-    # Of the forwards themselves: the stock model's records may be older than these counts.
-    if before["activated"] and after["activated"] is not None:
-        after["activated"] /= before["activated"]
-        before["activated"] = 1.0
-    else:
-        before["activated"] = after["activated"] = None
-    order = tuple(float(knobs.get(name) or 0) for name in _KNOBS)
-    return Setting(records[0].model, _line(records[0]), order, points, after, before)
+def _numbers(record: Record) -> dict[str, float]:
+    knobs = record.cell.method.identity()
+    return {name: float(knobs.get(name) or 0) for name in _KNOBS}
 
 
-def _loads(
-    records: Sequence[Record], tasks: Collection[str], when: When
-) -> dict[str, float | None]:
-    """Return what a method may bound, before or after it; ranks are known where there are some."""
+def _loads(records: Sequence[Record], tasks: Collection[str]) -> dict[str, float | None]:
+    """Return what a method may bound, before and after it; ranks are known where there are some."""
+    whens: dict[str, When] = {"": "after", "unlimited_": "before"}
     has_ranks = records[0].cell.method.ep_size > 1
-    peaks = [rank_peak(same, when) for same in by_task(records, tasks) if has_ranks]
-    return {
-        "activated": mean_load(records, tasks, f"activated_{when}"),
-        "expert_peak": mean_load(records, tasks, f"mean_peak_{when}"),
-        "rank_peak": statistics.fmean(peaks) if peaks else None,
-    }
+    of_tasks = by_task(records, tasks)
+    loads: dict[str, float | None] = {}
+    for prefix, when in whens.items():
+        for name, field in (("activated", "activated"), ("expert_peak", "mean_peak")):
+            loads[prefix + name] = _mean(of_tasks, f"{field}_{when}")
+        peaks = [rank_peak(same, when) for same in of_tasks if has_ranks]
+        loads[prefix + "rank_peak"] = statistics.fmean(peaks) if peaks else None
+    # Of the forwards themselves: the stock model's records may be older than these counts.
+    before, after = loads["unlimited_activated"], loads["activated"]
+    is_counted = bool(before) and after is not None
+    loads["activated"] = after / before if is_counted and before and after is not None else None
+    loads["unlimited_activated"] = 1.0 if is_counted else None
+    return loads
 
 
-def _lossless(
-    evidence: FigureRecords, model: str, of: str
-) -> Iterator[tuple[str, float, str, str]]:
-    """Yield the fullest rank under balancing that drops nothing, on the tasks of the figure.
+def _mean(of_tasks: Sequence[Sequence[Record]], field: str) -> float | None:
+    """Return the mean of a field of ``load`` over tasks, seeds first; None where one has none."""
+    numbers = [
+        [float(value) for record in same if (value := getattr(record.load, field)) is not None]
+        for same in of_tasks
+    ]
+    return statistics.fmean(map(statistics.fmean, numbers)) if all(numbers) else None
 
-    What was planned on another task is not shown.
+
+@figure(
+    "not in the paper",
+    "Points lost on questions: methods of other papers beside Token Drop",
+    settings,
+    words=_WORDS,
+    experiment="comparators",
+    parts=(
+        *("stock", "drop", "oea", "oea_of_three", "oea_of_four", "xshare", "sere", "laser"),
+        "expert_choice",
+    ),
+    tasks=("obqa", "piqa"),
+)
+def comparators(rows: pd.DataFrame) -> Figure:
+    """A row for each method: points lost against no limit, paired by document, tasks counting
+    equally, with 95 % intervals over documents; below 0 the method gains. Left against the
+    activated experts of a forward and layer over those that the router alone would activate in the
+    same forwards, right against the highest load of an expert over the mean load, means over
+    forwards and layers. Batches are bounded as a whole. {multiples} Along a line the numbers of its
+    title grow. Token Drop and expert choice bound the right axis, OEA, XShare and SERE the left
+    one; LASER balances loads without a bound.
     """
-    for row in evidence.balances:
-        kind = next((kind for kind in _LOSSLESS if row.method.startswith(kind)), None)
-        is_own = (row.model, row.of, row.planned_on) == (model, of, row.judged_on)
-        if kind is not None and is_own and row.judged_on in evidence.tasks:
-            label, dash = _LOSSLESS[kind]
-            yield label, row.straggler, dash, evidence.tasks[row.judged_on]
+    return _by_method(rows)
+
+
+@figure(
+    "not in the paper",
+    "Points lost on generation: methods of other papers beside Token Drop, on decode steps",
+    settings,
+    words=_WORDS,
+    experiment="comparators",
+    parts=(
+        *("stock", "drop_steps", "oea_steps", "oea_of_four_steps", "xshare_steps", "sere_steps"),
+        *("laser_steps", "expert_choice_steps"),
+    ),
+    tasks=("gsm8k",),
+)
+def comparators_decode(rows: pd.DataFrame) -> Figure:
+    """As in comparators, of generated answers. Decode steps alone are bounded, and the loads are
+    theirs. {multiples} γ is nominal: a decode step has few tokens, and a capacity is a whole number
+    of them.
+    """
+    return _by_method(rows)
+
+
+def _by_method(rows: pd.DataFrame) -> Figure:
+    """Draw a row of panels for each method, a panel for each load."""
+    markers = _markers(rows["model"])
+    drops, others = rows[rows["line"] == _DROP], rows[rows["line"] != _DROP]
+    lines = list(d.each(others, "line"))
+    canvas, grid = _multiples(len(lines), list(_BOUNDED.values()))
+    for (line, same), sides in zip(lines, grid, strict=True):
+        for load, axes in zip(_BOUNDED, sides, strict=True):
+            names = {model: model for model in markers}
+            _beside_drop(axes, drops, same, load, names, markers)
+        sides[0].set_title(line + _ranges(same), loc="left")
+    canvas.suptitle("; ".join(rows["of"].unique()))
+    d.legend(canvas, 2)
+    return canvas
+
+
+def ranks(sources: FigureRecords) -> pd.DataFrame:
+    """Return what budgets of ranks lose against the fullest rank, and balancing without loss.
+
+    Balancing, a row without points, is that of the figure's tasks; what was planned on another task
+    is left out.
+    """
+    import pandas as pd
+
+    rows = settings(sources)
+    balanced: list[dict[str, Any]] = []
+    for of, kind in _KINDS.items():
+        tasks, judged = _tasks(sources, of), set()
+        for model, title in sources.models.items():
+            for row in sources.balances:
+                line = next((kind for kind in _LOSSLESS if row.method.startswith(kind)), None)
+                is_own = (row.model, row.of, row.planned_on) == (model, of, row.judged_on)
+                if line is not None and is_own and row.judged_on in sources.tasks:
+                    judged.add(sources.tasks[row.judged_on])
+                    about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
+                    balanced.append(
+                        about | {"line": _LOSSLESS[line][0], "rank_peak": row.straggler}
+                    )
+        # Only where there is a panel for it.
+        if judged and rows["of"].str.startswith(kind).any():
+            sources.notes.append(
+                f"Balancing of {kind} was measured on {', '.join(sorted(judged))}."
+            )
+    if not sources.balances:
+        sources.notes.append(
+            "No line of lossless load balancing: capmoe-eval bench placement makes it."
+        )
+    frame = pd.DataFrame(balanced, columns=rows.columns).astype(rows.dtypes.to_dict())
+    return pd.concat([rows, frame], ignore_index=True) if len(frame) else rows
+
+
+@figure(
+    "not in the paper",
+    "Points lost against the fullest rank: rerouting under device budgets beside Token Drop",
+    ranks,
+    words=_WORDS,
+    experiment="comparators",
+    parts=("stock", "drop_on_ranks", "reroute", "reroute_steps"),
+    has_balances=True,
+)
+def comparators_ranks(rows: pd.DataFrame) -> Figure:
+    """A panel for each model: points lost against no limit, paired by document, with 95 % intervals
+    over documents, against the highest load of a rank over the mean load, mean over forwards and
+    layers. {multiples} Each rank bounds its own tokens. Of generation decode steps alone are
+    bounded. Upright: the fullest rank with the experts replicated by EPLB (dashed) or LPLB
+    (dotted), one more slot a rank, which drops nothing.
+    """
+    dashes = dict(_LOSSLESS.values())
+    is_balanced = rows["line"].isin(dashes)
+    panels = list(rows[~is_balanced].groupby(["of", "model"], sort=False))
+    canvas, grid = _multiples(len(panels), list(_RANK.values()))
+    for ((of, model), same), (axes,) in zip(panels, grid, strict=True):
+        is_here = is_balanced & (rows["of"] == of) & (rows["model"] == model)
+        for _, row in rows[is_here].iterrows():
+            look = {"color": d.BLACK, "linewidth": 0.8, "linestyle": dashes[row["line"]]}
+            axes.axvline(row["rank_peak"], **look, zorder=0, label=row["line"])
+        drops, others = same[same["line"] == _DROP], same[same["line"] != _DROP]
+        for line, of_line in list(d.each(others, "line")) or [("", others)]:
+            _beside_drop(axes, drops, of_line, "rank_peak", {model: line}, {model: "o"})
+        axes.set_title(f"{model}, {of}", loc="left")
+    d.legend(canvas, 2)
+    return canvas
+
+
+def _markers(models: pd.Series[str]) -> dict[str, str]:
+    return {model: d.MARKERS[n % len(d.MARKERS)] for model, n in d.places(models).items()}
+
+
+def _multiples(count: int, loads: Sequence[str]) -> tuple[Figure, Any]:
+    """Return rows of panels, one column of a page wide."""
+    count = max(1, count)
+    layout = {"sharex": "col", "sharey": True}
+    canvas, grid = d.canvas(d.COLUMN, 1.1 + 0.9 * count, count, len(loads), **layout)
+    for axes, name in zip(grid[-1], loads, strict=True):
+        axes.set_xlabel(name)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("points lost")
+    # Without the marker of a model in the legend.
+    grid[-1][-1].plot([], [], **_REFERENCE, label=_DROP)
+    return canvas, grid
+
+
+def _beside_drop(
+    axes: Any,
+    drops: pd.DataFrame,
+    rows: pd.DataFrame,
+    load: str,
+    names: Mapping[str, str],
+    markers: Mapping[str, str],
+) -> None:
+    """Draw the settings of one method by model, beside Token Drop and the router's own loads."""
+    d.rule(axes, 0)
+    for model, curve in d.each(drops.dropna(subset=load), "model"):
+        d.line(axes, curve.drop(columns=["lost_low", "lost_high"]), load, "lost", _DROP,
+               marker=markers[model], **_REFERENCE)  # fmt: skip
+    unlimited = rows if len(rows) else drops
+    before = unlimited.groupby("model", sort=False)[f"unlimited_{load}"].mean().dropna()
+    axes.plot(before, [0.0] * len(before), **_NO_LIMIT, label="no limit")
+    for model, curve in d.each(rows.dropna(subset=load), "model"):
+        d.line(axes, curve, load, "lost", names[model], marker=markers[model], **_COLOURED)
+
+
+def _ranges(rows: pd.DataFrame) -> str:
+    """Return what grows along the lines, such as ``: γ 0.5 → 2``; nothing where nothing does."""
+    ends = {name: (rows[knob].min(), rows[knob].max()) for knob, name in _KNOBS.items()}
+    texts = [f"{name} {low:g} → {high:g}" for name, (low, high) in ends.items() if low < high]
+    return f": {', '.join(texts)}" if texts else ""

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import yaml
 from capmoe_eval.__main__ import main
-from capmoe_eval.report.figures.panels import Words, draw
 from matplotlib.axes import Axes
 from tests.records import planned
 
@@ -25,7 +24,7 @@ from capmoe_serve.advice import Advice, Budget, Recommendation
 from capmoe_serve.advising import ServingDeployment, advise_on_trace
 from capmoe_serve.exports import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
 from capmoe_serve.page import content, front_names, text, to_html
-from capmoe_serve.picture import front_panel
+from capmoe_serve.picture import draw_front
 from capmoe_serve.settings import cost, with_front
 from capmoe_serve.trace import Trace
 from capmoe_serve.trace_file import load_trace, save_trace
@@ -186,7 +185,7 @@ def test_the_front_names_who_is_kept_once_and_the_page_has_what_it_leaves_out() 
 
 def drawn(advice: Advice) -> Axes:
     """The axes of the picture on the page, whose legend is the figure's."""
-    (axes,) = draw(front_panel(advice, front_names(advice))).axes
+    (axes,) = draw_front(advice, front_names(advice)).axes
     return axes
 
 
@@ -267,6 +266,6 @@ def test_near_points_of_the_front_share_a_label() -> None:
     twin = first.model_copy(update={"speedup": first.reached + 1e-6})
     front = {"first": first, "twin": twin, "second": second}
     settings = (*advice.settings, twin)
-    picture = front_panel(advice.model_copy(update={"settings": settings}), front)
-    labels = [mark.text for mark in picture.rows[0][0].marks if isinstance(mark, Words)]
+    (axes,) = draw_front(advice.model_copy(update={"settings": settings}), front).axes
+    labels = [text.get_text() for text in axes.texts]
     assert labels == ["1, 2", "3"]

@@ -1,0 +1,189 @@
+"""Axes of a figure, and the marks that several figures draw; numbers are columns of a data frame.
+
+The pictures are for grey print and colour-blind readers: no colour stands alone, markers, dashes or
+hatches go with it. matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from capmoe_eval.experiment.names import gamma_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+COLUMN: Final = 3.3
+"""Width of one column, inches."""
+PAGE: Final = 6.9
+"""Width of both columns, inches."""
+
+# Okabe and Ito's colours, without yellow, which a white page swallows.
+BLACK, BLUE, VERMILLION, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
+ORANGE, SKY, PURPLE, GREY = "#E69F00", "#56B4E9", "#CC79A7", "#8c8c8c"
+COLOURS: Final = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), "-", "--")
+
+Look: TypeAlias = dict[str, Any]
+"""Options of matplotlib: colours, markers, widths."""
+_FRONT: Final[Look] = {
+    **{"color": GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round", "zorder": 1}
+}
+THIN: Final[Look] = {"elinewidth": 0.5, "capsize": 1}
+"""Whiskers of many points."""
+STAR: Final[Look] = {"color": BLACK, "marker": "*", "linestyle": "", "markersize": 6}
+
+
+def canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1, **layout: Any
+) -> tuple[Figure, Any]:
+    """Return a figure of a size in inches, and its axes [rows, columns]."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **layout)
+    for each in axes.flat:
+        each.grid()
+    return figure, axes
+
+
+def panels(
+    rows: pd.DataFrame, by: str, height: float, **layout: Any
+) -> tuple[Figure, list[tuple[str, pd.DataFrame, Any]]]:
+    """Return a figure with a panel for each value of a column, in rows of four.
+
+    Each panel is the value, its rows and its axes.
+    """
+    groups = list(rows.groupby(by, sort=False))
+    lines = math.ceil(len(groups) / 4)
+    columns = math.ceil(len(groups) / lines)
+    width = COLUMN if columns == 1 else PAGE
+    figure, grid = canvas(width, height * lines, lines, columns, **layout)
+    for axes in grid.flat[len(groups) :]:
+        axes.remove()
+    return figure, [(str(v), same, a) for (v, same), a in zip(groups, grid.flat, strict=False)]
+
+
+def line_look(index: int, count: int = len(COLOURS), /, **other: Any) -> Look:
+    """Return the colour, dash and marker of one line of several; they repeat after ``count``."""
+    place = index % count
+    look = {"color": COLOURS[place], "linestyle": DASHES[place], "marker": MARKERS[place]}
+    return look | other
+
+
+def bar_look(colour: str, hatch: str = "", **other: Any) -> Look:
+    """Return the colour, hatch and black edge of bars."""
+    return {"color": colour, "hatch": hatch, "edgecolor": "black", **other}
+
+
+def line(axes: Any, rows: pd.DataFrame, x: str, y: str, name: str = "", **look: Any) -> None:
+    """Draw one line; with whiskers from the columns ``<y>_low`` to ``<y>_high``, if there are."""
+    across, up = (rows[column].to_numpy(float) for column in (x, y))
+    if f"{y}_low" in rows and rows[f"{y}_low"].notna().any():
+        style = {"elinewidth": 0.7, "capsize": 1.5} | look
+        axes.errorbar(across, up, whiskers(rows, y), **style, label=name)
+    else:
+        plain = {key: look[key] for key in look.keys() - {"elinewidth", "capsize"}}
+        axes.plot(across, up, **plain, label=name)
+
+
+def whiskers(rows: pd.DataFrame, y: str) -> Any:
+    """Return how far whiskers reach below and above every row [2, rows]."""
+    ends = rows[[f"{y}_low", f"{y}_high"]].to_numpy(float).T
+    return np.abs(ends - rows[y].to_numpy(float))
+
+
+def rule(
+    axes: Any,
+    at: float,
+    dash: Any = "-",
+    width: float = 0.5,
+    name: str = "",
+    *,
+    is_upright: bool = False,
+) -> None:
+    """Draw a black line through the whole panel."""
+    draw = axes.axvline if is_upright else axes.axhline
+    draw(at, color=BLACK, linewidth=width, linestyle=dash, label=name)
+
+
+def load_bars(axes: Any, loads: Sequence[float], name: str, **look: Any) -> None:
+    """Draw a bar for each expert: its load over the mean load N̄, the fullest expert first."""
+    axes.grid(False)
+    style = {"color": "#c8c8c8", "width": 0.9} | look
+    axes.bar(range(len(loads)), loads, **style, label=name)
+    axes.set(xlim=(-0.7, len(loads) - 0.3), xticks=[], ylabel="load / mean load")
+    axes.set_xlabel("experts, busiest first")
+
+
+def loads_map(axes: Any, loads: Any, name: str, aspect: float) -> None:
+    """Draw loads [rows, experts] as shades, with their scale; the grey of these is monotone."""
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    shades = axes.imshow(loads, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    axes.figure.colorbar(shades, ax=axes, label=name, pad=0.01, aspect=aspect)
+
+
+def gamma_axis(
+    axes: Any, gammas: Iterable[float], label: str = "capacity factor γ", space: float = 0.05
+) -> None:
+    """Give an axis of capacity factors ticks at whole and half numbers."""
+    numbers = [float(gamma) for gamma in gammas if math.isfinite(gamma)] or [0.0, 1.0]
+    low, high = min(numbers), max(numbers)
+    step = 1.0 if high - low > 2 else 0.5
+    ticks = [tick * step for tick in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    axes.set_xticks(ticks, list(map(gamma_text, ticks)))
+    axes.set_xlim(low - space, high + space)
+    axes.set_xlabel(label)
+
+
+def name_places(axes: Any, names: Sequence[str], places: Iterable[float] | None = None) -> None:
+    """Name places across, without strokes."""
+    axes.set_xticks(list(range(len(names)) if places is None else places), names)
+    axes.tick_params(axis="x", length=0)
+
+
+def legend(figure: Figure, columns: int, place: str = "outside lower center") -> None:
+    """Draw one legend of all panels, each name once."""
+    handles: Look = {}
+    for axes in figure.axes:
+        artists, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, artists, strict=True))
+    figure.legend(handles.values(), handles, loc=place, ncols=columns)
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Return of each point (cost, quality) whether no other beats it.
+
+    A point is beaten by one that costs no more and is no worse, and differs.
+    """
+    return [
+        not any(
+            other != (cost, quality) and other[0] <= cost and other[1] >= quality
+            for other in points
+        )
+        for cost, quality in points
+    ]
+
+
+def front(axes: Any, rows: pd.DataFrame, x: str, y: str) -> None:
+    """Draw the rows whose ``front`` is true in grey, below the lines of methods."""
+    best = rows[rows["front"]].sort_values([x, y])
+    line(axes, best[[x, y]], x, y, "Pareto front", **_FRONT)
+
+
+def each(rows: pd.DataFrame, by: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the rows of each value of a column, in the order of their first rows."""
+    yield from rows.groupby(by, sort=False)
+
+
+def places(names: Iterable[str]) -> Mapping[str, int]:
+    """Return the place of each name, from 0, in the order of their first."""
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}
