@@ -125,8 +125,12 @@ def figures() -> Mapping[str, Spec]:
 
     def order(name: str) -> tuple[int, int]:
         number = name.removeprefix("fig")
-        is_numbered = number.isdecimal()
-        return (0, int(number)) if is_numbered else (1 if name.startswith("v1_") else 2, 0)
+        if number.isdecimal():
+            return 0, int(number)
+        # Whichever module was imported first.
+        module = _declared[name].data.__module__.rpartition(".")[2]
+        place = _MODULES.index(module) if module in _MODULES else len(_MODULES)
+        return (1 if name.startswith("v1_") else 2), place
 
     return {name: _declared[name] for name in sorted(_declared, key=order)}
 

@@ -147,7 +147,8 @@ def after_drop(sources: FigureRecords) -> pd.DataFrame:
                 "task": sources.tasks[task],
                 "layer": first["layer"] + 1,
                 "gamma": first["cell.gamma"],
-                "effective_gamma": first["effective_gamma"],
+                # None in records from before this field.
+                "effective_gamma": np.array(first["effective_gamma"], dtype=float),
                 "method": name,
                 "place": range(len(load)),
                 "load": sorted(load, reverse=True),
@@ -185,7 +186,7 @@ def fig9(rows: pd.DataFrame) -> Figure:
         d.line(axes, same, "place", "load", name, **look)
     first = rows.iloc[0]
     d.rule(axes, first["gamma"], ":", 0.6)
-    if not np.isnan(effective := float(first["effective_gamma"])):
+    if not np.isnan(effective := first["effective_gamma"]):
         d.rule(axes, effective, "--", 0.6, f"γ after rounding: {effective:.2f}")
     axes.set_ylabel("load / mean load N̄")
     where = f"{first['model']}, {first['task']}, MoE layer {first['layer']}"

@@ -11,7 +11,7 @@ from capmoe_eval.beside import BESIDE
 from capmoe_eval.evaluation.command import report_command
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.report.figures import catalogue
-from capmoe_eval.report.figures.catalogue import FIGURES
+from capmoe_eval.report.figures.catalogue import figures
 from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.registry import ENTRY_POINTS, METHODS, knobs, method_names, placements
 from tests.project import read_toml
@@ -34,14 +34,20 @@ def test_the_suite_names_all_that_it_brings() -> None:
         *(f"placement={name}" for name, kind in placements().items() if kind is not None),
         *(knobs().keys() - of_suite - of_forms),
         *(f"experiment={path.stem}" for path in FOLDER.glob("conf/experiment/*.yaml")),
-        *(f"figure {spec.name}" for spec in FIGURES if spec.package.startswith("capmoe_m")),
+        *(
+            f"figure {spec.name}"
+            for spec in figures().values()
+            if spec.package.startswith("capmoe_m")
+        ),
     }
 
 
 def test_every_folder_is_an_entry_point() -> None:
     declared = read_toml(FOLDER.parent / "pyproject.toml")["project"]["entry-points"]
     folders = {path.parent.name for path in FOLDER.glob("*/__init__.py")} - {"figures"}
-    drawn = {spec.experiment for spec in FIGURES if spec.package == "capmoe_methods.figures"}
+    drawn = {
+        spec.experiment for spec in figures().values() if spec.package == "capmoe_methods.figures"
+    }
     assert declared == {
         ENTRY_POINTS: {name: f"capmoe_methods.{name}" for name in folders},
         catalogue.ENTRY_POINTS: dict.fromkeys(drawn, "capmoe_methods.figures"),

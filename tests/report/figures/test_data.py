@@ -21,9 +21,11 @@ from capmoe_eval.experiment.record_part import Answers
 from capmoe_eval.paper.pairing import answered, scores_by_unit
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.report.figures import decode, expert_load, images, routing, scores
+from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.drawing import pareto_front
 from capmoe_eval.report.figures.routing import pooled_grid
 from capmoe_eval.report.figures.scores import over_tasks
+from capmoe_eval.report.figures.write import measured
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests import records
@@ -103,6 +105,7 @@ def test_figure_9_names_m_by_k_and_normalises_by_the_load_before() -> None:
         "Expanded, m = 4 (2k)": [1, 1, 1, 0.5],
         "Expanded, all experts": [1, 1, 1, 1],
     }
+    assert expert_load.fig9(evidence(**parts)).axes[0].get_ylim()[1] > 2.5  # no γ after rounding
 
 
 def test_figures_7_and_17_are_equation_11() -> None:
@@ -248,6 +251,10 @@ def test_the_front_is_drawn_over_complete_methods_and_seeds_are_averaged() -> No
         "random": [(2, pytest.approx(90.5), True)],
         "score": [(1, pytest.approx(80), True)],
     }
+    assert len(scores.pareto(evidence(**parts)).axes) == 1
+    missing = evidence({"tasks": {"a": "A", "b": "B"}}, baseline=parts["baseline"])
+    with pytest.raises(UsageError, match="drawn: Baseline is left out: not every task is there"):
+        measured(get_figure("pareto"), replace(missing, digests=["a record"]))
 
 
 points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)

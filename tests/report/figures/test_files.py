@@ -100,8 +100,8 @@ def test_the_paper_has_these_figures() -> None:
         "images_position",
         "decode",
         "granularity",
-        "placement",
         "skew",
+        "placement",
     ] == [spec.name for spec in figures().values() if spec.package.startswith("capmoe_eval")]
 
 
