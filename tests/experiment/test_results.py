@@ -20,7 +20,6 @@ from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.frame import IDENTITY, load_frame
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import directories, read_results
-from capmoe_eval.report.figures import loads
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
 from tests import records as made
@@ -210,30 +209,6 @@ def test_a_frame_of_a_wrong_path_is_refused(records: list[Record], tmp_path: Pat
     }.items():
         with pytest.raises(UsageError, match=f"^{root}: {wrong}; {fix}"):
             load_frame(root)
-
-
-def test_the_load_is_drawn_as_it_was_counted(
-    records: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (axes,) = loads.record_picture(records[1], 1)().axes
-    layer = records[1].layers[1]
-    mean = layer.assignments / layer.n_experts
-    asked, served = ([bar.get_height() for bar in bars] for bars in axes.containers)
-    assert asked == sorted((n / mean for n in layer.load_before), reverse=True)
-    assert sorted(served) == sorted(n / mean for n in layer.load_after)
-    out = tmp_path / "load.svg"
-    with pytest.raises(SystemExit) as done:
-        loads.main([str(records[1].path), str(out)])
-    assert done.value.code == 0
-    assert "<svg" in out.read_text()
-    with pytest.raises(SystemExit) as done:
-        loads.main([str(records[1].path), str(out), "--step-tokens=8"])
-    said = capsys.readouterr().err
-    assert done.value.code == 2
-    assert "--step-tokens: is of a trace" in said
-    assert "is a record; leave it out" in said
-    with pytest.raises(UsageError, match="layer=9: the record has MoE layers 0 to 2"):
-        loads.record_picture(records[1], 9)
 
 
 class Terminal(io.StringIO):

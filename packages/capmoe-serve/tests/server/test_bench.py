@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from capmoe_eval.bench import server
 from capmoe_eval.bench.command import main
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.routing.registry import create_method
 
+from capmoe_serve.bench import server
 from server.engines import NEEDS_VLLM
 from server.test_layers import one_layer, step
 from tests.conftest import REPOSITORY

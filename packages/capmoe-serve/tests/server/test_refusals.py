@@ -24,7 +24,7 @@ MODEL = str(WEIGHTS / "olmoe")
 
 def test_the_entry_module_imports_nothing() -> None:
     program = (
-        "import sys; import capmoe_eval; before = set(sys.modules); "
+        "import sys; import capmoe_serve; before = set(sys.modules); "
         "import capmoe_serve.server.plugin; print(*sorted(set(sys.modules) - before))"
     )
     output = subprocess.run(
