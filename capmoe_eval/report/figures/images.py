@@ -126,7 +126,7 @@ def by_capability(sources: FigureRecords) -> pd.DataFrame:
 )  # fmt: skip
 def fig11(rows: pd.DataFrame) -> Figure:
     """Share of the questions of each capability that are answered right in every rotation of their
-    options, without a limit and under Token Drop and Expanded Drop at γ = 0.5 where image tokens
+    options. Without a limit, and under Token Drop and Expanded Drop at γ = 0.5, where image tokens
     are dropped first. Capabilities: coarse and fine-grained perception, of a single instance and
     across instances; attribute, relation and logic reasoning. Whiskers: one standard error over
     questions. Right: the paper's numbers, of another model and other questions.
