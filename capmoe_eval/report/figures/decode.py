@@ -126,9 +126,9 @@ def decode(rows: pd.DataFrame) -> Figure:
     """Score of each task under Token Drop by γ, with a capacity for the prompt alone
     (decode=unconstrained) and for every step (constrained). Up to 64 sequences are generated
     together as one group; those that have finished leave it. Bottom: what the decode steps add to
-    the damage, as a share of the damage of every step, paired by document, where that damage is
-    distinguishable from zero (its 95 % interval lies above it); whiskers: 95 % intervals over
-    documents, which may go beyond the panel. Points of one γ are set apart.
+    the damage, as a share of the damage of every step, paired by document. It is there where the 95
+    % interval of that damage lies above zero. Whiskers: 95 % intervals over documents, which may go
+    beyond the panel. Points of one γ are set apart.
     """
     models, tasks = d.places(rows["model"]), d.places(rows["task"])
     layout = {"sharex": True, "sharey": "row"}

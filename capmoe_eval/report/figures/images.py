@@ -125,11 +125,11 @@ def by_capability(sources: FigureRecords) -> pd.DataFrame:
     parts=["images", "images_half"], tasks=["mmbench"],
 )  # fmt: skip
 def fig11(rows: pd.DataFrame) -> Figure:
-    """Share of the questions of each capability (coarse and fine-grained perception, of a single
-    instance and across instances; attribute, relation and logic reasoning) that are answered right
-    in every rotation of their options, without a limit and under Token Drop and Expanded Drop at
-    γ = 0.5 where image tokens are dropped first. Whiskers: one standard error over questions.
-    Right: the paper's numbers, of another model and other questions.
+    """Share of the questions of each capability that are answered right in every rotation of their
+    options. Without a limit, and under Token Drop and Expanded Drop at γ = 0.5, where image tokens
+    are dropped first. Capabilities: coarse and fine-grained perception, of a single instance and
+    across instances; attribute, relation and logic reasoning. Whiskers: one standard error over
+    questions. Right: the paper's numbers, of another model and other questions.
     """
     canvas, (grid,) = d.canvas(d.PAGE, 2.1, 1, 2, sharey=True)
     number = d.places(rows["capability"])
@@ -232,10 +232,10 @@ def images_pareto(rows: pd.DataFrame) -> Figure:
     **_BY_PRIORITY,
 )  # fmt: skip
 def images_text(rows: pd.DataFrame) -> Figure:
-    """On MME under Token Drop, by γ and the modality that is dropped first: the share of the pairs
-    of a text token, and of an image token, with an expert of its top-k that are not computed, over
-    all layers; and the share of right answers, with 95 % intervals over images. Dotted: without a
-    limit.
+    """On MME under Token Drop, by γ and the modality that is dropped first. Left and middle: the
+    share of the pairs of a text token, and of an image token, with an expert of its top-k that are
+    not computed, over all layers. Right: the share of right answers, with 95 % intervals over
+    images. Dotted: without a limit.
     """
     canvas, (grid,) = d.canvas(d.PAGE, 2.3, 1, 3)
     limited, stock = (rows[(rows["first"] == _NO_LIMIT) == is_stock] for is_stock in (False, True))
