@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.report.figures.panels import Bars
 from tests.experiment.test_results import records  # noqa: F401
 
 from capmoe_serve import loads
@@ -18,10 +17,10 @@ def test_the_load_is_drawn_as_it_was_counted(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ((panel,),) = loads.load_picture(records[1], 1).rows
+    (axes,) = loads.record_picture(records[1], 1)().axes
     layer = records[1].layers[1]
     mean = layer.assignments / layer.n_experts
-    asked, served = (list(bars.y) for bars in panel.marks if isinstance(bars, Bars))
+    asked, served = ([bar.get_height() for bar in bars] for bars in axes.containers)
     assert asked == sorted((n / mean for n in layer.load_before), reverse=True)
     assert sorted(served) == sorted(n / mean for n in layer.load_after)
     out = tmp_path / "load.svg"
@@ -36,4 +35,4 @@ def test_the_load_is_drawn_as_it_was_counted(
     assert "--step-tokens: is of a trace" in said
     assert "is a record; leave it out" in said
     with pytest.raises(UsageError, match="layer=9: the record has MoE layers 0 to 2"):
-        loads.load_picture(records[1], 9)
+        loads.record_picture(records[1], 9)
