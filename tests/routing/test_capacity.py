@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.decision import by_rank, rank_of
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.tokens import group_tokens
+from tests.routing.problems import assign, one_group
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,35 @@ def test_capacity(
     gamma: float, tokens: int, top_k: int, n_experts: int, rounding: str, expected: int
 ) -> None:
     assert capacity(gamma, tokens, top_k, n_experts, rounding=rounding) == expected
+
+
+def test_drops_and_padding_of_a_textbook_s_batch() -> None:
+    """Its output 17.7.2: top-1 routing, half of the experts more attractive."""
+    printed = {
+        1.0: [(512, 1.55, 1.55), (640, 0.0, 20.0), (768, 0.0, 33.33), (1024, 0.0, 50.0)],
+        6.0: [(512, 36.17, 36.17), (640, 23.24, 38.59), (768, 10.44, 40.29), (1024, 0.0, 50.0)],
+    }
+    rng, n_tokens, n_experts = np.random.default_rng(0), 8192, 16
+    for skew, rows in printed.items():
+        for gamma, expected in zip((1.0, 1.25, 1.5, 2.0), rows, strict=True):
+            chance = np.array([skew] * 8 + [1.0] * 8)
+            expert_T1 = torch.from_numpy(
+                rng.choice(n_experts, size=(n_tokens, 1), p=chance / chance.sum())
+            )
+            scores = Scores(torch.zeros(n_tokens, n_experts).scatter(1, expert_T1, 1.0), expert_T1)
+            kept = assign(scores, create_method("order", gamma), one_group(n_tokens)).keep_TS
+            limit, served = capacity(gamma, n_tokens, 1, n_experts), int(kept.sum())
+            drop_rate, pad_waste = 1 - served / n_tokens, 1 - served / (n_experts * limit)
+            assert (limit, round(100 * drop_rate, 2), round(100 * pad_waste, 2)) == expected
+
+
+def test_a_textbook_s_exercises() -> None:
+    limit = capacity(1.5, 4096, 2, 8)
+    assert 8 * limit == 12_288  # slots, for 8,192 pairs: a third of them stays empty
+    assert 1 - 2 * 4096 / (8 * limit) == pytest.approx(1 / 3)
+    assert int(1.4 * 2 * 4096 / 8) < limit  # 1.4 times the mean load does not overflow
+    # Bytes of an all-to-all that ships whole buffers grow as C does: γ=1.25 ships 5/8 of γ=2.
+    assert capacity(1.25, 8192, 1, 16) / capacity(2.0, 8192, 1, 16) == 0.625
 
 
 @given(
