@@ -273,3 +273,7 @@ def deviations() -> str:
         tuple(str(row[key]) for key in ("date", "what", "why")) for row in protocol()["deviations"]
     ]
     return table(("date", "what", "why"), rows)
+
+
+if __name__ == "__main__":
+    print("\n".join(real_commands()))
