@@ -40,7 +40,7 @@ them.
 
 | part | files | bytes | SPDX | origin | SHA-256 |
 |---|---:|---:|---|---|---|"""
-_PACKAGED = ("capmoe_eval", "hydra_plugins", "conf")
+_PACKAGED = ("capmoe_eval", "hydra_plugins", "conf", "packages/capmoe-serve/capmoe_serve")
 _WEIGHTS = "capmoe_eval/zoo/weights"
 
 
@@ -131,7 +131,7 @@ def text() -> str:
 
 
 def packaged() -> list[str]:
-    """Return the paths of the files that go into the wheel."""
+    """Return the paths of the files that go into the wheels of the suite and of capmoe-serve."""
     done = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "--", *_PACKAGED],
         capture_output=True,

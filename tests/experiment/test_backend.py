@@ -55,7 +55,7 @@ def test_an_engine_is_part_of_the_identity() -> None:
         (["parallel=ep"], "parallel=ep: is of transformers"),
         (["device_map=auto"], "device_map=auto: is of transformers"),
         (["attention=eager"], "attention=eager: is of transformers"),
-        ([], r"vLLM is not installed; pip install 'capmoe_eval\[vllm\]'"),
+        ([], r"vLLM is not installed; pip install 'capmoe-serve\[vllm\]'"),
     ],
 )
 def test_what_an_engine_cannot_compute_is_refused_before_anything_is_loaded(
