@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from capmoe_eval.experiment.timings.schema import Timing
+    from capmoe_eval.experiment.timings.schema import Point, Timing
     from capmoe_eval.paper.benchmarks import ShownRun
 
 _LOOKS: Final = (
@@ -66,6 +66,18 @@ _SPREAD: Final = {
 }
 
 
+def _deployment(run: ShownRun, point: Point) -> dict[str, Any]:
+    """Return the columns that say of which deployment and load a point of a run is."""
+    return {
+        "model": run.run.title,
+        "measured": run.kind,
+        "ranks": run.run.ranks,
+        "experts_per_rank": run.run.experts_per_rank,
+        "scale": run.study.scale,
+        "peak": point.routing.peak,
+    }
+
+
 def _gains(
     sources: FigureStudies,
     run: ShownRun,
@@ -77,16 +89,7 @@ def _gains(
     import pandas as pd
 
     point = run.run.points[place]
-    about = {
-        "model": run.run.title,
-        "measured": run.kind,
-        "ranks": run.run.ranks,
-        "experts_per_rank": run.run.experts_per_rank,
-        "scale": run.study.scale,
-        "peak": point.routing.peak,
-        "together": point.routing.together,
-        "part": part,
-    }
+    about = _deployment(run, point) | {"together": point.routing.together, "part": part}
     rows = pd.DataFrame(sources.gains(run, part, place)).assign(**about)
     rows = rows.rename(columns={"low": "speedup_low", "high": "speedup_high"})
     return rows.assign(paper=[paper(row) for _, row in rows.iterrows()])
@@ -401,14 +404,7 @@ def phases_of_layers(sources: FigureStudies) -> pd.DataFrame:
         tightest_last = sorted(
             point.timings, key=lambda row: -(row.label.gamma or 0.0) if row.label else -math.inf
         )
-        about = {
-            "model": run.run.title,
-            "measured": run.kind,
-            "ranks": run.run.ranks,
-            "experts_per_rank": run.run.experts_per_rank,
-            "scale": run.study.scale,
-            "peak": point.routing.peak,
-        }
+        about = _deployment(run, point)
         for row in tightest_last:
             label = row.label
             method = {
