@@ -128,7 +128,11 @@ def _acquired(record: Path, seconds: float) -> Reservation | None:
                 place.unlink()
             lock = SoftFileLock(place, poll_interval=_POLL)
             lock.acquire(timeout=seconds)
+        remove_temporaries(record)
     except Timeout:
         return None
-    remove_temporaries(record)
+    except BaseException:  # an interrupt, too: what is held goes
+        if lock.is_locked:
+            Reservation(lock).__exit__()
+        raise
     return Reservation(lock)

@@ -90,6 +90,19 @@ def test_what_killed_processes_left_is_removed(record: Path, tmp_path: Path) -> 
     assert left(record) == [foreign.name]
 
 
+def test_an_interrupt_while_it_is_reserved_leaves_nothing(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Path) -> None:
+        assert len(left(record)) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reservations, "remove_temporaries", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reserve(record)
+    assert left(record) == []
+
+
 def _contend(record: Path, start: object, won: object, names: list[str]) -> None:
     start.wait()  # type: ignore[attr-defined]
     kept = []
