@@ -37,9 +37,14 @@ BESIDE = packages/capmoe-methods packages/capmoe-serve packages/capmoe-zoo bench
 PIP    = -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 LOCKED = $(PY) $(PIP) --require-hashes
 
-# TORCH is cpu or gpu. The build for GPUs is installed where a GPU of NVIDIA is, or where pip finds none for CPUs (in an
-# index or a directory of its settings).
-TORCH ?= $(if $(shell command -v nvidia-smi),gpu)
+# TORCH is cpu or gpu. The build for GPUs is installed where a GPU of NVIDIA is. The build for CPUs is looked for in the
+# indexes and directories of pip's settings, then in torch's own index; the build for GPUs, which is found anywhere, runs
+# on CPUs, too.
+TORCH ?= $(if $(shell command -v nvidia-smi),gpu,cpu)
+CPU_INDEX = --index-url https://download.pytorch.org/whl/cpu
+TORCH_gpu = $(LOCKED) -r lock/torch-gpu.txt
+TORCH_cpu = $(LOCKED) -r lock/torch-cpu.txt || $(LOCKED) $(CPU_INDEX) -r lock/torch-cpu.txt || \
+  { echo "No torch for CPUs is found: installing PyPI's, with NVIDIA's libraries (5 GB)"; $(TORCH_gpu); }
 $(VENV)/.installed: $(VENV)/.locked pyproject.toml $(BESIDE:=/pyproject.toml)
 	$(PY) $(PIP) -e . $(BESIDE:%=-e %)
 	$(PY) -m pip check
@@ -49,8 +54,7 @@ $(VENV)/.locked: constraints.txt $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(LOCKED) -r lock/build.txt
 	$(LOCKED) -r lock/suite.txt
-	$(if $(TORCH),$(LOCKED) -r lock/torch-$(TORCH).txt,$(LOCKED) -r lock/torch-cpu.txt || \
-	  { echo "No torch for CPUs: installing torch for GPUs"; $(LOCKED) -r lock/torch-gpu.txt; })
+	$(TORCH_$(TORCH))
 	touch $@
 
 install-server: $(SERVER)/.installed  ## create .venv-server: the suite beside vLLM for CPUs (3.2 GB)
@@ -211,11 +215,12 @@ test-zoo: install  ## the tests of packages/capmoe-zoo, but for the nightly ones
 serve-demo: install-server  ## serve a model with and without a capacity, and ask both
 	@$(SERVER)/bin/python -c 'from capmoe_eval.experiment.application import run_program; from capmoe_serve.server.demo import main; run_program(main)' $(ARGS)
 
-check: install  ## linters, types, import contract
+check: install  ## linters, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 clean:  ## remove the environments and what tools left behind; results stay
 	rm -rf $(VENV) $(SERVER) $(NEWEST) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
