@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.frame import load_frame
+    from capmoe_eval.results.frames import load_frame
     from capmoe_eval.routing.method import Method
     from capmoe_eval.routing.methods.baseline import Baseline, ExpertDrop
     from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
@@ -54,7 +54,7 @@ _MODULES = {
     "TokenReroute": f"{_ROUTING}.methods.token_reroute",
     "capacity_aware": "capmoe_eval.wrapper.session",
     "create_method": f"{_ROUTING}.registry",
-    "load_frame": "capmoe_eval.experiment.frame",
+    "load_frame": "capmoe_eval.results.frames",
     "method_names": f"{_ROUTING}.registry",
     "register": f"{_ROUTING}.registry",
 }

@@ -60,7 +60,7 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
     "pack": Subcommand(
         _MAINTAIN,
         "pack finished records, or export them to Parquet",
-        "capmoe_eval.experiment.packing:main",
+        "capmoe_eval.results.packing:main",
     ),
     "bench": Subcommand(_MAINTAIN, "measure the suite itself", "capmoe_eval.bench.command:main"),
     "completion": Subcommand(
@@ -108,6 +108,10 @@ def main(words: Sequence[str] | None = None) -> int | None:
     if first not in _OF_SUITE and first not in subcommands():
         check_installed(first)
         raise bad_choice("subcommand", first, subcommands())
+    if first in ("run", "sweep"):  # before libraries are imported for them
+        from capmoe_eval.experiment.settings import check_words
+
+        check_words(words)
     chosen = _OF_SUITE.get(first) or subcommands()[first]
     status: int | None = resolve_name(chosen.function)(words)
     return status

@@ -31,10 +31,10 @@ from capmoe_eval.experiment.configuration import (
     plans,
     share,
 )
-from capmoe_eval.experiment.packing import pack_idle
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.experiment.settings import CALIBRATE
+from capmoe_eval.results.packing import pack_idle
 
 _REPORTS: Final = {
     "figures": "figure all",

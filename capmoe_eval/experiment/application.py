@@ -329,10 +329,7 @@ _PROJECTS: Final = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
 
 def _refused(error: Exception) -> str:
     """Return the error line for an override that Hydra refused, with the closest known key."""
-    from capmoe_eval.beside import check_installed
-    from capmoe_eval.experiment.composition import config_directory
-    from capmoe_eval.experiment.settings import LISTS, fields, keys, named_methods
-    from capmoe_eval.routing.registry import method_class
+    from capmoe_eval.experiment.settings import LISTS, fields, keys
 
     message = f"{error} {error.__cause__ or ''}"
     unknown = re.search(r"Key '([^']+)' is not in struct", message)
@@ -361,14 +358,5 @@ def _refused(error: Exception) -> str:
             return str(error)
         return f"{shown(word)}: {str(error).replace(word, shown(word))[:500]}"
     section = re.search(r"full_key: (\w+)\.", message)
-    if section and fields(section[1]):
-        return str(bad_choice(section[1], unknown[1], fields(section[1])))
-    try:  # the key may be a knob of a method that is not there
-        for name in named_methods(sys.argv[1:]):
-            method_class(name)
-        check_installed(unknown[1])
-    except UsageError as mistake:
-        return str(mistake)
-    groups = {path.name for path in config_directory().iterdir() if path.is_dir()}
-    every = {*keys(), "data", "grid", "parts", *groups} - {"hydra"}
-    return str(bad_choice("key", unknown[1], sorted(every)))
+    name = section[1] if section and fields(section[1]) else "key"
+    return str(bad_choice(name, unknown[1], fields(name) or keys()))

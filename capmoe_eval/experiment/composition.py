@@ -20,7 +20,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.errors import UsageError, bad_choice, check_choice, shown
 from capmoe_eval.experiment.datasource import cache_directory
-from capmoe_eval.experiment.settings import groups_text, help_text, keys_text
+from capmoe_eval.experiment.settings import (
+    GROUPS,
+    check_words,
+    groups_text,
+    help_text,
+    keys_text,
+)
 from capmoe_eval.routing.registry import knobs
 
 # ${capmoe.cache:name}, a directory in the user's cache.
@@ -72,6 +78,7 @@ def for_hydra(words: Sequence[str]) -> list[str]:
     experiment's grid. A number, null, true or false in place of a group's option is a UsageError,
     and so is a key with two values.
     """
+    check_words(words)
     check_once(words)
     for word in words:
         group, _, option = word.partition("=")
@@ -124,9 +131,7 @@ def _options(_directory: Path, group: str) -> Sequence[str]:
 
 def usage() -> str:
     """Return what ``capmoe-eval run --help`` says of groups, keys, methods and knobs."""
-    groups = {
-        name: options(name) for name in ("model", "tasks", "experiment", "profile", "variant")
-    }
+    groups = {name: options(name) for name in GROUPS}
     config = (config_directory() / "config.yaml").read_text(encoding="utf-8")
     return "\n\n".join((groups_text(groups, config), keys_text(config), help_text()))
 

@@ -8,11 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from capmoe_eval.errors import UsageError, field_problem, writing
-from capmoe_eval.experiment.cell import Cell, not_registered
+from capmoe_eval.experiment.cell import (
+    CELL_FIELDS,
+    OMITTED,
+    Cell,
+    ModelId,
+    TaskId,
+    not_registered,
+)
 from capmoe_eval.experiment.files import read_bytes, write_bytes
 from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.packs import SUFFIX, Pack, has_checksum, open_pack, pack_with, sealed
@@ -73,15 +80,35 @@ class Summary(Part):
     checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""  # of the file it was read from
 
 
-class Details(Part):
-    """The answers and layers of a record."""
+class Whole(Summary):
+    """The suite's part of a record."""
 
     documents: Annotated[dict[str, Answers], Field(min_length=1)]
     layers: Annotated[list[Layer], Field(min_length=1)]
 
 
-class _File(Part):
-    capmoe: Details
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a record's file, ``docs/record.schema.json``."""
+    part = Whole.model_json_schema()
+    definitions = part.pop("$defs")
+    kinds = {"model": ModelId, "task": TaskId}
+    cell = {name: TypeAdapter(kind).json_schema() for name, kind in kinds.items()}
+    cell["method"] = {"type": "object", "required": ["method"]}
+    part["properties"]["schema"] = {"const": SCHEMA}
+    part["properties"]["cell"] = {
+        "type": "object",
+        "properties": cell,
+        "required": [*cell, *(name for name in CELL_FIELDS if name not in OMITTED)],
+    }
+    part["required"] = sorted([*part["required"], "schema", "checksum"])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A record of capmoe_eval",
+        "type": "object",
+        "properties": {"capmoe": part},
+        "required": ["capmoe"],
+        "$defs": definitions,
+    }
 
 
 class Record(Summary):
@@ -102,21 +129,14 @@ class Record(Summary):
             ValueError: If it is invalid.
         """
         try:
+            whole = Whole(**content["capmoe"])
             record = cls(**content["capmoe"], path=path)
-            details = Details(**content["capmoe"])
         except ValidationError as error:
             raise ValueError(field_problem(error, "capmoe")) from error
         except OverflowError as error:
             raise ValueError("a number of 'capmoe' is too large") from error
-        vars(record).update(content=content, _details=details)
+        vars(record).update(content=content, _whole=whole)
         record._check()
-        return record
-
-    @classmethod
-    def of_pack(cls, pack: Pack, path: Path) -> Record:
-        """Return a record that a pack has."""
-        record = cls(**pack.summaries[path.name], path=path)
-        record._pack = pack
         return record
 
     @property
@@ -143,8 +163,8 @@ class Record(Summary):
         return content
 
     @cached_property
-    def _details(self) -> Details:
-        return _File.model_validate_json(self._unpacked()).capmoe
+    def _whole(self) -> Whole:
+        return Whole(**self.capmoe)
 
     @cached_property
     def cell(self) -> Cell:
@@ -162,12 +182,12 @@ class Record(Summary):
     @property
     def documents(self) -> TaskAnswers:
         """The answers to the documents, by subtask."""
-        return self._details.documents
+        return self._whole.documents
 
     @property
     def layers(self) -> list[Layer]:
         """The statistics of every MoE layer."""
-        return self._details.layers
+        return self._whole.layers
 
     def _check(self) -> None:
         """Refuse a record whose parts contradict each other, by a ValueError."""
@@ -328,18 +348,6 @@ def read_record(path: Path, root: Path | None = None) -> Record:
 
 def _packed(path: Path) -> Record | None:
     """Return the record that a pack has, by the path of its own file, or None."""
-    pack = _checked_pack(path)
-    return None if pack is None else Record.of_pack(pack, path)
-
-
-def read_summary(path: Path, root: Path | None = None) -> dict[str, Any]:
-    """Return what a record says beside its answers and layers, as JSON; as :func:`read_record`."""
-    pack = None if path.is_file() else _checked_pack(path)
-    return read_record(path, root).capmoe if pack is None else pack.summaries[path.name]
-
-
-def _checked_pack(path: Path) -> Pack | None:
-    """Return the pack that has a record, by the path of its own file, or None."""
     if (pack := pack_with(path)) is None:
         return None
     summary = pack.summaries[path.name]
@@ -350,7 +358,9 @@ def _checked_pack(path: Path) -> Pack | None:
     names = tuple(summary["cell"][part]["name"] for part in ("model", "task"))
     if path.parts[-3:-1] != names:
         raise UsageError(f"{pack.path}: the pack of another place, which is {'/'.join(names)}")
-    return pack
+    record = Record(**summary, path=path)
+    record._pack = pack
+    return record
 
 
 def _parsed(data: bytes, path: Path, root: Path | None) -> Record:

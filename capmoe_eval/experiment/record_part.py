@@ -12,6 +12,13 @@ Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Amount = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Modality = Literal["text", "image"]
+Peak = Annotated[dict[Literal["mean", "max", "last"], Amount], Field(min_length=3)]
+"""The highest load over the mean load: mean, maximum and last value over forwards."""
+Peaks = Annotated[
+    dict[Literal["expert_before", "expert_after", "device_before", "device_after"], Peak],
+    Field(min_length=4),
+]
+"""Peaks of experts and devices, before and after the capacity."""
 _LOADS = ("load_before", "load_after")
 
 
@@ -86,19 +93,11 @@ class ByModality(Part):
     drop_rate: Share
 
 
-class Activated(Part):
-    """Experts that a forward would activate in a layer, and that it does: means.
-
-    None in records from before these fields.
-    """
-
-    activated_before: Amount | None = None
-    activated_after: Amount | None = None
-
-
-class DecodeLoad(Activated):
+class DecodeLoad(Part):
     """Statistics of the decode steps alone, where they are under the capacity."""
 
+    activated_before: Amount | None = None  # as of :class:`Statistics`
+    activated_after: Amount | None = None
     live: Amount  # mean sequences of a step that count: live ones; with ``count_padding`` all
     drop_rate: Share
     effective_gamma: Amount | None  # None for a method without γ
@@ -113,9 +112,13 @@ class TokenWeights(Part):
     experts: dict[Literal["visual", "text", "shared"], Count]  # over all layers
 
 
-class Statistics(ByModality, Activated):
+class Statistics(ByModality):
     """Statistics over constrained forwards, of tokens of all modalities."""
 
+    # Mean number of experts that a forward would activate in a layer, and that it does; None in
+    # records from before these fields.
+    activated_before: Amount | None = None
+    activated_after: Amount | None = None
     forwards: Count
     pad_waste: Share | None
     mean_load: Amount | None = None
@@ -136,44 +139,15 @@ class Load(Statistics):
     weights: TokenWeights | None = None  # None for methods that bound numbers of tokens
 
 
-class Peak(Part):
-    """The highest load over the mean load: mean, maximum and last value over forwards."""
-
-    mean: Amount
-    max: Amount
-    last: Amount
-
-
-class Peaks(Part):
-    """Peaks of experts and devices, before and after the capacity."""
-
-    expert_before: Peak
-    expert_after: Peak
-    device_before: Peak
-    device_after: Peak
-
-
-class ModalityPeaks(Part):
-    """Peaks of a modality over its own mean load; None where it had no token."""
-
-    before: Peak | None
-    after: Peak | None
-
-
-class Bands(Part):
-    """Counts by parts of equal size of an image's tokens, from its top to its bottom."""
-
-    tokens: list[Count]
-    dropped: list[Count]
-
-
 class LayerModality(ByModality):
     """Statistics of a modality in one layer; lists are [E]."""
 
     load_before: list[Count]
     load_after: list[Count]
-    peak: ModalityPeaks
-    bands: Bands | None = None  # of image alone
+    # Over the modality's own mean load; None where it had no token.
+    peak: Annotated[dict[Literal["before", "after"], Peak | None], Field(min_length=2)]
+    # Of image alone: counts by parts of equal size of an image's tokens, from top to bottom.
+    bands: dict[Literal["tokens", "dropped"], list[Count]] | None = None
 
 
 class Grid(Part):
@@ -336,19 +310,6 @@ class Proofs(Part):
         return min((c.share for c in checks if c.share is not None), default=None)
 
 
-class Weights(Part):
-    """The model that was loaded."""
-
-    class_: str = Field(alias="class")
-    commit: str | None
-    parameters: Count
-    dtype: str
-    weights: str
-    experts_implementation: str | None
-    attention: str | None
-    tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None
-
-
 class Provenance(Part):
     """The conditions under which a result was computed."""
 
@@ -357,7 +318,7 @@ class Provenance(Part):
     seeds: dict[Literal["eval", "method"], int]
     versions: dict[str, str]
     git_revision: str | None
-    model: Weights
+    model: dict[str, str | int | None]  # that was loaded: class, dtype, hash of its weights, …
     device: dict[str, str | int | None]
     threads: Positive
     parallel: dict[str, str | int | None] | None

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.packs import SUFFIX, open_pack, pack_with
 from capmoe_eval.experiment.record import NotRegisteredError, Record, read_record
-
-T = TypeVar("T")
 
 CALIBRATIONS: Final = "calibration"
 """The folder, beside those of a model's tasks, of what gamma=adaptive chooses from."""
@@ -56,43 +54,31 @@ class Reader:
     def each(
         self, places: Iterable[tuple[Path, Path]], broken: list[str], *, keep: bool = False
     ) -> Iterator[Record]:
-        """Yield the records at some paths, as :func:`each_whole`.
+        """Yield the records at some paths, each with its results directory, in their order.
 
-        Unless records are kept, memory holds one at a time, and those that were kept before.
+        ``broken`` gets a line for each file that is no whole record, and one for all records of
+        methods that are not registered. Unless records are kept, memory holds one at a time, and
+        those that were kept before.
         """
-
-        def read(path: Path, root: Path) -> Record:
-            record = self._kept.get(path) or read_record(path, root)
-            if keep:
-                self._kept[path] = record
-            return record
-
-        return each_whole(read, places, broken)
-
-
-def each_whole(
-    read: Callable[[Path, Path], T], places: Iterable[tuple[Path, Path]], broken: list[str]
-) -> Iterator[T]:
-    """Yield what is read at some paths, each with its results directory, in their order.
-
-    ``broken`` receives a line for each file that is no whole record, and one for all records of
-    methods that are not registered.
-    """
-    missing: Counter[str] = Counter()
-    for path, root in places:
-        try:
-            yield read(path, root)
-        except NotRegisteredError as error:
-            missing[error.missing] += 1
-        except UsageError as error:
-            if str(error) not in broken:  # of a pack, once
-                broken.append(str(error))
-    if missing:
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
-        broken.append(
-            f"records of what is not registered: {names}; install the packages that have it, "
-            "or delete these records"
-        )
+        missing: Counter[str] = Counter()
+        for path, root in places:
+            try:
+                record = self._kept.get(path) or read_record(path, root)
+            except NotRegisteredError as error:
+                missing[error.missing] += 1
+            except UsageError as error:
+                if str(error) not in broken:  # of a pack, once
+                    broken.append(str(error))
+            else:
+                if keep:
+                    self._kept[path] = record
+                yield record
+        if missing:
+            names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
+            broken.append(
+                f"records of what is not registered: {names}; install the packages that have it, "
+                "or delete these records"
+            )
 
 
 def directories(root: Path) -> tuple[Path, ...]:

@@ -2,42 +2,91 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, get_origin
 
 import numpy as np
 from pydantic_core import from_json
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, reading, writing
+from capmoe_eval.experiment.cell import CELL_FIELDS, OMITTED, ModelId, TaskId
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.files import whole_file
-from capmoe_eval.experiment.frame import frame_of
 from capmoe_eval.experiment.packs import Pack, has_checksum
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer, Load, Part
-from capmoe_eval.experiment.results import Reader, record_places
+from capmoe_eval.experiment.results import (
+    Reader,
+    directories,
+    files_with_records,
+    record_places,
+    result_directories,
+)
+from capmoe_eval.routing.factor import factor_forms, gamma_number
+from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+PARQUET: Final = ".parquet"
+_ABOUT: Final = b"capmoe"
 MIX: Final = "zero_shot_mix"
 """The task whose requests, of four tasks, meet in one batch."""
 _VERSION: Final = 2
 """Of the columns of kept documents and layers, which have a folder of their own."""
 
 
+def _columns(name: str, kind: type) -> dict[str, tuple[str, object]]:
+    """Return field and default of the columns of a part of a cell."""
+    fields = dataclasses.fields(kind)
+    return {
+        f"{name}.{field.name}".removesuffix(".name"): (
+            field.name,
+            None if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in fields
+    }
+
+
+_OF_PARTS: Final = {"model": _columns("model", ModelId), "task": _columns("task", TaskId)}
+_OF_LOAD: Final = ("drop_rate", "pad_waste", "effective_gamma", "peak_before", "peak_after")
+_KNOBS: Final = tuple(knobs())  # of all methods and forms of γ, which are registered now
+_OF_THE_PAPER: Final = (
+    *("method", "gamma", "ep_size", "scope", "candidates", "m", "protect_topk", "max_k", "rounds"),
+    *("granularity", "placement", "rounding", "count_padding", "decode", "renormalize"),
+    *("modality", "seed"),
+)
+_OF_FACTORS: Final = tuple(knob for form in factor_forms() for knob in form.knobs)
+_OF_METHOD: Final = (
+    *_OF_THE_PAPER,
+    *(knob for knob in _KNOBS if knob not in (*_OF_THE_PAPER, *_OF_FACTORS)),
+    *_OF_FACTORS,
+)
+IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *CELL_FIELDS)
+"""The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
+method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
+
+_RESULTS: Final = (
+    *("label", "value", "stderr", "n", *_OF_LOAD),
+    *("proven", "examined", "seconds", "results_dir", "path"),
+)
+
+
 class Results(NamedTuple):
     """The results of some cells.
 
     ``cells`` has a row for each cell, with the columns of
-    :func:`capmoe_eval.experiment.frame.load_frame` and
+    :func:`load_frame` and
 
     - ``cell``: the digest
     - ``setting``: the method with all its knobs but the seed (:func:`setting`)
@@ -76,15 +125,64 @@ def read(*roots: Path | str) -> Results:
     Raises:
         UsageError: If there is no whole record.
     """
+    return results_of(_whole(*map(Path, roots)))
+
+
+def load_frame(root: Path | str) -> pd.DataFrame:
+    """Return one row per record of a results directory or a Parquet file, in their paths' order.
+
+    The first columns are :data:`IDENTITY`, every field of a cell's identity: two cells differ in
+    one of them at least. A field is missing where it has no effect, such as ``gamma`` where the
+    method has none. The other columns are:
+
+    - ``label``: the method and its knobs
+    - ``value`` and ``stderr``: fractions
+    - ``n``: documents
+    - ``drop_rate`` and ``pad_waste``: fractions of pairs and of slots
+    - ``effective_gamma``: capacity over the mean load; missing without a capacity
+    - ``peak_before`` and ``peak_after``: the highest expert load over the mean
+    - ``proven``: whether no invariant failed
+    - ``examined``: the share of the forwards that an independent check examined; missing in records
+      from before the check
+    - ``seconds``, ``results_dir`` and ``path``
+
+    A file that is no whole record is left out, with a warning that names it; so are all records of
+    methods that are not registered, with a warning that counts them. ``root`` is the
+    directory of a profile (``results/zoo``, and with the user's own ``results/local-zoo``), or of
+    several (``results``).
+
+    Raises:
+        UsageError: If there is no such directory, or no whole record in it; or if the records are
+            no longer those of which :func:`write_parquet` wrote the file.
+    """
+    if Path(root).suffix == PARQUET:
+        return _read_parquet(Path(root))
+    return _frame([_row(record) for record in _whole(Path(root))])
+
+
+def _whole(*roots: Path) -> Iterator[Record]:
+    """Yield the whole records of some directories, or of those below; warn of other files."""
     broken: list[str] = []
-    places = [place for root in roots for place in record_places(Path(root))]
-    records = list(Reader().each(places, broken))
-    for line in broken:
-        warnings.warn(f"left out: {line}", stacklevel=2)
-    if not records:
-        names = ", ".join(map(str, roots)) or "roots"
-        raise UsageError(f"{names}: no whole record; name directories such as results/zoo")
-    return results_of(records)
+    record = None
+    for directory in itertools.chain.from_iterable(map(result_directories, roots)):
+        for record in Reader().each(record_places(directory), broken):
+            yield record
+    for line in dict.fromkeys(broken):
+        warnings.warn(f"left out: {line}", stacklevel=3)
+    if record is None:
+        absent = [str(root) for root in roots if not root.is_dir()]
+        wrong = "no such directory" if absent else "has no whole record"
+        raise UsageError(
+            f"{', '.join(absent or map(str, roots)) or 'roots'}: {wrong}; name the directory of a "
+            "profile, such as results/zoo, or of several, such as results"
+        )
+
+
+def _frame(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = dict.fromkeys((*IDENTITY, *_RESULTS, *itertools.chain.from_iterable(rows)))
+    return pd.DataFrame(rows, columns=list(columns))
 
 
 def results_of(records: Iterable[Record], metric: str = "") -> Results:
@@ -101,7 +199,7 @@ def results_of(records: Iterable[Record], metric: str = "") -> Results:
     by_cell: dict[str, Record] = {}
     for record in records:
         by_cell.setdefault(record.digest, record)
-    cells = frame_of((r.summary, r.path, r.path.parents[2]) for r in by_cell.values())
+    cells = _frame([_row(record) for record in by_cell.values()])
     cells.insert(0, "cell", list(by_cell))
     methods = (record.identity["method"] for record in by_cell.values())
     cells.insert(1, "setting", [setting(method) for method in methods])
@@ -130,6 +228,33 @@ def results_of(records: Iterable[Record], metric: str = "") -> Results:
         task = task.where(task != MIX, documents["subtask"].astype(task.dtype))
     documents.insert(1, "task", task)
     return Results(cells, documents, layers)
+
+
+def _row(record: Record) -> dict[str, object]:
+    part, path = record.summary, record.path
+    cell, load = part["cell"], part["load"]
+    method = dict(cell["method"])
+    if "gamma" in method:
+        method["gamma"] = gamma_number(method["gamma"])
+    if "layer_gammas" in method:
+        method["layer_gammas"] = tuple(map(gamma_number, method["layer_gammas"]))
+    return {
+        **{
+            column: cell[name].get(field, default)
+            for name, columns in _OF_PARTS.items()
+            for column, (field, default) in columns.items()
+        },
+        **method,
+        **{name: cell.get(name, OMITTED.get(name)) for name in CELL_FIELDS},
+        "label": path.name.removesuffix(f"-{part['digest']}.json"),
+        **{name: part[name] for name in ("value", "stderr", "n")},
+        **{name: load.get(name) for name in _OF_LOAD},
+        "proven": not record.proofs.broken,
+        "examined": record.proofs.examined,
+        "seconds": part["provenance"]["seconds"],
+        "results_dir": str(path.parents[2]),
+        "path": str(path),
+    }
 
 
 def setting(method: Mapping[str, object]) -> str:
@@ -238,6 +363,8 @@ def _names(kind: Any, prefix: str = "") -> Iterator[str]:
     if isinstance(kind, type) and issubclass(kind, Part):
         for name, field in kind.model_fields.items():
             yield from _names(field.annotation, f"{prefix}.{name}".removeprefix("."))
+    elif get_origin(kind) is Annotated:
+        yield from _names(get_args(kind)[0], prefix)
     elif get_origin(kind) is dict:
         keys, value = get_args(kind)
         for key in get_args(keys):
@@ -249,6 +376,8 @@ def _names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _is_nested(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     return get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Part))
 
 
@@ -272,3 +401,59 @@ def _table(records: Iterable[Mapping[str, Mapping[str, Any]]]) -> pa.Table:
     text = pa.dictionary(pa.int32(), pa.string())
     kinds = (text, text, pa.int32(), pa.int32(), pa.float64(), pa.float64(), pa.int32())
     return pa.table(columns, schema=pa.schema(zip(columns, kinds, strict=True)))
+
+
+def write_parquet(root: Path, file: Path) -> None:
+    """Write the data frame of a results directory to a Parquet file, which any such reader takes.
+
+    Values of several types and tuples are JSON there. Errors as :func:`load_frame`.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    version, frame = _version(root), load_frame(root)
+    mixed = [name for name in frame if frame[name].dtype == object]
+    for name in mixed:
+        frame[name] = [value if value is None else json.dumps(value) for value in frame[name]]
+    place = os.path.relpath(root, file.parent)
+    about = json.dumps({"results": place, "version": version, "json": mixed})
+    table = pa.Table.from_pandas(frame)
+    table = table.replace_schema_metadata({**table.schema.metadata, _ABOUT: about})
+    with writing("parquet", file), whole_file(file) as stream:
+        parquet.write_table(table, stream)
+
+
+def _read_parquet(file: Path) -> pd.DataFrame:
+    """Return the frame of a Parquet file, unless the records are there and no longer its own."""
+    import pandas as pd
+    from pyarrow import parquet
+
+    with reading(file, "no data frame of records", "write it with capmoe-eval pack --parquet FILE"):
+        table = parquet.read_table(file)
+        about = json.loads(table.schema.metadata[_ABOUT])
+        frame: pd.DataFrame = table.to_pandas()
+        for name in about["json"]:
+            frame[name] = pd.Series(map(_from_json, frame[name]), dtype=object)
+    root = file.parent / about["results"]
+    if root.is_dir() and _version(root) != about["version"]:
+        raise UsageError(
+            f"{file}: the records of {root} are others now; write it again with capmoe-eval pack "
+            f"results_dir={root} --parquet {file}, or read the directory"
+        )
+    return frame
+
+
+def _from_json(text: str | None) -> object:
+    value = None if text is None else json.loads(text)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _version(root: Path) -> str:
+    """Return a digest over the names, sizes and times of all files that have records."""
+    digest = hashlib.sha256()
+    for directory in map(directories, result_directories(root)):
+        for file in itertools.chain(*(map(files_with_records, directory))):
+            status = file.stat()
+            digest.update(f"{file.relative_to(root.parent)} {status.st_size} ".encode())
+            digest.update(f"{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from capmoe_eval.experiment.frame import load_frame
 from capmoe_eval.experiment.results import each_record
+from capmoe_eval.results.frames import load_frame
 from capmoe_eval.routing.registry import create_method
 from tests.evaluation.test_parallel import run_here
 from tests.records import cell, record

@@ -13,11 +13,11 @@ from capmoe_eval.evaluation.preparation import check_backend
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import cell_command, sweeps
-from capmoe_eval.experiment.frame import load_frame
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import EngineRun
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.report.tables.filled import measured_table
+from capmoe_eval.results.frames import load_frame
 from tests.records import SERVER, planned, record, write_all
 from tests.satellites import NEEDS_METHODS
 

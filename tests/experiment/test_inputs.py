@@ -137,7 +137,7 @@ def test_other_models_and_data_have_inputs_of_their_own(computed: Record, tmp_pa
     write(Record.of(other.content, cell.path(tmp_path)), tmp_path)
     content = json.loads((tmp_path / "inputs.json").read_text())
     assert [entry["weights"] for entry in content["models"]] == [
-        computed.provenance.model.weights,
+        computed.provenance.model["weights"],
         "0123",
     ]
     assert len(content["datasets"]) == 2
@@ -289,7 +289,7 @@ def test_attention_is_a_choice_and_part_of_a_cell_that_makes_it(tmp_path: Path) 
     assert "attention" not in own.cell.identity()["model"]
     assert Cell.from_identity(eager.cell.identity()) == eager.cell != own.cell
     records = run([own, eager]).records
-    used = [record.provenance.model.attention for record in records]
+    used = [record.provenance.model["attention"] for record in records]
     assert used == ["sdpa", "eager"]
     with pytest.raises(UsageError, match="attention=eagre: did you mean 'eager'"):
         dataclasses.replace(model, attention="eagre")

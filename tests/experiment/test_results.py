@@ -17,9 +17,9 @@ from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
-from capmoe_eval.experiment.frame import IDENTITY, load_frame
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import directories, read_results
+from capmoe_eval.results.frames import IDENTITY, load_frame
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
 from tests import records as made
@@ -178,7 +178,7 @@ def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) 
 def test_a_frame_has_the_knobs_of_a_method_that_was_registered_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import capmoe_eval.experiment.frame as module
+    import capmoe_eval.results.frames as module
 
     made.record(made.cell(create_method("baseline")), tmp_path).write()
     made.record(

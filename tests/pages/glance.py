@@ -68,7 +68,7 @@ def stragglers(method: str, gamma: float, *, before: bool = False) -> Mapping[st
 def _peak(record: Record, before: bool) -> float:
     if not before:
         return rank_peak([record])
-    return statistics.fmean(layer.peak.device_before.mean for layer in record.layers)
+    return statistics.fmean(layer.peak["device_before"]["mean"] for layer in record.layers)
 
 
 def picture() -> Figure:

@@ -106,7 +106,7 @@ def stragglers(contrast: ContrastRecords, folder: Path) -> list[float]:
     for record in read(contrast, folder):
         if record.method == "score":
             after.setdefault(record.model, []).append(rank_peak([record]))
-            peaks = [layer.peak.device_before.mean for layer in record.layers]
+            peaks = [layer.peak["device_before"]["mean"] for layer in record.layers]
             before.setdefault(record.model, []).append(statistics.fmean(peaks))
     return [by_model(side) for side in (before, after)]
 

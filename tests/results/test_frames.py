@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.packing import pack
 from capmoe_eval.experiment.packs import SUFFIX
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import answered, answered_by_cells
 from capmoe_eval.paper.statistics import contrast
 from capmoe_eval.results import frames
 from capmoe_eval.results.frames import MIX, pick, read, results_of, setting
+from capmoe_eval.results.packing import pack
 from capmoe_eval.routing.registry import create_method
 from tests.records import of_images, record_of
 
@@ -103,7 +103,7 @@ def test_layers_and_loads_are_those_of_the_records(records: list[Record]) -> Non
         for number, layer in enumerate(record.layers):
             row = next(rows)
             assert (row["cell"], row["layer"], row["top_k"]) == (cell["cell"], number, layer.top_k)
-            assert row["peak.expert_before.mean"] == layer.peak.expert_before.mean
+            assert row["peak.expert_before.mean"] == layer.peak["expert_before"]["mean"]
             for name, values in (
                 ("load_before", layer.load_before),
                 ("score_by_rank", layer.score_by_rank),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.experiment.record import read_summary
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from tests.routing.test_settings import from_identity
 
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 def test_every_record_is_named_by_its_method() -> None:
     records = 0
     for path in (*record_paths(RESULTS / "zoo"), *record_paths(RESULTS / "real_text")):
-        cell = dict(read_summary(path)["cell"])
+        cell = dict(read_record(path).identity)
         method = from_identity(cell["method"])
         cell["method"] = method.identity()
         canonical = json.dumps(cell, sort_keys=True, separators=(",", ":"))

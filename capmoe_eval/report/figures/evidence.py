@@ -22,7 +22,7 @@ from capmoe_eval.experiment.configuration import (
     plans_at,
     profile_name,
 )
-from capmoe_eval.experiment.record import Record, read_summary
+from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.report.figures.catalogue import Sources, Spec, because
@@ -149,7 +149,7 @@ def _as_evaluated(overrides: Sequence[str]) -> list[str]:
         return []
     root = Path(words["results_dir"]).expanduser()
     paths = record_paths(root, words["model.name"])
-    cells = [Cell.from_identity(read_summary(path, root)["cell"]) for path in paths]
+    cells = [read_record(path, root).cell for path in paths]
     if not cells:
         if "model.pretrained" not in words and words.get("model") == "custom":
             raise UsageError(

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.frame import IDENTITY
 from capmoe_eval.experiment.names import BITS_PER_BYTE, is_stock, method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import Sources, Spec
 from capmoe_eval.report.figures.scores import over_tasks, with_interval
-from capmoe_eval.results.frames import read
+from capmoe_eval.results.frames import IDENTITY, read
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,7 +30,7 @@ def layers_table(record: Record) -> DataTable:
         if layer.gamma is not None:
             gamma = gamma_text(float(layer.gamma))
             gammas.append(number(gamma, gamma_order(gamma)))
-        peaks = layer.peak.expert_before.mean, layer.peak.expert_after.mean
+        peaks = (layer.peak[of]["mean"] for of in ("expert_before", "expert_after"))
         cells = [
             *(head(layer.name), DataCell(_bars(layer)), *gammas),
             *numbers(layer.effective_gamma, pattern="{:.2f}"),

@@ -6,11 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from capmoe_eval.experiment.frame import IDENTITY
 from capmoe_eval.experiment.names import gamma_column, method_title
 from capmoe_eval.report.tables.entries import error_over_seeds
 from capmoe_eval.report.tables.table import Entry, Missing, Row, RowBlock, Table
-from capmoe_eval.results.frames import read
+from capmoe_eval.results.frames import IDENTITY, read
 from capmoe_eval.routing.registry import method_names
 
 if TYPE_CHECKING:

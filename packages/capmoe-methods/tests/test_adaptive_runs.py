@@ -19,11 +19,11 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from capmoe_eval.experiment.datasource import DataSource, data_source
-from capmoe_eval.experiment.frame import load_frame
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.record_part import ChosenFactors
 from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.results.frames import load_frame
 from capmoe_eval.routing.registry import create_method
 
 from capmoe_methods.adaptive_gamma.calibration import FactorCurves

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from capmoe_eval.evaluation.calibration_file import kind_of
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.record import read_summary
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.registry import create_method
@@ -203,19 +203,17 @@ def test_a_calibration_is_of_the_knobs_that_it_depends_on(
 def test_committed_calibrations_are_applied_as_their_records_say(kind: str) -> None:
     calibrations = set()
     for path in record_paths(RESULTS):
-        record = read_summary(path)
-        if "calibration" not in record:
-            continue
-        cell = Cell.from_identity(record["cell"])
+        record = read_record(path)
+        cell = record.cell
         if cell.method.calibration != kind:
             continue
         calibration = kind_of(cell.method)
         assert calibration is not None
         place = calibration.path_of(RESULTS, cell)
         file = place.relative_to(RESULTS).as_posix()
-        measured = calibration.read(place, cell, record["provenance"]["model"]["weights"])
+        measured = calibration.read(place, cell, record.provenance.model["weights"])
         applied = measured.applied(cell.method, file).calibrated.model_dump(mode="json")
-        assert applied == record["calibration"]
+        assert applied == record.summary["calibration"]
         calibrations.add(file)
     assert calibrations
 

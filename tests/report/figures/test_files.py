@@ -16,14 +16,13 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import sweeps
 from capmoe_eval.experiment.configuration import plans
-from capmoe_eval.experiment.frame import IDENTITY
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.figures.sweep import SWEEP, SweepResults
-from capmoe_eval.results.frames import read
+from capmoe_eval.results.frames import IDENTITY, read
 from tests.experiment.timings import files
 from tests.records import plausible
 

@@ -42,8 +42,8 @@ def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> Non
     for layer, counted in zip(summary.layers, record.layers, strict=True):
         assert layer.name == counted.name
         assert list(layer.load) == counted.load_before
-        assert layer.expert_peak.max == pytest.approx(counted.peak.expert_before.max)
-        assert layer.expert_peak.mean == pytest.approx(counted.peak.expert_before.mean)
+        assert layer.expert_peak.max == pytest.approx(counted.peak["expert_before"]["max"])
+        assert layer.expert_peak.mean == pytest.approx(counted.peak["expert_before"]["mean"])
         rates, wastes = [at.drop_rate for at in layer.at], [at.pad_waste for at in layer.at]
         assert rates == pytest.approx(counted.grid.drop_rate, abs=1e-6)
         assert wastes == [

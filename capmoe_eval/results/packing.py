@@ -12,11 +12,11 @@ from capmoe_eval.errors import UsageError, shown, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser
 from capmoe_eval.experiment.files import check_file, write_bytes
-from capmoe_eval.experiment.frame import write_parquet
 from capmoe_eval.experiment.packs import SUFFIX, open_pack, pack_path, packed
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.reservations import hold, print_warning, reserve, reserved, tidy
 from capmoe_eval.experiment.results import loose_paths, record_paths
+from capmoe_eval.results.frames import write_parquet
 
 _LEAST: Final = 12
 """Records of a model and a task from which on the end of a run packs them."""
