@@ -31,7 +31,7 @@ from capmoe_eval.experiment.datasource import DataSource, is_embedded
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.experiment.reservations import tidy
+from capmoe_eval.experiment.reservations import release_all, tidy
 from capmoe_eval.experiment.results import CALIBRATIONS
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
     try:
         yield
     finally:
+        release_all()
         tidy(directories)
 
 

@@ -44,7 +44,7 @@ from capmoe_eval.evaluation.preparation import (
 from capmoe_eval.evaluation.progress import Progress, RunSummary, rounding_warning
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.files import check_writable, remove_strays
+from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.packs import record_bytes
 from capmoe_eval.experiment.processes import of_submitit, process_rank
 from capmoe_eval.experiment.record import Record
@@ -243,7 +243,6 @@ def _prepare(
         return None
     for root in sorted({plan.root for plan in missing}):
         check_writable("results_dir", root)
-        remove_strays(sorted({plan.path.parent for plan in missing if plan.root == root}))
         inputs.prepare(root)
     sandbox, forbidden = sandbox_for(missing)
     refused = forbidden | model_refusals(missing)

@@ -11,18 +11,15 @@ import secrets
 import stat
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from capmoe_eval.errors import UsageError, shown, writing
 
-_TEMPORARY = re.compile(r"\..+?(\.(?P<pid>[0-9]{1,9}))?\.[a-z0-9_]{8}\.tmp")
+_TEMPORARY = re.compile(r"\..+?(\.[0-9]{1,9})?\.[a-z0-9_]{8}\.tmp")
 """The name of a temporary file: the file's own, the process (not in old ones), eight characters."""
-
-
 _LONGEST_PART: Final = 200
 """Bytes of a file's name that its temporary file's has; a file system takes 255 for all of it."""
 _LINKS: Final = 40
@@ -163,30 +160,6 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace ``path`` by ``text`` in UTF-8; see :func:`write_bytes`."""
     write_bytes(path, text.encode("utf-8"), durable=durable)
-
-
-def remove_strays(directories: Iterable[Path]) -> list[Path]:
-    """Remove what killed writers left in some directories, and return it.
-
-    A temporary file is removed when it is older than a day and its writer is no process of this
-    machine; another machine may write here too, but not for a day.
-    """
-    import psutil
-
-    removed = []
-    yesterday = time.time() - 24 * 60 * 60
-    for directory in directories:
-        for path in sorted(directory.glob(".*.tmp")):
-            named = _TEMPORARY.fullmatch(path.name)
-            if not named or (named["pid"] and psutil.pid_exists(int(named["pid"]))):
-                continue
-            try:
-                if path.stat().st_mtime < yesterday:
-                    path.unlink()
-                    removed.append(path)
-            except OSError:
-                continue  # another process was faster, or it is not ours to remove
-    return removed
 
 
 def remove_temporaries(path: Path) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 INTERRUPTED: Final = "interrupted: finished cells are kept, the same command continues"
 """The line that a command ends with after Ctrl-C, SIGTERM or SIGHUP."""
@@ -36,6 +36,7 @@ class _Command:
     status: int = 0  # that it ends with
     ending: bool = False
     printed: bool = False  # whether the line is
+    current: ClassVar[_Command]  # whose signals are handled now
 
     def handle(self, number: int) -> None:
         """Interrupt the command, once; end the process where its end takes too long."""
@@ -63,14 +64,11 @@ class _Command:
         self.printed = self.process != 0
 
 
-class _Current:
-    """Has the command whose signals are handled now."""
-
-    command = _Command()
+_Command.current = _Command()
 
 
 def _handle(number: int, _frame: object) -> None:
-    _Current.command.handle(number)
+    _Command.current.handle(number)
 
 
 def _is_cleaning_up() -> bool:
@@ -95,7 +93,7 @@ def _to_handle() -> dict[signal.Signals, Any]:
 
 
 def _begin(numbers: Iterable[signal.Signals]) -> None:
-    _Current.command = _Command(os.getpid())
+    _Command.current = _Command(os.getpid())
     for number in numbers:
         signal.signal(number, _handle)
 
@@ -112,12 +110,12 @@ def interrupted_by_signals() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         if before:
-            _Current.command = _Command()
+            _Command.current = _Command()
 
 
 def end_interrupted(error: KeyboardInterrupt) -> int:
     """Print that the command was interrupted, once, and return its status."""
-    command = _Current.command
+    command = _Command.current
     command.print_line()
     command.ending = command.process != 0
     if command.first is not None:
@@ -131,7 +129,7 @@ def interrupts_not_hidden() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (first := _Current.command.first) is not None:
+        if (first := _Command.current.first) is not None:
             raise KeyboardInterrupt(first) from error
         raise
 
@@ -143,9 +141,9 @@ def exit_after(work: Callable[[], int]) -> NoReturn:
     try:
         try:
             _begin(_to_handle())
-            status = _Current.command.status = work()
+            status = _Command.current.status = work()
         finally:
-            _Current.command.end()
+            _Command.current.end()
     except KeyboardInterrupt as error:  # between two lines above
         status = end_interrupted(error)
     sys.exit(status)

@@ -15,16 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from capmoe_eval.errors import EnforcementError, UsageError, unwritable
+from capmoe_eval.errors import UsageError, unwritable
 from capmoe_eval.experiment import application
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.interrupts import INTERRUPTED
 from capmoe_eval.report.tables import command as tables
-from tests.conftest import REPOSITORY
 from tests.processes import command
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -105,28 +103,6 @@ def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
     assert [path for path in files if path.suffix not in {".json", ".lock"}] == []
 
 
-def test_a_file_that_is_no_yaml_is_named_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("name: [mine\n")
-    assert run_command(lambda: OmegaConf.load(path)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: not valid YAML: ")
-    assert str(path) in line
-
-
-def test_an_interrupt_ends_all() -> None:
-    called = []
-
-    def interrupted() -> int:
-        called.append("interrupted")
-        raise KeyboardInterrupt
-
-    assert run_command(lambda: run_all([interrupted, lambda: called.append("next")])) == 130
-    assert called == ["interrupted"]
-
-
 def test_an_interrupt_ends_all_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,16 +117,6 @@ def test_an_interrupt_ends_all_tables(
         tables.main(["all", "--out", str(tmp_path)])
     assert (done.value.code, len(rendered)) == (130, 1)
     assert capsys.readouterr().err == f"{INTERRUPTED}\n"
-
-
-def test_a_mistake_in_one_leaves_the_others_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong() -> int:
-        raise UsageError("a=1: must be 2")
-
-    called: list[str] = []
-    assert run_all([wrong, lambda: called.append("next"), lambda: 1]) == 2
-    assert called == ["next"]
-    assert capsys.readouterr().err == "error: a=1: must be 2\n"
 
 
 def test_a_full_disk_ends_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,15 +151,6 @@ def test_no_question_is_answered(
     assert "error: a question was asked" in capsys.readouterr().err
     assert sys.stdin is piped
     assert piped.read() == "yes\n"
-
-
-def test_a_broken_invariant_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def broken() -> int:
-        raise EnforcementError("capacity not enforced: layers.0: bound exceeded in 2 buckets")
-
-    assert run_command(broken) == 1
-    line = "error: capacity not enforced: layers.0: bound exceeded in 2 buckets\n"
-    assert capsys.readouterr().err == line
 
 
 UNEXPECTED = [
@@ -237,21 +194,6 @@ def test_what_nobody_expected_is_one_line_and_a_file(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_traceback_that_cannot_be_written_hides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(os, "fsync", full)
-    assert run_command(lambda: {}["a key"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: KeyError: a key") or "'a key'" in line
-    assert "No space left" in line
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_error_of_submitit_goes_to_submitit() -> None:
     """It says to the launcher that the job has ended, and how."""
 
@@ -283,15 +225,6 @@ module, sys.argv, error = sys.argv[1], sys.argv[2:-1], sys.argv[-1]
 sys.meta_path.insert(0, Finder())
 runpy.run_module(module, run_name="__main__", alter_sys=False)
 """
-
-
-def test_one_module_is_the_program() -> None:
-    programs = {
-        path.name
-        for path in (REPOSITORY / "capmoe_eval").rglob("*.py")
-        if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
-    }
-    assert programs == {"__main__.py", "inside.py"}  # that of a sandbox
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -362,11 +295,6 @@ def test_an_output_that_cannot_be_written_is_no_traceback(
     assert done.stderr.count("\n") == (1 if said else 0), done.stderr
 
 
-def test_a_file_that_the_system_refuses_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(lambda: Path("/proc/nothing").write_text("")) == 2
-    assert capsys.readouterr().err.startswith("error: /proc/nothing: ")
-
-
 @pytest.mark.parametrize("blocked", ["file", "file/below", "/proc/nothing"])
 def test_a_cache_that_cannot_be_written_is_done_without(
     blocked: str,
@@ -384,30 +312,3 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert err.count("\n") == 1
     assert err.startswith("note: XDG_CACHE_HOME=")
     _writable_or_temporary.cache_clear()
-
-
-@pytest.mark.slow
-def test_a_run_does_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    words = ("-m", "model=tiny_olmoe", "tasks=obqa", "limit=2", "ep_size=2", "gamma=1.0,2.0")
-    process = command(*words, cwd=tmp_path)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert "2 computed" in out
-    assert "Traceback" not in err
-
-
-def test_a_package_that_left_this_python_names_the_one_it_needs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    needs = ["absent_here>=5,<6; python_version >= '3.99'"]
-    monkeypatch.setattr(application.metadata, "requires", lambda _: needs)
-
-    def command() -> None:
-        raise ModuleNotFoundError("No module named 'absent_here'", name="absent_here")
-
-    monkeypatch.setitem(application._PROJECTS, "absent_here", "absent_here")
-    assert run_command(command) == 2
-    said = "error: absent_here: needs Python 3.99 or newer; install capmoe-eval there\n"
-    assert capsys.readouterr().err == said

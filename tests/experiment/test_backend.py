@@ -17,7 +17,6 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import EngineRun
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.report.tables.filled import measured_table
-from capmoe_eval.results.frames import load_frame
 from tests.records import SERVER, planned, record, write_all
 from tests.satellites import NEEDS_METHODS
 
@@ -70,13 +69,6 @@ def test_what_an_engine_cannot_compute_is_refused_before_anything_is_loaded(
     assert "\n" not in str(error.value)
 
 
-def test_a_server_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CAPMOE_METHOD", "score")
-    check_backend(planned(*STATIC)[0])
-    with pytest.raises(UsageError, match="CAPMOE_METHOD=score: is of a server"):
-        check_backend(planned(*VLLM)[0])
-
-
 def test_a_record_of_an_engine_has_its_steps(tmp_path: Path) -> None:
     engine, static = record(of(*VLLM), tmp_path), record(of(*STATIC), tmp_path)
     assert engine.server is not None
@@ -88,17 +80,6 @@ def test_a_record_of_an_engine_has_its_steps(tmp_path: Path) -> None:
             Record.of(content, one.path)
     with pytest.raises(ValueError, match="rows are not those of 4 steps"):
         EngineRun.model_validate(SERVER | {"steps": 4})
-
-
-def test_a_frame_has_the_backend(tmp_path: Path) -> None:
-    for cell in (of(*VLLM), of(*STATIC)):
-        record(cell, tmp_path).write()
-    frame = load_frame(tmp_path)
-    rows = frame[["backend", "max_num_batched_tokens"]].astype(object).to_dict("split")["data"]
-    by_backend = dict(rows)
-    assert by_backend.keys() == {"transformers", "vllm"}
-    assert by_backend["vllm"] == 2048
-    assert not by_backend["transformers"] >= 0  # missing
 
 
 def test_a_side_of_a_claim_is_of_one_backend(tmp_path: Path) -> None:

@@ -89,23 +89,12 @@ def test_a_part_may_take_some_of_the_tasks() -> None:
     assert found == [("rte", 1.0), ("obqa", 2.0), ("rte", 2.0)]
 
 
-def test_a_task_need_not_say_what_most_tasks_say() -> None:
-    (whole,) = planned("tasks=obqa")
-    (short,) = planned("tasks=obqa", "~tasks.obqa.images")
-    assert short == whole
-
-
 def test_a_task_may_have_documents_of_its_own() -> None:
     first, second = planned("model=zoo_llava_olmoe", "tasks=[mme,easy_vqa]")
     assert (first.source.name, second.source.name) == ("pictures", "easy_vqa")
     assert second.cell.data == "easy_vqa"
     words = ["tasks=easy_vqa", "tasks.easy_vqa.data_root=null", "data.root=miniworld"]
     assert planned(*words)[0].cell.data == "miniworld"
-
-
-def test_a_field_that_a_file_lacks_is_named() -> None:
-    with pytest.raises(UsageError, match=r"tasks=obqa: field 'metric' is missing"):
-        planned("tasks=obqa", "~tasks.obqa.metric")
 
 
 @pytest.mark.parametrize(
@@ -142,9 +131,3 @@ def test_shares_are_all_and_each_once(count: int) -> None:
     assert sorted(digests) == sorted(plan.cell.digest for plan in everything)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert share(everything, None) == everything
-
-
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
-def test_a_share_that_cannot_be_is_refused(shard: str) -> None:
-    with pytest.raises(UsageError, match=f"shard={shard}: must be i/n"):
-        share([], shard)

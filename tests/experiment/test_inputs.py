@@ -7,7 +7,6 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -127,22 +126,6 @@ def test_the_new_input_is_taken_where_no_record_has_the_old_one(
     assert check(back, tmp_path) is None
 
 
-def test_other_models_and_data_have_inputs_of_their_own(computed: Record, tmp_path: Path) -> None:
-    write(variant(computed, tmp_path), tmp_path)
-    other = variant(computed, tmp_path, model__weights="0123", data_fingerprint="0123")
-    cell = dataclasses.replace(
-        other.cell, model=dataclasses.replace(other.cell.model, name="theirs"), data="other"
-    )
-    other.capmoe.update(cell=cell.identity(), digest=cell.digest)
-    write(Record.of(other.content, cell.path(tmp_path)), tmp_path)
-    content = json.loads((tmp_path / "inputs.json").read_text())
-    assert [entry["weights"] for entry in content["models"]] == [
-        computed.provenance.model["weights"],
-        "0123",
-    ]
-    assert len(content["datasets"]) == 2
-
-
 def test_the_file_is_made_from_records_that_lack_it(computed: Record, tmp_path: Path) -> None:
     write(variant(computed, tmp_path), tmp_path)
     known = (tmp_path / "inputs.json").read_text()
@@ -218,20 +201,6 @@ def test_other_conditions_are_worth_a_warning(
     assert str(tmp_path) in warning
 
 
-def test_a_run_warns_once(computed: Record, tmp_path: Path, capsys: Any) -> None:
-    write(variant(computed, tmp_path, threads=7), tmp_path)
-    plans = [plan(tmp_path, "tiny:olmoe", create_method(name, 1.0)) for name in ("score", "order")]
-    assert run(plans).computed == 2
-    assert capsys.readouterr().err.count("were computed under other conditions") == 1
-
-
-def test_nothing_is_written_where_nothing_is_computed(computed: Record, tmp_path: Path) -> None:
-    variant(computed, tmp_path).write()
-    done = plan(tmp_path, "tiny:olmoe", create_method("baseline"))
-    assert run([done]).computed == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
 def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> None:
     model, root = tmp_path / "model", tmp_path / "results"
     tiny_tokenizer().save_pretrained(model)
@@ -256,30 +225,6 @@ def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> Non
         assert not other.path.exists()
     record.path.unlink()
     assert run([other]).computed == 1
-
-
-def test_changed_documents_are_refused_for_other_methods_too(hub: Path, tmp_path: Path) -> None:
-    shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
-
-    def asked(name: str) -> CellPlan:
-        source = data_source(str(tmp_path / "data"))
-        one = plan(tmp_path / "results", "tiny:olmoe", create_method(name, 1.0), source=source)
-        return dataclasses.replace(one, cell=dataclasses.replace(one.cell, data="data"))
-
-    run([asked("baseline")])
-    card = tmp_path / "data/allenai/openbookqa/README.md"
-    card.write_text(card.read_text() + "\nchanged\n")
-    _forget_hashes()
-    with pytest.raises(UsageError, match=r"dataset allenai/openbookqa of data data has other"):
-        run([asked("score")])
-
-
-def _forget_hashes() -> None:
-    from capmoe_eval.experiment import datasource
-
-    forget: Callable[[], None] | None = getattr(datasource._hash_files, "cache_clear", None)
-    if forget is not None:
-        forget()
 
 
 def test_attention_is_a_choice_and_part_of_a_cell_that_makes_it(tmp_path: Path) -> None:

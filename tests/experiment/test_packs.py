@@ -16,12 +16,12 @@ import pytest
 
 from capmoe_eval import load_frame
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment import packing
 from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.packs import SUFFIX, Pack, file_with, pack_path, record_bytes
 from capmoe_eval.experiment.record import json_schema, read_record
 from capmoe_eval.experiment.reservations import reserve
 from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
+from capmoe_eval.results import packing
 from capmoe_eval.results.frames import write_parquet
 from capmoe_eval.results.packing import main, pack, pack_idle, unpack
 from capmoe_eval.routing.registry import create_method

@@ -57,33 +57,12 @@ def test_a_step_of_srun_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found()["MASTER_PORT"] == port
 
 
-def test_two_steps_of_a_job_meet_at_two_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    ports = set()
-    for number in ("0", "1"):
-        with monkeypatch.context() as one:
-            for name in TORCHRUN:
-                one.setenv(name, "")
-                one.delenv(name)
-            step(one, SLURM_STEP_ID=number)
-            adopt_srun()
-            ports.add(os.environ["MASTER_PORT"])
-    assert len(ports) == 2
-
-
 @pytest.mark.parametrize("absent", ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"])
 def test_a_batch_script_is_no_step(monkeypatch: pytest.MonkeyPatch, absent: str) -> None:
     """It has SLURM_NTASKS, too; nobody else was started."""
     step(monkeypatch, **{absent: None})
     adopt_srun()
     assert found() == {}
-
-
-def test_torchrun_in_a_step_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    step(monkeypatch)
-    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here"}.items():
-        monkeypatch.setenv(name, value)
-    adopt_srun()
-    assert found() == {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here"}
 
 
 def test_an_address_that_is_said_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import multiprocessing
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from capmoe_eval.evaluation.preparation import reserving
 from capmoe_eval.experiment import reservations
 from capmoe_eval.experiment.reservations import hold, holder_of, reserve, reserved, tidy
+from tests.records import planned
 
 HERE = f"{socket.gethostname()}:{os.getpid()}"
 KILLED = """\
@@ -97,10 +100,16 @@ def test_an_interrupt_while_it_is_reserved_leaves_nothing(
         assert len(left(record)) == 1
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reservations, "remove_temporaries", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(reservations, "remove_temporaries", interrupted)
         reserve(record)
     assert left(record) == []
+    plan = dataclasses.replace(planned("tasks=[obqa]", "limit=2")[0], root=record.parents[2])
+    with pytest.raises(KeyboardInterrupt), reserving([plan]):
+        kept = reserve(plan.path)  # before its block begins
+        assert kept is not None
+        raise KeyboardInterrupt
+    assert left(plan.path) == []
 
 
 def _contend(record: Path, start: object, won: object, names: list[str]) -> None:

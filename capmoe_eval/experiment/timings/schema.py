@@ -130,17 +130,14 @@ class Prefill(Part):
     timings: Timings
 
 
-class Miss(Part):
-    """Shares by which an emulation is above (or below) the measurement."""
-
-    total: float
-    speedup: float
+Misses = dict[str, Annotated[dict[Literal["total", "speedup"], float], Field(min_length=2)]]
+"""Shares by which an emulation is above (or below) the measurement, by method."""
 
 
 class PrefillCheck(Part):
-    """Emulated rows, and how far each is from the measured one, by method."""
+    """Emulated rows, and how far each is from the measured one."""
 
-    errors: dict[str, Miss]
+    errors: Misses
     timings: Timings
 
 
@@ -149,7 +146,7 @@ class Validation(Part):
 
     note: str
     link: Link
-    errors: dict[str, Miss]
+    errors: Misses
     timings: Timings
     prefill: PrefillCheck | None = None
 
@@ -253,7 +250,7 @@ class Study(File):
         """By what share the emulation missed each validated method, prefills included."""
         checks = [p.validation for run in self.runs for p in run.points if p.validation]
         parts = [part for check in checks for part in (check, check.prefill) if part]
-        return [miss.model_dump() for part in parts for miss in part.errors.values()]
+        return [miss for part in parts for miss in part.errors.values()]
 
 
 class Evaluation(File):

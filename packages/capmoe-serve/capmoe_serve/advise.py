@@ -24,9 +24,9 @@ from capmoe_eval.experiment.arguments import (
 )
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.experiment.status_lines import StatusLines
 
 from capmoe_serve.readers.formats import EXAMPLE, read_trace
+from capmoe_serve.status_lines import StatusLines
 from capmoe_serve.trace import KINDS, in_known_steps
 
 if TYPE_CHECKING:

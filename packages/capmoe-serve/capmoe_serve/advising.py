@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.registry import CONTIGUOUS
 
@@ -38,6 +37,7 @@ from capmoe_serve.settings import (
     with_front,
 )
 from capmoe_serve.slots import Counts, SlotPlan, contiguous
+from capmoe_serve.status_lines import Say, silent
 from capmoe_serve.trace import Trace
 
 _BEST = ("score",)

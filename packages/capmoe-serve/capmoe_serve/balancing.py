@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.routing.registry import CONTIGUOUS
 from numpy.typing import ArrayLike
 
@@ -22,6 +21,7 @@ from capmoe_serve.slots import (
     contiguous,
     split_tokens,
 )
+from capmoe_serve.status_lines import Say, silent
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, X layers of some steps.
 

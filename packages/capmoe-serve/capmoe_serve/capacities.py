@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_methods.adaptive_gamma.choice import choose, grid
 
 from capmoe_serve.pairs import KEEPERS, active_copies, dropped_mass
 from capmoe_serve.settings import Granularity
 from capmoe_serve.slots import SlotPlan, by_slot, rank_loads, slots_in_turn
+from capmoe_serve.status_lines import Say, silent
 from capmoe_serve.trace import Array, Steps, Trace
 
 # Shape suffixes: T tokens, K = top-k, P pairs, S steps, L layers, E experts, R ranks, B buckets

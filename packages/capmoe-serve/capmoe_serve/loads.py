@@ -16,12 +16,12 @@ from capmoe_eval.experiment.arguments import EXPERTS, GAMMA, INDEX, PATH, TOKENS
 from capmoe_eval.experiment.files import check_file, write_bytes, write_text
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.experiment.status_lines import StatusLines
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.write import FORMATS, images_of
 from capmoe_eval.report.templates import columns, shown
 
 from capmoe_serve.readers.response_files import holds_responses
+from capmoe_serve.status_lines import StatusLines
 from capmoe_serve.trace import KINDS, STEP_TOKENS, in_known_steps, steps_in_words
 from capmoe_serve.trace_file import check_regular
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from capmoe_eval.experiment.status_lines import Say, silent
 
+from capmoe_serve.status_lines import Say, silent
 from capmoe_serve.trace import Array, Trace
 
 # Shape suffixes: T tokens of some steps, K = top-k, S steps, E experts, B = S·E buckets,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from capmoe_eval.experiment.status_lines import Say, silent
 
 from capmoe_serve.capacities import CapacityCounter
 from capmoe_serve.slots import contiguous
+from capmoe_serve.status_lines import Say, silent
 from capmoe_serve.trace import Array, Trace
 
 # Shape suffixes: S steps, L layers, E experts, R ranks.

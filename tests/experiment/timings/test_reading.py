@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.schema import Label, read_evaluation, read_study
+from capmoe_eval.experiment.timings.schema import Label, read_study
 from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.paper.benchmarks import read_bench
 from tests.experiment.timings import files
@@ -37,20 +37,6 @@ def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
     assert dropless.reached is None
     assert point.prefill is not None
     assert point.prefill.layers == 16
-
-
-def test_what_may_be_left_out(tmp_path: Path) -> None:
-    bare = files.run([files.point([files.row()])], None)
-    del bare["points"][0]["routing"]["wanted_peak"], bare["points"][0]["routing"]["together"]
-    del bare["points"][0]["place"]
-    measured = files.run([files.point([files.row()])], link=None)
-    study = read_study(
-        files.write(tmp_path, files.study(None, [bare, measured], "measured"), "ep-x.json")
-    )
-    assert study.study is None
-    assert study.runs[0].title == "free"
-    assert study.runs[0].points[0].place is None
-    assert study.runs[1].link is None
 
 
 def test_errors_of_a_validation(tmp_path: Path) -> None:
@@ -179,14 +165,6 @@ def test_of_several_files_the_fullest_is_shown_whole(tmp_path: Path) -> None:
         8,
         4,
     ]
-
-
-def test_targets_are_read_as_they_stand(tmp_path: Path) -> None:
-    found = read_evaluation(files.write(tmp_path, files.evaluation(), "forward.json"))
-    assert (found.name, found.machine) == ("forward", "cpu: a CPU")
-    assert [target.met for target in found.targets] == [True, False, None]
-    assert found.targets[0].ratio == Spread(0.99, 0.97, 1.01)
-    assert [target.at_least for target in found.targets] == [True, True, False]
 
 
 @pytest.mark.parametrize(
