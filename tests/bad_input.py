@@ -264,7 +264,7 @@ MAIN: dict[str, str] = {
     f"gamma={'[' * 500}{']' * 500}": "maximum recursion depth exceeded",
     f"gamma={'{a:' * 300}1{'}' * 300}": "maximum recursion depth exceeded",
     "x" * 10_000: f"error: {'x' * 100}…: is no setting",
-    f"x=[{'x' * 10_000}": f"error: x=[{'x' * 97}…: has no closing bracket",
+    f"limit=[{'x' * 10_000}": f"error: limit=[{'x' * 93}…: has no closing bracket",
     "tasks=[obqa,": "tasks=[obqa,: has no closing bracket; quote the word",
     "method=mine": "a method of your own needs its package installed",
     # Grids.

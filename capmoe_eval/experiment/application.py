@@ -248,9 +248,6 @@ def _hydra_line(error: Exception) -> str | None:
         return f"{bad_choice(group, option, choices)}{_OTHERS.get(group, '')}"
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return _refused(error)
-    wrong = (TypeError, ValueError, AttributeError, AssertionError, RecursionError)
-    if isinstance(error, wrong) and _raised_in(error) & {"hydra", "omegaconf"}:
-        return f"{shown(_unreadable_word())}: {first_line(error)}; --help says what there is"
     return None
 
 
@@ -258,49 +255,6 @@ _OTHERS: Final = {
     "model": "; for a checkpoint: model=custom model.name=NAME model.pretrained=PATH",
     "tasks": "; capmoe-eval lm-eval has lm-eval's other tasks and yours (--include_path)",
 }
-
-
-def _raised_in(error: Exception) -> set[str]:
-    """Return the top-level package whose code raised an exception; of a recursion, its packages."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    last = frames[-_OF_RECURSION:] if isinstance(error, RecursionError) else frames[-1:]
-    return {str(frame.f_globals.get("__name__")).partition(".")[0] for frame in last}
-
-
-_OF_RECURSION: Final = 100  # frames that say what recurs
-
-
-def _unreadable_word() -> str:
-    """Return the word of the command line that Hydra cannot compose; all of them if unknown."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from capmoe_eval.experiment.composition import options
-
-    words = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
-    for word in words:
-        try:
-            parsed = OverridesParser.create().parse_override(word)
-        except Exception:
-            return word
-        chosen = parsed.value()
-        names = chosen if isinstance(chosen, list) else [chosen]
-        of_group = parsed.package is not None or options(parsed.key_or_group)
-        if of_group and not all(isinstance(name, str) for name in names):
-            return word
-    return " ".join(sys.argv[1:])
-
-
-_UNREADABLE: Final = "LexerNoViableAlt|token recognition error"  # of a character, by antlr
-
-
-def _quoted(word: str, message: str) -> str | None:
-    """Return a word with quotes around its value, if a path or characters of it need them."""
-    from capmoe_eval.experiment.composition import override
-
-    key, _, value = word.partition("=")
-    if set(value) & set("[]{}'\"") or not ("/" in value or re.search(_UNREADABLE, message)):
-        return None
-    return shlex.quote(override(key, value))
 
 
 def _absent_package(error: Exception) -> str | None:
@@ -342,21 +296,10 @@ def _refused(error: Exception) -> str:
                 f"{shown(f'{key}={values}')}: is several values; {a_list}evaluate each by "
                 f"capmoe-eval sweep {key}={shown(values)}"
             )
-        word = getattr(error, "override", None)  # an override that cannot be parsed
-        if word and "=" not in word and "missing EQUAL" in message:
-            return f"{shown(word)}: is no setting; write KEY=VALUE without spaces"
-        if word and word.count("[") > word.count("]"):  # the shell splits a list with spaces
-            return f"{shown(word)}: has no closing bracket; quote the word: 'KEY=[VALUE,VALUE]'"
-        if word and (quoted := _quoted(word, message)):
-            return (
-                f"{shown(word)}: Hydra reads such text only in quotes, inside those of the shell: "
-                f"{quoted}"
-            )
-        if word and (word.endswith(",") or " " in word):
-            return f"{shown(word)}: cannot be read; each setting is one word, KEY=VALUE or KEY=A,B"
-        if not word:
-            return str(error)
-        return f"{shown(word)}: {str(error).replace(word, shown(word))[:500]}"
+        if "missing EQUAL" in message:
+            word = shown(getattr(error, "override", ""))
+            return f"{word}: is no setting; write KEY=VALUE without spaces"
+        return str(error)
     section = re.search(r"full_key: (\w+)\.", message)
     name = section[1] if section and fields(section[1]) else "key"
     return str(bad_choice(name, unknown[1], fields(name) or keys()))

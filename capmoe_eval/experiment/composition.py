@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from capmoe_eval.errors import UsageError, bad_choice, check_choice, shown
+from capmoe_eval.errors import UsageError, bad_choice, check_choice, first_line, shown
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.settings import (
     GROUPS,
@@ -43,7 +44,6 @@ OmegaConf.register_new_resolver(
 _composed: dict[tuple[str, str], DictConfig] = {}
 
 _MOST_JOBS = 100_000  # of a range
-_NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
 _BARE = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
 _NOT_TEXT = re.compile(
     r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)|true|false|null", re.IGNORECASE
@@ -71,19 +71,52 @@ def check_once(words: Iterable[str]) -> None:
             )
 
 
+def check_grammar(words: Iterable[str]) -> None:
+    """Refuse words ``KEY=VALUE`` that Hydra cannot read, and what is no name of an option.
+
+    Raises:
+        UsageError: With the word and how to write it.
+    """
+    for word in words:
+        if "=" not in word or word.startswith("-"):
+            continue
+        try:
+            parsed = OverridesParser.create().parse_override(word)
+        except Exception as error:  # of any kind: of a deep nesting it is a RecursionError
+            raise UsageError(f"{shown(word)}: {_how_to_write(word, error)}") from error
+        group = parsed.key_or_group
+        if parsed.is_sweep_override() or not options(group):
+            continue
+        chosen = parsed.value()
+        for name in chosen if isinstance(chosen, list) else [chosen]:
+            if not isinstance(name, str):
+                raise bad_choice(group, parsed.get_value_element_as_str(), options(group))
+
+
+def _how_to_write(word: str, error: Exception) -> str:
+    key, _, value = word.partition("=")
+    message = f"{error} {error.__cause__ or ''}"
+    if word.count("[") > word.count("]"):  # the shell splits a list with spaces
+        return "has no closing bracket; quote the word: 'KEY=[VALUE,VALUE]'"
+    is_of_a_character = re.search("LexerNoViableAlt|token recognition error", message)  # by antlr
+    if not set(value) & set("[]{}'\"") and ("/" in value or is_of_a_character):
+        quoted = shlex.quote(override(key, value))
+        return f"Hydra reads such text only in quotes, inside those of the shell: {quoted}"
+    if word.endswith(",") or " " in word:
+        return "cannot be read; each setting is one word, KEY=VALUE or KEY=A,B"
+    return f"{first_line(error).replace(word, shown(word))[:500]}; --help says what there is"
+
+
 def for_hydra(words: Sequence[str]) -> list[str]:
     """Return the words of a command line, new keys of grids forced on Hydra, which refuses them.
 
     They are checked on expansion. A model that is chosen takes the place of those of an
-    experiment's grid. A number, null, true or false in place of a group's option is a UsageError,
-    and so is a key with two values.
+    experiment's grid. UsageErrors are those of :func:`check_words`, :func:`check_grammar` and
+    :func:`check_once`.
     """
     check_words(words)
+    check_grammar(words)
     check_once(words)
-    for word in words:
-        group, _, option = word.partition("=")
-        if _NO_NAME.fullmatch(option) and options(group):
-            raise bad_choice(group, option, options(group))
     keys = {word.lstrip("+").partition("=")[0] for word in words}
     one_model = {"experiment", "model"} <= keys and not keys & {"grid", "grid.model"}
     forced = [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]

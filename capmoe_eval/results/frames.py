@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, get_origin
 
-import numpy as np
 from pydantic_core import from_json
 
 from capmoe_eval.errors import UsageError, reading, writing
@@ -193,6 +192,7 @@ def results_of(records: Iterable[Record], metric: str = "") -> Results:
         metric: Of which the values and documents are, as lm-eval names it; empty for each task's
             own. A record without it is a UsageError.
     """
+    import numpy as np
     import pandas as pd
     import pyarrow as pa
 
@@ -268,6 +268,8 @@ def pick(cells: pd.DataFrame, **knobs: object) -> pd.DataFrame:
     A list stands for any of its values. A dot in a column's name is two underscores here:
     ``task__fewshot=0``.
     """
+    import numpy as np
+
     chosen = np.ones(len(cells), dtype=bool)
     for name, value in knobs.items():
         column = cells[name.replace("__", ".")]
@@ -296,6 +298,7 @@ def _parts(record: Record) -> tuple[pa.Table, pa.Table]:
 @functools.lru_cache(maxsize=1024)
 def _of_pack(pack: Pack) -> _OfPack:
     """Return the documents and layers of all records of a pack."""
+    import numpy as np
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -160,5 +160,5 @@ def test_of_a_cell_in_several_directories_the_first_counts(records: list[Record]
         cells = read(*roots).cells
         assert len(cells) == len(records)
         assert str(path) in set(cells["path"])
-    with pytest.raises(UsageError, match="nowhere: no whole record"):
+    with pytest.raises(UsageError, match="nowhere: no such directory"):
         read(root / "nowhere")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -246,7 +245,7 @@ class Study(File):
         return self.kind == "emulated"
 
     @property
-    def errors(self) -> Sequence[Mapping[str, float]]:
+    def errors(self) -> list[dict[Any, float]]:
         """By what share the emulation missed each validated method, prefills included."""
         checks = [p.validation for run in self.runs for p in run.points if p.validation]
         parts = [part for check in checks for part in (check, check.prefill) if part]
