@@ -59,7 +59,7 @@ _OneDevice = Annotated[None, Field(description="null for one device")]
 _Configured = Annotated[None, Field(description="null for that of the configuration")]
 
 
-_OF_MODEL: Final[Mapping[str, Any]] = {
+_OF_MODEL: Final[dict[str, Any]] = {
     "title": values.Text,
     "note": values.Text | _NoText,  # a caution about the model's numbers
     "profile": values.Name,
@@ -71,7 +71,7 @@ _OF_MODEL: Final[Mapping[str, Any]] = {
     "data_root": values.Text | _Hub,
 }
 """Fields of ``model`` beside those of :class:`ModelId`; most are defaults of keys."""
-_OF_TASK: Final[Mapping[str, Any]] = {
+_OF_TASK: Final[dict[str, Any]] = {
     "title": values.Text,
     "batch_size": values.BatchSize | _Configured,
     "data_root": values.Text | _Configured,
