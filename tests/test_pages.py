@@ -34,7 +34,7 @@ STATED = re.findall(
     95 % interval|means 95 %|less than 1 % of|± 1.96 standard errors|can exceed 100 %
     least 20 points|covers at least 93 %
     may drop 5 % of the pairs|has 1.23 times the mean load
-    from 1 to 30 %|√2 times our standard error|(to 27 % of the steps)|single cells (to 44 %)
+    from 1 to 30 %|√2 times our standard error|(to 27 % of the steps)|open questions (to 44 %)
 
     ≤ 10 % of the layer's time (GPU: 3 %)|≥ 6 times as fast|≤ 3 %|1.5 times as fast
     a minute and 2 GB to read|4 times the mean load on the fullest expert

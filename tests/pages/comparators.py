@@ -8,6 +8,8 @@ from capmoe_eval.report.figures.pooling import by_key
 from tests.pages import signed, table
 from tests.pages.names import FAMILIES, records
 
+_VIABLE = 0.5, 0.25, 0.1
+
 
 def macs() -> str:
     """Return what MACS and Token Drop drop and lose on MME, at equal γ."""
@@ -43,30 +45,31 @@ def macs() -> str:
 
 
 def laser() -> str:
-    """Return what LASER moves, evens out and costs, by model, task and viable score."""
+    """Return what LASER moves, evens out and costs, by model and task, top-k first."""
     asked = records("experiment=comparators")
     stock = {(r.model, r.task): r for r in asked if r.cell.method.is_stock}
+    moved = (record for record in asked if record.method == "laser")
     rows = []
-    for record in sorted(
-        (record for record in asked if record.method == "laser"),
-        key=lambda record: (record.model, record.task, -record.knobs["viable_score"]),
-    ):
-        load = record.load
-        steps = "" if load.decode is None else ", decode steps alone"
-        experts = load.decode or load
+    for (model, task), of_task in sorted(by_key(moved, lambda r: (r.model, r.task)).items()):
+        by_score = sorted(of_task, key=lambda record: -record.knobs["viable_score"])
+        assert [record.knobs["viable_score"] for record in by_score] == list(_VIABLE)
+        loads = [record.load for record in by_score]
+        counted = [load.decode or load for load in loads]
+        steps = "" if loads[0].decode is None else ", decode steps"
+        scores = [record.value for record in (stock[model, task], *by_score)]
+        peaks = [loads[0].mean_peak_before, *(load.mean_peak_after for load in loads)]
+        experts = [counted[0].activated_before, *(load.activated_after for load in counted)]
         rows.append(
             (
-                f"{FAMILIES[record.model]}, {record.task}{steps}",
-                f"{record.knobs['viable_score']:g}",
-                f"{100 * stock[record.model, record.task].value:.1f}",
-                f"{100 * record.value:.1f}",
-                f"{100 * load.drop_rate:.1f} %",
-                f"{load.mean_peak_before:.2f} → {load.mean_peak_after:.2f}",
-                f"{experts.activated_before:.1f} → {experts.activated_after:.1f}",
+                f"{FAMILIES[model]}, {task}{steps}",
+                ", ".join(f"{100 * score:.1f}" for score in scores),
+                ", ".join(f"{100 * load.drop_rate:.1f}" for load in loads),
+                ", ".join(f"{peak:.2f}" for peak in peaks),
+                ", ".join(f"{number:.1f}" for number in experts),
             )
         )
-    head = (
-        *("model, task", "`viable_score`", "score, top-k alone", "score, LASER", "pairs moved"),
-        *("fullest expert / mean load", "activated experts"),
+    head = "model, task", "score, %", "pairs moved, %", "fullest expert / mean", "activated experts"
+    columns = ", ".join(f"{score:g}" for score in _VIABLE)
+    return f"Top-k alone in the forwards of the first, then `viable_score` {columns}:\n\n" + table(
+        head, rows
     )
-    return table(head, rows)

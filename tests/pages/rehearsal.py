@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_benchmarks.rehearsal.checkpoint import PUBLISHED
-from capmoe_benchmarks.rehearsal.command import NOTE
 from capmoe_benchmarks.rehearsal.grid import H100
 
 from capmoe_eval.experiment.timings.schema import read_evaluation
@@ -21,7 +20,6 @@ _COLUMNS = (
     *("model", "layers", "shards", "weights, GiB", "cells", "failed"),
     *("task", "memory: error, %", "time: error, %"),
 )
-_OF_METHOD = ("method", "dropped, %", "memory: error, %", "time: error, %")
 _COSTS = (
     *("table", "model", "cells", "tokens, millions", "new tokens, millions"),
     *("GiB", "GPUs", "GPU hours", "hours on eight"),
@@ -38,13 +36,11 @@ def text() -> str:
     large = dict.fromkeys(row["model"] for row in file.grid if row["gpus"] > 1)
     return TEXT.format(
         machine=file.machine,
-        note=NOTE,
         limit=rows[0]["limit"],
         new=rows[0]["new"],
         large=" and ".join(large),
         absent=f"Not rehearsed, with the sizes of others: {', '.join(left) or 'none'}.",
         models=_table(_COLUMNS, _models(rows)),
-        methods=_table(_OF_METHOD, _methods(rows)),
         gpu=H100.name,
         tera=H100.flops / 1e12,
         bandwidth=H100.bandwidth / 1e12,
@@ -77,15 +73,6 @@ def _models(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[str]]:
             of_task = [cell for cell in cells if cell["task"] == task]
             yield [*first, task, _error(of_task, "bytes"), _error(of_task, "seconds")]
             first = [""] * len(first)
-
-
-def _methods(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[str]]:
-    cells = [cell for row in rows for cell in row["cells"] if "failure" not in cell]
-    names = [cell["method"].replace("-ep6", "-ep8") for cell in cells]
-    for name in dict.fromkeys(names):
-        of_method = [cell for cell, label in zip(cells, names, strict=True) if label == name]
-        dropped = statistics.median(100 * cell["drop_rate"] for cell in of_method)
-        yield [name, f"{dropped:.0f}", _error(of_method, "bytes"), _error(of_method, "seconds")]
 
 
 def _error(cells: Sequence[Mapping[str, Any]], what: str) -> str:

@@ -52,10 +52,12 @@ def changes() -> str:
         small, large = (by_model[name] for name in _SIZES)
         for method in methods:
             title, tasks = method_title(method), {record.task for record in small}
-            for gamma in sorted({r.gamma for r in small if r.method == method}, key=str):
+            gammas = sorted({r.gamma for r in small if r.method == method}, key=str)
+            for gamma in gammas:
                 dropped, points = _compared(small, large, method, gamma)
-                label = f"{title}{gamma_suffix(gamma)}, {len(tasks)} tasks"
-                rows.append((label, dropped, *(signed(*each, 1) for each in points)))
+                if gamma == gammas[0]:
+                    label = f"{title}{gamma_suffix(gamma)}, {len(tasks)} tasks"
+                    rows.append((label, dropped, *(signed(*each, 1) for each in points)))
                 differences.setdefault(title, []).append(points[-1])
     more = {
         title: f"{title} {count} of {len(of_method)}"
@@ -63,21 +65,19 @@ def changes() -> str:
         if (count := sum(each.high < 0 for each in of_method))
     }
     none = [title for title in differences if title not in more]
-    less = sum(each.low > 0 for of_method in differences.values() for each in of_method)
+    compared = [each for of_method in differences.values() for each in of_method]
+    less = sum(each.low > 0 for each in compared)
     points_of = (f"points, `{name}`" for name in _SIZES)
     return (
         paragraph(
-            "The larger model loses more in these rows, by the 95 % interval of the difference: "
-            f"{', '.join(more.values())}. Under {', '.join(none)} it does so in no row. It loses "
-            f"less in {less} of {len(rows)} rows."
+            "The larger model loses more in these settings, by the 95 % interval of the "
+            f"difference: {', '.join(more.values())}. Under {', '.join(none)} it does so in none. "
+            f"It loses less in {less} of {len(compared)}. The table has each method's lowest γ."
         )
         + "\n"
         + table(("", "pairs dropped", *points_of, "larger − small"), rows)
         + "\n"
-        + paragraph(
-            "Intervals are over documents, which are paired; nothing is corrected for the number "
-            "of comparisons. Tasks count equally."
-        )
+        + paragraph("Intervals are over documents, paired and uncorrected. Tasks count equally.")
     )
 
 

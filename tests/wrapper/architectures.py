@@ -275,7 +275,6 @@ class Finding:
     family: str  # its name in transformers
     model: str  # the class that was built
     announced: int | None  # MoE layers that the small configuration announces
-    layers: int
     recipes: tuple[GateRecipe, ...] = ()  # how its gates work, if they are understood; mostly one
     refused: str = ""  # the reason, or nothing
 
@@ -292,12 +291,7 @@ def examine(family: str) -> Finding:
         model = build(family)
         tokens = torch.randint(3, VOCABULARY, (4, 12))
     config: Any = model.config
-    finding = Finding(
-        family,
-        type(model).__name__,
-        expected_moe_layers(config),
-        int(config.get_text_config().num_hidden_layers),
-    )
+    finding = Finding(family, type(model).__name__, expected_moe_layers(config))
     before = _logits(model, tokens)
     try:
         with capacity_aware(model, "score", gamma=1.0) as meter:
@@ -326,7 +320,8 @@ def documented() -> tuple[str, ...]:
     """Return the families of the locked version; a newer one may have others, too."""
     if transformers.__version__ == LOCKED:
         return families()
-    return tuple(re.findall(r"^(?:\||-) `(\w+)` (?:\||\()", DOCUMENT.read_text(), re.MULTILINE))
+    rows = re.findall(r"^(?:\| [^`|]+ \| .*|- `\w+` \()", DOCUMENT.read_text(), re.MULTILINE)
+    return tuple(sorted(re.findall(r"`(\w+)`", "".join(rows))))
 
 
 def document() -> str:
@@ -336,57 +331,35 @@ def document() -> str:
     findings = [examine(family) for family in documented()]
     supported = [finding for finding in findings if not finding.refused]
     head = _HEAD.format(supported=len(supported), all=len(findings), version=LOCKED)
-    gates = _table("gate", {of: "; ".join(map(_words, of.recipes)) for of in supported})
+    names: dict[str, list[str]] = {}
+    for of in supported:
+        names.setdefault("; ".join(map(_words, of.recipes)), []).append(f"`{of.family}`")
+    rows = sorted(names.items(), key=lambda row: -len(row[1]))
+    gates = _TABLE + "".join(f"| {gate} | {', '.join(same)} |\n" for gate, same in rows)
     refusals = "".join(
-        f"- `{of.family}` (`{of.model}`, {_announced(of)} MoE layers announced): {of.refused}\n"
-        for of in findings
-        if of.refused
+        f"- `{of.family}` (`{of.model}`): {of.refused}\n" for of in findings if of.refused
     )
     return f"{head}{gates}\n{with_images(LOCKED)}\n\n## Refused\n\n{refusals}"
-
-
-def _table(column: str, cells: Mapping[Finding, str]) -> str:
-    rows = [
-        f"| `{of.family}` | `{of.model}` | {_announced(of)} | {cell} |\n"
-        for of, cell in cells.items()
-    ]
-    head = (
-        f"| architecture | built in small | MoE layers announced | {column} |\n|---|---|---|---|\n"
-    )
-    return head + "".join(rows)
 
 
 _HEAD = """\
 # Supported models
 
 {supported} of the {all} architectures of transformers {version} that dispatch their experts through
-its experts interface run under a capacity. Of each, a model with random weights was built in small,
-with a bias that is not zero where the family has one, and run at γ=1. Every
-[invariant](invariants.md) held, tokens were dropped, and the model was itself again afterwards. A
-multimodal model is given text alone; [below](#with-images) images, too. The page is made by
-`python -m tests.wrapper.architectures`; a test keeps it true.
+its experts interface run under a capacity. Of each, a small model with random weights was run at
+γ=1. Every [invariant](invariants.md) held, tokens were dropped, and the model was itself again
+afterwards. `python -m tests.wrapper.architectures` writes this page; a test keeps it true.
 
-A router is identified by what it does, not by its name. It is given random hidden states and a
-random bias. The recipe is taken whose scores and weights, computed from the router's logits, are
-the router's own choice and weights. Where groups or the normalisation do not show otherwise, this
-is also tried with more or fewer experts per token.
-
-- A *bias* is added to the scores or logits for the choice alone.
-- *MoE layers announced* is what the configuration says of its layers, whatever modules there are. A
-  configuration that names no dense layer announces all. A model in which another number is found is
-  refused.
-- Quantised experts (FP8, MXFP4) are refused, whatever the architecture: they have kernels of their
-  own. Load them dequantised.
+A router is identified by what it does, not by its name: by its choices and weights for random
+hidden states. An architecture that is not listed is identified in the same way, or refused with
+the reason. Quantised experts (FP8, MXFP4) are refused: load them dequantised.
 
 ## Supported
 
+A *bias* is added for the choice alone.
+
 """
-
-
-def _announced(finding: Finding) -> str:
-    if finding.announced is None:
-        return "not said"
-    return f"{finding.announced} of {finding.layers}"
+_TABLE = "| gate | architectures |\n|---|---|\n"
 
 
 def _words(recipe: GateRecipe) -> str:

@@ -209,10 +209,8 @@ def with_images(version: str) -> str:
     return f"""\
 ## With images
 
-Given images as well (`tests/wrapper/test_modality.py`): {", ".join(f"`{f}`" for f in FAMILIES)}.
-γ=∞ gives the stock model's logits bit for bit. Every token of an image is recognised as one, in
-forwards and in `generate`. The modality that is named is dropped first. `llava` has an OLMoE as its
-language model; another one of this page may stand in its place. `molmoe` is the suite's own port
-([MolmoE](../explanation/molmoe.md)). The MoE layers are those of the
-language model: no tower of transformers {version} has any.
-[Modalities](modalities.md) says which tokens are an image's."""
+Tested with images: {", ".join(f"`{f}`" for f in FAMILIES)}.
+Every token of an image is recognised as one, and the modality that is named is dropped first.
+`llava` has an OLMoE inside; another language model of this page may stand in its place. `molmoe` is
+the suite's own [port](image_tasks.md#molmoe-a-port-without-remote-code). No tower of transformers
+{version} has MoE layers. [Images](image_tasks.md) says which tokens are an image's."""

@@ -2,7 +2,7 @@
 
 The hub has MolmoE as code of its own, for transformers 4.46 to 4.53. Its language model is an OLMoE
 with a larger vocabulary, which transformers has; here are the rest and the names of the tensors.
-`docs/explanation/picture_world.md` says how it was compared with that code.
+`docs/reference/image_tasks.md` says how it was compared with that code.
 """
 
 from __future__ import annotations
