@@ -37,7 +37,6 @@ PAGES = [
     for name in (
         "how-to/record_traffic.md",
         "how-to/choose_a_setting.md",
-        "reference/advice.md",
         "explanation/adaptive_gamma.md",
     )
 ]
