@@ -86,11 +86,7 @@ def measured(page: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, id=name_of(path))
-        for path in pages()
-        if path.name not in GENERATED
-    ],
+    [pytest.param(path, id=name_of(path)) for path in pages() if path.name not in GENERATED],
 )
 def test_measured_numbers_stand_in_blocks(path: Path) -> None:
     assert measured(path.read_text(encoding="utf-8")) == []
