@@ -89,8 +89,9 @@ A first result: {PROGRAM} run gamma=1.0 method=score tasks=obqa
 A table:        {PROGRAM} run experiment=table2, then {PROGRAM} table table2
 """
 _MORE: Final = f"""
-{PROGRAM} SUBCOMMAND --help lists the options of a subcommand; {PROGRAM} run --help also the models,
-tasks, methods and knobs. Without a subcommand, run is meant. --version prints the version.
+{PROGRAM} SUBCOMMAND --help lists the options of a subcommand; {PROGRAM} run --help the common keys,
+{PROGRAM} run --help all also models, tasks, methods and knobs. Without a subcommand, run is meant.
+--version prints the version.
 """
 
 

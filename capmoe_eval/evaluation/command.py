@@ -21,6 +21,7 @@ from capmoe_eval.experiment.composition import (
     config_directory,
     for_hydra,
     store_knobs,
+    usage,
 )
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -198,6 +199,10 @@ def main(words: Sequence[str]) -> None:
         flags = {word for word in words if word.startswith("-")}
         if "--version" in flags:  # Hydra would answer with its own
             print(version_line())
+            return 0
+        topics = [word for word in words if word[:1].isalpha() and "=" not in word]
+        if topics and flags & {"-h", "--help"}:  # without topics, Hydra prints what usage() says
+            print(usage(*topics))
             return 0
         if any(flag.startswith("--e") for flag in flags):  # also abbreviated
             raise UsageError(

@@ -109,6 +109,11 @@ _OF_RUN: Final[Mapping[str, Any]] = {
 """The keys beside a method's knobs, a cell's fields and sections."""
 
 GROUPS: Final = ("model", "tasks", "experiment", "profile", "variant")
+COMMON: Final = (
+    *("model", "tasks", "experiment", "profile", "method", "gamma", "ep_size", "batch_size"),
+    *("limit", "data.root", "dtype", "device", "results_dir", "plan"),
+)
+"""Groups and keys that ``--help`` explains without being asked for more."""
 """The groups of ``conf/``, of whose options a word ``group=option`` chooses one."""
 LISTS: Final = ("tasks", "layer_gammas")
 """The keys whose value may be a list."""
@@ -269,6 +274,20 @@ def groups_text(groups: Mapping[str, Sequence[str]], config: str) -> str:
     for name, choices in groups.items():
         lines += _row(name, f"{', '.join(choices)}{_default(defaults[name])}")
     return "\n".join(lines)
+
+
+def methods_row() -> list[str]:
+    """Return the lines that name every method."""
+    return _row("methods", ", ".join(method_names()))
+
+
+def entries(text: str) -> dict[str, list[str]]:
+    """Return the entries of a help by their names; a key that is also a knob has two."""
+    named: dict[str, list[str]] = {}
+    heading = r"(?: {2}([\w.]+) .*|(\w+)(?:=.*)?)"  # of a row, or of a paragraph
+    for match in re.finditer(rf"(?m)^{heading}$(?:\n {{4,}}.*)*", text):
+        named.setdefault(match[1] or match[2], []).append(match[0])
+    return named
 
 
 def _paragraph(heading: str, *parts: str) -> Iterator[str]:

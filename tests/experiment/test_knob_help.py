@@ -14,7 +14,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import options, store_knobs, usage
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.settings import help_text, keys
+from capmoe_eval.experiment.settings import entries, help_text, keys
 from capmoe_eval.routing import registry
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import (
@@ -35,16 +35,27 @@ def test_the_help_names_every_method_and_every_knob() -> None:
 
 
 def test_the_help_names_every_key_and_every_option() -> None:
-    lines = usage().splitlines()
+    lines = usage("all").splitlines()
     assert max(map(len, lines)) <= 100
-    assert "$" not in usage(), "Hydra would take it for a variable"
     first = [line.split()[0] for line in lines if re.match(r"  \w", line)]
     keys_of_runs = {key for key in keys() if key not in knobs()} | {"data.root", "data.name"}
     assert keys_of_runs - set(first) == set()
-    words = set(re.findall(r"\w+", usage()))
+    words = set(re.findall(r"\w+", usage("all")))
     for group in ("model", "tasks", "experiment", "profile", "variant"):
         assert group in first
         assert set(options(group)) <= words
+
+
+def test_the_help_has_layers() -> None:
+    common = usage().splitlines()
+    assert len(common) < 40
+    assert "$" not in usage(), "Hydra would take it for a variable"
+    assert usage("rounds") == "\n".join(entries(help_text())["rounds"])
+    assert usage("ep_size").count("emulated expert-parallel ranks") == 2  # a key and a knob
+    assert "zoo_mixtral" in usage("model")
+    assert usage("score", "gamma").startswith("score\n    An overloaded expert keeps the C tokens")
+    with pytest.raises(UsageError, match="--help=gama: did you mean 'gamma'"):
+        usage("gama")
 
 
 @dataclass(frozen=True, kw_only=True)

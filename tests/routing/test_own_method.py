@@ -104,7 +104,7 @@ def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
     shown = run(tmp_path, "-c", _FRAME)
     row = shown.splitlines()[-1].split()
     assert row[1:5] == ["obqa", "score_and_order", "1.0", "0.3"]
-    usage = run(tmp_path, "-m", "capmoe_eval", "run", "--help")
+    usage = run(tmp_path, "-m", "capmoe_eval", "run", "--help", "all")
     assert "score_and_order" in usage
     assert "order_weight" in usage
     command = re.search(r"^capmoe-eval (table table2 .*)'(grid.*)'$", PAGE, re.MULTILINE)
