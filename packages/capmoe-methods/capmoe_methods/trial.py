@@ -80,7 +80,10 @@ def straggler(record: Record) -> float:
     before drops, as a mean over forwards.
     """
     unit = record.cell.method.granularity
-    return fmean(getattr(layer.peak, f"{unit}_after").mean for layer in record.layers)
+    return fmean(
+        layer.peak["device_after" if unit == "device" else "expert_after"]["mean"]
+        for layer in record.layers
+    )
 
 
 class AdaptiveOutcome(NamedTuple):

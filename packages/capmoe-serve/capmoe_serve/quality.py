@@ -205,8 +205,10 @@ def _side(method: Method) -> Side:
 
 def _straggler(records: Sequence[Record], when: str) -> float:
     """Return the mean straggler factor of records' ranks before or after drops."""
+    layers = (layer for record in records for layer in record.layers)
     return fmean(
-        getattr(layer.peak, f"device_{when}").mean for record in records for layer in record.layers
+        layer.peak["device_before" if when == "before" else "device_after"]["mean"]
+        for layer in layers
     )
 
 
