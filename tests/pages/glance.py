@@ -73,7 +73,7 @@ def _peak(record: Record, before: bool) -> float:
 
 def picture() -> Figure:
     """Return accuracy and straggler factor by γ and method, with their bands."""
-    canvas, ((cost, gain),) = d.canvas(d.PAGE, 2.7, 1, 2)
+    canvas, ((cost, gain),) = d.canvas(2.7, 1, 2)
     d.rule(cost, 0, (0, (4, 2)), 0.8, "no capacity")
     for index, (method, title) in enumerate(_TITLES.items()):
         effects = [change(method, gamma) for gamma in _GAMMAS]
@@ -96,7 +96,7 @@ def picture() -> Figure:
         d.gamma_axis(axes, _GAMMAS)
         axes.set_title(title, loc="left", fontweight="bold")
         axes.set_ylabel(label)
-    d.legend(canvas, 5)
+    d.legend(canvas, 3)
     return canvas
 
 

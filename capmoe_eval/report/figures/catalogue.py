@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.report.figures.drawing import STYLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "capmoe_eval.figures"
 """The group of entry points of packages that declare figures when they are imported."""
-STYLE: Final = Path(__file__).with_name("house.mplstyle")
-"""Sizes and fonts of every figure."""
 _MODULES: Final = ("expert_load", "routing", "scores", "images", "decode", "speedup")
 """The modules of this package that declare figures."""
 
@@ -100,16 +98,10 @@ def figure(
     """
 
     def declare(draw: Callable[[pd.DataFrame], Figure]) -> Spec:
-        caption = " ".join(inspect.getdoc(draw).split())  # type: ignore[union-attr]
-        spec = Spec(
-            name=name or draw.__name__,
-            place=place,
-            title=title,
-            caption=caption.format(**words) if words else caption,
-            data=data,
-            draw=draw,
-            **fields,
-        )
+        caption = " ".join((inspect.getdoc(draw) or "").split())
+        caption = caption.format(**words) if words else caption
+        about = {"name": name or draw.__name__, "place": place, "title": title, "caption": caption}
+        spec = Spec(**about, data=data, draw=draw, **fields)
         _declared[spec.name] = spec
         return spec
 
@@ -141,11 +133,7 @@ def because(broken: Sequence[str]) -> str:
 
 
 def get_figure(name: str) -> Spec:
-    """Return a figure by its name.
-
-    Raises:
-        UsageError: If there is none of that name.
-    """
+    """Return a figure by its name; UsageError if there is none of that name."""
     if name not in figures():
         check_installed(f"figure {name}")
         mistake = bad_choice("figure", name, ["all", *figures()])

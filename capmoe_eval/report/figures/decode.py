@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MODES: Final = {"unconstrained": "the prompt alone", "constrained": "every step"}
 _NO_LIMIT: Final = "no limit"
-_POINTS: Final = {"markersize": 3, "elinewidth": 0.7, "capsize": 1.5}
+_SHARES: Final = tuple(f"steps_percent{end}" for end in ("", "_low", "_high"))
 
 
 def by_mode(sources: FigureRecords) -> pd.DataFrame:
@@ -31,91 +31,78 @@ def by_mode(sources: FigureRecords) -> pd.DataFrame:
     """
     import pandas as pd
 
-    parts = []
-    limited, stock = sources.cells("generation"), sources.cells("generation_unlimited")
-    for model, title in sources.models.items():
-        for task, name in sources.tasks.items():
-            cells = pd.concat([of for of in (limited, stock) if len(of)])
-            cells = cells[(cells["model"] == model) & (cells["task"] == task)]
-            cells = cells.sort_values("gamma", kind="stable")
-            cells["decode"] = cells["decode"].fillna("unconstrained")
-            if cells.empty:
+    limited = sources.cells("generation")
+    cells = pd.concat([limited, sources.cells("generation_unlimited")])
+    cells["decode"] = cells["decode"].fillna("unconstrained")
+    order = [cells["gamma"], cells["asked"].map([*sources.tasks.values()].index)]
+    order += [cells["title"].map([*sources.models.values()].index)]
+    cells = cells.iloc[np.lexsort(order)]
+    rows = pd.DataFrame(
+        {
+            "model": cells["title"],
+            "task": cells["asked"],
+            "capacity_on": cells["decode"]
+            .map(_MODES)
+            .mask(cells["method"].map(is_stock), _NO_LIMIT),
+            "gamma": cells["gamma"],
+            "score": 100 * cells["value"],
+            "stderr": 100 * cells["stderr"],
+        }
+    )
+    rows[list(_SHARES)] = np.nan
+    for (title, task), same in cells.groupby(["title", "asked"], sort=False):
+        stock = same[same["method"].map(is_stock)]
+        for gamma, of_gamma in same.groupby("gamma", sort=False):
+            by_decode = {mode: of_gamma[of_gamma["decode"] == mode] for mode in _MODES}
+            if stock.empty or any(mode.empty for mode in by_decode.values()):
                 continue
-            rows = pd.DataFrame(
-                {
-                    "model": title,
-                    "task": name,
-                    "capacity_on": cells["decode"]
-                    .map(_MODES)
-                    .where(~cells["method"].map(is_stock), _NO_LIMIT),
-                    "gamma": cells["gamma"],
-                    "score": 100 * cells["value"],
-                    "stderr": 100 * cells["stderr"].astype(float),
-                }
-            )
-            reasons: dict[str, list[str]] = {}
-            for number, share in _shares(sources, cells).items():
-                if isinstance(share, str):
-                    reasons.setdefault(share, []).append(gamma_text(rows["gamma"][number]))
-                else:
-                    for end, value in zip(("", "_low", "_high"), share, strict=True):
-                        rows.loc[number, f"steps_percent{end}"] = 100 * value
-            parts.append(rows)
-            for reason, at in reasons.items():
-                points = ", ".join(at)
-                sources.notes.append(f"{title}, {name}: no share at γ={points}: {reason}.")
-        sources.notes.extend(_steps(title, limited[limited["model"] == model]))
-    frame = with_interval(pd.concat(parts, ignore_index=True), "score")
-    shares = [f"steps_percent{end}" for end in ("", "_low", "_high")]
-    return frame.reindex(columns=list(dict.fromkeys([*frame, *shares])))
+            share = _share(sources, stock, *by_decode.values())
+            if isinstance(share, str):
+                text = f"{title}, {task}: no share at γ={gamma_text(gamma)}: {share}."
+                sources.notes.append(text)
+            else:
+                number = by_decode["constrained"].index[0]
+                rows.loc[number, list(_SHARES)] = [100 * value for value in share]
+    sources.notes.extend(_steps(limited))
+    return with_interval(rows.reset_index(drop=True), "score")
 
 
-def _shares(sources: FigureRecords, cells: pd.DataFrame) -> dict[Any, Interval | str]:
-    """Return the decode steps' share of the damage, or why it is not known, by row of every step.
+def _share(sources: FigureRecords, *cells: pd.DataFrame) -> Interval | str:
+    """Return the decode steps' share of the damage, or why it is not known.
 
     The share is only known where the damage of every step is distinguishable from zero: where its
-    95 % interval lies above 0.
+    95 % interval lies above 0. The cells are those of no limit, of the prompt alone, of every step.
     """
-    answers = {
-        number: next(iter(answered_by_cells(sources.results, cells.loc[[number]]).values()))
-        for number in cells.index
-    }
-    baseline = next((answers[n] for n in cells.index[cells["method"].map(is_stock)]), None)
-    shares: dict[Any, Interval | str] = {}
-    for _, same in cells.groupby("gamma", sort=False):
-        number = {mode: number for number, mode in same["decode"].items()}
-        if baseline is None or len(number) < len(_MODES):
-            continue
-        prompt, every = (answers[number[mode]] for mode in _MODES)
-        whole, of_steps = pair(baseline, every), pair(prompt, every)
-        task, row = cells["task"].iloc[0], number["constrained"]
-        if isinstance(whole, Unpaired) or isinstance(of_steps, Unpaired):
-            shares[row] = next(p.reason for p in (whole, of_steps) if isinstance(p, Unpaired))
-        elif interval({task: whole.units}).low > 0:
-            shares[row] = share_of(of_steps.units, whole.units, task)
-        else:
-            shares[row] = "the damage is not distinguishable from zero"
-    return shares
+    stock, prompt, every = (
+        next(iter(answered_by_cells(sources.results, of).values())) for of in cells
+    )
+    whole, of_steps, task = pair(stock, every), pair(prompt, every), cells[0]["task"].iloc[0]
+    for paired in (whole, of_steps):
+        if isinstance(paired, Unpaired):
+            return paired.reason
+    if interval({task: whole.units}).low > 0:
+        return share_of(of_steps.units, whole.units, task)
+    return "the damage is not distinguishable from zero"
 
 
-def _steps(title: str, cells: pd.DataFrame) -> list[str]:
+def _steps(cells: pd.DataFrame) -> list[str]:
     """Say how many sequences the decode steps had, and what γ was for them after rounding."""
-    names = "load.decode.live", "load.decode.effective_gamma"
-    if not set(names) <= set(cells):
+    live, rounded = "load.decode.live", "load.decode.effective_gamma"
+    if not {live, rounded} <= set(cells):
         return []
-    steps = cells[["gamma", *names]].astype(float).dropna()
-    steps = steps[(steps["gamma"] > 0) & (steps[names[1]] > 0)].sort_values("gamma", kind="stable")
-    if steps.empty:
-        return []
-    live = steps[names[0]]
-    rounded = []
-    for gamma, same in steps.groupby("gamma", sort=False):
-        ends = dict.fromkeys(f"{end:.2f}" for end in (same[names[1]].min(), same[names[1]].max()))
-        rounded.append(f"{gamma_text(gamma)} is {' to '.join(ends)}")
-    return [
-        f"{title}: a decode step has {live.min():.1f} to {live.max():.1f} live sequences, by cell, "
-        f"for which γ after rounding: {', '.join(rounded)}."
-    ]
+    steps = cells[cells["gamma"] > 0].dropna(subset=[live, rounded])
+    notes = []
+    for title, same in steps[steps[rounded].astype(float) > 0].groupby("title", sort=False):
+        ends = same.groupby("gamma")[rounded].agg(["min", "max"]).map("{:.2f}".format)
+        texts = [
+            f"{gamma_text(gamma)} is {' to '.join(dict.fromkeys(row))}"
+            for gamma, *row in ends.itertuples()
+        ]
+        notes.append(
+            f"{title}: a decode step has {same[live].min():.1f} to {same[live].max():.1f} live "
+            f"sequences, by cell, for which γ after rounding: {', '.join(texts)}."
+        )
+    return notes
 
 
 @figure(
@@ -124,44 +111,46 @@ def _steps(title: str, cells: pd.DataFrame) -> list[str]:
 )  # fmt: skip
 def decode(rows: pd.DataFrame) -> Figure:
     """Score of each task under Token Drop by γ, with a capacity for the prompt alone
-    (decode=unconstrained) and for every step (constrained). Up to 64 sequences are generated
-    together as one group; those that have finished leave it. Bottom: what the decode steps add to
-    the damage, as a share of the damage of every step, paired by document. It is there where the 95
-    % interval of that damage lies above zero. Whiskers: 95 % intervals over documents, which may go
-    beyond the panel. Points of one γ are set apart.
+    (decode=unconstrained; filled) and for every step (constrained; hollow). Dotted: without a
+    limit. Up to 64 sequences are generated together as one group; those that have finished leave
+    it. Last: what the decode steps add to the damage, as a share of the damage of every step,
+    paired by document. It is there where the 95 % interval of that damage lies above zero.
+    Whiskers: 95 % intervals over documents, which may go beyond the panel. Points of one γ are set apart.
     """
     models, tasks = d.places(rows["model"]), d.places(rows["task"])
-    layout = {"sharex": True, "sharey": "row"}
-    height = 1.3 * (len(tasks) + 1) + 0.5
-    canvas, grid = d.canvas(d.PAGE, height, len(tasks) + 1, len(models), **layout)
+    lines = -(-(len(tasks) + 1) // 2)
+    canvas, grid = d.canvas(1.9 * lines + 0.6, lines, 2)
+    *panels, bottom = grid.flat[: len(tasks) + 1]
+    small = {"markersize": 3, "elinewidth": 0.7, "capsize": 1.5}
     for (title, task), same in rows.groupby(["model", "task"], sort=False):
-        column, row = models[title], tasks[task]
-        axes, bottom = grid[row][column], grid[-1][column]
-        for score, low, high in same.loc[
-            same["capacity_on"] == _NO_LIMIT, ["score", "score_low", "score_high"]
-        ].itertuples(index=False):
-            d.rule(axes, score, (0, (1, 2)), 1.0, "no limit ± 1.96 SE")
-            axes.axhspan(low, high, color=d.GREY, alpha=0.25, linewidth=0)
-        for index, mode in enumerate(_MODES.values()):
-            of_mode, look = same[same["capacity_on"] == mode], d.line_look(index, **_POINTS)
-            d.line(axes, of_mode, "gamma", "score", f"capacity on {mode} ± 1.96 SE", **look)
-        shift = 0.04 * (row - (len(tasks) - 1) / 2)
-        with_share = same.dropna(subset="steps_percent")
+        colour, axes = d.COLOURS[models[title]], panels[tasks[task]]
+        for score in same.loc[same["capacity_on"] == _NO_LIMIT, "score"]:
+            axes.axhline(score, color=colour, linestyle=":", linewidth=1.0)
+        looks = {
+            "the prompt alone": {"color": colour, "marker": "o"},
+            "every step": {"color": colour, "marker": "s", "linestyle": "--", "mfc": "white"},
+        }
+        for mode, look in looks.items():
+            of_mode = same[same["capacity_on"] == mode]
+            d.line(axes, of_mode, "gamma", "score", f"{title}: {mode}", **look | small)
+        shift = 0.03 * (len(tasks) * models[title] + tasks[task] - len(tasks) * len(models) / 2)
+        shares = same.dropna(subset="steps_percent")
         # An end that is infinite is beyond the panel.
-        with_share = with_share.assign(gamma=with_share["gamma"] + shift).replace(
+        shares = shares.assign(gamma=shares["gamma"] + shift).replace(
             [-np.inf, np.inf], [-1e4, 1e4]
         )
-        look = d.line_look(len(_MODES) + row, **_POINTS) | {"linestyle": ""}
-        d.line(bottom, with_share, "gamma", "steps_percent", task, **look)
-        if not column:
-            axes.set_ylabel(f"{task}\nscore (%)")
-        if not row:
-            axes.set_title(title)
-    for bottom in grid[-1]:
-        d.rule(bottom, 100)
-        d.rule(bottom, 0)
-        d.gamma_axis(bottom, rows["gamma"].dropna(), space=0.1)  # for the points beside their γ
-        bottom.set_ylim(-30, 150)
-    grid[-1][0].set_ylabel("share of decode\nsteps (%)")
-    d.legend(canvas, 4)
+        look = {"color": colour, "marker": d.MARKERS[2 + tasks[task]], "linestyle": ""}
+        d.line(bottom, shares, "gamma", "steps_percent", **look | small)
+        axes.set(title=task, ylabel="score (%)")
+    for task, place in tasks.items():
+        look = {"color": d.BLACK, "marker": d.MARKERS[2 + place], "linestyle": ""}
+        bottom.plot([], [], label=f"decode steps, {task}", **look)
+    for axes in (*panels, bottom):
+        d.gamma_axis(axes, rows["gamma"].dropna(), space=0.15)  # for the points beside their γ
+    for share in (0, 100):
+        d.rule(bottom, share)
+    bottom.set(title="of all damage", ylabel="share of decode\nsteps (%)", ylim=(-30, 150))
+    for axes in grid.flat[len(tasks) + 1 :]:
+        axes.remove()
+    d.legend(canvas)
     return canvas

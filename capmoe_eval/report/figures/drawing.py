@@ -1,4 +1,4 @@
-"""Axes of a figure, and the marks that several figures draw; numbers are columns of a data frame.
+"""Pictures of one width and style; what is drawn are columns of a data frame.
 
 The pictures are for grey print and colour-blind readers: no colour stands alone, markers, dashes or
 hatches go with it. matplotlib is imported when something is drawn.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-COLUMN: Final = 3.3
-"""Width of one column, inches."""
-PAGE: Final = 6.9
-"""Width of both columns, inches."""
+STYLE: Final = Path(__file__).with_name("house.mplstyle")
+"""Sizes and fonts of every picture."""
+WIDTH: Final = 4.375
+"""Inches of every picture: 420 px on a page, on which its words can be read."""
 
 # Okabe and Ito's colours, without yellow, which a white page swallows.
 BLACK, BLUE, VERMILLION, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
@@ -32,21 +33,24 @@ DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), "-"
 
 Look: TypeAlias = dict[str, Any]
 """Options of matplotlib: colours, markers, widths."""
-_FRONT: Final[Look] = {
-    **{"color": GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round", "zorder": 1}
-}
 THIN: Final[Look] = {"elinewidth": 0.5, "capsize": 1}
 """Whiskers of many points."""
 STAR: Final[Look] = {"color": BLACK, "marker": "*", "linestyle": "", "markersize": 6}
+BARS: Final[Sequence[Look]] = [
+    {"color": colour, "hatch": hatch, "edgecolor": "black"}
+    for colour, hatch in (
+        *((BLUE, ""), (SKY, "////"), (ORANGE, "...."), (VERMILLION, "xxxx")),
+        *((GREEN, "\\\\\\\\"), (PURPLE, "++++"), (GREY, "")),
+    )
+]
+"""Colours, hatches and edges of bars, in the order in which they are taken."""
 
 
-def canvas(
-    width: float, height: float, rows: int = 1, columns: int = 1, **layout: Any
-) -> tuple[Figure, Any]:
-    """Return a figure of a size in inches, and its axes [rows, columns]."""
+def canvas(height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Figure, Any]:
+    """Return a figure of a height in inches, and its axes [rows, columns]."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **layout)
     for each in axes.flat:
         each.grid()
@@ -54,20 +58,19 @@ def canvas(
 
 
 def panels(
-    rows: pd.DataFrame, by: str, height: float, **layout: Any
-) -> tuple[Figure, list[tuple[str, pd.DataFrame, Any]]]:
-    """Return a figure with a panel for each value of a column, in rows of four.
+    rows: pd.DataFrame, by: str | list[str], height: float, columns: int = 2, **layout: Any
+) -> tuple[Figure, list[tuple[Any, pd.DataFrame, Any]]]:
+    """Return a figure with a panel for each value of a column, or of several, in the rows' order.
 
-    Each panel is the value, its rows and its axes.
+    Each panel is the value, its rows and its axes; ``columns`` stand beside each other.
     """
     groups = list(rows.groupby(by, sort=False))
-    lines = math.ceil(len(groups) / 4)
-    columns = math.ceil(len(groups) / lines)
-    width = COLUMN if columns == 1 else PAGE
-    figure, grid = canvas(width, height * lines, lines, columns, **layout)
+    columns = min(columns, len(groups))
+    lines = math.ceil(len(groups) / columns)
+    figure, grid = canvas(height * lines, lines, columns, **layout)
     for axes in grid.flat[len(groups) :]:
         axes.remove()
-    return figure, [(str(v), same, a) for (v, same), a in zip(groups, grid.flat, strict=False)]
+    return figure, [(value, same, a) for (value, same), a in zip(groups, grid.flat, strict=False)]
 
 
 def line_look(index: int, count: int = len(COLOURS), /, **other: Any) -> Look:
@@ -77,24 +80,52 @@ def line_look(index: int, count: int = len(COLOURS), /, **other: Any) -> Look:
     return look | other
 
 
-def bar_look(colour: str, hatch: str = "", **other: Any) -> Look:
-    """Return the colour, hatch and black edge of bars."""
-    return {"color": colour, "hatch": hatch, "edgecolor": "black", **other}
+def looks(names: Iterable[str], **other: Any) -> dict[str, Look]:
+    """Return how the line of each name looks, by the order of the names."""
+    return {name: line_look(place, **other) for name, place in places(names).items()}
 
 
 def line(axes: Any, rows: pd.DataFrame, x: str, y: str, name: str = "", **look: Any) -> None:
     """Draw one line; with whiskers from the columns ``<y>_low`` to ``<y>_high``, if there are."""
     across, up = (rows[column].to_numpy(float) for column in (x, y))
-    if f"{y}_low" in rows and rows[f"{y}_low"].notna().any():
+    if (ends := whiskers(rows, y)) is not None:
         style = {"elinewidth": 0.7, "capsize": 1.5} | look
-        axes.errorbar(across, up, whiskers(rows, y), **style, label=name)
+        axes.errorbar(across, up, ends, **style, label=name)
     else:
         plain = {key: look[key] for key in look.keys() - {"elinewidth", "capsize"}}
         axes.plot(across, up, **plain, label=name)
 
 
+def lines(
+    axes: Any, rows: pd.DataFrame, x: str, y: str, by: str, looks: Mapping[str, Look], **other: Any
+) -> None:
+    """Draw a line for each value of a column, each with its look."""
+    for name, same in each(rows, by):
+        line(axes, same, x, y, name, **looks[name] | other)
+
+
+def bars(axes: Any, rows: pd.DataFrame, x: str, y: str, by: str, base: float = 0.0) -> pd.DataFrame:
+    """Draw bars from a base, grouped by ``x``, in each group one for every value of ``by``.
+
+    Whiskers are as those of :func:`line`. Returns the rows with ``place``, the middle of each bar,
+    and ``width``.
+    """
+    groups, members = places(rows[x]), places(rows[by])
+    width = 0.8 / max(1, len(members))
+    shift = (rows[by].map(members).astype(float) - (len(members) - 1) / 2) * width
+    rows = rows.assign(place=rows[x].map(groups).astype(float) + shift, width=width)
+    for (name, same), look in zip(each(rows, by), BARS, strict=False):
+        thin = {"yerr": whiskers(same, y), "error_kw": {"elinewidth": 0.9, "capsize": 1.5}}
+        heights = same[y] - base
+        axes.bar(same["place"], heights, 0.92 * width, base, **look | thin, label=name)
+    axes.grid(False, axis="x")
+    return rows
+
+
 def whiskers(rows: pd.DataFrame, y: str) -> Any:
-    """Return how far whiskers reach below and above every row [2, rows]."""
+    """Return how far whiskers reach below and above every row [2, rows]; None without any."""
+    if f"{y}_low" not in rows or rows[f"{y}_low"].isna().all():
+        return None
     ends = rows[[f"{y}_low", f"{y}_high"]].to_numpy(float).T
     return np.abs(ends - rows[y].to_numpy(float))
 
@@ -118,8 +149,8 @@ def load_bars(axes: Any, loads: Sequence[float], name: str, **look: Any) -> None
     axes.grid(False)
     style = {"color": "#c8c8c8", "width": 0.9} | look
     axes.bar(range(len(loads)), loads, **style, label=name)
-    axes.set(xlim=(-0.7, len(loads) - 0.3), xticks=[], ylabel="load / mean load")
-    axes.set_xlabel("experts, busiest first")
+    axes.set(xlim=(-0.7, len(loads) - 0.3), xticks=[])
+    axes.set(xlabel="experts, busiest first", ylabel="load / mean load N̄")
 
 
 def loads_map(axes: Any, loads: Any, name: str, aspect: float) -> None:
@@ -144,13 +175,14 @@ def gamma_axis(
     axes.set_xlabel(label)
 
 
-def name_places(axes: Any, names: Sequence[str], places: Iterable[float] | None = None) -> None:
+def name_places(axes: Any, names: Iterable[str], places: Iterable[float] | None = None) -> None:
     """Name places across, without strokes."""
-    axes.set_xticks(list(range(len(names)) if places is None else places), names)
+    labels = list(names)
+    axes.set_xticks(list(range(len(labels)) if places is None else places), labels)
     axes.tick_params(axis="x", length=0)
 
 
-def legend(figure: Figure, columns: int, place: str = "outside lower center") -> None:
+def legend(figure: Figure, columns: int = 2, place: str = "outside lower center") -> None:
     """Draw one legend of all panels, each name once."""
     handles: Look = {}
     for axes in figure.axes:
@@ -175,8 +207,9 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 def front(axes: Any, rows: pd.DataFrame, x: str, y: str) -> None:
     """Draw the rows whose ``front`` is true in grey, below the lines of methods."""
-    best = rows[rows["front"]].sort_values([x, y])
-    line(axes, best[[x, y]], x, y, "Pareto front", **_FRONT)
+    best = rows.loc[rows["front"], [x, y]].sort_values([x, y])
+    look = {"color": GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round", "zorder": 1}
+    line(axes, best, x, y, "Pareto front", **look)
 
 
 def each(rows: pd.DataFrame, by: str) -> Iterator[tuple[str, pd.DataFrame]]:

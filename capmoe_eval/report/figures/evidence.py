@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from omegaconf import open_dict
 
@@ -26,7 +26,6 @@ from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.report.figures.catalogue import Sources, Spec, because
-from capmoe_eval.report.figures.pooling import by_key
 from capmoe_eval.results.frames import Results, results_of
 from capmoe_eval.routing.registry import knobs
 
@@ -35,6 +34,12 @@ if TYPE_CHECKING:
 
     from capmoe_eval.experiment.timings.rows import Balance
     from capmoe_eval.paper.benchmarks import Bench
+
+
+_NUMBERS: Final = (
+    *("gamma", "drop_rate", "effective_gamma", "value", "stderr", "load.mean_peak_after"),
+)
+"""The columns of cells that figures compute with; γ of another kind is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,34 +63,38 @@ class FigureRecords(Sources):
 
     @functools.cached_property
     def results(self) -> Results:
-        """The records as data frames, in the order of the plan."""
-        return results_of(record for records in self.records.values() for record in records)
+        """The records as data frames, in the order of the plan.
+
+        A cell has the titles of its model and task, too: ``title`` and ``asked``.
+        """
+        import pandas as pd
+
+        results = results_of(record for records in self.records.values() for record in records)
+        cells = results.cells
+        titles = {"title": cells["model"].map(self.models), "asked": cells["task"].map(self.tasks)}
+        numbers = {name: pd.to_numeric(cells[name], errors="coerce") for name in _NUMBERS}
+        return results._replace(cells=cells.assign(**titles, **numbers))
 
     def cells(self, *parts: str) -> pd.DataFrame:
         """Return the rows of some parts' cells, each once, in the order of the plan."""
-        import pandas as pd
-
         digests = {r.digest for part in parts for r in self.records.get(part, ())}
-        cells = self.results.cells
-        cells = cells[cells["cell"].isin(digests)].copy()
-        for name in ("gamma", "drop_rate", "effective_gamma", "value", "stderr"):
-            cells[name] = pd.to_numeric(cells[name], errors="coerce")
-        return cells
+        return self.results.cells[self.results.cells["cell"].isin(digests)].copy()
 
     def layers(self, *parts: str) -> pd.DataFrame:
         """Return the layers of some parts' cells, with the cells' columns that tell them apart."""
         cells = self.cells(*parts).rename(columns={"gamma": "cell.gamma"})
-        names = ["cell", "model", "task", "method", "cell.gamma", "candidates", "m"]
+        names = [
+            "cell",
+            "model",
+            "title",
+            "task",
+            "asked",
+            "method",
+            "cell.gamma",
+            "candidates",
+            "m",
+        ]
         return self.results.layers.merge(cells[names], on="cell")
-
-    def by_model(self, *parts: str) -> dict[str, list[Record]]:
-        """Return the records of some parts by model, each once, in the order of the plan."""
-        records = {record.path: record for part in parts for record in self.records.get(part, ())}
-        return by_key(records.values(), lambda record: record.model)
-
-    def of_model(self, *parts: str) -> list[Record]:
-        """Return the records of some parts, of :attr:`model` alone."""
-        return self.by_model(*parts).get(self.model, [])
 
 
 class FigurePlans:

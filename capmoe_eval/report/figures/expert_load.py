@@ -22,20 +22,21 @@ PAPER_MODELS: Final = (
     *("OLMoE-Instruct", "DeepSeek-V2-Lite", "Qwen1.5-MoE-Chat", "Mixtral-8×7B-Instruct"),
 )
 """What Figures 13 to 16, and 17 to 20, show in the paper: `profile.figures.models`, in order."""
-_FEW: Final = 40
+_FEW: Final = 20
 """The numbers of more experts would run into each other."""
 
 
 def load_of_layers(sources: FigureRecords, *parts: str) -> pd.DataFrame:
     """Return the layers of some parts with ``load`` and ``load_left``, before and after drops.
 
-    Loads are over the mean load N̄ that the router asks for.
+    Loads are over the mean load N̄ that the router asks for. Layers are counted from 1.
     """
     layers = sources.layers(*parts)
     for name, column in (("load", "load_before"), ("load_left", "load_after")):
         loads = zip(layers[column], layers["assignments"], layers["n_experts"], strict=True)
         layers[name] = [np.array(load) * (count / pairs) for load, pairs, count in loads]
-    return layers
+    names = {f"peak.expert_before.{of}": f"peak_{of}" for of in ("mean", "max")}
+    return layers.assign(layer=layers["layer"] + 1).rename(columns=names)
 
 
 def fullest_layer(layers: pd.DataFrame) -> pd.DataFrame:
@@ -44,23 +45,21 @@ def fullest_layer(layers: pd.DataFrame) -> pd.DataFrame:
     return layers[layers["layer"] == peaks.idxmax()]
 
 
+def _ranked(layers: pd.DataFrame, *columns: str, load: str = "load") -> pd.DataFrame:
+    """Return a row for each expert of some layers: ``place`` and ``load``, the fullest first."""
+    loads = [np.sort(each)[::-1] for each in layers[load]]
+    rows = layers[list(columns)].assign(place=[range(len(each)) for each in loads], load=loads)
+    return rows.explode(["place", "load"]).astype({"place": int, "load": float})
+
+
 def of_one_layer(sources: FigureRecords) -> pd.DataFrame:
     """Return the load of each expert in the layer with the fullest, the fullest first."""
-    import pandas as pd
-
-    (layer,) = fullest_layer(load_of_layers(sources, "baseline")).itertuples()
-    rows = pd.DataFrame({"load": sorted(layer.load, reverse=True)}).rename_axis("place")
-    rows = rows.reset_index().assign(model=sources.title, task=sources.tasks[layer.task])
-    rows["layer"] = layer.layer + 1
-    # Names with a dot are no attributes of a row.
-    peaks = sources.layers("baseline").query(f"layer == {layer.layer}").iloc[0]
-    rows["peak_mean"], rows["peak_max"] = (
-        peaks[f"peak.expert_before.{of}"] for of in ("mean", "max")
-    )
+    layer = fullest_layer(load_of_layers(sources, "baseline")).assign(model=sources.title)
+    rows = _ranked(layer, "model", "asked", "layer", "peak_mean", "peak_max")
     if published := figure1_bars(sources.model, len(rows)):
         rows["paper"] = published
         sources.notes.append(published_note("figure1"))
-    return rows
+    return rows.rename(columns={"asked": "task"})
 
 
 @figure(
@@ -71,10 +70,11 @@ def fig1(rows: pd.DataFrame) -> Figure:
     """Load of each expert over the mean load N̄ without a limit, on OpenBookQA, in the layer with
     the fullest expert. Everyone waits for the fullest expert of a batch.
     """
-    canvas, ((axes,),) = d.canvas(d.COLUMN, 1.75)
+    canvas, ((axes,),) = d.canvas(2.1)
     first = rows.iloc[0]
     d.load_bars(axes, rows["load"], "ours (mean over batches)")
-    _mean(axes, len(rows))
+    d.rule(axes, 1.0, "--", 0.7)
+    axes.annotate("mean load N̄", (len(rows) - 0.5, 1.0), ha="right", va="bottom")
     if "paper" in rows:
         look = {"marker": "o", "markersize": 2, "linewidth": 0.6, "color": d.VERMILLION}
         d.line(axes, rows, "place", "paper", "paper (peak over batches)", **look)
@@ -83,8 +83,7 @@ def fig1(rows: pd.DataFrame) -> Figure:
         f"fullest expert: {first['load']:.1f} × the mean\n"
         f"in a batch: {first['peak_mean']:.1f} ×, at most {first['peak_max']:.1f} ×"
     )
-    # The fullest expert stands at the left.
-    _write(axes, text, (0.98, 0.97), xycoords="axes fraction", va="top")
+    axes.annotate(text, (0.98, 0.97), xycoords="axes fraction", ha="right", va="top")
     axes.set_title(f"{first['model']}, {first['task']}, MoE layer {first['layer']}")
     return canvas
 
@@ -93,11 +92,9 @@ def by_task(sources: FigureRecords) -> pd.DataFrame:
     """Return the load of each expert in one layer on each task, in one order of the experts."""
     layers = fullest_layer(load_of_layers(sources, "baseline"))
     order = np.argsort(-np.mean(layers["load"].tolist(), axis=0), kind="stable").tolist()
-    rows = layers[["task", "layer", "load", "peak.expert_before.max"]].assign(model=sources.title)
-    rows["task"], rows["layer"] = rows["task"].map(sources.tasks), rows["layer"] + 1
-    rows["load"] = [load[order] for load in rows["load"]]
+    rows = layers[["asked", "layer", "load", "peak_max"]].rename(columns={"asked": "task"})
+    rows = rows.assign(model=sources.title, load=[load[order] for load in rows["load"]])
     rows["expert"] = [order] * len(rows)
-    rows = rows.rename(columns={"peak.expert_before.max": "peak_max"})
     return rows.explode(["load", "expert"]).astype({"load": float, "expert": int})
 
 
@@ -109,24 +106,21 @@ def fig2(rows: pd.DataFrame) -> Figure:
     fullest expert is fullest on average. At the right the fullest expert over all batches and, in
     brackets, in a single batch; the paper draws the latter, for every expert.
     """
-    of_tasks = dict(d.each(rows, "task"))
-    canvas, ((axes,),) = d.canvas(d.PAGE, 0.75 + 0.17 * len(of_tasks))
-    d.loads_map(axes, [same["load"] for same in of_tasks.values()], "load / mean load", 12)
-    experts = next(iter(of_tasks.values()))["expert"]
+    tasks = dict(d.each(rows, "task"))
+    canvas, ((axes,),) = d.canvas(0.95 + 0.18 * len(tasks))
+    d.loads_map(axes, [same["load"] for same in tasks.values()], "load / mean load", 12)
+    experts = next(iter(tasks.values()))["expert"]
     names = list(map(str, experts)) if len(experts) <= _FEW else []
     axes.set_xticks(range(len(names)), names)
     axes.set_xlabel("expert, busiest first on average")
-    axes.set_yticks(range(len(of_tasks)), list(of_tasks))
+    axes.set_yticks(range(len(tasks)), list(tasks))
     right = axes.secondary_yaxis("right")
-    peaks = [
-        f"{same['load'].max():.1f} × ({same['peak_max'].iloc[0]:.1f} ×)"
-        for same in of_tasks.values()
-    ]
+    peaks = [f"{t['load'].max():.1f} × ({t['peak_max'].iloc[0]:.1f} ×)" for t in tasks.values()]
     right.set_yticks(range(len(peaks)), peaks)
     right.tick_params(length=0)
     right.spines[:].set_visible(False)
     where = f"{rows['model'].iloc[0]}, MoE layer {rows['layer'].iloc[0]}"
-    axes.set_title(f"{where}; right: fullest expert over all batches (in one batch)")
+    axes.set_title(f"{where}\nright: fullest expert over all batches (in one batch)")
     return canvas
 
 
@@ -135,27 +129,13 @@ def after_drop(sources: FigureRecords) -> pd.DataFrame:
     import pandas as pd
 
     layers = load_of_layers(sources, "token_drop", "ranked", "all_experts")
-    task = next(iter(sources.tasks))
-    layers = fullest_layer(layers[layers["task"] == task])
-    first = layers.iloc[0]
-    lines = [("asked for (Token Drop)", first["load"])]
-    lines += [(_drop_label(row), row["load_left"]) for _, row in layers.iterrows()]
-    return pd.concat(
-        pd.DataFrame(
-            {
-                "model": sources.title,
-                "task": sources.tasks[task],
-                "layer": first["layer"] + 1,
-                "gamma": first["cell.gamma"],
-                # None in records from before this field.
-                "effective_gamma": np.array(first["effective_gamma"], dtype=float),
-                "method": name,
-                "place": range(len(load)),
-                "load": sorted(load, reverse=True),
-            }
-        )
-        for name, load in lines
-    )
+    layers = fullest_layer(layers[layers["asked"] == next(iter(sources.tasks.values()))])
+    layers = layers.assign(model=sources.title, method=layers.apply(_drop_label, axis=1))
+    layers["effective_gamma"] = layers["effective_gamma"].iloc[0]
+    columns = "model", "asked", "layer", "cell.gamma", "effective_gamma", "method"
+    before = layers[:1].assign(method="asked for (Token Drop)")
+    rows = [_ranked(before, *columns), _ranked(layers, *columns, load="load_left")]
+    return pd.concat(rows).rename(columns={"asked": "task", "cell.gamma": "gamma"})
 
 
 def _drop_label(layer: pd.Series[Any]) -> str:
@@ -177,46 +157,35 @@ def fig9(rows: pd.DataFrame) -> Figure:
     every slot. Capacities are rounded up on each rank, so that with few tokens a line can lie above
     γ; dashed: γ after rounding, of records that have it.
     """
-    canvas, ((axes,),) = d.canvas(d.COLUMN, 2.4)
-    (asked, bars), *lines = d.each(rows, "method")
+    canvas, ((axes,),) = d.canvas(2.6)
+    (asked, bars), *methods = d.each(rows, "method")
     d.load_bars(axes, bars["load"], asked, color="#e0e0e0", width=1.0)
     step = max(1, len(bars) // 10)
-    for index, (name, same) in enumerate(lines):
+    for index, (name, same) in enumerate(methods):
         look = d.line_look(index, markevery=(index * step // 4, step))
         d.line(axes, same, "place", "load", name, **look)
     first = rows.iloc[0]
     d.rule(axes, first["gamma"], ":", 0.6)
-    if not np.isnan(effective := first["effective_gamma"]):
+    if (effective := float(first["effective_gamma"])) == effective:  # records from before it: NaN
         d.rule(axes, effective, "--", 0.6, f"γ after rounding: {effective:.2f}")
-    axes.set_ylabel("load / mean load N̄")
     where = f"{first['model']}, {first['task']}, MoE layer {first['layer']}"
     axes.set_title(where + gamma_suffix(first["gamma"], ", γ = "))
-    d.legend(canvas, 2)
+    d.legend(canvas)
     return canvas
 
 
 def by_layer(sources: FigureRecords) -> pd.DataFrame:
     """Return each layer's sorted loads, mean over tasks, and the peaks of its batches."""
-    import pandas as pd
-
     layers = load_of_layers(sources, "routing")
-    peaks = layers.groupby("layer")
-    rows = pd.DataFrame(
-        {
-            "load": [np.sort(np.mean(same["load"].tolist(), axis=0))[::-1] for _, same in peaks],
-            "peak_mean": peaks["peak.expert_before.mean"].mean(),
-            "peak_max": peaks["peak.expert_before.max"].max(),
-        }
-    )
-    rows = rows.reset_index().assign(layer=lambda frame: frame["layer"] + 1)
-    rows["model"], rows["tasks"] = sources.title, layers["task"].nunique()
-    rows["place"] = [range(len(load)) for load in rows["load"]]
+    means = {"load": ("load", lambda loads: np.mean(loads.tolist(), axis=0))}
+    peaks = {"peak_mean": ("peak_mean", "mean"), "peak_max": ("peak_max", "max")}
+    rows = layers.groupby("layer", as_index=False).agg(**means, **peaks)
+    rows = rows.assign(model=sources.title, tasks=layers["task"].nunique())
     if printed := printed_figure("fig13_16_peak_load_over_mean").get(sources.model):
-        sources.notes.append(
-            f"The paper's text says of these peaks: {printed['text']} N̄ (Appendix F)."
-        )
+        text = f"The paper's text says of these peaks: {printed['text']} N̄ (Appendix F)."
+        sources.notes.append(text)
         rows["paper"], rows["paper_text"] = printed["value"], printed["text"]
-    return rows.explode(["load", "place"]).astype({"load": float, "place": int})
+    return _ranked(rows, *(name for name in rows if name != "load"))
 
 
 def _all_layers(rows: pd.DataFrame) -> Figure:
@@ -226,32 +195,27 @@ def _all_layers(rows: pd.DataFrame) -> Figure:
     """
     of_layers = rows.drop_duplicates("layer").assign(row=range(rows["layer"].nunique()))
     count, first = len(of_layers), rows.iloc[0]
-    layout = {"sharey": True, "width_ratios": [3, 1]}
-    canvas, ((left, right),) = d.canvas(d.PAGE, 0.95 + 0.115 * max(count, 8), 1, 2, **layout)
+    layout = {"sharey": True, "width_ratios": [3, 2]}
+    canvas, ((left, right),) = d.canvas(1.4 + 0.115 * max(count, 8), 1, 2, **layout)
     loads = [same["load"] for _, same in d.each(rows, "layer")]
     d.loads_map(left, loads, "load / N̄", 14)
-    left.set_title(f"{first['model']}, mean of {first['tasks']} tasks")
+    left.set_title(f"{first['model']},\nmean of {first['tasks']} tasks")
     left.set_xticks([])
     left.set_xlabel(f"the {len(loads[0])} experts of each layer, busiest first")
     ticks = range(0, count, 1 if count <= 8 else 2 if count <= 16 else 4)
     left.set_yticks(ticks, [str(tick + 1) for tick in ticks])
     left.set_ylabel("MoE layer")
-    for name, column, look in (
-        ("mean over batches", "peak_mean", {"color": d.BLUE, "marker": "o"}),
-        (
-            "highest of any batch",
-            "peak_max",
-            {"color": d.VERMILLION, "marker": "^", "linestyle": ":"},
-        ),
-    ):
-        d.line(right, of_layers, column, "row", name, linewidth=0.6, **look)
+    look = {"color": d.BLUE, "marker": "o", "linewidth": 0.6}
+    d.line(right, of_layers, "peak_mean", "row", "mean over batches", **look)
+    look = {"color": d.VERMILLION, "marker": "^", "linewidth": 0.6, "linestyle": ":"}
+    d.line(right, of_layers, "peak_max", "row", "highest of any batch", **look)
     if "paper" in rows:
         text = f"paper's text: {first['paper_text']}"
         d.rule(right, first["paper"], "--", 0.7, text, is_upright=True)
     right.grid(False, axis="y")
     right.tick_params(axis="y", labelleft=True)
     right.set(xlabel="peak load / mean load", xlim=(0, None))
-    d.legend(canvas, 3, "outside lower right")
+    d.legend(canvas)
     return canvas
 
 
@@ -265,12 +229,3 @@ for _place, _model in enumerate(PAPER_MODELS):
         parts=["routing"],
         model=_place,
     )(_all_layers)
-
-
-def _mean(axes: Any, count: int) -> None:
-    d.rule(axes, 1.0, "--", 0.7)
-    _write(axes, "mean load N̄", (count - 0.5, 1.0), va="bottom")
-
-
-def _write(axes: Any, text: str, at: tuple[float, float], **look: Any) -> None:
-    axes.annotate(text, at, ha="right", fontsize=6.5, **look)

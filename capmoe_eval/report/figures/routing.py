@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -57,24 +56,22 @@ def pooled_grid(layers: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _dropped(groups: Sequence[tuple[dict[str, Any], pd.DataFrame]]) -> pd.DataFrame:
+def _dropped(layers: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Return each model's dropped share by γ for each value of a column, and for all together."""
     import pandas as pd
 
-    grids = [pooled_grid(layers).assign(**about) for about, layers in groups]
-    rows = pd.concat(grids, ignore_index=True)
-    rows["dropped_percent"] = 100 * rows.pop("drop_rate")
-    return rows.drop(columns="pad_waste")
+    parts = []
+    for model, of_model in d.each(layers, "title"):
+        for value, same in [*d.each(of_model, by), (_ALL, of_model)]:
+            rows = pooled_grid(same)
+            about = {"model": model, by: value, "dropped_percent": 100 * rows.pop("drop_rate")}
+            parts.append(rows.drop(columns="pad_waste").assign(**about))
+    return pd.concat(parts, ignore_index=True)
 
 
 def dropped_by_task(sources: FigureRecords) -> pd.DataFrame:
     """Return each model's dropped share by γ on each dataset, and on all together."""
-    groups = []
-    for model, layers in d.each(sources.layers("routing"), "model"):
-        title = {"model": sources.models[model]}
-        of_tasks = d.each(layers, "task")
-        groups += [(title | {"task": sources.tasks[task]}, same) for task, same in of_tasks]
-        groups.append((title | {"task": _ALL}, layers))
-    return _dropped(groups)
+    return _dropped(sources.layers("routing"), "asked").rename(columns={"asked": "task"})
 
 
 @figure(
@@ -83,29 +80,28 @@ def dropped_by_task(sources: FigureRecords) -> pd.DataFrame:
 )  # fmt: skip
 def fig7(rows: pd.DataFrame) -> Figure:
     """{grid} All tasks: every assignment counts equally, so long prompts weigh more."""
-    canvas, grid = d.panels(rows, "model", 1.75, sharey=True)
-    number = d.places(rows["task"][rows["task"] != _ALL])
+    canvas, grid = d.panels(rows, "model", 1.7, sharey=True)
+    tasks = d.places(rows["task"][rows["task"] != _ALL])
+    looks = {
+        task: d.line_look(place, 6, markevery=(place % 4, 4), linewidth=0.8)
+        for task, place in tasks.items()
+    }
     for title, same, axes in grid:
-        for task, curve in d.each(same, "task"):
-            look: d.Look = {"color": d.BLACK}
-            if task != _ALL:
-                place = number[task]
-                look = d.line_look(place, 6, markevery=(place % 4, 4), linewidth=0.8)
-            name = "all tasks" if task == _ALL else task
-            d.line(axes, curve, "gamma", "dropped_percent", name, **look)
+        d.lines(axes, same[same["task"] != _ALL], "gamma", "dropped_percent", "task", looks)
+        every = same[same["task"] == _ALL]
+        d.line(axes, every, "gamma", "dropped_percent", "all tasks", color=d.BLACK)
         d.gamma_axis(axes, same["gamma"])
-        axes.set(title=title, ylim=(0, 100))
-    grid[0][2].set_ylabel("dropped (%)")
-    d.legend(canvas, 7 if len(grid) > 1 else 4)
+        axes.set(title=title, ylim=(0, 100), ylabel="dropped (%)")
+        axes.label_outer()
+    d.legend(canvas, 4)
     return canvas
 
 
 def dropped_by_layer(sources: FigureRecords) -> pd.DataFrame:
     """Return a model's dropped share by γ in each layer over all datasets, and in all layers."""
     layers = sources.layers("routing")
-    title = {"model": sources.title, "tasks": layers["task"].nunique()}
-    groups = [(title | {"layer": n + 1}, same) for n, same in layers.groupby("layer")]
-    return _dropped([*groups, (title | {"layer": _ALL}, layers)])
+    rows = _dropped(layers.assign(layer=layers["layer"] + 1), "layer")
+    return rows.assign(tasks=layers["task"].nunique())
 
 
 def _by_layers(rows: pd.DataFrame) -> Figure:
@@ -114,24 +110,20 @@ def _by_layers(rows: pd.DataFrame) -> Figure:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
-    canvas, ((axes,),) = d.canvas(d.COLUMN, 2.1)
+    canvas, ((axes,),) = d.canvas(2.4)
     *layers, (_, everything) = d.each(rows, "layer")
     count = len(layers)
     shades = [colormaps["viridis_r"](0.12 + 0.88 * i / max(1, count - 1)) for i in range(count)]
-    is_few = count <= len(d.MARKERS)
-    for place, (number, same) in enumerate(layers):
-        look = {"color": shades[place], "linewidth": 0.8, "markevery": (place % 4, 4)}
-        marker = {"marker": d.MARKERS[place]} if is_few else {}
-        name = f"MoE layer {number}" if is_few else ""
-        d.line(axes, same, "gamma", "dropped_percent", name, **look, **marker)
+    for place, ((_, same), shade) in enumerate(zip(layers, shades, strict=True)):
+        look = {"marker": d.MARKERS[place % len(d.MARKERS)], "markevery": (place % 4, 4)}
+        d.line(axes, same, "gamma", "dropped_percent", color=shade, linewidth=0.8, **look)
     look = {"color": d.BLACK, "linestyle": "--"}
     d.line(axes, everything, "gamma", "dropped_percent", "all layers", **look)
-    if not is_few:
-        norm = BoundaryNorm([number + 0.5 for number in range(count + 1)], count)
-        colours = ScalarMappable(norm, ListedColormap(shades))
-        bar = canvas.colorbar(colours, ax=axes, label="MoE layer", pad=0.02)
-        bar.set_ticks(range(1, count + 1, max(1, -(-count // 8))))
-        bar.ax.tick_params(length=0, which="both")
+    norm = BoundaryNorm([number + 0.5 for number in range(count + 1)], count)
+    colours = ScalarMappable(norm, ListedColormap(shades))
+    bar = canvas.colorbar(colours, ax=axes, label="MoE layer", pad=0.02)
+    bar.set_ticks(range(1, count + 1, max(1, -(-count // 8))))
+    bar.ax.tick_params(length=0, which="both")
     d.gamma_axis(axes, rows["gamma"])
     first = rows.iloc[0]
     axes.set(title=f"{first['model']}, {first['tasks']} tasks", ylim=(0, 100), ylabel="dropped (%)")
@@ -156,23 +148,20 @@ def scores_by_rank(sources: FigureRecords) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
-    for model, layers in d.each(sources.layers("routing"), "model"):
-        has_scores = layers["score_by_rank"].notna().groupby(layers["task"]).transform("all")
-        if not has_scores.all():
-            tasks = ", ".join(layers["task"][~has_scores].unique())
-            sources.notes.append(
-                f"{sources.models[model]}: no scores by rank in the records of {tasks}; compute "
-                "them anew with overwrite=true."
-            )
-        if has_scores.any():
-            means = [
-                np.average(same["score_by_rank"].tolist(), 0, same["tokens"])
-                for _, same in layers[has_scores].groupby("layer")
-            ]
-            columns = {"gate_score": np.mean, "lowest_layer": np.min, "highest_layer": np.max}
-            rows = pd.DataFrame({name: of(means, axis=0) for name, of in columns.items()})
-            rows["rank"], rows["top_k"] = range(1, len(rows) + 1), layers["top_k"].iloc[0]
-            parts.append(rows.assign(model=sources.models[model]))
+    for title, layers in d.each(sources.layers("routing"), "title"):
+        if (absent := layers["score_by_rank"].isna()).any():
+            tasks = ", ".join(layers["task"][absent].unique())
+            text = f"{title}: no scores by rank in the records of {tasks}"
+            sources.notes.append(f"{text}; compute them anew with overwrite=true.")
+            continue
+        means = [
+            np.average(same["score_by_rank"].tolist(), 0, same["tokens"])
+            for _, same in layers.groupby("layer")
+        ]
+        columns = {"gate_score": np.mean, "lowest_layer": np.min, "highest_layer": np.max}
+        rows = pd.DataFrame({name: of(means, axis=0) for name, of in columns.items()})
+        rows["rank"], rows["top_k"] = range(1, len(rows) + 1), layers["top_k"].iloc[0]
+        parts.append(rows.assign(model=title))
     if not parts:
         raise UsageError(f"fig8: {sources.notes[-1]}")
     return pd.concat(parts, ignore_index=True)
@@ -181,12 +170,13 @@ def scores_by_rank(sources: FigureRecords) -> pd.DataFrame:
 @figure("Figure 8", "Gate score by rank", scores_by_rank, parts=["routing"])
 def fig8(rows: pd.DataFrame) -> Figure:
     """Mean gate score of a token's highest, second, … expert, over the tokens of all tasks. The
-    band spans the layers' means; the paper's spans tokens. “Beyond”: the share of a token's scores
-    that the experts outside its top-k have.
+    band spans the layers' means. The paper draws the minimum and the maximum over tokens, which
+    records do not have: they hold means over tokens. “Beyond”: the share of a token's scores that
+    the experts outside its top-k have.
     """
     from matplotlib.ticker import MaxNLocator
 
-    canvas, grid = d.panels(rows, "model", 1.8)
+    canvas, grid = d.panels(rows, "model", 1.75)
     for title, same, axes in grid:
         mean, top_k = same["gate_score"].tolist(), same["top_k"].iloc[0]
         axes.grid(False)
@@ -200,11 +190,10 @@ def fig8(rows: pd.DataFrame) -> Figure:
         words = f"k = {top_k}, beyond: {100 * (1 - sum(mean[:top_k]) / sum(mean)):.0f} %"
         if top_k < len(mean):
             words = f"rank k+1 / rank k: {mean[top_k] / mean[top_k - 1]:.2f}\n{words}"
-        axes.set_title(f"{title}\n{words}", fontsize=6.5)
-        axes.set(xlabel="rank of the expert", ylim=(0, None))
+        axes.set_title(f"{title}\n{words}")
+        axes.set(xlabel="rank of the expert", ylabel="gate score", ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    grid[0][2].set_ylabel("gate score")
-    d.legend(canvas, 2)
+    d.legend(canvas)
     return canvas
 
 
@@ -226,26 +215,27 @@ def waste_by_gamma(sources: FigureRecords) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
-    for model, layers in d.each(sources.layers("routing"), "model"):
-        title, grid = sources.models[model], pooled_grid(layers)
-        best = {penalty: best_gamma(grid, penalty) for penalty in PENALTIES}
-        of_gamma = grid.assign(
-            model=title,
-            dropped_percent=100 * grid["drop_rate"],
-            padding_percent=100 * grid["pad_waste"],
-            best_for=[
-                " ".join(f"{penalty:g}" for penalty, at in best.items() if at == gamma)
-                for gamma in grid["gamma"]
-            ],
-        ).drop(columns=["drop_rate", "pad_waste"])
-        sweep = {penalty: best_gamma(grid, penalty) for penalty in _SWEEP}
-        of_penalty = pd.DataFrame({"penalty": list(sweep), "best_gamma": list(sweep.values())})
-        parts += [of_gamma, of_penalty.assign(model=title)]
-        last = grid["gamma"].iloc[-1]
-        if at_end := [f"{penalty:g}" for penalty, gamma in best.items() if gamma == last]:
+    for title, layers in d.each(sources.layers("routing"), "title"):
+        grid = pooled_grid(layers)
+        best = {f"{penalty:g}": best_gamma(grid, penalty) for penalty in PENALTIES}
+        of_gamma = pd.DataFrame(
+            {
+                "gamma": grid["gamma"],
+                "dropped_percent": 100 * grid["drop_rate"],
+                "padding_percent": 100 * grid["pad_waste"],
+                "best_for": [
+                    " ".join(name for name, at in best.items() if at == gamma)
+                    for gamma in grid["gamma"]
+                ],
+            }
+        )
+        sweep = {"penalty": _SWEEP, "best_gamma": [best_gamma(grid, p) for p in _SWEEP]}
+        parts += [of_gamma.assign(model=title), pd.DataFrame(sweep).assign(model=title)]
+        if at_end := of_gamma["best_for"].iloc[-1]:
+            last = gamma_text(grid["gamma"].iloc[-1])
             sources.notes.append(
-                f"{title}: the best γ is the largest of the grid, {gamma_text(last)}, "
-                f"for λ = {', '.join(at_end)}; a larger one may be better."
+                f"{title}: the best γ is the largest of the grid, {last}, for "
+                f"λ = {at_end.replace(' ', ', ')}; a larger one may be better."
             )
     return pd.concat(parts, ignore_index=True)
 
@@ -255,26 +245,27 @@ def waste_by_gamma(sources: FigureRecords) -> pd.DataFrame:
     waste_by_gamma, words=_GRID, parts=["routing"],
 )  # fmt: skip
 def waste(rows: pd.DataFrame) -> Figure:
-    """{grid} Padding waste: empty slots over slots. The best γ minimises λ · drop rate + padding
-    waste over the grid 0.25, 0.5, … 4; right: lines are set apart by 0.02.
+    """{grid} Padding waste: empty slots over slots; γ grows from 0.25 (top left) in steps of 0.25.
+    The best γ minimises λ · drop rate + padding waste over the grid 0.25, 0.5, … 4; rings: for λ =
+    1, 5, 20. Below, lines are set apart by 0.02.
     """
-    canvas, ((left, right),) = d.canvas(d.PAGE, 2.5, 1, 2, width_ratios=[3, 2])
-    right.set_xscale("log")
-    for index, (title, same) in enumerate(d.each(rows, "model")):
-        look = d.line_look(index)
-        grid, sweep = same[same["penalty"].isna()], same[same["penalty"].notna()]
-        axes = "padding_percent", "dropped_percent"
-        d.line(left, grid, *axes, title, **look | {"markersize": 2.2, "linewidth": 0.8})
-        ring = {"marker": "o", "markersize": 7, "markerfacecolor": "none", "color": look["color"]}
-        d.line(left, grid[grid["best_for"] != ""], *axes, **ring | {"linestyle": ""})
-        look = {"color": look["color"], "linestyle": look["linestyle"], "drawstyle": "steps-mid"}
-        apart = sweep.assign(best_gamma=sweep["best_gamma"] + 0.02 * index)  # equals hide
-        d.line(right, apart, "penalty", "best_gamma", **look)
-    left.set_title("γ from 0.25 (top left) in steps of 0.25; rings: best γ for λ = 1, 5, 20")
-    left.set(xlabel="padding waste: empty slots (%)", ylabel="drop rate (%)", ylim=(-2, None))
-    right.set_title("γ that minimises λ · drop rate + waste")
-    right.set(xlabel="penalty λ of a drop", ylabel="best γ")
-    right.set_xticks([0.1, 1, 5, 20, 100], ["0.1", "1", "5", "20", "100"])
-    right.minorticks_off()
-    d.legend(canvas, 4)
+    canvas, ((upper,), (lower,)) = d.canvas(4.2, 2, 1, height_ratios=[3, 2])
+    looks = d.looks(rows["model"])
+    grid, sweep = rows[rows["penalty"].isna()], rows[rows["penalty"].notna()]
+    across, up = "padding_percent", "dropped_percent"
+    d.lines(upper, grid, across, up, "model", looks, markersize=2.2, linewidth=0.8)
+    for index, (title, look) in enumerate(looks.items()):
+        ring = {"markersize": 7, "markerfacecolor": "none", "color": look["color"], "linestyle": ""}
+        best = grid[(grid["model"] == title) & (grid["best_for"] != "")]
+        d.line(upper, best, across, up, marker="o", **ring)
+        same = sweep[sweep["model"] == title]
+        apart = same.assign(best_gamma=same["best_gamma"] + 0.02 * index)  # equals hide
+        d.line(
+            lower, apart, "penalty", "best_gamma", **look | {"marker": ""}, drawstyle="steps-mid"
+        )
+    upper.set(xlabel="padding waste: empty slots (%)", ylabel="drop rate (%)", ylim=(-2, None))
+    lower.set(xlabel="penalty λ of a drop", ylabel="best γ", xscale="log")
+    lower.set_xticks([0.1, 1, 5, 20, 100], ["0.1", "1", "5", "20", "100"])
+    lower.minorticks_off()
+    d.legend(canvas)
     return canvas

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, ShownRun
 from capmoe_eval.paper.printed import deployment
 from capmoe_eval.report.figures.catalogue import Sources, Spec, because
-from capmoe_eval.report.figures.pooling import by_key
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.schema import Label, Point, Timing
+    import pandas as pd
 
+    from capmoe_eval.experiment.timings.schema import Label, Timing
 
-class Gain(NamedTuple):
-    """The speedup of a method over no capacity."""
-
-    method: str
-    method_name: str  # as the paper calls it
-    gamma: float | None
-    granularity: str
-    speedup: float  # median over rounds
-    low: float | None  # lowest of repeated runs; None of a single one
-    high: float | None
-    ideal: float  # what the fullest rank's number of pairs would gain
-    reached: float | None  # share of the ideal gain
+DROPLESS = "Dropless"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,57 +28,74 @@ class FigureStudies(Sources):
     runs: Sequence[ShownRun]  # in the order of the paper
     there: Sequence[ShownRun]  # all runs of the study
 
-    def first_points(self) -> Iterator[tuple[ShownRun, Point]]:
-        """Yield each run with its first point, which is shown; note how many others there are."""
-        for run in self.runs:
-            first, *others = run.run.points
-            if others:
-                noun = "point is" if len(others) == 1 else "points are"
-                self.notes.append(f"{run.run.title}: {len(others)} further {noun} not shown.")
-            yield run, first
+    @functools.cached_property
+    def timings(self) -> pd.DataFrame:
+        """The times of the runs: a row for each point, part and method, dropless included.
 
-    def gains(self, run: ShownRun, part: str = "layer", place: int = 0) -> list[Gain]:
-        """Return what each method gains at one point of a run.
-
-        The part is ``layer``, or ``prefill``, which not every point has.
+        ``part`` is a layer or a prefill, ``point`` counts from 0. ``speedup`` is the median over
+        rounds, ``speedup_low`` and ``speedup_high`` are the ends over repeated runs, if there are
+        some. ``ideal`` is what the fullest rank's number of pairs would gain, ``reached`` the share
+        of that gain; ``seconds`` has the times of the phases.
         """
-        again = [row for same in repeats(run, self.there) for row in _timings(same, part, place)]
-        gains = []
-        for row in _timings(run, part, place):
-            if row.label is None:
-                continue
-            medians = [same.speedup.median for same in (row, *again) if same.method == row.method]
-            is_repeated = len(medians) > 1
-            gains.append(
-                Gain(
-                    row.label.name,
-                    method_name(row.label),
-                    row.label.gamma,
-                    row.label.granularity,
-                    row.speedup.median,
-                    min(medians) if is_repeated else None,
-                    max(medians) if is_repeated else None,
-                    row.ideal_rank,
-                    row.reached,
-                )
-            )
-        return gains
+        import pandas as pd
 
-    def repetitions(self) -> list[str]:
-        """Say of which runs there is a repetition, which whiskers need."""
-        repetitions = {run.run.title: repeats(run, self.there) for run in self.runs}
-        notes = [
-            f"{title}: whiskers over {len(same) + 1} runs, repeated in "
-            f"{', '.join(other.study.path.name for other in same)}."
-            for title, same in repetitions.items()
-            if same
-        ]
-        if once := [title for title, same in repetitions.items() if not same]:
-            notes.append(
+        rows = []
+        for run in self.runs:
+            again = [dict(_timings(other)) for other in repeats(run, self.there)]
+            for key, row in _timings(run):
+                routing, label = run.run.points[key[0]].routing, row.label
+                medians = [o[key].speedup.median for o in again if key in o]
+                spread = [row.speedup.median, *medians] if medians else []
+                rows.append(
+                    {
+                        "key": run.run.model,
+                        "model": run.run.title,
+                        "measured": run.kind,
+                        "ranks": run.run.ranks,
+                        "experts_per_rank": run.run.experts_per_rank,
+                        "scale": run.study.scale,
+                        "peak": routing.peak,
+                        "together": routing.together,
+                        "point": key[0],
+                        "part": key[1],
+                        "method": label.name if label else DROPLESS,
+                        "method_name": method_name(label) if label else DROPLESS,
+                        "gamma": label.gamma if label else None,
+                        "granularity": label.granularity if label else None,
+                        "speedup": row.speedup.median,
+                        "speedup_low": min(spread, default=None),
+                        "speedup_high": max(spread, default=None),
+                        "ideal": row.ideal_rank,
+                        "reached": row.reached,
+                        "seconds": row.seconds,
+                    }
+                )
+        numbers = dict.fromkeys(("gamma", "speedup_low", "speedup_high", "reached"), float)
+        return pd.DataFrame(rows).astype(numbers)
+
+    def note_repetitions(self) -> None:
+        """Note of which runs there is a repetition, which whiskers need."""
+        files = {
+            run.run.title: [other.study.path.name for other in repeats(run, self.there)]
+            for run in self.runs
+        }
+        for title, names in files.items():
+            if names:
+                text = f"{title}: whiskers over {len(names) + 1} runs"
+                self.notes.append(f"{text}, repeated in {', '.join(names)}.")
+        if once := [title for title, names in files.items() if not names]:
+            self.notes.append(
                 f"One run of {', '.join(once)}: how far a repetition differs is not known, and no "
                 "whiskers are drawn."
             )
-        return notes
+
+
+def _timings(run: ShownRun) -> Iterator[tuple[tuple[int, str, str], Timing]]:
+    """Yield the rows of a run, by the place of its point, the part and the method."""
+    for place, point in enumerate(run.run.points):
+        parts = {"layer": point.timings, "prefill": point.prefill.timings if point.prefill else ()}
+        for part, rows in parts.items():
+            yield from (((place, part, row.method), row) for row in rows)
 
 
 def repeats(run: ShownRun, there: Iterable[ShownRun]) -> list[ShownRun]:
@@ -102,13 +109,6 @@ def _setting(study_run: ShownRun) -> tuple[object, ...]:
     points = [(point.tokens_per_rank, point.prompt, point.routing) for point in run.points]
     of_file = study.kind, study.scale, study.dtype, study.machine
     return run.title, run.ranks, run.experts_per_rank, points, *of_file
-
-
-def _timings(run: ShownRun, part: str, place: int) -> Sequence[Timing]:
-    point = run.run.points[place]
-    if part == "layer":
-        return point.timings
-    return point.prefill.timings if point.prefill else ()
 
 
 def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
@@ -140,34 +140,34 @@ def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
     )
 
 
-def _circumstances(runs: Iterable[ShownRun]) -> list[str]:
-    """Return what must be said of emulations, sizes, routing and machines, each once."""
-    notes = [f"{run.study.note}." for run in runs if run.study.note]
-    for run in runs:
-        if run.study.why:
-            notes.append(f"Sizes: {run.study.why.rstrip('.')}.")
-        if run.run.why:
-            notes.append(f"Routing of {run.run.title}: {run.run.why.rstrip('.')}.")
-        if run.run.link:
+def _circumstances(runs: Iterable[ShownRun]) -> Iterator[str]:
+    """Yield what must be said of emulations, sizes, routing and machines."""
+    for of_run in runs:
+        study, run = of_run.study, of_run.run
+        if study.note:
+            yield f"{study.note}."
+        if study.why:
+            yield f"Sizes: {study.why.rstrip('.')}."
+        if run.why:
+            yield f"Routing of {run.title}: {run.why.rstrip('.')}."
+        if run.link:
             # What follows the semicolon is of this one run, and in the numbers.
-            source = run.run.link.source.partition("; ")[0]
-            notes.append(f"The emulated exchange: {source}.")
-        notes.append(
-            f"{run.study.path.name}: {run.study.machine}; {run.study.dtype}, median "
-            f"of {run.study.repeats} rounds, {run.study.date[:10]}."
+            yield f"The emulated exchange: {run.link.source.partition('; ')[0]}."
+        yield (
+            f"{study.path.name}: {study.machine}; {study.dtype}, median of {study.repeats} rounds, "
+            f"{study.date[:10]}."
         )
-    return list(dict.fromkeys(notes))
 
 
 def _others(runs: Sequence[ShownRun], there: Sequence[ShownRun]) -> list[str]:
     """Say which runs of the study are neither shown nor repeat one, a line for each file."""
     used = [*runs, *(same for run in runs for same in repeats(run, there))]
-    others = [run for run in there if run not in used]
-    files = by_key(others, lambda run: f"{run.study.path.name} ({run.kind})")
-    return [
-        f"Not shown, from {name}: {', '.join(f'{run.run.title} on {run.ranks}' for run in same)}."
-        for name, same in files.items()
-    ]
+    files: dict[str, list[str]] = {}
+    for run in there:
+        if run not in used:
+            name = f"{run.study.path.name} ({run.kind})"
+            files.setdefault(name, []).append(f"{run.run.title} on {run.ranks}")
+    return [f"Not shown, from {name}: {', '.join(runs)}." for name, runs in files.items()]
 
 
 def method_name(label: Label) -> str:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import BITS_PER_BYTE, is_stock, method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import Sources, Spec
-from capmoe_eval.report.figures.scores import over_tasks, with_interval
+from capmoe_eval.report.figures.scores import over_tasks, whole, with_interval
 from capmoe_eval.results.frames import IDENTITY, read
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-_SCORE: Final = "score (%)"
 _BITS: Final = "bits per byte"
 _LOADS: Final = {
     "dropped_percent": "dropped pairs (%)",
@@ -53,36 +54,29 @@ def by_gamma(sources: SweepResults) -> pd.DataFrame:
     """
     import pandas as pd
 
-    cells = sources.cells.assign(gamma=pd.to_numeric(sources.cells["gamma"], errors="coerce"))
-    cells["dropped_percent"] = 100 * cells["drop_rate"].astype(float)
-    cells["straggler"] = cells["load.mean_peak_after"].astype(float)
-    cells["line"] = _names(cells)
-    is_text = cells["task.metric"] == BITS_PER_BYTE
-    cells["unit"] = is_text.map({True: _BITS, False: _SCORE})
+    cells = sources.cells.assign(
+        gamma=pd.to_numeric(sources.cells["gamma"], errors="coerce"),
+        dropped_percent=100 * sources.cells["drop_rate"].astype(float),
+        straggler=sources.cells["load.mean_peak_after"].astype(float),
+        line=_names(sources.cells),
+        unit=np.where(sources.cells["task.metric"] == BITS_PER_BYTE, _BITS, "score (%)"),
+    )
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)
     if without.any():
         methods = ", ".join(map(method_title, cells["method"][without].unique()))
         sources.notes.append(f"Cells without one γ are not drawn: {methods}.")
     if without.all():
         raise UsageError(f"{sources.names['directory']}: has no cell with one γ; nothing is drawn")
-    rows = []
+    parts = []
     for (model, unit), same in cells[~without].groupby(["model", "unit"], sort=False):
-        tasks = list(dict.fromkeys(same["task"]))
-        about = {"model": model, "unit": unit, "tasks": ", ".join(tasks)}
-        loads = dict(zip(_LOADS, _LOADS, strict=True))
-        for mean in over_tasks(same, tasks, ["line", "gamma"], **loads):
-            if lacking := mean.pop("lacking"):
-                name, gamma = mean["line"], mean["gamma"]
-                sources.notes.append(
-                    f"{model}, {name}, γ={gamma:g} is left out: no result of {', '.join(lacking)}."
-                )
-                continue
-            if unit == _BITS:
-                mean |= {name: mean[name] / 100 for name in ("score", "stderr")}
-            rows.append(about | mean)
-    columns = ["model", "unit", "tasks", "line", "gamma", "score", "stderr", *_LOADS]
-    frame = with_interval(pd.DataFrame(rows, columns=columns), "score")
-    return frame.sort_values(["model", "unit", "line", "gamma"], kind="stable")
+        tasks = {task: task for task in same["task"]}
+        means = over_tasks(same, tasks, ["line", "gamma"], **{name: name for name in _LOADS})
+        rows = whole(means, sources.notes, lambda m: f"{m.line}, γ={m.gamma:g}")
+        if unit == _BITS:
+            rows[["score", "stderr"]] /= 100
+        parts.append(rows.assign(model=model, unit=unit, tasks=", ".join(tasks)))
+    rows = with_interval(pd.concat(parts), "score")
+    return rows.sort_values(["model", "unit", "line", "gamma"], kind="stable")
 
 
 def _names(cells: pd.DataFrame) -> pd.Series[str]:
@@ -105,34 +99,27 @@ def draw(rows: pd.DataFrame) -> Figure:
     names are in the data. Whiskers: 95 % intervals over documents, of each point by itself. Dotted:
     without a limit. Of bits per byte fewer are better.
     """
-    panels = list(rows.groupby(["model", "unit"], sort=False))
-    columns = len(_LOADS) + 1
-    canvas, grid = d.canvas(d.PAGE, 1.9 * len(panels) + 0.6, len(panels), columns)
-    lines = d.places(rows["line"][rows["gamma"].notna()])
-    for ((model, unit), same), row in zip(panels, grid, strict=True):
+    models = list(rows.groupby(["model", "unit"], sort=False))
+    looks = d.looks(rows["line"][rows["gamma"].notna()], markersize=3, linewidth=0.8)
+    canvas, grid = d.canvas(5.0 * len(models) + 0.3, 3 * len(models), 1)
+    for number, ((model, unit), same) in enumerate(models):
+        panels = grid[3 * number : 3 * number + 3, 0]
+        limited = same.dropna(subset="gamma")
         labels = {"score": unit} | _LOADS
-        for (column, label), axes in zip(labels.items(), row, strict=True):
-            limited = same.dropna(subset="gamma")
-            for line, of_line in d.each(limited, "line"):
-                d.line(axes, of_line, "gamma", column, line, **_look(lines[line]))
+        for (column, label), axes in zip(labels.items(), panels, strict=True):
+            d.lines(axes, limited, "gamma", column, "line", looks)
             for value in same.loc[same["gamma"].isna(), column]:
                 d.rule(axes, value, ":", 1.0, "without a limit")
             d.gamma_axis(axes, limited["gamma"])
             axes.set_ylabel(label)
-        row[0].set_title(f"{model}: {_count(same['tasks'].iloc[0])}")
-    d.legend(canvas, 2)
+        tasks = same["tasks"].iloc[0]
+        count = tasks.count(",") + 1
+        panels[0].set_title(f"{model}: {tasks if count < 4 else f'{count} tasks'}")
+    d.legend(canvas, 1)
     return canvas
 
 
-def _look(place: int) -> d.Look:
-    return d.line_look(place, markersize=3, linewidth=0.8)
-
-
-def _count(tasks: str) -> str:
-    return tasks if tasks.count(",") < 3 else f"{tasks.count(',') + 1} tasks"
-
-
-SWEEP: Final[Any] = Spec(
+SWEEP: Final = Spec(
     name="sweep",
     place="",
     title="Score, drops and fullest expert by γ: {directory}",

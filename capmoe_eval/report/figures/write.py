@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
-from capmoe_eval.report.figures.catalogue import STYLE, Sources, Spec
+from capmoe_eval.report.figures.catalogue import Sources, Spec
+from capmoe_eval.report.figures.drawing import STYLE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -170,7 +170,7 @@ def record_picture(record: Record, layer: int | None = None) -> Callable[[], Fig
     title = f"{record.model}, {record.task}, {chosen.name}: {record.cell.label}"
 
     def draw() -> Figure:
-        canvas, ((axes,),) = d.canvas(d.PAGE, 2.6)
+        canvas, ((axes,),) = d.canvas(2.6)
         d.load_bars(axes, [asked[expert] for expert in order], "asked for by the router")
         look = {"color": "#1f4e79", "label": "computed by the experts"}
         axes.bar(range(len(order)), [served[expert] for expert in order], 0.55, **look)
@@ -222,7 +222,7 @@ def trace_picture(summary: TraceSummary, layer: int | None = None) -> Callable[[
         shares[f"scores by {keeper}, all layers"] = [*lost]
 
     def draw() -> Figure:
-        canvas, ((left, right),) = d.canvas(d.PAGE, 2.4, 1, 2)
+        canvas, ((left,), (right,)) = d.canvas(4.2, 2, 1)
         d.load_bars(left, load, "asked for by the router, all steps")
         d.rule(left, 1.0, "--", 0.7)
         left.set_title(f"{chosen.name}\n{peak}")

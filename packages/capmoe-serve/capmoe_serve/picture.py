@@ -91,7 +91,7 @@ def draw_front(advice: Advice, front: Mapping[str, ServingSetting]) -> Figure:
     recommended = "" if chosen is None else fill(f"recommended: {chosen.title}", _LETTERS)
     lines = sum(name.count("\n") + 1 for name in (*names, *filter(None, [recommended])))
     # Three more: of settings that are not on the front, and the front's own.
-    canvas, ((axes,),) = d.canvas(d.COLUMN, 2.5 + _LINE * (lines + 3))
+    canvas, ((axes,),) = d.canvas(2.5 + _LINE * (lines + 3))
     if chosen in costs:
         axes.plot([chosen.reached], [costs[chosen]], **_STAR, label=recommended)
     elif chosen is not None:  # its cost is not known

@@ -113,16 +113,17 @@ def against_static(sources: FigureRecords) -> pd.DataFrame:
 def adaptive(rows: pd.DataFrame) -> Figure:
     """Token Drop with one γ for all layers (static), and with a γ for each layer that is chosen on
     a calibration's documents so that the share of all pairs, or of the gate scores of all pairs,
-    that is dropped there is within a budget (adaptive). Left: the highest load of an expert over
+    that is dropped there is within a budget (adaptive). Above: the highest load of an expert over
     the mean load before drops, mean over layers and forwards, against the share of pairs that is
     dropped on the evaluated documents, tasks counting equally. Middle: that factor minus the one of
-    the static γ that drops as much. Right: accuracy minus that of the static γ with the same
-    factor. The static γ is interpolated between the two of the grid around it. Grey: static at the
-    left, else each model, mean over tasks; colours: mean over models with 95 % intervals, in the
-    middle over models (t), at the right over documents. The first of "all" in the middle was chosen
+    the static γ that drops as much. Below: accuracy minus that of the static γ with the same
+    factor. The static γ is interpolated between the two of the grid around it. Grey: static
+    above, else each model, mean over tasks; colours: mean over models with 95 % intervals, in the
+    middle over models (t), below over documents. The first of "all" in the middle was chosen
     beforehand to decide; the others describe, and no interval is corrected for their number.
     """
-    canvas, ((curves, *sides),) = d.canvas(d.PAGE, 3.0, 1, 3)
+    canvas, grid = d.canvas(6.4, 3, 1)
+    curves, *sides = grid[:, 0]
     models = d.places(rows["model"][rows["model"] != _EVERY])
     markers = {model: d.MARKERS[place % len(d.MARKERS)] for model, place in models.items()}
     settings = rows[rows["quantity"] == "setting"].drop(columns=["value_low", "value_high"])
@@ -135,7 +136,7 @@ def adaptive(rows: pd.DataFrame) -> Figure:
     for axes, (quantity, label) in zip(sides, _DIFFERENCES.items(), strict=True):
         _differences(axes, rows[rows["quantity"] == quantity], markers)
         axes.set_ylabel(f"{label}:\nadaptive − static")
-    d.legend(canvas, 3)
+    d.legend(canvas)
     return canvas
 
 

@@ -274,7 +274,7 @@ def _multiples(count: int, loads: Sequence[str]) -> tuple[Figure, Any]:
     """Return rows of panels, one column of a page wide."""
     count = max(1, count)
     layout = {"sharex": "col", "sharey": True}
-    canvas, grid = d.canvas(d.COLUMN, 1.1 + 0.9 * count, count, len(loads), **layout)
+    canvas, grid = d.canvas(1.1 + 0.9 * count, count, len(loads), **layout)
     for axes, name in zip(grid[-1], loads, strict=True):
         axes.set_xlabel(name)
     for axes in grid[:, 0]:

@@ -90,7 +90,7 @@ def losses_and_loads(sources: FigureRecords) -> pd.DataFrame:
 )
 def images_macs(rows: pd.DataFrame) -> Figure:
     """Right answers lost against no limit, in points, paired by document, with 95 % intervals over
-    images; below 0 it gains. The same settings in every column: against γ, on which a method of
+    images; below 0 it gains. The same settings in every row: against γ, on which a method of
     other weights means another load; against the share of tokens' own pairs that are dropped (a
     pair of MACS that is rerouted counts as dropped); and against the highest load of an expert, and
     of a rank, over the mean load before any drop, means over batches and layers. Along a line γ
@@ -98,10 +98,10 @@ def images_macs(rows: pd.DataFrame) -> Figure:
     ρ=0 the capacities of visual, textual and shared experts are equal.
     """
     tasks = d.places(rows["task"]) or {"": 0}
-    layout = {"sharey": "row", "sharex": "col"}
-    canvas, grid = d.canvas(d.PAGE, 2.2 * len(tasks), len(tasks), len(_EQUAL), **layout)
+    layout = {"sharey": "col", "sharex": "row"}
+    canvas, grid = d.canvas(1.6 * len(_EQUAL) + 0.6, len(_EQUAL), len(tasks), **layout)
     for task, place in tasks.items():
-        for load, axes in zip(_EQUAL, grid[place], strict=True):
+        for load, axes in zip(_EQUAL, grid[:, place], strict=True):
             if load != "drop_rate":
                 axes.set_xscale("log")
                 axes.xaxis.set_major_formatter("{x:g}")
@@ -110,10 +110,9 @@ def images_macs(rows: pd.DataFrame) -> Figure:
                 look = d.line_look(index, markersize=3.5, linewidth=0.8, **d.THIN)
                 d.line(axes, same.sort_values([load, "gamma"]), load, "lost", label, **look)
             d.rule(axes, 0)
-        grid[place][0].set_ylabel(f"{task}:\npoints lost")
-    for axes, (name, _) in zip(grid[-1], _EQUAL.values(), strict=True):
-        axes.set_xlabel(name)
-    d.legend(canvas, 4)
+            axes.set(xlabel=_EQUAL[load][0], ylabel="points lost")
+        grid[0][place].set_title(task)
+    d.legend(canvas)
     return canvas
 
 
