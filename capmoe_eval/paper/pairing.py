@@ -136,11 +136,6 @@ def pair(first: Sequence[RunScores], second: Sequence[RunScores]) -> Paired | Un
     return Paired(documents, means[0], means[1], everyone[0].images)
 
 
-def scores_by_unit(run: RunScores) -> Floats:
-    """Return an evaluation's scores by sampling unit, as :attr:`Paired.units` [units]."""
-    return _by_unit(run.scores, run.images)
-
-
 def shares(models: Mapping[str, Mapping[str, Paired]]) -> dict[tuple[str, str], float]:
     """Return the weight of each model and task in a pooled difference; they add up to 1.
 

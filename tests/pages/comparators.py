@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from capmoe_methods.figures.losses import lost
 
-from capmoe_eval.report.figures.pooling import by_key
 from tests.pages import signed, table
 from tests.pages.names import FAMILIES, records
+from tests.pages.pooling import by_key
 
 _VIABLE = 0.5, 0.25, 0.1
 

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Final
 
 import numpy as np
+from capmoe_methods.figures.losses import rank_peak
 from capmoe_methods.trial import (
     AdaptiveOutcome,
     by_model,
@@ -26,11 +27,11 @@ from capmoe_eval.paper.printed import AVERAGE, find_row, pairs
 from capmoe_eval.paper.statistics import Interval, pooled
 from capmoe_eval.paper.trainings import NEEDED, dev_losses
 from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
-from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
 from capmoe_eval.report.replication.records import RECORDS, ContrastFile
 from capmoe_eval.report.templates import shown
 from tests.pages import DOCS, ROOT, paragraph, signed, span, table
 from tests.pages.names import FAMILIES, card, records
+from tests.pages.pooling import by_key, by_task, mean_load
 
 
 @cache

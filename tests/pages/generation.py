@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.report.figures.pooling import by_key
 from tests.pages import paragraph, span, table
 from tests.pages.effects import effect, findings
 from tests.pages.names import FAMILIES, records
+from tests.pages.pooling import by_key
 
 _TASKS: Final = {"humaneval": "HumanEval", "nq_open": "NQ-Open", "mts_dialog": "MTS-Dialog"}
 _ROWS: Final = {

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from capmoe_methods.figures.losses import rank_peak
+
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.trainings import dev_losses
 from capmoe_eval.report.figures import drawing as d
-from capmoe_eval.report.figures.pooling import rank_peak
 from capmoe_eval.report.figures.write import images_of
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords, by_file
 from capmoe_eval.report.templates import shown

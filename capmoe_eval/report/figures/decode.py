@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from capmoe_eval.report.figures.evidence import FigureRecords
 
 _MODES: Final = {"unconstrained": "the prompt alone", "constrained": "every step"}
+_LOOKS: Final[dict[str, d.Look]] = {
+    "the prompt alone": {"marker": "o", "mfc": None},
+    "every step": {"marker": "s", "linestyle": "--", "mfc": "white"},
+}
 _NO_LIMIT: Final = "no limit"
 _SHARES: Final = tuple(f"steps_percent{end}" for end in ("", "_low", "_high"))
 
@@ -115,7 +119,8 @@ def decode(rows: pd.DataFrame) -> Figure:
     limit. Up to 64 sequences are generated together as one group; those that have finished leave
     it. Last: what the decode steps add to the damage, as a share of the damage of every step,
     paired by document. It is there where the 95 % interval of that damage lies above zero.
-    Whiskers: 95 % intervals over documents, which may go beyond the panel. Points of one γ are set apart.
+    Whiskers: 95 % intervals over documents, which may go beyond the panel. Points of one γ are set
+    apart.
     """
     models, tasks = d.places(rows["model"]), d.places(rows["task"])
     lines = -(-(len(tasks) + 1) // 2)
@@ -126,13 +131,9 @@ def decode(rows: pd.DataFrame) -> Figure:
         colour, axes = d.COLOURS[models[title]], panels[tasks[task]]
         for score in same.loc[same["capacity_on"] == _NO_LIMIT, "score"]:
             axes.axhline(score, color=colour, linestyle=":", linewidth=1.0)
-        looks = {
-            "the prompt alone": {"color": colour, "marker": "o"},
-            "every step": {"color": colour, "marker": "s", "linestyle": "--", "mfc": "white"},
-        }
-        for mode, look in looks.items():
-            of_mode = same[same["capacity_on"] == mode]
-            d.line(axes, of_mode, "gamma", "score", f"{title}: {mode}", **look | small)
+        for mode, look in _LOOKS.items():
+            of_mode, name = same[same["capacity_on"] == mode], title if look["mfc"] is None else ""
+            d.line(axes, of_mode, "gamma", "score", name, color=colour, **look | small)
         shift = 0.03 * (len(tasks) * models[title] + tasks[task] - len(tasks) * len(models) / 2)
         shares = same.dropna(subset="steps_percent")
         # An end that is infinite is beyond the panel.
@@ -142,14 +143,16 @@ def decode(rows: pd.DataFrame) -> Figure:
         look = {"color": colour, "marker": d.MARKERS[2 + tasks[task]], "linestyle": ""}
         d.line(bottom, shares, "gamma", "steps_percent", **look | small)
         axes.set(title=task, ylabel="score (%)")
+    black = {f"capacity on {mode}": look for mode, look in _LOOKS.items()}
     for task, place in tasks.items():
-        look = {"color": d.BLACK, "marker": d.MARKERS[2 + place], "linestyle": ""}
-        bottom.plot([], [], label=f"decode steps, {task}", **look)
+        black[f"decode steps, {task}"] = {"marker": d.MARKERS[2 + place], "linestyle": ""}
+    for name, look in black.items():
+        bottom.plot([], [], color=d.BLACK, markersize=3, **look, label=name)
     for axes in (*panels, bottom):
         d.gamma_axis(axes, rows["gamma"].dropna(), space=0.15)  # for the points beside their γ
     for share in (0, 100):
         d.rule(bottom, share)
-    bottom.set(title="of all damage", ylabel="share of decode\nsteps (%)", ylim=(-30, 150))
+    bottom.set(title="share of decode steps", ylabel="of all damage (%)", ylim=(-30, 150))
     for axes in grid.flat[len(tasks) + 1 :]:
         axes.remove()
     d.legend(canvas)

@@ -36,6 +36,7 @@ def load_of_layers(sources: FigureRecords, *parts: str) -> pd.DataFrame:
         loads = zip(layers[column], layers["assignments"], layers["n_experts"], strict=True)
         layers[name] = [np.array(load) * (count / pairs) for load, pairs, count in loads]
     names = {f"peak.expert_before.{of}": f"peak_{of}" for of in ("mean", "max")}
+    layers = layers.astype({"effective_gamma": float})  # None in records from before this field
     return layers.assign(layer=layers["layer"] + 1).rename(columns=names)
 
 
@@ -49,7 +50,8 @@ def _ranked(layers: pd.DataFrame, *columns: str, load: str = "load") -> pd.DataF
     """Return a row for each expert of some layers: ``place`` and ``load``, the fullest first."""
     loads = [np.sort(each)[::-1] for each in layers[load]]
     rows = layers[list(columns)].assign(place=[range(len(each)) for each in loads], load=loads)
-    return rows.explode(["place", "load"]).astype({"place": int, "load": float})
+    rows = rows.explode(["place", "load"], ignore_index=True)
+    return rows.astype({"place": int, "load": float})
 
 
 def of_one_layer(sources: FigureRecords) -> pd.DataFrame:
@@ -166,7 +168,7 @@ def fig9(rows: pd.DataFrame) -> Figure:
         d.line(axes, same, "place", "load", name, **look)
     first = rows.iloc[0]
     d.rule(axes, first["gamma"], ":", 0.6)
-    if (effective := float(first["effective_gamma"])) == effective:  # records from before it: NaN
+    if not np.isnan(effective := first["effective_gamma"]):
         d.rule(axes, effective, "--", 0.6, f"γ after rounding: {effective:.2f}")
     where = f"{first['model']}, {first['task']}, MoE layer {first['layer']}"
     axes.set_title(where + gamma_suffix(first["gamma"], ", γ = "))

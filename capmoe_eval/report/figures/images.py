@@ -133,7 +133,7 @@ def fig11(rows: pd.DataFrame) -> Figure:
     questions. Below: the paper's numbers, of another model and other questions.
     """
     canvas, grid = d.panels(
-        rows.sort_values("source", key=lambda s: s.eq(_PAPER)), "source", 1.8, 1
+        rows.sort_values("source", key=lambda s: s.eq(_PAPER), kind="stable"), "source", 1.8, 1
     )
     for source, same, axes in grid:
         d.bars(axes, same, "capability", "score", "method")
@@ -212,7 +212,7 @@ def images_text(rows: pd.DataFrame) -> Figure:
     peak.set_xlabel(PEAK.replace(" / ", "\n/ "))
     for axes in (right, peak):
         axes.set_ylabel("right answers (%)")
-    canvas.suptitle(rows["asked"].iloc[0])
+    canvas.suptitle(rows["asked"].iloc[0].replace(": ", ":\n"))
     d.legend(canvas, 3)
     return canvas
 
@@ -264,6 +264,6 @@ def images_position(rows: pd.DataFrame) -> Figure:
         axes.set(ylim=(0, 100), ylabel="pairs of image\ntokens dropped (%)")
         axes.label_outer()
     first = rows.iloc[0]
-    canvas.suptitle(first["asked"] + gamma_suffix(first["gamma"], ", γ = "))
+    canvas.suptitle(first["asked"].replace(": ", ":\n") + gamma_suffix(first["gamma"], ", γ = "))
     d.legend(canvas, 3)
     return canvas

@@ -176,7 +176,7 @@ def fig8(rows: pd.DataFrame) -> Figure:
     """
     from matplotlib.ticker import MaxNLocator
 
-    canvas, grid = d.panels(rows, "model", 1.75)
+    canvas, grid = d.panels(rows, "model", 1.95)
     for title, same, axes in grid:
         mean, top_k = same["gate_score"].tolist(), same["top_k"].iloc[0]
         axes.grid(False)

@@ -115,11 +115,11 @@ def curves(sources: FigureRecords) -> pd.DataFrame:
             sources.notes.append(published_note("table1"))
             points = {"gamma": published["gamma"], "score": published["value"]}
             parts.append(pd.DataFrame(points).assign(title=title, task=_PRINTED))
-    rows = pd.concat([part.reindex(columns=columns) for part in parts])
+    rows = pd.concat([part.reindex(columns=columns) for part in parts], ignore_index=True)
     lines = [*sources.tasks.values(), _MEAN, _STOCK, _PRINTED]
     order = [rows["task"].map(lines.index), rows["title"].map([*models.values()].index)]
-    rows = with_interval(rows.iloc[np.lexsort(order)], "score").rename(columns={"title": "model"})
-    return rows.assign(dropped_percent=100 * rows.pop("dropped"))
+    rows = rows.iloc[np.lexsort(order)].reset_index(drop=True).rename(columns={"title": "model"})
+    return with_interval(rows.assign(dropped_percent=100 * rows.pop("dropped")), "score")
 
 
 @figure(
@@ -310,20 +310,19 @@ def _flip_rates(sources: FigureRecords, cells: pd.DataFrame) -> list[float]:
     parts=["batch_sizes", "shuffles"],
 )  # fmt: skip
 def companions(rows: pd.DataFrame) -> Figure:
-    """Left: share of documents whose answer is right in one setting and wrong in another, mean over
-    pairs of settings; whiskers: lowest and highest pair. Right: range of the score. Batches of
+    """Above: share of documents whose answer is right in one setting and wrong in another, mean
+    over pairs of settings; whiskers: lowest and highest pair. Below: range of the score. Batches of
     OBQA, PIQA, RTE and BoolQ; dealt by length in four sizes, or of 16 by length and at random
     (three seeds), which mixes the tasks.
     """
-    canvas, ((left, right),) = d.canvas(2.4, 1, 2, width_ratios=[3, 2])
-    d.bars(left, rows, "method", "flips_percent", "dealt")
-    d.bars(right, rows, "method", "score_range", "dealt")
+    canvas, ((upper,), (lower,)) = d.canvas(3.2, 2, 1, sharex=True)
+    d.bars(upper, rows, "method", "flips_percent", "dealt")
+    d.bars(lower, rows, "method", "score_range", "dealt")
     first = rows.iloc[0]
     gamma = gamma_suffix(first["gamma"], ", γ = ")
-    left.set_title(f"{first['model']}, {first['documents']:,} documents{gamma}", loc="left")
-    left.set_ylabel("answers that flip (%)")
-    right.set_ylabel("score range (points)")
-    for axes in (left, right):
-        d.name_places(axes, [name.replace(" ", "\n") for name in d.places(rows["method"])])
+    upper.set_title(f"{first['model']}, {first['documents']:,} documents{gamma}")
+    upper.set_ylabel("answers that\nflip (%)")
+    lower.set_ylabel("score range\n(points)")
+    d.name_places(lower, d.places(rows["method"]))
     d.legend(canvas, 1)
     return canvas

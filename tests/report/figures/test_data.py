@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.record_part import Answers
-from capmoe_eval.paper.pairing import answered, scores_by_unit
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.report.figures import decode, expert_load, images, routing, scores
 from capmoe_eval.report.figures.catalogue import get_figure
@@ -162,16 +160,7 @@ def test_figure_12_means_only_what_is_complete() -> None:
     assert (mean["gamma"], mean["score"], mean["dropped_percent"]) == (1.0, 62.5, 10)
     assert mean["score_high"] - 62.5 == pytest.approx(1.96 * 100 * (2 * 0.03**2) ** 0.5 / 2)
     assert values(rows, "task", "score")["mean, no limit"] == pytest.approx([80])
-    assert shown.notes == ["Mine: no mean at γ=2: B missing."]
-
-
-def test_figure_12_has_a_column_for_each_model() -> None:
-    curve = [of_curve(1, "a", value, model) for model, value in (("mine", 0.5), ("yours", 0.75))]
-    unlimited = [record(cell(BASELINE, "a", model=name), value=1.0) for name in ("mine", "theirs")]
-    shown = evidence(curve=curve, unlimited=unlimited)
-    lines = values(scores.curves(shown), "model", "task")
-    assert lines == {"Mine": ["A", "mean", "mean, no limit"], "Yours": ["A", "mean"]}
-    assert shown.notes == ["Theirs is left out: it has no record."]
+    assert shown.notes == ["No mean over tasks of Mine at γ=2: B missing."]
 
 
 def test_figure_12_is_by_gamma_after_rounding_where_all_records_have_it() -> None:
@@ -207,7 +196,7 @@ def test_published_scores_are_means_of_what_is_printed() -> None:
 def test_figures_13_to_16_average_over_tasks_within_experts() -> None:
     rows = expert_load.by_layer(evidence(routing=TWO_TASKS))
     assert rows["load"].tolist() == [1.5, 1.25, 0.75, 0.5]
-    assert rows.loc[0, ["layer", "peak_mean", "peak_max"]].values.tolist() == [[1, 2, 2]] * 4
+    assert rows[["layer", "peak_mean", "peak_max"]].values.tolist() == [[1, 2, 2]] * 4
 
 
 def test_rounds_begin_with_token_drop_and_count_what_nobody_computes() -> None:
@@ -220,16 +209,6 @@ def test_rounds_begin_with_token_drop_and_count_what_nobody_computes() -> None:
         [1, 50, 37.5, 37.5],
         [2, 60, 37.5, 12.5],
     ]
-
-
-def test_lost_shares_of_rounds_count_tasks_equally() -> None:
-    drop = create_method("score", 1.0)
-    of_tasks = [
-        record(cell(drop, "a"), [layer(BEFORE, [4, 1, 2, 3])], drop_rate=0.375),
-        record(cell(drop, "b"), [layer([100, 100, 100, 100])]),
-    ]
-    rows = scores.by_rounds(evidence(one_round=of_tasks))
-    assert rows[["dropped_percent", "unserved_percent"]].values.tolist() == [[18.75, 18.75]]
 
 
 def test_the_front_is_drawn_over_complete_methods_and_seeds_are_averaged() -> None:
@@ -253,7 +232,7 @@ def test_the_front_is_drawn_over_complete_methods_and_seeds_are_averaged() -> No
     }
     assert len(scores.pareto(evidence(**parts)).axes) == 1
     missing = evidence({"tasks": {"a": "A", "b": "B"}}, baseline=parts["baseline"])
-    with pytest.raises(UsageError, match="drawn: Baseline is left out: not every task is there"):
+    with pytest.raises(UsageError, match="drawn: No mean over tasks of Baseline: B missing"):
         measured(get_figure("pareto"), replace(missing, digests=["a record"]))
 
 
@@ -317,16 +296,6 @@ def test_the_textbooks_numbers() -> None:
     assert routing.best_gamma(none, 1) is None
 
 
-def test_waste_says_when_the_grid_ends_too_early() -> None:
-    skewed = record(cell(BASELINE), [layer([61, 1, 1, 1])])
-    shown = evidence(routing=[skewed])
-    rows = routing.waste_by_gamma(shown)
-    grid = rows[rows["gamma"].notna()]
-    assert grid["best_for"].iloc[-1].endswith("20")
-    assert grid["dropped_percent"].iloc[-1] == grid["dropped_percent"].min()
-    assert "a larger one may be better" in shown.notes[0]
-
-
 def of_batch(size: int, correct: list[int], shuffle: int | None = None, **seen: str) -> Record:
     settings = cell(create_method("score", 1.0), "mix", batch_size=size, shuffle=shuffle)
     return record(settings, value=sum(correct) / len(correct), correct=correct, **seen)
@@ -341,7 +310,7 @@ def test_flips_are_counted_over_pairs_of_settings() -> None:
     ends = [row[f"flips_percent{end}"] for end in ("", "_low", "_high")]
     assert ends == [50, 25, 75]  # 1, 2 and 3 of 4
     assert row["score_range"] == 75
-    assert "are not compared: other documents of " in shown.notes[0]
+    assert "1 of 1 pairs of settings have other documents" in shown.notes[0]
     with pytest.raises(UsageError, match="no method has two settings"):
         scores.flips(evidence(batch_sizes=sizes[:1], shuffles=[]))
 
@@ -352,10 +321,11 @@ def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
         for s, v in ((0, 0.2), (1, 0.4))
     ]
     other = record(cell(create_method("random", 1.0, seed=0), "b"), value=0.9, stderr=0.03)
-    (mean,) = over_tasks(evidence(all=[*seeds, other]).cells("all"), ["a", "b"], ["gamma"])
-    assert (mean["score"], mean["stderr"]) == pytest.approx((60, 2.5))
-    (mean,) = over_tasks(evidence(all=seeds).cells("all"), ["a", "b"], ["gamma"])
-    assert mean == {"gamma": 1.0, "lacking": ["b"]}
+    tasks = {"a": "A", "b": "B"}
+    (mean,) = over_tasks(evidence(all=[*seeds, other]).cells("all"), tasks, ["gamma"]).itertuples()
+    assert (mean.score, mean.stderr, mean.lacking) == (pytest.approx(60), pytest.approx(2.5), "")
+    (mean,) = over_tasks(evidence(all=seeds).cells("all"), tasks, ["gamma"]).itertuples()
+    assert (mean.gamma, mean.lacking) == (1.0, "B")
 
 
 def generated(
@@ -401,16 +371,6 @@ def test_decode_steps_have_the_share_that_the_prompt_alone_does_not_lose() -> No
         "Mine: a decode step has 12.0 to 14.0 live sequences, by cell, for which γ after rounding: "
         "0.5 is 0.75, 1 is 1.25.",
     ]
-
-
-def test_decode_steps_of_other_documents_have_no_share() -> None:
-    right, wrong = [1] * 20, [0] * 20
-    others = [generated(wrong, 1.0), generated(wrong, 1.0, "constrained", documents="others")]
-    parts = {"generation_unlimited": [generated(right)], "generation": others}
-    shown = evidence(**parts)
-    assert decode.by_mode(shown)["steps_percent"].isna().all()
-    assert shown.notes == ["Mine, NQ_OPEN: no share at γ=1: other documents of nq_open."]
-    assert len(decode.by_mode(evidence(generation_unlimited=[], generation=others[:1]))) == 1
 
 
 def test_figure_10_has_images_and_text_apart_beside_the_papers() -> None:
@@ -493,18 +453,6 @@ def test_the_front_is_of_the_best_at_each_peak_and_images_count_once() -> None:
     assert reach["images first"] == pytest.approx(1.96 * 25)
 
 
-def test_shares_are_by_modality_in_the_order_of_gamma() -> None:
-    drops = [
-        of_images(first("text_first", 2.0), text=0.125),
-        of_images(first("text_first", 0.5), text=0.75, image=0.5),
-    ]
-    one = [of_images(first("text_first"), text=0.5, image=0.25)]
-    rows = images.by_priority(evidence(images=[], images_priority=one, images_drops=drops))
-    assert list(rows["first"].unique()) == ["text first"]
-    columns = ["gamma", "text_dropped_percent", "image_dropped_percent"]
-    assert rows[columns].values.tolist() == [[0.5, 75, 50], [1.0, 50, 25], [2.0, 12.5, 0]]
-
-
 def test_positions_are_shares_of_pairs_over_all_layers() -> None:
     late = [[0, 0, 0, 0, 0, 0, 0, 20], [0, 0, 0, 0, 0, 0, 10, 20]]
     early = [bands[::-1] for bands in late]
@@ -520,26 +468,3 @@ def test_positions_are_shares_of_pairs_over_all_layers() -> None:
         "images first": [100, 25, 0, 0, 0, 0, 0, 0],
     }
     assert rows["gamma"].unique().tolist() == [1]
-
-
-def test_a_record_that_tells_no_modalities_is_named() -> None:
-    blind = [records.record_of(first("uniform"), task="mme")]
-    with pytest.raises(UsageError, match="tells no modalities; run it again"):
-        images.by_priority(evidence(images_priority=blind))
-    with pytest.raises(UsageError, match="tells no modalities; run it again"):
-        images.by_place(evidence(images_order=blind, images_priority=[]))
-
-
-@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=2, max_size=6))
-def test_units_are_images_and_keep_the_mean(answers: list[list[int]]) -> None:
-    right = [float(answer) for image in answers for answer in image]
-    numbers = [number for number, image in enumerate(answers) for _ in image]
-    units = scores_by_unit(
-        answered({"t": Answers(documents="hash", correct=right, images=numbers)})
-    )
-    factor = len(answers) / len(right)
-    assert units.tolist() == pytest.approx([sum(image) * factor for image in answers])
-    assert units.mean() == pytest.approx(np.mean(right))
-    assert (
-        scores_by_unit(answered({"t": Answers(documents="hash", correct=right)})).tolist() == right
-    )

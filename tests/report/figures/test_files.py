@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.commands import sweeps
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.selection import composed
@@ -94,7 +93,6 @@ def test_the_paper_has_these_figures() -> None:
         "waste",
         "pareto",
         "companions",
-        "images_pareto",
         "images_text",
         "images_position",
         "decode",
@@ -128,16 +126,6 @@ def test_another_process_writes_the_same_bytes(drawn: Path, results: Path, tmp_p
         for suffix in FORMATS:
             file = f"{name}.{suffix}"
             assert (tmp_path / file).read_bytes() == (drawn / file).read_bytes(), file
-
-
-def test_a_profile_without_a_model_of_images_has_no_figure_of_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile = ("profile=paper", "profile.images=[]")
-    assert run("fig10", *profile, "--out", tmp_path) == 2
-    said = capsys.readouterr().err
-    assert "fig10: profile=paper has no model for it" in said
-    assert run("fig10", *profile, "--missing") == 0
 
 
 def test_a_missing_a_broken_and_a_foreign_record(
@@ -328,54 +316,6 @@ def test_the_commands_measure_exactly_what_is_missing(
     assert len(found) == wanted.planned == wanted.n_absent
 
 
-def test_a_command_keeps_the_modality_of_its_cells_whatever_the_command_line_says() -> None:
-    (plan,) = plans(composed(["model=zoo_llava_olmoe", "method=score", "tasks=mme"]))
-    (line,) = sweeps([plan.cell], ["modality=text_first"])
-    (again,) = plans(composed(shlex.split(line)[2:]))
-    assert again.cell == plan.cell
-
-
-@pytest.mark.parametrize("candidates", ["local", "global"])
-@pytest.mark.parametrize("ep_size", [1, 8])
-def test_a_command_says_the_candidates_that_are_not_as_usual(candidates: str, ep_size: int) -> None:
-    """With one rank local candidates are global ones; the command must compute the same cell."""
-    (plan,) = plans(
-        composed(
-            ["method=expanded_drop", f"candidates={candidates}", f"ep_size={ep_size}", "tasks=obqa"]
-        )
-    )
-    (line,) = sweeps([plan.cell])
-    assert ("candidates=global" in line) == (plan.cell.method.candidates == "global")
-    words = shlex.split(line)[2:]
-    (again,) = plans(composed(words))
-    assert again.cell == plan.cell
-
-
-def test_the_methods_of_the_front_take_few_commands(tmp_path: Path) -> None:
-    absent = gather(get_figure("pareto"), FigurePlans([f"results_dir={tmp_path}"])).absent
-    said = [shlex.split(line)[2:] for line in absent]
-    methods = [word for words in said for word in words if word.startswith("method=")]
-    assert methods == [
-        "method=baseline,expert_drop",
-        "method=order,reverse_order,score,expanded_drop",
-        "method=token_reroute",
-        "method=score",  # granularity=device
-        "method=random",
-    ]
-    assert "granularity=device" in said[3]
-    assert "seed=0,1,2" in said[4]
-
-
-def test_planning_by_part_is_planning_the_experiment() -> None:
-    experiment = FigurePlans()
-    by_part = {plan.path for part in experiment.config.parts for plan in experiment.plan(str(part))}
-    config = experiment.config.copy()
-    config.parts = {name: config.parts[name] for name in ("curve", "ranked", "shuffles")}
-    whole = {plan.path for plan in plans(config)}
-    assert whole < by_part
-    assert whole == {plan.path for part in config.parts for plan in experiment.plan(str(part))}
-
-
 def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fig1,fgi2") == 2
     assert "did you mean 'fig2'" in capsys.readouterr().err
@@ -394,12 +334,3 @@ def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
         FigurePlans(["parts.curve.tasks=[rt]"]).plan("curve")
     with pytest.raises(UsageError, match="did you mean 'curve'"):
         FigurePlans().plan("curves")
-
-
-@pytest.mark.parametrize("profile", ["zoo", "paper"])
-def test_every_profile_has_what_the_figures_need(profile: str) -> None:
-    experiment = FigurePlans([f"profile={profile}"])
-    for name in ("fig9", "fig16", "fig20"):
-        spec = get_figure(name)
-        assert all(experiment.plan(part) for part in spec.parts)
-        assert spec.model is None or spec.model < len(experiment.config.profile.figures.models)

@@ -60,7 +60,7 @@ def test_it_has_tables_figures_and_verdicts(tmp_path: Path) -> None:
     assert "Title of fig10" in text
     assert "Title of images_text" in text
     assert "Title of fig12" not in text
-    assert "Not drawn yet: fig11, images_pareto, images_position" in text
+    assert "Not drawn yet: fig11, images_position" in text
     assert "make table4 table8 table9 fig10" in text
     assert "PROFILE=zoo" in text
     assert "70 entries are missing" in text  # Table 9's: seven rows of ten columns

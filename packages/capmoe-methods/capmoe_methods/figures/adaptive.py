@@ -10,7 +10,7 @@ from capmoe_eval.paper.statistics import Interval
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
-from capmoe_methods.figures.losses import by_task
+from capmoe_methods.figures import losses
 from capmoe_methods.trial import (
     budget_in,
     by_model,
@@ -52,7 +52,7 @@ def against_static(sources: FigureRecords) -> pd.DataFrame:
     """
     import pandas as pd
 
-    of_models = sources.by_model("baseline", _STATIC, "adaptive")
+    of_models = losses.by_model(sources, "baseline", _STATIC, "adaptive")
     compared = outcomes(record for records in of_models.values() for record in records)
     rows: list[dict[str, Any]] = []
     for model, title in sources.models.items():
@@ -61,7 +61,7 @@ def against_static(sources: FigureRecords) -> pd.DataFrame:
             groups.setdefault(record.cell.method, []).append(record)
         settings = []
         for method, same in groups.items():
-            if of_tasks := by_task(same, sources.tasks):
+            if of_tasks := losses.by_task(same, sources.tasks):
                 means = [statistics.fmean(r.load.drop_rate for r in each) for each in of_tasks]
                 setting = {
                     "quantity": "setting",

@@ -10,9 +10,8 @@ from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
-from capmoe_eval.report.figures.pooling import When, rank_peak
 
-from capmoe_methods.figures.losses import by_task, lost
+from capmoe_methods.figures.losses import When, by_model, by_task, lost, rank_peak
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,8 +57,8 @@ def settings(sources: FigureRecords) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    stock = sources.by_model("stock")
-    of_models = sources.by_model(*(part for part in sources.records if part != "stock"))
+    stock = by_model(sources, "stock")
+    of_models = by_model(sources, *(part for part in sources.records if part != "stock"))
     for of, kind in _KINDS.items():
         tasks = _tasks(sources, of)
         for model, title in sources.models.items():

@@ -1,12 +1,20 @@
-"""Points that settings of methods lose against no limit."""
+"""Points that settings of methods lose against no limit, and the loads of ranks."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Literal
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Unpaired, answered, pair
 from capmoe_eval.paper.statistics import Interval, interval
+
+if TYPE_CHECKING:
+    from capmoe_eval.report.figures.evidence import FigureRecords
+
+When = Literal["before", "after"]
+"""The method; a load is counted on both sides of it."""
 
 
 def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Record]]:
@@ -15,6 +23,22 @@ def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Reco
     for record in records:
         groups.setdefault(record.task, []).append(record)
     return [groups[task] for task in tasks] if groups.keys() >= set(tasks) else []
+
+
+def by_model(sources: FigureRecords, *parts: str) -> dict[str, list[Record]]:
+    """Return the records of some parts by model, each once, in the order of the plan."""
+    records = {record.path: record for part in parts for record in sources.records.get(part, ())}
+    groups: dict[str, list[Record]] = {}
+    for record in records.values():
+        groups.setdefault(record.model, []).append(record)
+    return groups
+
+
+def rank_peak(records: Iterable[Record], when: When = "after") -> float:
+    """Return the fullest rank over the mean load, mean over layers and forwards."""
+    layers = (layer for record in records for layer in record.layers)
+    peaks = (getattr(layer.peak, f"device_{when}") for layer in layers)
+    return statistics.fmean(peak.mean for peak in peaks)
 
 
 def lost(

@@ -11,9 +11,8 @@ from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.paper.statistics import interval
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
-from capmoe_eval.report.figures.pooling import rank_peak
 
-from capmoe_methods.figures.losses import lost
+from capmoe_methods.figures.losses import by_model, lost, rank_peak
 from capmoe_methods.trial import Between, between, paired_between
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ def losses_and_loads(sources: FigureRecords) -> pd.DataFrame:
 
     rows: list[dict[str, Any]] = []
     for task, title in sources.tasks.items():
-        asked = [r for r in sources.of_model(*sources.records) if r.task == task]
+        asked = [
+            r for r in by_model(sources, *sources.records).get(sources.model, []) if r.task == task
+        ]
         stock = next((record for record in asked if record.cell.method.is_stock), None)
         if stock is None:
             sources.notes.append(f"{title}: nothing is drawn without the result that has no limit.")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from capmoe_eval.experiment.record import Record
 
 _T = TypeVar("_T")
-When = Literal["before", "after"]
-"""The method; a load is counted on both sides of it."""
 
 
 def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Record]]:
@@ -29,13 +27,6 @@ def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> 
             return None
         means.append(statistics.fmean(numbers))
     return statistics.fmean(means) if means else None
-
-
-def rank_peak(records: Iterable[Record], when: When = "after") -> float:
-    """Return the fullest rank over the mean load, mean over layers and forwards."""
-    layers = (layer for record in records for layer in record.layers)
-    peaks = (getattr(layer.peak, f"device_{when}") for layer in layers)
-    return statistics.fmean(peak.mean for peak in peaks)
 
 
 def by_key(records: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:
