@@ -100,7 +100,12 @@ def figure(
     def declare(draw: Callable[[pd.DataFrame], Figure]) -> Spec:
         caption = " ".join((inspect.getdoc(draw) or "").split())
         caption = caption.format(**words) if words else caption
-        about = {"name": name or draw.__name__, "place": place, "title": title, "caption": caption}
+        about: dict[str, Any] = {
+            "name": name or draw.__name__,
+            "place": place,
+            "title": title,
+            "caption": caption,
+        }
         spec = Spec(**about, data=data, draw=draw, **fields)
         _declared[spec.name] = spec
         return spec

@@ -54,9 +54,9 @@ def by_mode(sources: FigureRecords) -> pd.DataFrame:
         }
     )
     rows[list(_SHARES)] = np.nan
-    for (title, task), same in cells.groupby(["title", "asked"], sort=False):
+    for (title, task), same in d.each(cells, ["title", "asked"]):
         stock = same[same["method"].map(is_stock)]
-        for gamma, of_gamma in same.groupby("gamma", sort=False):
+        for gamma, of_gamma in d.each(same, "gamma"):
             by_decode = {mode: of_gamma[of_gamma["decode"] == mode] for mode in _MODES}
             if stock.empty or any(mode.empty for mode in by_decode.values()):
                 continue
@@ -81,9 +81,10 @@ def _share(sources: FigureRecords, *cells: pd.DataFrame) -> Interval | str:
         next(iter(answered_by_cells(sources.results, of).values())) for of in cells
     )
     whole, of_steps, task = pair(stock, every), pair(prompt, every), cells[0]["task"].iloc[0]
-    for paired in (whole, of_steps):
-        if isinstance(paired, Unpaired):
-            return paired.reason
+    if isinstance(whole, Unpaired):
+        return whole.reason
+    if isinstance(of_steps, Unpaired):
+        return of_steps.reason
     if interval({task: whole.units}).low > 0:
         return share_of(of_steps.units, whole.units, task)
     return "the damage is not distinguishable from zero"
@@ -127,7 +128,7 @@ def decode(rows: pd.DataFrame) -> Figure:
     canvas, grid = d.canvas(1.9 * lines + 0.6, lines, 2)
     *panels, bottom = grid.flat[: len(tasks) + 1]
     small = {"markersize": 3, "elinewidth": 0.7, "capsize": 1.5}
-    for (title, task), same in rows.groupby(["model", "task"], sort=False):
+    for (title, task), same in d.each(rows, ["model", "task"]):
         colour, axes = d.COLOURS[models[title]], panels[tasks[task]]
         for score in same.loc[same["capacity_on"] == _NO_LIMIT, "score"]:
             axes.axhline(score, color=colour, linestyle=":", linewidth=1.0)

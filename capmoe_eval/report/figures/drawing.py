@@ -64,7 +64,7 @@ def panels(
 
     Each panel is the value, its rows and its axes; ``columns`` stand beside each other.
     """
-    groups = list(rows.groupby(by, sort=False))
+    groups = list(each(rows, by))
     columns = min(columns, len(groups))
     lines = math.ceil(len(groups) / columns)
     figure, grid = canvas(height * lines, lines, columns, **layout)
@@ -144,7 +144,7 @@ def rule(
     draw(at, color=BLACK, linewidth=width, linestyle=dash, label=name)
 
 
-def load_bars(axes: Any, loads: Sequence[float], name: str, **look: Any) -> None:
+def load_bars(axes: Any, loads: Any, name: str, **look: Any) -> None:
     """Draw a bar for each expert: its load over the mean load N̄, the fullest expert first."""
     axes.grid(False)
     style = {"color": "#c8c8c8", "width": 0.9} | look
@@ -182,13 +182,14 @@ def name_places(axes: Any, names: Iterable[str], places: Iterable[float] | None 
     axes.tick_params(axis="x", length=0)
 
 
-def legend(figure: Figure, columns: int = 2, place: str = "outside lower center") -> None:
+def legend(figure: Figure, columns: int = 2) -> None:
     """Draw one legend of all panels, each name once."""
     handles: Look = {}
     for axes in figure.axes:
         artists, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, artists, strict=True))
-    figure.legend(handles.values(), handles, loc=place, ncols=columns)
+    place: Any = "outside lower center"
+    figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
@@ -212,11 +213,11 @@ def front(axes: Any, rows: pd.DataFrame, x: str, y: str) -> None:
     line(axes, best, x, y, "Pareto front", **look)
 
 
-def each(rows: pd.DataFrame, by: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the rows of each value of a column, in the order of their first rows."""
+def each(rows: pd.DataFrame, by: str | list[str]) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """Yield the rows of each value of a column, or of several, in the order of their first rows."""
     yield from rows.groupby(by, sort=False)
 
 
-def places(names: Iterable[str]) -> Mapping[str, int]:
+def places(names: Iterable[Any]) -> Mapping[Any, int]:
     """Return the place of each name, from 0, in the order of their first."""
     return {name: place for place, name in enumerate(dict.fromkeys(names))}

@@ -49,7 +49,8 @@ def fullest_layer(layers: pd.DataFrame) -> pd.DataFrame:
 def _ranked(layers: pd.DataFrame, *columns: str, load: str = "load") -> pd.DataFrame:
     """Return a row for each expert of some layers: ``place`` and ``load``, the fullest first."""
     loads = [np.sort(each)[::-1] for each in layers[load]]
-    rows = layers[list(columns)].assign(place=[range(len(each)) for each in loads], load=loads)
+    lists: dict[str, Any] = {"place": [range(len(each)) for each in loads], "load": loads}
+    rows = layers[list(columns)].assign(**lists)
     rows = rows.explode(["place", "load"], ignore_index=True)
     return rows.astype({"place": int, "load": float})
 
@@ -187,7 +188,7 @@ def by_layer(sources: FigureRecords) -> pd.DataFrame:
         text = f"The paper's text says of these peaks: {printed['text']} N̄ (Appendix F)."
         sources.notes.append(text)
         rows["paper"], rows["paper_text"] = printed["value"], printed["text"]
-    return _ranked(rows, *(name for name in rows if name != "load"))
+    return _ranked(rows, *map(str, rows.columns.drop("load")))
 
 
 def _all_layers(rows: pd.DataFrame) -> Figure:

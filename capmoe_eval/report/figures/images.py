@@ -33,7 +33,10 @@ _NO_LIMIT: Final = "no limit"
 _ORDERS: Final = tuple(map(method_title, ("order", "reverse_order", "random")))
 _LOOKS: Final = d.looks([*_PRIORITIES.values(), *_ORDERS], markersize=3.5)
 _LOOKS[method_title("score")] = _LOOKS["no modality first"]  # of the same record
-_BY_PRIORITY: Final = {"parts": ["images", "images_priority", "images_drops"], "tasks": ["mme"]}
+_BY_PRIORITY: Final[dict[str, Any]] = {
+    "parts": ["images", "images_priority", "images_drops"],
+    "tasks": ["mme"],
+}
 
 
 def modality_loads(sources: FigureRecords) -> pd.DataFrame:

@@ -64,7 +64,11 @@ def _dropped(layers: pd.DataFrame, by: str) -> pd.DataFrame:
     for model, of_model in d.each(layers, "title"):
         for value, same in [*d.each(of_model, by), (_ALL, of_model)]:
             rows = pooled_grid(same)
-            about = {"model": model, by: value, "dropped_percent": 100 * rows.pop("drop_rate")}
+            about: d.Look = {
+                "model": model,
+                by: value,
+                "dropped_percent": 100 * rows.pop("drop_rate"),
+            }
             parts.append(rows.drop(columns="pad_waste").assign(**about))
     return pd.concat(parts, ignore_index=True)
 
@@ -115,7 +119,7 @@ def _by_layers(rows: pd.DataFrame) -> Figure:
     count = len(layers)
     shades = [colormaps["viridis_r"](0.12 + 0.88 * i / max(1, count - 1)) for i in range(count)]
     for place, ((_, same), shade) in enumerate(zip(layers, shades, strict=True)):
-        look = {"marker": d.MARKERS[place % len(d.MARKERS)], "markevery": (place % 4, 4)}
+        look: d.Look = {"marker": d.MARKERS[place % len(d.MARKERS)], "markevery": (place % 4, 4)}
         d.line(axes, same, "gamma", "dropped_percent", color=shade, linewidth=0.8, **look)
     look = {"color": d.BLACK, "linestyle": "--"}
     d.line(axes, everything, "gamma", "dropped_percent", "all layers", **look)
@@ -158,7 +162,7 @@ def scores_by_rank(sources: FigureRecords) -> pd.DataFrame:
             np.average(same["score_by_rank"].tolist(), 0, same["tokens"])
             for _, same in layers.groupby("layer")
         ]
-        columns = {"gate_score": np.mean, "lowest_layer": np.min, "highest_layer": np.max}
+        columns: d.Look = {"gate_score": np.mean, "lowest_layer": np.min, "highest_layer": np.max}
         rows = pd.DataFrame({name: of(means, axis=0) for name, of in columns.items()})
         rows["rank"], rows["top_k"] = range(1, len(rows) + 1), layers["top_k"].iloc[0]
         parts.append(rows.assign(model=title))
@@ -204,7 +208,7 @@ def best_gamma(grid: pd.DataFrame, penalty: float) -> float | None:
     γ is taken; one without slots (0) has no padding waste and is no candidate. None if all are so.
     """
     costs = penalty * grid["drop_rate"] + grid["pad_waste"]
-    return float(grid["gamma"][costs.idxmin()]) if costs.notna().any() else None
+    return float(grid["gamma"].iloc[costs.argmin()]) if costs.notna().any() else None
 
 
 def waste_by_gamma(sources: FigureRecords) -> pd.DataFrame:

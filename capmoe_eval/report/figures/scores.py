@@ -144,7 +144,7 @@ def fig12(rows: pd.DataFrame) -> Figure:
         d.lines(left, curve, "x", "score", "task", looks)
         mean = same[same["task"] == _MEAN]
         d.line(left, mean, "x", "score", "mean ± 1.96 SE", color=d.BLACK, linewidth=1.4)
-        look = {"color": d.BLACK, "marker": "o", "markersize": 2}
+        look: d.Look = {"color": d.BLACK, "marker": "o", "markersize": 2}
         d.line(right, mean, "x", "dropped_percent", **look)
         for score in same.loc[same["task"] == _STOCK, "score"]:
             d.rule(left, score, (0, (1, 2)), 1.0, _STOCK)
@@ -174,8 +174,8 @@ def by_rounds(sources: FigureRecords) -> pd.DataFrame:
     rows = with_interval(whole(rows, sources.notes, lambda m: f"{m.rounds} rounds"), "score")
     # The stock model drops nothing that is shown.
     rows[list(loads)] = 100 * rows[list(loads)].where(rows["rounds"] > 0)
-    about = {"model": sources.title, "tasks": len(sources.tasks), "gamma": cells["gamma"].min()}
-    return rows.assign(**about)
+    rows = rows.assign(model=sources.title, tasks=len(sources.tasks))
+    return rows.assign(gamma=cells["gamma"].min())
 
 
 @figure(
@@ -220,8 +220,8 @@ def by_peak(sources: FigureRecords) -> pd.DataFrame:
         lambda mean: metric_and_title(mean.method) + _at(mean.gamma),
     ).drop(columns="stderr")
     points = list(zip(rows["peak"], rows["score"], strict=True))
-    about = {"front": d.pareto_front(points), "model": sources.title, "tasks": len(sources.tasks)}
-    return rows.assign(**about).sort_values(["method", "peak"], kind="stable")
+    rows = rows.assign(front=d.pareto_front(points), model=sources.title, tasks=len(sources.tasks))
+    return rows.sort_values(["method", "peak"], kind="stable")
 
 
 def _at(gamma: float) -> str:

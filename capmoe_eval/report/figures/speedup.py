@@ -71,7 +71,8 @@ def _gains(sources: FigureStudies, paper: Callable[[pd.Series[Any]], float | Non
     sources.note_repetitions()
     rows = _first_points(sources)
     rows = rows[rows["method"] != DROPLESS]
-    return rows.assign(paper=rows.apply(paper, axis=1).astype(float))
+    printed = [paper(row) for _, row in rows.iterrows()]
+    return rows.assign(paper=printed).astype({"paper": float})
 
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
@@ -114,9 +115,9 @@ def of_prefills(sources: FigureStudies) -> pd.DataFrame:
     faster = rows[rows["speedup"] > rows["layer"].clip(lower=1.0)]
     for title, same in d.each(faster, "model"):
         which = ", ".join(
-            f"{row.method_name}{gamma_suffix(row.gamma)} {row.speedup:.2f} against {row.layer:.2f} "
-            f"(ideal {row.ideal:.2f} against {row.layer_ideal:.2f})"
-            for row in same.itertuples()
+            f"{row['method_name']}{gamma_suffix(row['gamma'])} {row['speedup']:.2f} against "
+            f"{row['layer']:.2f} (ideal {row['ideal']:.2f} against {row['layer_ideal']:.2f})"
+            for _, row in same.iterrows()
         )
         text = f"{title}: the prefill gains more than its first layer: {which}."
         sources.notes.append(text)
@@ -346,7 +347,7 @@ def fig6(rows: pd.DataFrame) -> Figure:
         look = {"color": d.BLACK, "marker": "D", "linestyle": "", "markersize": 3}
         d.line(axes, whole, "place", "ms", _WHOLE, **look, markerfacecolor="white")
         top = max(*below, *whole["ms_high"])
-        for gamma, same in whole.dropna(subset="gamma").groupby("gamma", sort=False):
+        for gamma, same in d.each(whole.dropna(subset="gamma"), "gamma"):
             at = same["place"].mean(), 1.04 * top
             axes.annotate(gamma_suffix(gamma, "γ = "), at, ha="center")
         d.name_places(axes, [_SHORT.get(name, name) for name in whole["method"]], whole["place"])

@@ -68,7 +68,7 @@ def by_gamma(sources: SweepResults) -> pd.DataFrame:
     if without.all():
         raise UsageError(f"{sources.names['directory']}: has no cell with one γ; nothing is drawn")
     parts = []
-    for (model, unit), same in cells[~without].groupby(["model", "unit"], sort=False):
+    for (model, unit), same in d.each(cells[~without], ["model", "unit"]):
         tasks = {task: task for task in same["task"]}
         means = over_tasks(same, tasks, ["line", "gamma"], **{name: name for name in _LOADS})
         rows = whole(means, sources.notes, lambda m: f"{m.line}, γ={m.gamma:g}")
@@ -99,7 +99,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     names are in the data. Whiskers: 95 % intervals over documents, of each point by itself. Dotted:
     without a limit. Of bits per byte fewer are better.
     """
-    models = list(rows.groupby(["model", "unit"], sort=False))
+    models = list(d.each(rows, ["model", "unit"]))
     looks = d.looks(rows["line"][rows["gamma"].notna()], markersize=3, linewidth=0.8)
     canvas, grid = d.canvas(5.0 * len(models) + 0.3, 3 * len(models), 1)
     for number, ((model, unit), same) in enumerate(models):

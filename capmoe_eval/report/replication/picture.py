@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from matplotlib import rc_context
@@ -15,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from capmoe_eval.experiment.names import method_title
 from capmoe_eval.paper.replication import GAPS
 from capmoe_eval.paper.verdicts import (
     CONFIRMED,
@@ -25,225 +25,148 @@ from capmoe_eval.paper.verdicts import (
     WrittenFinding,
     WrittenGrouping,
 )
-from capmoe_eval.report.figures import drawing
+from capmoe_eval.report.figures import drawing as d
+from capmoe_eval.routing.registry import method_names
 
 # Told apart by shape, too.
 _LOOKS: Final = {
-    CONFIRMED: (drawing.BLUE, "o", "●"),
-    CONTRADICTED: (drawing.VERMILLION, "X", "✖"),
-    NOT_SHOWN: ("#6e6e6e", "s", "■"),
+    CONFIRMED: {"color": d.BLUE, "marker": "o"},
+    CONTRADICTED: {"color": d.VERMILLION, "marker": "X"},
+    NOT_SHOWN: {"color": "#6e6e6e", "marker": "s"},
 }
-_MODEL: Final = "#b0b0b0"
-_POINTS: Final = 9.0
-_ARROW_POINTS: Final = 8.0
-"""Of the words of an arrow, which must fit into the width of a panel."""
-_OVER_LINES: Final = 5
-"""What is drawn so covers the lines through all rows, in its row alone."""
-_WIDTH: Final = 900 / 96
-"""Inches at which 9 pt are 9 pt on a page that shows the picture 900 px wide."""
-_LINE: Final = 0.168
-"""Height of one line of text, inches."""
-_LABELS: Final = 2.9
-"""Width of the labels of a panel, inches."""
-_TICKS: Final = 0.34
-"""Height of the ticks of a panel with the distance to the next, inches."""
-_FOOT: Final = 0.9
-_DWARFS: Final = 3.0
-"""Rows that reach this many times as far as the others, and as 1 point, leave their panel."""
+_WORDS: Final = {
+    **{name.replace("_", " "): method_title(name) for name in method_names()},
+    "baseline": "no capacity",
+    "candidates=local": "from its rank",
+    "candidates=global": "from all experts",
+    "candidates=ranked": "from the next-ranked",
+    "protect_topk": "top-k first",
+    "max_k": "at most k",
+    "granularity=device": "by device",
+    "modality=image_first": "images first",
+    "modality=text_first": "text first",
+    "count_padding": "pads count",
+    "ep_size=1": "on one rank",
+    "decode=constrained": "in every step",
+}
+"""What the settings in a label say to a reader."""
+_SHARED: Final = re.compile(
+    r" (?:(?:own |matched )?γ(?:=[\d.]+)?|on one rank|\d+ sequences|on [a-z_]+"
+    r"|(?:images|text) first)"
+)
+"""What two sides of a contrast may have in common."""
+_LINE: Final = 0.135
+"""Height of a line of text, inches."""
 
 
-class ClaimPanel(NamedTuple):
-    """One claim and its contrasts in points."""
-
-    title: str
-    rows: list[WrittenFinding]
-    labels: list[str]
-
-    @classmethod
-    def of(cls, claim: WrittenClaim) -> ClaimPanel:
-        """Return the panel of a claim, its title and labels in lines."""
-        rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
-        verdict = " ".join([claim.verdict, claim.scope]).rstrip()
-        title = textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 58)
-        return cls(title, rows, [_label(row.label) for row in rows])
-
-    @property
-    def inches(self) -> float:
-        """Height of its contrasts."""
-        return _LINE * sum(label.count("\n") + 1 for label in self.labels)
-
-    @property
-    def height(self) -> float:
-        """Height with title and ticks, inches."""
-        return self.inches + _LINE * (self.title.count("\n") + 1) + _TICKS + 0.16
-
-
-def _label(label: str) -> str:
-    """Return a label in lines; a knob whose value is a word goes without its name."""
-    short = re.sub(r"\b[a-z]+=(?=[a-z])", "", label)
-    # No line begins with a γ: textwrap leaves no-break spaces alone.
-    return textwrap.fill(short.replace(" γ", "\xa0γ"), 40)
+def words(label: str) -> str:
+    """Return the label of a contrast in words; what both sides have is said once, at the end."""
+    settings = "|".join(map(re.escape, sorted(_WORDS, key=len, reverse=True)))
+    text = re.sub(rf"(?<![\w=])({settings})(?![\w=])", lambda match: _WORDS[match[1]], label)
+    text = re.sub(r"(rounds|batch_size)=(\d+)", r"\2 \1", text).replace("batch_size", "sequences")
+    first, minus, second = text.partition(" − ")
+    for phrase in _SHARED.findall(first) if minus else ():
+        if phrase in _SHARED.findall(second):
+            first, second = (side.replace(phrase, "", 1) for side in (first, second))
+            second += f",{phrase}"
+    return first + minus + second
 
 
 def draw(file: VerdictFile) -> Figure:
-    """Draw every contrast's effect with its interval, beside its margin and each model's effect."""
-
-    def tall(column: Sequence[ClaimPanel]) -> float:
-        return sum(panel.height for panel in column)
-
-    claims = [panel for panel in map(ClaimPanel.of, file.claims) if panel.rows]
-    split = min(range(len(claims) + 1), key=lambda n: max(tall(claims[:n]), tall(claims[n:])))
-    columns = claims[:split], claims[split:]
-    height = _FOOT + max(map(tall, columns))
-    with rc_context({"font.size": _POINTS}):
-        figure = Figure(figsize=(_WIDTH, height))
-        for x, column in zip((0.05, 0.05 + _WIDTH / 2), columns, strict=True):
-            top = height
-            for panel in column:
-                _draw_panel(figure, panel, x, top)
-                top -= panel.height
+    """Draw the contrast that decides each claim, and below it the effects of the others."""
+    claims = [(_title(claim), rows) for claim in file.claims if (rows := _in_points(claim))]
+    texts = [textwrap.fill(_contrast(rows), 70) for _, rows in claims]
+    lines = sum(t.count("\n") + 1 for t in (*texts, *(title for title, _ in claims)))
+    with rc_context(fname=d.STYLE):
+        figure, grid = d.canvas(1.1 + _LINE * lines + 0.32 * len(claims), len(claims), sharex=True)
+        for (axes,), (title, rows), text in zip(grid, claims, texts, strict=True):
+            space = "\n " * (text.count("\n") + 1)
+            axes.set_title(title + space, loc="left", fontweight="bold")
+            axes.text(0, 1.08, text, transform=axes.transAxes, va="bottom", fontsize=7)
+            _draw_rows(axes, rows)
+        axes = grid[-1][0]
+        ticks = [-30, -10, -3, -1, 0, 1, 3, 10, 30]
+        axes.set_xscale("symlog", linthresh=1.0)
+        axes.set_xticks(ticks, list(map(str, ticks)))
+        axes.minorticks_off()
+        axes.set_xlabel("points of accuracy")
         _legend(figure, file)
     return figure
 
 
-def _draw_panel(figure: Figure, panel: ClaimPanel, x: float, top: float) -> None:
-    """Draw a panel whose upper left corner is at some inches from the lower left of the figure."""
-    width, height = figure.get_size_inches()
-    title_at = x / width, (top - 0.06) / height
-    figure.text(*title_at, panel.title, va="top", weight="bold")
-    box = (
-        (x + _LABELS) / width,
-        (top - panel.height + _TICKS) / height,
-        (_WIDTH / 2 - _LABELS - 0.15) / width,
-        panel.inches / height,
-    )
-    _draw_rows(figure.add_axes(box), panel)
+def _in_points(claim: WrittenClaim) -> list[WrittenFinding]:
+    """Return the contrasts of a claim that can be drawn, the one that decides it first."""
+    rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
+    return sorted(rows, key=lambda row: row.label != claim.decided_by)
 
 
-def _extent(row: WrittenFinding) -> float:
-    return max(abs(end) for end in (row.effect, row.low, row.high) if end is not None)
+def _contrast(rows: Sequence[WrittenFinding]) -> str:
+    return words(rows[0].label) + (f"; {len(rows) - 1} more" if len(rows) > 1 else "")
 
 
-def _reach(rows: Sequence[WrittenFinding]) -> float:
-    """Return how far from 0 a panel shows effects; no more than half of them lie beyond."""
-    far = sorted(map(_extent, rows))
-    for index in range((len(far) + 1) // 2, len(far)):
-        if far[index] > _DWARFS * max(1.0, far[index - 1]):
-            return far[index - 1]
-    return far[-1]
+def _title(claim: WrittenClaim) -> str:
+    verdict = " ".join([claim.verdict, claim.scope]).rstrip()
+    return textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 62)
 
 
-def _draw_rows(axes: Axes, panel: ClaimPanel) -> None:
-    """Draw the contrasts of one claim, from the top; an arrow stands for what is not in reach."""
-    reach = _reach(panel.rows)
-    ends = [0.0]
-    places, below = [], 0.0
-    for row, label in zip(panel.rows, panel.labels, strict=True):
-        lines = label.count("\n") + 1
-        place = below + lines / 2
-        places.append(place)
-        effect, (colour, marker, _) = row.effect or 0.0, _LOOKS[row.verdict]
-        # A bound of 0 is the line through all rows.
-        margins = [bound for bound in row.bounds or () if bound]
-        ends += margins
-        below += lines
-        if _extent(row) > reach:
-            axes.axhspan(below - lines, below, color="white", linewidth=0, zorder=_OVER_LINES)
-            _arrow(axes, row, place)
-            ends.append(math.copysign(reach, effect))
-            continue
-        axes.vlines(margins, below - lines, below, "black", linestyles="--", linewidth=1.2)
-        models = list(row.models.values())
-        axes.plot(models, [place] * len(models), "|", color=_MODEL, markersize=8)
-        ends += [*models, effect]
-        if row.low is not None and row.high is not None:
-            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2.2)
-            ends += [row.low, row.high]
-        if row.wide is not None:
-            axes.plot(row.wide, [place, place], color=colour, linewidth=0.9)
-            ends += row.wide
-        axes.plot(effect, place, marker, color=colour, markersize=6.5)
+def _draw_rows(axes: Axes, rows: Sequence[WrittenFinding]) -> None:
+    """Draw the first contrast with its margin, its intervals and each model, then the others."""
+    first, *others = rows
+    look = _LOOKS[first.verdict]
+    # A bound of 0 is the line through all rows.
+    margins = [bound for bound in first.bounds or () if bound]
+    axes.vlines(margins, -0.5, 0.5, "black", linestyles="--", linewidth=1.0)
+    models = list(first.models.values())
+    axes.plot(models, [0] * len(models), "|", color="#a0a0a0", markersize=6)
+    for ends, width in (((first.low, first.high), 2.0), (first.wide, 0.8)):
+        if ends is not None and ends[0] is not None:
+            axes.plot(ends, [0, 0], color=look["color"], linewidth=width)
+    axes.plot([first.effect], [0], **look, markersize=5)
+    for row in others:
+        axes.plot([row.effect], [1], **_LOOKS[row.verdict], markersize=4, fillstyle="none")
     axes.axvline(0, color="black", linewidth=0.8, zorder=1)
-    axes.set_yticks(places, panel.labels)
-    axes.set_ylim(below, 0)
-    space = 0.06 * (max(ends) - min(ends)) or 1.0
-    axes.set_xlim(min(ends) - space, max(ends) + space)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#e8e8e8", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _arrow(axes: Axes, row: WrittenFinding, place: float) -> None:
-    """Write an effect at the edge of its panel, with an arrow out of it."""
-    effect = row.effect or 0.0
-    colour, _, mark = _LOOKS[row.verdict]
-    text = f"{mark} {effect:+.1f}"
-    if row.low is not None and row.high is not None:
-        text += f" [{row.low:+.1f}, {row.high:+.1f}]"
-    right = effect > 0
-    axes.annotate(
-        f"{text} ▶" if right else f"◀ {text}",
-        (1.0 if right else 0.0, place),
-        xycoords=("axes fraction", "data"),
-        ha="right" if right else "left",
-        va="center",
-        color=colour,
-        fontsize=_ARROW_POINTS,
-        zorder=_OVER_LINES + 1,
-    )
+    axes.set_yticks([])
+    axes.set_ylim(1.5 if others else 0.5, -0.5)
+    axes.spines["left"].set_visible(False)
 
 
 def _legend(figure: Figure, file: VerdictFile) -> None:
-    handles = [
-        Line2D([], [], color=colour, marker=marker, markersize=6.5, linewidth=2.2, label=word)
-        for word, (colour, marker, _) in _LOOKS.items()
-    ]
+    handles = [Line2D([], [], **look, markersize=5, label=w) for w, look in _LOOKS.items()]
     handles += [
-        Line2D([], [], color=_MODEL, marker="|", linestyle="", markersize=8, label="one model"),
-        Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="margin"),
-        Line2D([], [], color="black", marker="$▶$", linestyle="", label="beyond the panel"),
+        Line2D([], [], color="#a0a0a0", marker="|", linestyle="", markersize=6, label="one model"),
+        Line2D([], [], color="black", linestyle="--", linewidth=1.0, label="margin"),
     ]
-    title = f"Points of accuracy, {len(file.models)} models, profile {file.profile}"
+    title = f"{len(file.models)} models, profile {file.profile}. Hollow: the further contrasts"
     others = [c.id for c in file.claims if any(f.unit != "points" for f in c.contrasts)]
     if others:
         title += f". Not drawn, in other units: findings of ({'), ('.join(others)})"
     if any(row.wide for claim in file.claims for row in claim.contrasts):
-        title += "\n95 % intervals: thick over documents, thin over families and documents"
-    figure.legend(
-        handles=handles, ncols=len(handles), loc="lower center", frameon=False, title=title
-    )
+        title += ". 95 % intervals: thick over documents, thin over families and documents"
+    place = "outside lower center"
+    figure.legend(handles=handles, ncols=3, loc=place, title=textwrap.fill(title, 70))
 
 
 def draw_gaps(grouping: Sequence[WrittenGrouping]) -> Figure:
     """Draw each gap of Table 1 by the sequences per rank; the first row's, as printed, dashed."""
     printed, *rows = grouping
     sizes = [row.sequences for row in rows]
-    with rc_context({"font.size": _POINTS}):
-        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-        axes: Any = figure.subplots()
+    with rc_context(fname=d.STYLE):
+        figure, ((axes,),) = d.canvas(2.6)
         for index, (first, second) in enumerate(GAPS):
             gaps = [row.gaps[index] for row in rows]
             effects = np.array([gap.effect for gap in gaps])
             ends = np.array([[gap.low, gap.high] for gap in gaps]).T
-            axes.errorbar(
-                sizes,
-                effects,
-                np.abs(ends - effects),
-                color=drawing.COLOURS[index],
-                marker="osD"[index],
-                capsize=3,
-                label=f"{first} − {second}".replace("_", " "),
-            )
-            in_print = {"color": drawing.COLOURS[index], "linestyle": "--", "alpha": 0.6}
-            axes.axhline(printed.gaps[index].effect, **in_print)
-        axes.axhline(0, color="black", linewidth=0.8)
+            look: dict[str, Any] = {"color": d.COLOURS[index], "marker": d.MARKERS[index]}
+            name = f"{method_title(first)} − {method_title(second)}"
+            axes.errorbar(sizes, effects, np.abs(ends - effects), **look, capsize=3, label=name)
+            effect = printed.gaps[index].effect
+            axes.axhline(effect, color=d.COLOURS[index], linestyle="--", alpha=0.6)
+        d.rule(axes, 0)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, list(map(str, sizes)))
         axes.set(xlabel="sequences that share a capacity", ylabel="points of accuracy, γ=1")
-        title = "solid: measured here; dashed: Table 1, OLMoE"
-        figure.legend(loc="outside lower center", ncols=len(GAPS), frameon=False, title=title)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title("solid: measured here; dashed: Table 1, OLMoE")
+        d.legend(figure)
     return figure
 
 
