@@ -71,7 +71,7 @@ def _gains(sources: FigureStudies, paper: Callable[[pd.Series[Any]], float | Non
     sources.note_repetitions()
     rows = _first_points(sources)
     rows = rows[rows["method"] != DROPLESS]
-    printed = [paper(row) for _, row in rows.iterrows()]
+    printed: Any = [paper(row) for _, row in rows.iterrows()]
     return rows.assign(paper=printed).astype({"paper": float})
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -29,7 +28,7 @@ from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.routing.registry import method_names
 
 # Told apart by shape, too.
-_LOOKS: Final = {
+_LOOKS: Final[dict[str, d.Look]] = {
     CONFIRMED: {"color": d.BLUE, "marker": "o"},
     CONTRADICTED: {"color": d.VERMILLION, "marker": "X"},
     NOT_SHOWN: {"color": "#6e6e6e", "marker": "s"},
@@ -109,7 +108,7 @@ def _title(claim: WrittenClaim) -> str:
     return textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 62)
 
 
-def _draw_rows(axes: Axes, rows: Sequence[WrittenFinding]) -> None:
+def _draw_rows(axes: Any, rows: Sequence[WrittenFinding]) -> None:
     """Draw the first contrast with its margin, its intervals and each model, then the others."""
     first, *others = rows
     look = _LOOKS[first.verdict]
@@ -142,7 +141,7 @@ def _legend(figure: Figure, file: VerdictFile) -> None:
         title += f". Not drawn, in other units: findings of ({'), ('.join(others)})"
     if any(row.wide for claim in file.claims for row in claim.contrasts):
         title += ". 95 % intervals: thick over documents, thin over families and documents"
-    place = "outside lower center"
+    place: Any = "outside lower center"
     figure.legend(handles=handles, ncols=3, loc=place, title=textwrap.fill(title, 70))
 
 
