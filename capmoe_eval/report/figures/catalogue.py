@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "capmoe_eval.figures"
 """The group of entry points of packages that declare figures when they are imported."""
-_MODULES: Final = ("expert_load", "routing", "scores", "images", "decode", "speedup")
+_MODULES: Final = ("expert_load", "routing", "scores", "images", "speedup")
 """The modules of this package that declare figures."""
 
 

@@ -192,27 +192,6 @@ def legend(figure: Figure, columns: int = 2) -> None:
     figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns)
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Return of each point (cost, quality) whether no other beats it.
-
-    A point is beaten by one that costs no more and is no worse, and differs.
-    """
-    return [
-        not any(
-            other != (cost, quality) and other[0] <= cost and other[1] >= quality
-            for other in points
-        )
-        for cost, quality in points
-    ]
-
-
-def front(axes: Any, rows: pd.DataFrame, x: str, y: str) -> None:
-    """Draw the rows whose ``front`` is true in grey, below the lines of methods."""
-    best = rows.loc[rows["front"], [x, y]].sort_values([x, y])
-    look = {"color": GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round", "zorder": 1}
-    line(axes, best, x, y, "Pareto front", **look)
-
-
 def each(rows: pd.DataFrame, by: str | list[str]) -> Iterator[tuple[Any, pd.DataFrame]]:
     """Yield the rows of each value of a column, or of several, in the order of their first rows."""
     yield from rows.groupby(by, sort=False)

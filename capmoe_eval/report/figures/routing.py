@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.expert_load import PAPER_MODELS
@@ -18,15 +17,13 @@ if TYPE_CHECKING:
 
     from capmoe_eval.report.figures.evidence import FigureRecords
 
-PENALTIES: Final = (1.0, 5.0, 20.0)
-"""The textbook's λ: how many empty slots a dropped assignment is worth."""
-_SWEEP: Final = tuple(10 ** (step / 20) for step in range(-20, 41))
 _ALL: Final = "all"
-_GRID: Final = {
+GRID: Final = {
     "grid": "What Token Drop would drop (Equation 11, with whole-number capacities) from the "
     "routing of the model without a limit, the whole batch being one group. Under emulated ranks "
     "each rank has its own capacity and more is dropped (see fig12)."
 }
+"""What the captions of figures of the grid have in common."""
 
 
 def pooled_grid(layers: pd.DataFrame) -> pd.DataFrame:
@@ -80,7 +77,7 @@ def dropped_by_task(sources: FigureRecords) -> pd.DataFrame:
 
 @figure(
     "Figure 7 (v1: 5)", "Dropped share of assignments by γ and dataset", dropped_by_task,
-    words=_GRID, parts=["routing"],
+    words=GRID, parts=["routing"],
 )  # fmt: skip
 def fig7(rows: pd.DataFrame) -> Figure:
     """{grid} All tasks: every assignment counts equally, so long prompts weigh more."""
@@ -141,7 +138,7 @@ for _place, _model in enumerate(PAPER_MODELS):
         "Dropped share of assignments by γ, layer by layer: {model}",
         dropped_by_layer,
         f"fig{17 + _place}",
-        _GRID | {"paper_model": _model},
+        GRID | {"paper_model": _model},
         parts=["routing"],
         model=_place,
     )(_by_layers)
@@ -197,79 +194,5 @@ def fig8(rows: pd.DataFrame) -> Figure:
         axes.set_title(f"{title}\n{words}")
         axes.set(xlabel="rank of the expert", ylabel="gate score", ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    d.legend(canvas)
-    return canvas
-
-
-def best_gamma(grid: pd.DataFrame, penalty: float) -> float | None:
-    """Return the γ that minimises ``penalty · drop rate + padding waste``.
-
-    The penalty is λ, the cost of a dropped share in units of an empty share. The smallest of equal
-    γ is taken; one without slots (0) has no padding waste and is no candidate. None if all are so.
-    """
-    costs = penalty * grid["drop_rate"] + grid["pad_waste"]
-    return float(grid["gamma"].iloc[costs.argmin()]) if costs.notna().any() else None
-
-
-def waste_by_gamma(sources: FigureRecords) -> pd.DataFrame:
-    """Return drops and padding by γ, and the best γ by penalty: rows of one kind, then the other.
-
-    ``best_for`` has those of the penalties 1, 5 and 20 that a γ is best for.
-    """
-    import pandas as pd
-
-    parts = []
-    for title, layers in d.each(sources.layers("routing"), "title"):
-        grid = pooled_grid(layers)
-        best = {f"{penalty:g}": best_gamma(grid, penalty) for penalty in PENALTIES}
-        of_gamma = pd.DataFrame(
-            {
-                "gamma": grid["gamma"],
-                "dropped_percent": 100 * grid["drop_rate"],
-                "padding_percent": 100 * grid["pad_waste"],
-                "best_for": [
-                    " ".join(name for name, at in best.items() if at == gamma)
-                    for gamma in grid["gamma"]
-                ],
-            }
-        )
-        sweep = {"penalty": _SWEEP, "best_gamma": [best_gamma(grid, p) for p in _SWEEP]}
-        parts += [of_gamma.assign(model=title), pd.DataFrame(sweep).assign(model=title)]
-        if at_end := of_gamma["best_for"].iloc[-1]:
-            last = gamma_text(grid["gamma"].iloc[-1])
-            sources.notes.append(
-                f"{title}: the best γ is the largest of the grid, {last}, for "
-                f"λ = {at_end.replace(' ', ', ')}; a larger one may be better."
-            )
-    return pd.concat(parts, ignore_index=True)
-
-
-@figure(
-    "not in the paper", "Drop rate against padding waste, and the best γ for a penalty",
-    waste_by_gamma, words=_GRID, parts=["routing"],
-)  # fmt: skip
-def waste(rows: pd.DataFrame) -> Figure:
-    """{grid} Padding waste: empty slots over slots; γ grows from 0.25 (top left) in steps of 0.25.
-    The best γ minimises λ · drop rate + padding waste over the grid 0.25, 0.5, … 4; rings: for λ =
-    1, 5, 20. Below, lines are set apart by 0.02.
-    """
-    canvas, ((upper,), (lower,)) = d.canvas(4.2, 2, 1, height_ratios=[3, 2])
-    looks = d.looks(rows["model"])
-    grid, sweep = rows[rows["penalty"].isna()], rows[rows["penalty"].notna()]
-    across, up = "padding_percent", "dropped_percent"
-    d.lines(upper, grid, across, up, "model", looks, markersize=2.2, linewidth=0.8)
-    for index, (title, look) in enumerate(looks.items()):
-        ring = {"markersize": 7, "markerfacecolor": "none", "color": look["color"], "linestyle": ""}
-        best = grid[(grid["model"] == title) & (grid["best_for"] != "")]
-        d.line(upper, best, across, up, marker="o", **ring)
-        same = sweep[sweep["model"] == title]
-        apart = same.assign(best_gamma=same["best_gamma"] + 0.02 * index)  # equals hide
-        d.line(
-            lower, apart, "penalty", "best_gamma", **look | {"marker": ""}, drawstyle="steps-mid"
-        )
-    upper.set(xlabel="padding waste: empty slots (%)", ylabel="drop rate (%)", ylim=(-2, None))
-    lower.set(xlabel="penalty λ of a drop", ylabel="best γ", xscale="log")
-    lower.set_xticks([0.1, 1, 5, 20, 100], ["0.1", "1", "5", "20", "100"])
-    lower.minorticks_off()
     d.legend(canvas)
     return canvas

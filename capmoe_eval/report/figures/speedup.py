@@ -29,11 +29,6 @@ _PRINT_NOTE: Final = (
     f"Stars: what the paper prints, measured on {MACHINE} with other code. No emulation and no "
     "other machine can confirm these values; the direction and the order can be compared."
 )
-_IDEAL_NOTE: Final = (
-    "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "
-    "gain if nothing but its experts took time, and theirs in proportion to pairs. Share reached: "
-    "of the ideal gain; none where the ideal is below 1.05."
-)
 _PHASES: Final = {  # of a bar: the measured phases that each is the sum of
     "gate": ("gate", "decide"),
     "permute": ("permute",),
@@ -49,11 +44,12 @@ _SHORT: Final = {
     f"{method_title('expanded_drop')} (global)": "Exp.\nglobal",
 }
 _DEPLOYED: Final = ("OLMoE", "DeepSeek-V2-Lite", "Qwen1.5-MoE", "Mixtral")
-_SPREAD: Final = {
+SPREAD: Final = {
     "spread": "Whiskers: lowest and highest of repeated runs on one machine; a single run has "
     "none. A speedup is the median over rounds, in which a capacity-aware and a dropless pass "
     "alternate."
 }
+"""What the captions of speedups have in common."""
 
 
 def _first_points(sources: FigureStudies) -> pd.DataFrame:
@@ -75,19 +71,20 @@ def _gains(sources: FigureStudies, paper: Callable[[pd.Series[Any]], float | Non
     return rows.assign(paper=printed).astype({"paper": float})
 
 
-def _shown(rows: pd.DataFrame) -> pd.DataFrame:
+def shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return times without the columns that no figure has."""
     return rows.drop(columns=["key", "point", "seconds"])
 
 
 def of_layers(sources: FigureStudies) -> pd.DataFrame:
     """Return the speedup of one MoE layer of each model, by method and γ."""
     rows = _gains(sources, lambda row: layer_speedup(row["key"], row["method"], row["gamma"]))
-    return _shown(rows[rows["part"] == "layer"])
+    return shown(rows[rows["part"] == "layer"])
 
 
 @figure(
     "Figure 4", "Speedup of one MoE layer under expert parallelism ({kind})", of_layers,
-    words=_SPREAD, study="speedup", models=_DEPLOYED,
+    words=SPREAD, study="speedup", models=_DEPLOYED,
 )  # fmt: skip
 def fig4(rows: pd.DataFrame) -> Figure:
     """Speedup of one MoE layer, the first of the prefill's in fig5, over the same layer without a
@@ -121,12 +118,12 @@ def of_prefills(sources: FigureStudies) -> pd.DataFrame:
         )
         text = f"{title}: the prefill gains more than its first layer: {which}."
         sources.notes.append(text)
-    return _shown(rows)
+    return shown(rows)
 
 
 @figure(
     "Figure 5", "Speedup of a whole prefill under expert parallelism ({kind})", of_prefills,
-    words=_SPREAD, study="speedup", models=_DEPLOYED,
+    words=SPREAD, study="speedup", models=_DEPLOYED,
 )  # fmt: skip
 def fig5(rows: pd.DataFrame) -> Figure:
     """Speedup of the prefill of a model over the same model without a capacity: attention, norms,
@@ -149,12 +146,12 @@ def of_granularities(sources: FigureStudies) -> pd.DataFrame:
         return values.get(row["part"])
 
     rows = _gains(sources, printed)
-    return _shown(rows.assign(ideal=rows["ideal"].where(rows["part"] == "layer")))
+    return shown(rows.assign(ideal=rows["ideal"].where(rows["part"] == "layer")))
 
 
 @figure(
     "§5.2 (text)", "Speedup with a capacity of each expert or of each device ({kind})",
-    of_granularities, words=_SPREAD, study="granularity",
+    of_granularities, words=SPREAD, study="granularity",
 )  # fmt: skip
 def granularity(rows: pd.DataFrame) -> Figure:
     """Speedup of Expanded Drop over no capacity, of one MoE layer and of a prefill, when a capacity
@@ -188,11 +185,11 @@ def _bars(rows: pd.DataFrame, by: str) -> Figure:
         of_part = {"prefill": ", prefill", "layer": ", one layer"}[part] if has_parts else ""
         axes.set_title(f"{title}{of_part}\n{_how(same.iloc[0])}")
         axes.set(xlabel="capacity factor γ", ylabel="speedup over dropless")
-    _head(canvas, rows, 2)
+    head(canvas, rows, 2)
     return canvas
 
 
-def _head(canvas: Figure, rows: pd.DataFrame, columns: int) -> None:
+def head(canvas: Figure, rows: pd.DataFrame, columns: int) -> None:
     """Say above a figure how its numbers came about, and where it has no error bars.
 
     Quartiles over the rounds of one run are none: they do not say how far a repetition differs.
@@ -220,84 +217,6 @@ def _how(row: pd.Series[Any]) -> str:
     ranks = f"{row['measured']}, {row['ranks']} ranks × {row['experts_per_rank']} {noun}"
     widths = "full widths" if row["scale"] == 1 else f"widths 1/{row['scale']:g}"
     return f"{ranks},\n{widths}, peak {row['peak']:.1f} × mean"
-
-
-def by_peak(sources: FigureStudies) -> pd.DataFrame:
-    """Return speedup, ideal and the share of it that is reached, by method, γ and peak load."""
-    return _reached(sources, sources.timings, "peak")
-
-
-def by_experts_per_rank(sources: FigureStudies) -> pd.DataFrame:
-    """Return speedup, ideal and the share of it that is reached, by method, γ and placement."""
-    return _reached(sources, sources.timings.query("point == 0"), "experts_per_rank")
-
-
-def _reached(sources: FigureStudies, rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    sources.note_repetitions()
-    sources.notes.append(_IDEAL_NOTE)
-    rows = rows[rows["part"] == "layer"].dropna(subset="gamma").sort_values(by, kind="stable")
-    return _shown(rows.assign(reached_percent=100 * rows.pop("reached")))
-
-
-@figure(
-    "not in the paper", "Speedup by peak load, beside the ideal ({kind})", by_peak, words=_SPREAD,
-    study="skew",
-)  # fmt: skip
-def skew(rows: pd.DataFrame) -> Figure:
-    """Speedup of one MoE layer by the fullest expert's load over the mean, the ideal (dotted), and
-    how much of the ideal gain was reached. {spread}
-    """
-    canvas, grid = _lines(rows, "peak")
-    for axes in grid[-1]:
-        axes.set_xlabel("peak load of an expert / mean load")
-    return canvas
-
-
-@figure(
-    "not in the paper", "Speedup by experts per rank ({kind})", by_experts_per_rank,
-    words=_SPREAD, study="placement", runs="fullest",
-)  # fmt: skip
-def placement(rows: pd.DataFrame) -> Figure:
-    """One model's experts over more or fewer ranks: speedup of one MoE layer, the ideal (dotted),
-    and how much of the ideal gain was reached. The load of several experts on a rank evens out, and
-    with it goes the gain (§5.1). {spread}
-    """
-    canvas, grid = _lines(rows, "experts_per_rank")
-    for (_, same), sides in zip(d.each(rows, "model"), grid, strict=True):
-        counts = list(d.places(same["experts_per_rank"]))
-        for axes in sides:
-            axes.set(xscale="log", xlabel="experts per rank")
-            axes.set_xticks(counts, list(map(str, counts)))
-            axes.minorticks_off()
-    return canvas
-
-
-def _lines(rows: pd.DataFrame, x: str) -> tuple[Figure, Any]:
-    """Draw speedup beside the ideal, and how much of its gain is reached, a row for each model."""
-    names = rows["method"].map(method_title) + rows["gamma"].map(
-        lambda at: f", γ = {gamma_text(at)}"
-    )
-    rows = rows.assign(line=names.mask(rows["together"], names + ", popular experts on one rank"))
-    looks = d.looks(rows["line"])
-    models = list(d.each(rows, "model"))
-    canvas, grid = d.canvas(1.9 * len(models) + 0.9, len(models), 2)
-    for (model, same), (left, right) in zip(models, grid, strict=True):
-        d.lines(left, same, x, "speedup", "line", looks)
-        for line, of_line in d.each(same, "line"):
-            dotted = {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
-            d.line(left, of_line, x, "ideal", **looks[line] | dotted)
-        d.lines(right, same.dropna(subset="reached_percent"), x, "reached_percent", "line", looks)
-        left.plot([], [], color=d.BLACK, linestyle=":", label="ideal, same colour and marker")
-        d.rule(left, 1, width=0.6)
-        d.rule(right, 100, width=0.6)
-        first = same.iloc[0]
-        how = f"{first['measured']}, widths 1/{first['scale']:g}"
-        left.set(title=f"{model}\n{how}", ylabel="speedup over dropless")
-        right.set(title="share of the ideal gain\nthat is reached", ylabel="share (%)")
-        if not (same["reached_percent"] < 0).any():
-            right.set_ylim(0, None)
-    _head(canvas, rows, 2)
-    return canvas, grid
 
 
 def phases_of_layers(sources: FigureStudies) -> pd.DataFrame:
@@ -353,5 +272,5 @@ def fig6(rows: pd.DataFrame) -> Figure:
         d.name_places(axes, [_SHORT.get(name, name) for name in whole["method"]], whole["place"])
         axes.set(ylabel="ms", ylim=(0, 1.14 * top), title=f"{title}: {_how(whole.iloc[0])}")
         axes.grid(False, axis="x")
-    _head(canvas, rows, 4)
+    head(canvas, rows, 4)
     return canvas

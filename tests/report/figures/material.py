@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.evidence import FigureRecords
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from tests import records
 from tests.records import layer
+
+ROOT = Path("results")
+BASELINE = create_method("baseline")
+EVEN, SKEWED = layer([4, 4, 4, 4]), layer([10, 1, 2, 3], name="layers.1")
+
+
+def cell(method: Method, task: str = "obqa", *, model: str = "mine", **other: Any) -> Cell:
+    """A cell of a model and a task."""
+    settings = {"batch_size": 16} | other
+    return Cell(ModelId(model, "x"), method, TaskId(task, task, "d", "acc"), **settings)
+
+
+def record(
+    of: Cell,
+    layers: Sequence[dict[str, Any]] = (EVEN,),
+    *,
+    correct: Sequence[int] = (0, 1),
+    drop_rate: float = 0.0,
+    peak: float = 2.0,
+    **parts: Any,
+) -> Record:
+    """The record of a cell, with these layers and answers."""
+    peaks = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
+    load = {"drop_rate": drop_rate, **dict.fromkeys(peaks, peak)}
+    return records.record(of, ROOT, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
 
 
 def evidence(titles: dict[str, Any] | None = None, /, **parts: Sequence[Record]) -> FigureRecords:

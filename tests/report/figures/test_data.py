@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,44 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
-from capmoe_eval.report.figures import decode, expert_load, images, routing, scores
-from capmoe_eval.report.figures.catalogue import get_figure
-from capmoe_eval.report.figures.drawing import pareto_front
+from capmoe_eval.report.figures import expert_load, images, routing, scores
 from capmoe_eval.report.figures.routing import pooled_grid
 from capmoe_eval.report.figures.scores import over_tasks
-from capmoe_eval.report.figures.write import measured
-from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests import records
 from tests.records import layer
-from tests.report.figures.material import evidence, values
+from tests.report.figures.material import BASELINE, EVEN, SKEWED, cell, evidence, record, values
 
-ROOT = Path("results")
-BASELINE = create_method("baseline")
-EVEN, SKEWED = layer([4, 4, 4, 4]), layer([10, 1, 2, 3], name="layers.1")
 BEFORE = [10, 1, 2, 3]
-
-
-def cell(method: Method, task: str = "obqa", *, model: str = "mine", **other: Any) -> Cell:
-    settings = {"batch_size": 16} | other
-    return Cell(ModelId(model, "x"), method, TaskId(task, task, "d", "acc"), **settings)
-
-
-def record(
-    of: Cell,
-    layers: Sequence[dict[str, Any]] = (EVEN,),
-    *,
-    correct: Sequence[int] = (0, 1),
-    drop_rate: float = 0.0,
-    peak: float = 2.0,
-    **parts: Any,
-) -> Record:
-    peaks = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
-    load = {"drop_rate": drop_rate, **dict.fromkeys(peaks, peak)}
-    return records.record(of, ROOT, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
 
 
 def test_figure_1_is_the_layer_with_the_fullest_expert_sorted() -> None:
@@ -211,46 +181,6 @@ def test_rounds_begin_with_token_drop_and_count_what_nobody_computes() -> None:
     ]
 
 
-def test_the_front_is_drawn_over_complete_methods_and_seeds_are_averaged() -> None:
-    def of(method: Method, value: float, peak: float) -> Record:
-        return record(cell(method, "a"), value=value, peak=peak)
-
-    methods = [
-        of(create_method("score", 1.0), 0.8, 1.0),
-        of(create_method("order", 1.0), 0.6, 1.0),
-        of(create_method("device_drop", 1.0, ep_size=2), 0.7, 2.0),
-    ]
-    seeds = [of(create_method("random", 2.0, seed=seed), 0.9 + seed / 100, 2.0) for seed in (0, 1)]
-    parts = {"baseline": [of(BASELINE, 0.905, 4.0)], "methods": methods, "at_random": seeds}
-    rows = scores.by_peak(evidence(**parts))
-    assert values(rows, "method", "peak", "score", "front") == {
-        "baseline": [(4, pytest.approx(90.5), False)],
-        "device_drop": [(2, pytest.approx(70), False)],
-        "order": [(1, pytest.approx(60), False)],
-        "random": [(2, pytest.approx(90.5), True)],
-        "score": [(1, pytest.approx(80), True)],
-    }
-    assert len(scores.pareto(evidence(**parts)).axes) == 1
-    missing = evidence({"tasks": {"a": "A", "b": "B"}}, baseline=parts["baseline"])
-    with pytest.raises(UsageError, match="drawn: No mean over tasks of Baseline: B missing"):
-        measured(get_figure("pareto"), replace(missing, digests=["a record"]))
-
-
-points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
-
-
-@given(points)
-def test_the_front_is_what_a_sweep_by_cost_finds(pairs: list[tuple[int, int]]) -> None:
-    front: set[int] = set()
-    best: tuple[int, int] | None = None
-    for place in sorted(range(len(pairs)), key=lambda place: (pairs[place][0], -pairs[place][1])):
-        if best is None or pairs[place][1] > best[1]:
-            best = pairs[place]
-        if pairs[place] == best:
-            front.add(place)
-    assert {place for place, best in enumerate(pareto_front(pairs)) if best} == front
-
-
 loads = st.lists(st.integers(0, 40), min_size=4, max_size=4).filter(any)
 
 
@@ -275,46 +205,6 @@ def test_pooling_shares_is_summing_counts(many: list[list[int]]) -> None:
         assert empty == pytest.approx(unused / slots if slots else np.nan, nan_ok=True)
 
 
-@given(loads, st.sampled_from([0.0, 0.5, 1.0, 5.0, 20.0]))
-def test_the_best_gamma_is_that_of_a_loop(load: list[int], penalty: float) -> None:
-    grid = of_layers([load])
-    best, least = None, float("inf")
-    for gamma, drop, empty in grid.itertuples(index=False):
-        if penalty * drop + empty < least:
-            best, least = gamma, penalty * drop + empty
-    assert routing.best_gamma(grid, penalty) == best
-
-
-def test_the_textbooks_numbers() -> None:
-    """Output 17.7.2: the skewed load at c = 1, 1.25, 1.5, 2."""
-    shares = [0.3617, 0.2324, 0.1044, 0.0], [0.3617, 0.3859, 0.4029, 0.5]
-    names = ("gamma", "drop_rate", "pad_waste")
-    grid = pd.DataFrame(dict(zip(names, ([1.0, 1.25, 1.5, 2.0], *shares), strict=True)))
-    # λ=1: .7234, .6183, .5073, .5; λ=0.5: .5426, .5021, .4551, .5; λ=0.1: .3979, .4091, …
-    assert [routing.best_gamma(grid, penalty) for penalty in (1, 0.5, 0.1)] == [2.0, 1.5, 1.0]
-    none = pd.DataFrame({"gamma": [0.0], "drop_rate": [1.0], "pad_waste": [np.nan]})
-    assert routing.best_gamma(none, 1) is None
-
-
-def of_batch(size: int, correct: list[int], shuffle: int | None = None, **seen: str) -> Record:
-    settings = cell(create_method("score", 1.0), "mix", batch_size=size, shuffle=shuffle)
-    return record(settings, value=sum(correct) / len(correct), correct=correct, **seen)
-
-
-def test_flips_are_counted_over_pairs_of_settings() -> None:
-    sizes = [of_batch(1, [1, 1, 0, 0]), of_batch(4, [1, 0, 0, 0]), of_batch(16, [1, 1, 1, 1])]
-    dealt = [of_batch(16, [1, 1, 1, 1]), of_batch(16, [0, 0, 0, 0], 0, documents="others")]
-    shown = evidence(batch_sizes=sizes, shuffles=dealt)
-    (row,) = scores.flips(shown).to_dict("records")  # of shuffles no pair has the same documents
-    assert row["dealt"] == "by length, batches of 1, 4, 16"
-    ends = [row[f"flips_percent{end}"] for end in ("", "_low", "_high")]
-    assert ends == [50, 25, 75]  # 1, 2 and 3 of 4
-    assert row["score_range"] == 75
-    assert "1 of 1 pairs of settings have other documents" in shown.notes[0]
-    with pytest.raises(UsageError, match="no method has two settings"):
-        scores.flips(evidence(batch_sizes=sizes[:1], shuffles=[]))
-
-
 def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
     seeds = [
         record(cell(create_method("random", 1.0, seed=s), "a"), value=v, stderr=0.04)
@@ -326,51 +216,6 @@ def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
     assert (mean.score, mean.stderr, mean.lacking) == (pytest.approx(60), pytest.approx(2.5), "")
     (mean,) = over_tasks(evidence(all=seeds).cells("all"), tasks, ["gamma"]).itertuples()
     assert (mean.gamma, mean.lacking) == (1.0, "B")
-
-
-def generated(
-    correct: Sequence[int], gamma: float | None = None, mode: str = "unconstrained", **parts: Any
-) -> Record:
-    method = BASELINE if gamma is None else create_method("score", gamma, decode=mode)
-    return record(cell(method, "nq_open"), correct=correct, **parts)
-
-
-def steps_of(whole: Record, live: float, effective_gamma: float) -> Record:
-    """The record with the statistics of its decode steps."""
-    load = whole.capmoe["load"]
-    load["decode"] = {"live": live, "drop_rate": 0.1, "effective_gamma": effective_gamma}
-    return Record.of(whole.content, whole.path)
-
-
-def test_decode_steps_have_the_share_that_the_prompt_alone_does_not_lose() -> None:
-    right, fewer, least = [1] * 40, [1] * 30 + [0] * 10, [1] * 15 + [0] * 25
-    limited = [
-        generated(fewer, 1.0),
-        steps_of(generated(least, 1.0, "constrained"), 12.0, 1.25),
-        generated(right, 0.5),
-        steps_of(generated([0] * 40, 0.5, "constrained"), 14.0, 0.75),
-        generated([0, *right[1:]], 2.0),
-        generated([0, *right[1:]], 2.0, "constrained"),
-        generated(right, 3.0),  # of which every step is not there
-    ]
-    shown = evidence(generation_unlimited=[generated(right)], generation=limited)
-    rows = decode.by_mode(shown)
-    assert values(rows, "capacity_on", "gamma", "score") == {
-        "the prompt alone": [(0.5, 100), (1, 75), (2, 97.5), (3, 100)],
-        "every step": [(0.5, 0), (1, 37.5), (2, 97.5)],
-        "no limit": [(pytest.approx(np.nan, nan_ok=True), 100)],
-    }
-    share = rows.dropna(subset="steps_percent").set_index("gamma").filter(like="steps_percent")
-    assert list(share.index) == [0.5, 1.0]
-    assert share.loc[0.5].tolist() == [100, 100, 100]  # in every resample
-    middle, low, high = share.loc[1.0]
-    assert middle == pytest.approx(100 * 15 / 25)
-    assert low < 60 < high
-    assert shown.notes == [
-        "Mine, NQ_OPEN: no share at γ=2: the damage is not distinguishable from zero.",
-        "Mine: a decode step has 12.0 to 14.0 live sequences, by cell, for which γ after rounding: "
-        "0.5 is 0.75, 1 is 1.25.",
-    ]
 
 
 def test_figure_10_has_images_and_text_apart_beside_the_papers() -> None:
@@ -402,69 +247,3 @@ def test_figure_11_is_by_capability_beside_the_papers() -> None:
     assert ours["score"].tolist() == pytest.approx([60.0] * 12)
     paper = rows[(rows["source"] != "Mine") & (rows["capability"] == "AR")]
     assert paper["score"].tolist() == [69.3, 66.8, 69.2]
-
-
-def of_images(
-    method: Method,
-    correct: Sequence[int] = (1, 1, 1, 0),
-    *,
-    text: float = 0.0,
-    image: float = 0.0,
-    peak: float = 2.0,
-    bands: Sequence[Sequence[int]] = ((0,) * 8,),
-) -> Record:
-    """A record of MME with these shares of dropped pairs, and drops by eighths in each layer.
-
-    Each eighth of an image has ten tokens, with two experts each.
-    """
-    layers = [layer(name=f"layers.{number}") for number in range(len(bands))]
-    parts = {"layers": layers, "load": {"mean_peak_after": peak}}
-    whole = records.of_images(records.record_of(method, correct, task="mme", parts=parts))
-    content = json.loads(json.dumps(whole.content))
-    shares = content["capmoe"]["load"]["modalities"]
-    shares["text"]["drop_rate"], shares["image"]["drop_rate"] = text, image
-    for part, dropped in zip(content["capmoe"]["layers"], bands, strict=True):
-        part["modalities"]["image"]["bands"] = {"tokens": [10] * 8, "dropped": list(dropped)}
-    return Record.of(content, whole.path)
-
-
-def first(modality: str, gamma: float = 1.0) -> Method:
-    return create_method("score", gamma, modality=modality)
-
-
-def test_the_front_is_of_the_best_at_each_peak_and_images_count_once() -> None:
-    parts = {
-        "images": [of_images(BASELINE, [1, 1, 1, 1], peak=3.0)],
-        "images_priority": [
-            of_images(first("uniform"), [1, 1, 0, 0], peak=1.0),
-            of_images(first("text_first"), [1, 0, 0, 0], peak=1.0),
-            of_images(first("image_first"), [1, 1, 1, 0], peak=1.0),
-        ],
-        "images_drops": [of_images(first("image_first", 2.0), [1, 1, 0, 0], peak=2.0)],
-    }
-    rows = images.by_priority(evidence(**parts))
-    assert "4 questions to 2 images" in rows["asked"].iloc[0]
-    best = rows[rows["front"]].sort_values("peak")
-    assert best[["peak", "right"]].values.tolist() == [[1.0, 75], [3.0, 100]]
-    # Two images with shares of 1 and 0: a standard deviation of √½ and a standard error of ½.
-    at_one = rows[rows["gamma"] == 1]
-    reach = {row["first"]: row["right_high"] - row["right"] for _, row in at_one.iterrows()}
-    assert reach["no modality first"] == pytest.approx(1.96 * 50)
-    assert reach["images first"] == pytest.approx(1.96 * 25)
-
-
-def test_positions_are_shares_of_pairs_over_all_layers() -> None:
-    late = [[0, 0, 0, 0, 0, 0, 0, 20], [0, 0, 0, 0, 0, 0, 10, 20]]
-    early = [bands[::-1] for bands in late]
-    orders = [
-        of_images(create_method("order", 1.0), bands=late),
-        of_images(create_method("reverse_order", 1.0), bands=early),
-    ]
-    priority = [of_images(first("image_first"), bands=early)]
-    rows = images.by_place(evidence(images_order=orders, images_priority=priority))
-    assert values(rows, "line", "dropped_percent") == {
-        "Order": [0, 0, 0, 0, 0, 0, 25, 100],
-        "Reverse Order": [100, 25, 0, 0, 0, 0, 0, 0],
-        "images first": [100, 25, 0, 0, 0, 0, 0, 0],
-    }
-    assert rows["gamma"].unique().tolist() == [1]

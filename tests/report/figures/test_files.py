@@ -28,7 +28,7 @@ from tests.records import plausible
 NAMES = list(figures())
 OF_RECORDS = [spec.name for spec in figures().values() if spec.parts]
 FORMATS = ("svg", "pdf", "png", "json", "csv")
-PRINTED = ["fig2", "fig17", "companions"]
+PRINTED = ["fig2", "fig12", "fig17"]
 """Figures that are drawn in every format; the others as SVG, which takes a third of the time."""
 
 
@@ -90,15 +90,7 @@ def test_the_paper_has_these_figures() -> None:
     asked = [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, *range(13, 21)]
     assert [f"fig{number}" for number in asked] + [
         "v1_fig7",
-        "waste",
-        "pareto",
-        "companions",
-        "images_text",
-        "images_position",
-        "decode",
         "granularity",
-        "skew",
-        "placement",
     ] == [spec.name for spec in figures().values() if spec.package.startswith("capmoe_eval")]
 
 
@@ -165,7 +157,7 @@ def test_a_missing_a_broken_and_a_foreign_record(
 def test_nothing_to_draw_is_an_error_of_that_figure_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    some = "fig9,fig1,fig13,fig14,companions,waste"
+    some = "fig9,fig1,fig13,fig14,fig11,fig7"
     nowhere = f"results_dir={tmp_path}/none"
     assert run("fig1", nowhere, "--out", tmp_path) == 2
     error = capsys.readouterr().err
@@ -180,8 +172,8 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
     assert run(some, "--formats", "svg", f"results_dir={only}", "--out", tmp_path) == 1
     files = {path.stem for path in (tmp_path / "zoo/figures").glob("*.svg")}
     # One baseline record, of OBQA, serves the figures of load and routing of that model.
-    assert files == {"fig1", "fig13", "waste"}
-    assert "error: companions: has none of its 28 records" in capsys.readouterr().err
+    assert files == {"fig1", "fig13", "fig7"}
+    assert "error: fig11: has none of its 3 records" in capsys.readouterr().err
 
 
 def test_a_figure_of_one_model_is_of_the_first_that_is_planned(
@@ -224,7 +216,7 @@ def test_a_users_model_is_drawn_by_its_name_and_directory(
         rows = pd.read_csv(tmp_path / f"custom/figures/{name}.csv")
         assert list(rows["model"].unique()) == ["mine"]
     capsys.readouterr()
-    assert run("fig12,pareto", "--missing", *own) == 0
+    assert run("fig12,v1_fig7", "--missing", *own) == 0
     printed = capsys.readouterr().out.splitlines()
     wanted = gather(get_figure("fig12"), FigurePlans(own))
     (first, *_) = printed
@@ -278,9 +270,6 @@ def test_texts_are_drawn_in_bits_per_byte() -> None:
     ("name", "lines", "more"),
     [
         ("fig9", 3, []),
-        pytest.param("companions", 4, [], marks=pytest.mark.slow),
-        pytest.param("decode", 3, [], marks=pytest.mark.slow),
-        ("images_position", 3, ["modality=text_first"]),
         # of which the figure has its own; its models have one batch size
         pytest.param("fig12", 2, ["model=olmoe", "method=order"], marks=pytest.mark.slow),
         ("fig7", 1, ["batch_size=4"]),

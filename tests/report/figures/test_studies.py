@@ -17,7 +17,7 @@ from capmoe_eval.report.figures.studies import FigureStudies, gather_study
 from capmoe_eval.report.figures.write import describe, measured
 from tests.experiment.timings import files
 
-FIGURES = ("fig4", "fig5", "fig6", "granularity", "placement", "skew")
+FIGURES = ("fig4", "fig6", "granularity")
 METHODS = ("Token Drop", "Expanded Drop")
 
 
@@ -132,26 +132,6 @@ def test_figure_6_adds_phases(bench: Path) -> None:
     assert {name: heights[3][name] for name in expected} == pytest.approx(expected)
 
 
-def test_placement_and_skew_stand_beside_the_ideal(bench: Path) -> None:
-    rows, _ = make("placement", bench)
-    drop = rows[rows["method"] == "score"]
-    columns = ["experts_per_rank", "speedup", "ideal"]
-    assert drop[columns].values.tolist() == [
-        [1, 2.0, 3.0],
-        [2, 1.5, 2.0],
-        [8, 1.125, 1.25],
-        [16, 1.0625, 1.125],
-    ]
-    rows, _ = make("skew", bench)
-    drop = rows[rows["method"] == "score"]
-    columns = ["peak", "speedup", "ideal", "reached_percent"]
-    assert drop[columns].values.tolist() == [
-        [2.1, 1.25, 1.5, 50],
-        [4.1, 1.75, 2.5, 50],
-        [7.1, 2.5, 4.0, 50],
-    ]
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_an_emulation_says_so_everywhere(name: str, bench: Path, tmp_path: Path) -> None:
     spec, study = get_figure(name), evidence(name, bench)
@@ -159,7 +139,7 @@ def test_an_emulation_says_so_everywhere(name: str, bench: Path, tmp_path: Path)
     is_single = name != "fig6"  # the others have speedups
     assert title.startswith("EMULATED")
     assert title.endswith("; 1 run, no error bars") == is_single
-    assert all("EMULATED" in each for each in panels if not each.startswith("share of"))
+    assert all("EMULATED" in each for each in panels)
     description = describe(spec, study)
     assert "EMULATED" in description["title"]
     assert any(note.startswith("EMULATED:") for note in description["notes"])
@@ -209,14 +189,14 @@ def test_a_lacking_model_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_nothing_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("skew", "--bench", tmp_path, "--out", tmp_path) == 2
+    assert run("granularity", "--bench", tmp_path, "--out", tmp_path) == 2
     error = capsys.readouterr().err
     assert error == (
-        f"error: skew: no file of study skew in {tmp_path}; measure it: "
-        "capmoe-eval bench ep --study skew\n"
+        f"error: granularity: no file of study granularity in {tmp_path}; measure it: "
+        "capmoe-eval bench ep --study granularity\n"
     )
-    (tmp_path / "ep-skew-emulated.json").write_text('{"schema": 1}')
-    assert run("skew", "--bench", tmp_path, "--out", tmp_path) == 2
+    (tmp_path / "ep-granularity-emulated.json").write_text('{"schema": 1}')
+    assert run("granularity", "--bench", tmp_path, "--out", tmp_path) == 2
     error = capsys.readouterr().err
     assert "the file has schema 1" in error
     assert error.count("\n") == 1

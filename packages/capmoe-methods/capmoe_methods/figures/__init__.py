@@ -1,7 +1,16 @@
-"""Declare the figures of the methods beside Token Drop; the suite imports it by an entry point."""
+"""Declare the figures that the paper lacks; the suite imports it by an entry point."""
 
 from __future__ import annotations
 
-from capmoe_methods.figures import adaptive, comparators, macs
+from capmoe_methods.figures import (
+    adaptive,
+    comparators,
+    decode,
+    images,
+    macs,
+    quality,
+    skew,
+    waste,
+)
 
-__all__ = ["adaptive", "comparators", "macs"]
+__all__ = ["adaptive", "comparators", "decode", "images", "macs", "quality", "skew", "waste"]

@@ -37,8 +37,7 @@ def by_model(sources: FigureRecords, *parts: str) -> dict[str, list[Record]]:
 def rank_peak(records: Iterable[Record], when: When = "after") -> float:
     """Return the fullest rank over the mean load, mean over layers and forwards."""
     layers = (layer for record in records for layer in record.layers)
-    peaks = (getattr(layer.peak, f"device_{when}") for layer in layers)
-    return statistics.fmean(peak.mean for peak in peaks)
+    return statistics.fmean(layer.peak[f"device_{when}"]["mean"] for layer in layers)
 
 
 def lost(

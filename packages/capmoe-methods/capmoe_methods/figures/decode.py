@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-
 from capmoe_eval.experiment.names import gamma_text, is_stock
 from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
 from capmoe_eval.paper.statistics import Interval, interval, share_of
@@ -15,9 +14,8 @@ from capmoe_eval.report.figures.scores import with_interval
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
-
     from capmoe_eval.report.figures.evidence import FigureRecords
+    from matplotlib.figure import Figure
 
 _MODES: Final = {"unconstrained": "the prompt alone", "constrained": "every step"}
 _LOOKS: Final[dict[str, d.Look]] = {
