@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Final, Literal
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
@@ -203,7 +203,7 @@ def _side(method: Method) -> Side:
     return Side.model_validate({"ep_size": method.ep_size} | method.identity())
 
 
-def _straggler(records: Sequence[Record], when: str) -> float:
+def _straggler(records: Sequence[Record], when: Literal["before", "after"]) -> float:
     """Return the mean straggler factor of records' ranks before or after drops."""
     layers = (layer for record in records for layer in record.layers)
     return fmean(
