@@ -88,7 +88,7 @@ def check_grammar(words: Iterable[str]) -> None:
         except Exception as error:  # of any kind: of a deep nesting it is a RecursionError
             raise UsageError(f"{shown(word)}: {_how_to_write(word, error)}") from error
         group = parsed.key_or_group
-        if parsed.is_sweep_override() or not options(group):
+        if parsed.is_sweep_override() or not (group in (*GROUPS, "hydra") or "/" in group):
             continue
         chosen = parsed.value()
         for name in chosen if isinstance(chosen, list) else [chosen]:

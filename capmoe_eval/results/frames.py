@@ -30,7 +30,7 @@ from capmoe_eval.experiment.results import (
     record_places,
     result_directories,
 )
-from capmoe_eval.routing.factor import factor_forms, gamma_number
+from capmoe_eval.routing.factor import gamma_number
 from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
@@ -59,19 +59,12 @@ def _columns(name: str, kind: type) -> dict[str, tuple[str, object]]:
 
 _OF_PARTS: Final = {"model": _columns("model", ModelId), "task": _columns("task", TaskId)}
 _OF_LOAD: Final = ("drop_rate", "pad_waste", "effective_gamma", "peak_before", "peak_after")
-_KNOBS: Final = tuple(knobs())  # of all methods and forms of γ, which are registered now
-_OF_THE_PAPER: Final = (
-    *("method", "gamma", "ep_size", "scope", "candidates", "m", "protect_topk", "max_k", "rounds"),
-    *("granularity", "placement", "rounding", "count_padding", "decode", "renormalize"),
-    *("modality", "seed"),
+IDENTITY: Final = (
+    *_OF_PARTS["model"],
+    *("method", "gamma", *knobs()),  # of all methods and forms of γ that are registered now
+    *_OF_PARTS["task"],
+    *CELL_FIELDS,
 )
-_OF_FACTORS: Final = tuple(knob for form in factor_forms() for knob in form.knobs)
-_OF_METHOD: Final = (
-    *_OF_THE_PAPER,
-    *(knob for knob in _KNOBS if knob not in (*_OF_THE_PAPER, *_OF_FACTORS)),
-    *_OF_FACTORS,
-)
-IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *CELL_FIELDS)
 """The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
 method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
 

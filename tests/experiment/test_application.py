@@ -22,7 +22,6 @@ from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.interrupts import INTERRUPTED
-from capmoe_eval.report.tables import command as tables
 from tests.processes import command
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -101,22 +100,6 @@ def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
     assert files
     # A signal between two steps of a lock leaves its file, which the next command removes.
     assert [path for path in files if path.suffix not in {".json", ".lock"}] == []
-
-
-def test_an_interrupt_ends_all_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rendered = []
-
-    def interrupt(name: str, *_: object) -> None:
-        rendered.append(name)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tables, "measured_table", interrupt)
-    with pytest.raises(SystemExit) as done:
-        tables.main(["all", "--out", str(tmp_path)])
-    assert (done.value.code, len(rendered)) == (130, 1)
-    assert capsys.readouterr().err == f"{INTERRUPTED}\n"
 
 
 def test_a_full_disk_ends_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,28 +120,3 @@ def test_what_no_engine_computes_is_refused(change: dict[str, Any], message: str
     with pytest.raises(UsageError, match=message) as error:
         dataclasses.replace(CELL, **engine | change)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["../evil", "/evil", "a/b", "a\\b", "..", ".x", "", " ", " x", "a\nb", "x" * 101, 7]
-)
-def test_a_name_that_leads_elsewhere_is_refused(name: Any) -> None:
-    for part, field in ((MODEL, "model.name"), (TASK, "tasks."), (CELL, "data")):
-        with pytest.raises(UsageError, match="becomes a name in a path") as error:
-            dataclasses.replace(part, **{"data" if part is CELL else "name": name})  # type: ignore[type-var]
-        assert str(error.value).startswith(field)
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(("batch_size", value) for value in (0, -1, True, 1.0, "16", None, [], "auto:0")),
-        *(("limit", value) for value in (0, -1, True, 1.0, "4", [])),
-        *(("eval_seed", value) for value in (-1, True, 1.0, None, "1", 2**32)),
-        *(("shuffle", value) for value in (-1, True, 1.0, "1", 2**63)),
-    ],
-)
-def test_a_value_that_cannot_be_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"^{field}="):
-        dataclasses.replace(CELL, method=create_method("baseline"), **{field: value})

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.configuration import (
     CellPlan,
-    check_overrides,
     expand_parts,
     model_notes,
     plans,
@@ -95,26 +93,6 @@ def test_a_task_may_have_documents_of_its_own() -> None:
     assert second.cell.data == "easy_vqa"
     words = ["tasks=easy_vqa", "tasks.easy_vqa.data_root=null", "data.root=miniworld"]
     assert planned(*words)[0].cell.data == "miniworld"
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["tasks=obqa", "+parts.a.tasks=[obqq]"], "parts.a.tasks=obqq: did you mean 'obqa'"),
-        (["tasks=obqa", "+parts.a.gama=[1]"], "parts.a=gama: did you mean 'gamma'"),
-        (["tasks=obqa", "+parts.a.gamma=1"], "parts.a.gamma=1: must be a list"),
-    ],
-)
-def test_a_mistake_in_a_part_is_named(words: list[str], line: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        planned(*words)
-    assert line in str(caught.value)
-
-
-def test_an_override_of_what_a_part_sets_is_refused() -> None:
-    config = composed(["experiment=replicate"])
-    with pytest.raises(UsageError, match=r"gamma=1: gamma is set .* 'parts\.keep\.gamma=\[…\]'"):
-        check_overrides(config, ["gamma=1"])
 
 
 def test_a_caution_names_a_further_training_seed_only_without_its_model() -> None:

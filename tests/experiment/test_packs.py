@@ -17,7 +17,7 @@ import pytest
 from capmoe_eval import load_frame
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import write_bytes
-from capmoe_eval.experiment.packs import SUFFIX, Pack, file_with, pack_path, record_bytes
+from capmoe_eval.experiment.packs import SUFFIX, file_with, pack_path, record_bytes
 from capmoe_eval.experiment.record import json_schema, read_record
 from capmoe_eval.experiment.reservations import reserve
 from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
@@ -67,11 +67,6 @@ def test_packed_records_are_what_they_were(root: Path) -> None:
 
 
 TASKS = ("obqa", "rte")
-
-
-def test_the_lines_of_a_pack_are_its_records_as_json(root: Path, obqa: Path) -> None:
-    records = [json.loads(record_bytes(path)) for path in record_paths(root, task="obqa")]
-    assert [json.loads(line) for line in Pack(obqa).unpacked().split(b"\n")[:-1]] == records
 
 
 class KilledError(BaseException):
@@ -164,11 +159,6 @@ def test_what_is_computed_again_while_it_is_packed_stays(
     pack(root)
     assert loose_paths(root) == [again.path]
     assert read_record(again.path, root).value == 1.0
-
-
-def test_few_files_may_stay_loose(root: Path) -> None:
-    assert pack(root, least=4) == []
-    assert len(loose_paths(root)) == 6
 
 
 def test_a_broken_record_beside_a_pack_is_named_and_stays(root: Path, obqa: Path) -> None:
