@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,18 @@ class ReadRecords:
     broken: tuple[str, ...]  # one line for each other file, which names the file and the fix
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage in this block: Python would go through all records in vain."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class Reader:
     """Reads each whole record once and keeps it, some 110 KiB of memory."""
 
@@ -42,14 +55,8 @@ class Reader:
     def all(self, places: Iterable[tuple[Path, Path]]) -> ReadRecords:
         """Return the records at some paths, each with its results directory, in their order."""
         broken: list[str] = []
-        collects = gc.isenabled()
-        gc.disable()  # it would go through all records again and again, in vain
-        try:
-            records = tuple(self.each(places, broken, keep=True))
-        finally:
-            if collects:
-                gc.enable()
-        return ReadRecords(records, tuple(broken))
+        with uncollected():
+            return ReadRecords(tuple(self.each(places, broken, keep=True)), tuple(broken))
 
     def each(
         self, places: Iterable[tuple[Path, Path]], broken: list[str], *, keep: bool = False
