@@ -182,6 +182,6 @@ def result_directories(root: Path) -> list[Path]:
     A shipped one is left out if it is read with the user's own.
     """
     below = [path for path in sorted(root.glob("*/")) if not any(path.glob("*/*.json"))]
-    there = [path for path in (root, *below) if record_paths(path)]
+    there = [path for path in (root, *below) if files_with_records(path)]
     read = {shipped for path in there for shipped in directories(path)[1:]}
     return [path for path in there if path not in read]
