@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from capmoe_eval.errors import UsageError
 
 Document = tuple[str | None, int | None]  # name of the task, lm-eval's id of the document
+
+OnProgress: TypeAlias = Callable[[str, int, int], None]
+"""Takes what is counted, such as ``requests``, how many are done, and of how many."""
 
 _FEW_ROWS = 16
 """Rows below which a processor may multiply matrices in another way than more, with other bits."""

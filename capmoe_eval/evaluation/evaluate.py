@@ -69,7 +69,7 @@ def evaluate(
     _check_task(parts, cell, lm)
     programs = [task for task in parts.values() if isinstance(task, ProgramTask)]
     for task in programs:
-        task.sandbox, task.on_judged = sandbox, lm.on_judged
+        task.sandbox, task.on_progress = sandbox, lm.on_progress
     prepare(parts, cell)
     most_tokens: Any = cell.max_num_batched_tokens  # None without an engine
     lm.set_batches(cell.batch_size, cell.shuffle, most_tokens)

@@ -73,7 +73,7 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
     # Methods have the same documents, and models, too: a task's requests are made once.
     for of_task in _grouped(missing, lambda plan: (plan.cell.task, plan.cell.limit)):
         for first, *_ in _grouped(of_task, loads):
-            progress.loading(first.cell.model.name)
+            progress.stage(f"counting {first.cell.task.name} …")
             counter.work(first)
     rows: list[dict[str, str]] = []
     notes: list[str] = []

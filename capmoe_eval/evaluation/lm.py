@@ -30,6 +30,7 @@ from transformers import ProcessorMixin
 from capmoe_eval.errors import UsageError, closest, shown
 from capmoe_eval.evaluation.batches import (
     Document,
+    OnProgress,
     deal,
     documents,
     n_scored,
@@ -116,10 +117,8 @@ class CapmoeLM(HFLM):
         self.batches: dict[Document, int] = {}  # under this method, first batch of each document
         self.truncated: dict[Document, int] = {}  # the most tokens that a prompt of each lost
         self._routing = ExitStack()
-        self.quiet = False  # whether lm-eval's own progress bars stay away
         self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
-        self.on_rows: Callable[[int], None] = lambda _rows: None
-        self.on_judged: Callable[[int, int], None] = lambda _done, _count: None
+        self.on_progress: OnProgress | None = None  # None for bars such as lm-eval's own
         self.meter = self.route(chosen)
 
     @classmethod
@@ -210,7 +209,7 @@ class CapmoeLM(HFLM):
             if not request.args[1]:
                 raise unscorable(document, 0, self.max_length)
         try:
-            return super().loglikelihood(requests, disable_tqdm or self.quiet)
+            return super().loglikelihood(requests, disable_tqdm)
         finally:
             self._asked = []
 
@@ -243,7 +242,7 @@ class CapmoeLM(HFLM):
             answers = iter(
                 self._loglikelihood_tokens(
                     [window for of_text in windows for window in of_text],
-                    disable_tqdm=disable_tqdm or self.quiet,
+                    disable_tqdm=disable_tqdm,
                 )
             )
         finally:
@@ -268,7 +267,7 @@ class CapmoeLM(HFLM):
         asked, of = [request.args for request in requests], documents(requests)
         note_truncated(self.truncated, of, [self._needed(*each) for each in asked], self.max_length)
         if self.batch_size == "auto":  # lm-eval searches it anew in each call
-            return plain(requests, disable_tqdm or self.quiet)
+            return plain(requests, disable_tqdm or self.on_progress is not None)
 
         def batches(part: Sequence[int], size: int) -> Iterator[list[int]]:
             order: Any = Collator(
@@ -357,11 +356,19 @@ class CapmoeLM(HFLM):
 
     @contextmanager
     def _bar(self, total: int, disabled: bool) -> Iterator[Callable[[int], object]]:
-        """Show a progress bar, as lm-eval does; what is yielded takes how many more are done."""
-        with tqdm(
-            total=total, disable=disabled or self.quiet or self.rank != 0, desc="Running requests"
-        ) as bar:
-            yield bar.update
+        """Show how many requests are done; what is yielded takes how many more are."""
+        show, n_done = self.on_progress, 0
+
+        def done(more: int) -> None:
+            nonlocal n_done
+            n_done += more
+            if show is not None:
+                show("requests", n_done, total)
+            bar.update(more)
+
+        hidden = disabled or show is not None or self.rank != 0
+        with tqdm(total=total, disable=hidden, desc="Running requests") as bar:
+            yield done
 
     def _note_batch(self, of: list[Document], batch: Iterable[int]) -> None:
         """Note the next batch, with the numbers of its requests, of the documents they are of."""
@@ -390,7 +397,6 @@ class CapmoeLM(HFLM):
             raise RuntimeError(f"a batch {tuple(inps.shape)} has other rows than its requests")
         with self.meter.real_tokens(real_BS), self._only_scored(batch, lengths):
             logits: Tensor = super()._model_call(inps, attn_mask, labels)
-        self.on_rows(len(inps))
         return logits
 
     def _only_scored(self, batch: list[Any], lengths: list[int]) -> AbstractContextManager[Any]:
@@ -409,12 +415,6 @@ class CapmoeLM(HFLM):
         """Return the largest batch that fits; its trial forwards are no part of the evaluation."""
         with self.meter.aside():
             return int(super()._detect_batch_size(*args, **kwargs))
-
-    def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        # Left-padded; the attention mask that generate() passes to every step tells the pads.
-        output: Tensor = super()._model_generate(context, *args, **kwargs)
-        self.on_rows(len(context))
-        return output
 
 
 @register_model("capmoe-multimodal")
@@ -477,9 +477,3 @@ class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
                 "takes more"
             )
         return encoding
-
-    def _model_multimodal_generate(self, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        # Left-padded, with the attention mask that tells the pads, as for text.
-        output: Tensor = super()._model_multimodal_generate(inputs, *args, **kwargs)
-        self.on_rows(len(inputs["input_ids"]))
-        return output

@@ -84,7 +84,7 @@ def without_capacity(
     kind = CapmoeMultimodalLM if isinstance(reader, ProcessorMixin) else CapmoeLM
     lm = kind(model, tokenizer=reader, batch_size=batch_size, max_length=max_length)
     lm.release()
-    lm.quiet = True
+    lm.on_progress = lambda *_: None
     return lm
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
+
+from tqdm import tqdm
 
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.names import score_text, score_unit
@@ -21,6 +24,8 @@ _LEGEND = (
     "dropped: (token, expert) pairs that no expert computes; peak: load of the fullest expert over "
     "the mean in any layer and forward, the highest, before → after drops"
 )
+EVERY = 10.0
+"""Seconds between two lines of a cell's progress where there is no terminal."""
 SHOWN = 48
 """Records that are shown, the first of all."""
 
@@ -35,7 +40,10 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Prints a line per finished cell; on a terminal it also redraws a line of the running cell.
+    """Shows a run: a line for each cell that ends, and how far the running one is.
+
+    On a terminal a bar with total and time left is redrawn below the lines. Elsewhere it is a line
+    at most every :data:`EVERY` seconds.
 
     ``total`` is the number of cells to compute; ``stream`` is standard error by default.
     """
@@ -43,43 +51,50 @@ class Progress:
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
         self._total = total
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
-        self._started = time.monotonic()
+        self._is_terminal = self._stream.isatty()
+        self._started = self._shown = time.monotonic()
         self._done = 0
-        self._cell = ""
-        self._rows = 0
-        self._unit = "sequences"
-        self._warned: set[str] = set()
-        self._waited_for = ""
+        self._cell, self._cell_started = "", 0.0
+        self._printed: set[str] = set()  # warnings, by their kinds, and whom the run waited for
 
-    def loading(self, model: str) -> None:
-        """Show that a model is being loaded."""
-        self._draw(f"loading {model} …")
+    def stage(self, line: str) -> None:
+        """Show what is done before a cell can start."""
+        if self._is_terminal:
+            self._draw(line)
+        else:
+            self._print(line)
 
     def warn(self, line: str, kind: str | None = None) -> None:
         """Print a warning, unless one of its kind (or the same one) was printed before."""
-        if (kind or line) in self._warned:
-            return
-        self._warned.add(kind or line)
-        self._print(f"warning: {line}")
+        self._print_once(f"warning: {line}", kind or line)
 
     def start(self, cell: Cell) -> None:
-        """Show the cell that starts."""
-        self._cell, self._rows = str(cell), 0
-        self._unit = "images" if cell.task.images else "sequences"
-        self._draw_cell(" …")
+        """Show the cell that starts, whose requests are made from its documents now."""
+        self._cell, self._cell_started = str(cell), time.monotonic()
+        if self._is_terminal:
+            self._draw(f"{self._place()}{self._cell}: preparing its requests …")
 
-    def rows(self, n: int) -> None:
-        """Count ``n`` sequences that the model has processed for the running cell.
-
-        Where the task has images, each is a document with its image.
-        """
-        self._rows += n
-        self._draw_cell(f": {self._rows:,} {self._unit}{self._time_left()}")
-
-    def judged(self, done: int, count: int) -> None:
-        """Show how many of the programs that the model wrote for the running cell were judged."""
-        self._draw_cell(f": {done} of {count} programs judged{self._time_left()}")
+    def advance(self, what: str, done: int, total: int) -> None:
+        """Show how much of the running cell is done: of its requests, or of its programs."""
+        now = time.monotonic()
+        if not self._is_terminal and now - self._shown < EVERY:
+            return
+        self._shown = now
+        left = f" (all cells: {seconds})" if (seconds := self._time_left()) else ""
+        bar = tqdm.format_meter(
+            done,
+            total,
+            now - self._cell_started,
+            ncols=shutil.get_terminal_size().columns - 1 if self._is_terminal else None,
+            prefix=f"{self._place()}{self._cell}",
+            bar_format="{desc}: {percentage:.0f} %"
+            + (" |{bar}| " if self._is_terminal else ", ")
+            + f"{{n_fmt}} of {{total_fmt}} {what}, {{remaining}} left{left}",
+        )
+        if self._is_terminal:
+            self._draw(bar)
+        else:
+            self._print(bar)
 
     def finish(self, record: Record) -> None:
         """Print the running cell's result."""
@@ -103,29 +118,34 @@ class Progress:
         """Show how many cells each of other processes computes, where nothing else is left."""
         names = ", ".join(f"{name} ({count})" for name, count in sorted(cells.items()))
         line = f"waiting for {names} to compute what is left"
-        if line != self._waited_for:
-            self._waited_for = line
-            self._print(line)
+        self._print_once(line, line)
 
     def _end(self, cell: Cell, result: str) -> None:
+        place = self._place()
         self._done += 1
-        self._print(f"[{self._done}/{self._total}] {cell}: {result}{self._time_left()}")
+        left = f", {seconds} left" if (seconds := self._time_left()) else ""
+        self._print(f"{place}{cell}: {result}{left}")
+
+    def _place(self) -> str:
+        return f"[{self._done + 1}/{self._total}] "
 
     def _time_left(self) -> str:
         if not 0 < self._done < self._total:
             return ""
-        seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
-        return f", {duration(seconds)} left"
-
-    def _draw_cell(self, what: str) -> None:
-        self._draw(f"[{self._done + 1}/{self._total}] {self._cell}{what}")
+        each = (time.monotonic() - self._started) / self._done
+        return duration(each * (self._total - self._done))
 
     def _draw(self, line: str) -> None:
-        if self._live:
-            print(_ERASE, line, sep="", end="", file=self._stream, flush=True)
+        print(_ERASE, line, sep="", end="", file=self._stream, flush=True)
 
     def _print(self, line: str) -> None:
-        print(_ERASE if self._live else "", line, sep="", file=self._stream, flush=True)
+        self._shown = time.monotonic()
+        print(_ERASE if self._is_terminal else "", line, sep="", file=self._stream, flush=True)
+
+    def _print_once(self, line: str, kind: str) -> None:
+        if kind not in self._printed:
+            self._printed.add(kind)
+            self._print(line)
 
 
 @dataclass

@@ -244,6 +244,8 @@ def _prepare(
     for root in sorted({plan.root for plan in missing}):
         check_writable("results_dir", root)
         inputs.prepare(root)
+    progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
+    progress.stage("importing torch, transformers and lm-eval, and reading the tasks …")
     sandbox, forbidden = sandbox_for(missing)
     refused = forbidden | model_refusals(missing)
     refused |= layer_refusals([plan for plan in missing if plan.path not in refused])
@@ -251,7 +253,6 @@ def _prepare(
         raise next(iter(refused.values()))
     allowed = [plan for plan in missing if plan.path not in refused]
     library = task_library(allowed)
-    progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
     for line in cautions(allowed, library):
         progress.warn(line)
     job = _Job(allowed, list(others.values()), library, sandbox, world, progress, summary)
@@ -347,12 +348,12 @@ class _Job:
         """Load the model of a cell, and compare it with that of the finished records."""
         # Before the model, so that documents which cannot be read cost no time.
         self.library.fingerprint(plan.cell.task, plan.source)
-        self.progress.loading(plan.cell.model.name)
+        self.progress.stage(f"loading {plan.cell.model.name} …")
         lm = load_lm(plan)
         warning = inputs.check(plan.root, plan.cell, self._origin(plan, lm), self.finished)
         if warning is not None:
             self.progress.warn(warning)
-        lm.on_rows, lm.on_judged = self.progress.rows, self.progress.judged
+        lm.on_progress = self.progress.advance
         return lm
 
     def _compute(self, turn: Turn, lm: AnyLM) -> Record:

@@ -6,7 +6,7 @@ from typing import Final
 
 from capmoe_eval.wrapper.seam import Library
 
-_HF, _IMAGES = "lm_eval.models.huggingface", "lm_eval.models.hf_vlms"
+_HF = "lm_eval.models.huggingface"
 
 LM_EVAL: Final = Library(
     ("lm-eval",),
@@ -18,8 +18,6 @@ LM_EVAL: Final = Library(
         (_HF, "HFLM._detect_batch_size", ()),
         (_HF, "HFLM._loglikelihood_tokens", ("requests", "disable_tqdm", "override_bs")),
         (_HF, "HFLM._model_call", ("inps", "attn_mask", "labels")),
-        (_HF, "HFLM._model_generate", ("context",)),
-        (_IMAGES, "HFMultimodalLM._model_multimodal_generate", ("inputs",)),
         # How it makes batches.
         (_HF, "Collator.get_batched", ()),
         (_HF, "HFLM._batch_scheduler", ()),

@@ -1,30 +1,17 @@
-"""Count the work of cells without computing them: documents, requests, tokens and memory.
-
-Counts are kept in the user's cache, under a digest of all that they depend on: the code, the
-documents and the tokenizer. A second forecast then imports none of the libraries.
-"""
+"""Count the work of cells without computing them: documents, requests, tokens and memory."""
 
 from __future__ import annotations
 
-import datetime
 import functools
-import hashlib
-import importlib.metadata
-import json
-import os
-import socket
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.batches import Document, documents, note_truncated
 from capmoe_eval.evaluation.preparation import import_libraries, task_library
-from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
+from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.datasource import cache_directory
-from capmoe_eval.experiment.files import write_text
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -33,7 +20,6 @@ if TYPE_CHECKING:
 
 # What lm-eval's Hugging Face models generate where a task does not say how much.
 _MOST_NEW_TOKENS = 256
-_LIBRARIES = ("lm-eval", "datasets", "transformers", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -56,14 +42,15 @@ class CellWork:
 class WorkCounter:
     """Counts the work of plans whose documents are in place.
 
-    A mistake in any of the plans is a UsageError as soon as a count is asked for that is not kept.
+    A mistake in any of the plans is a UsageError as soon as a count is asked for.
     """
 
     def __init__(self, plans: Sequence[CellPlan]) -> None:
         self._plans = plans
         # Bytes of a model's weights, or why they are not known.
-        self.weights = functools.cache(self._weights)
+        self.weights = functools.cache(_weights)
         self._asked: tuple[object, list[Instance]] = None, []  # of one task: they are large
+        self._works: dict[object, CellWork] = {}
 
     @functools.cached_property
     def library(self) -> TaskLibrary:
@@ -73,67 +60,46 @@ class WorkCounter:
     def work(self, plan: CellPlan) -> CellWork:
         """Return the work of a cell; no tokens where its model's tokenizer is not known."""
         cell = plan.cell
-        reads = isinstance(self.weights(cell.model), int)
-        inputs = {
-            "task": asdict(cell.task),
-            "limit": cell.limit,
-            "eval_seed": cell.eval_seed,
-            "documents": plan.source.fingerprint(cell.task.dataset) or _today(),
-            "model": _model_inputs(cell.model) if reads else None,
-            **({} if cell.backend == "transformers" else {"backend": cell.backend}),
-        }
-
-        def count() -> dict[str, Any]:
-            asked = self._requests(plan)
-            if not reads:
-                return asdict(CellWork(len(set(documents(asked))), len(asked)))
-            reader, most = _reader(cell.model), _max_length(cell.model)
-            return asdict(workload(asked, reader, most, backend=cell.backend))
-
-        return CellWork(**_kept(inputs, count))
+        of_task = cell.task, plan.source, cell.limit, cell.eval_seed
+        key = of_task, cell.model, cell.backend
+        if key not in self._works:
+            asked = self._requests(plan, of_task)
+            if isinstance(self.weights(cell.model), int):
+                reader, most = _reader(cell.model), _max_length(cell.model)
+                self._works[key] = workload(asked, reader, most, backend=cell.backend)
+            else:
+                self._works[key] = CellWork(len(set(documents(asked))), len(asked))
+        return self._works[key]
 
     def batch(self, plan: CellPlan, work: CellWork) -> int:
         """Return the bytes that the largest batch of a cell needs beside its model's weights."""
-        model = plan.cell.model
-        shape: dict[str, Any] = {
-            "sequences": min(sequences(plan), work.requests),
-            "longest": work.longest,
-            "new": work.new_tokens // work.requests,
-            "scored": work.scored > 0,
-        }
+        from capmoe_eval.evaluation.memory import batch_bytes
 
-        def count() -> dict[str, Any]:
-            from capmoe_eval.evaluation.memory import batch_bytes
-
-            return {"bytes": batch_bytes(model, **shape)}
-
-        return int(_kept({"model": _model_inputs(model), **shape}, count)["bytes"])
-
-    def _weights(self, model: ModelId) -> int | str:
-        def count() -> dict[str, Any]:
-            from capmoe_eval.evaluation.memory import weights_bytes
-
-            try:
-                _reader(model)
-                return {"weights": weights_bytes(model)}
-            except UsageError as error:
-                return {"problem": str(error)}
-
-        # A model that was out of reach is looked for again, unless the whole hub is.
-        content = _kept(
-            _model_inputs(model), count, lambda kept: "problem" not in kept or hub_is_away()
+        return batch_bytes(
+            plan.cell.model,
+            sequences=min(sequences(plan), work.requests),
+            longest=work.longest,
+            new=work.new_tokens // work.requests,
+            scored=work.scored > 0,
         )
-        return str(content["problem"]) if "problem" in content else int(content["weights"])
 
-    def _requests(self, plan: CellPlan) -> list[Instance]:
+    def _requests(self, plan: CellPlan, of_task: object) -> list[Instance]:
         from capmoe_eval.evaluation.evaluate import requests
 
-        cell = plan.cell
-        of_task = cell.task, plan.source, cell.limit, cell.eval_seed
         if self._asked[0] != of_task:
-            parts = self.library.parts(cell.task, plan.source)
-            self._asked = of_task, requests(parts, cell, cell.limit)
+            parts = self.library.parts(plan.cell.task, plan.source)
+            self._asked = of_task, requests(parts, plan.cell, plan.cell.limit)
         return self._asked[1]
+
+
+def _weights(model: ModelId) -> int | str:
+    from capmoe_eval.evaluation.memory import weights_bytes
+
+    try:
+        _reader(model)
+        return weights_bytes(model)
+    except UsageError as error:
+        return str(error)
 
 
 @functools.cache
@@ -155,77 +121,10 @@ def _max_length(model: ModelId) -> int:
     return model.max_length or resolve_max_length(configuration(model), tokenizer)
 
 
-def _kept(
-    inputs: dict[str, Any],
-    count: Callable[[], dict[str, Any]],
-    holds: Callable[[dict[str, Any]], bool] = lambda _: True,
-) -> dict[str, Any]:
-    """Return what ``count`` gives; of inputs that it was given before, what is kept and holds."""
-    digest = hashlib.sha256(json.dumps([_code(), inputs], sort_keys=True).encode()).hexdigest()
-    path = cache_directory() / "workloads" / f"{digest[:32]}.json"
-    if path.is_file():
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if holds(kept):
-            return kept
-    content = count()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(content), durable=False)
-    return content
-
-
-@functools.cache
-def _code() -> list[str]:
-    """Return hashes and versions of the code that makes requests and tokens."""
-    packages = [Path(__file__).parent, Path(__file__).parents[1] / "zoo"]
-    versions = [importlib.metadata.version(library) for library in _LIBRARIES]
-    return [*(_contents(package, ".py", ".yaml", ".json") for package in packages), *versions]
-
-
-def _contents(directory: Path, *endings: str) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(directory.rglob("*")):
-        if path.suffix in endings:
-            digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _model_inputs(model: ModelId) -> dict[str, Any]:
-    """Return what a model's configuration and tokenizer depend on; of the hub for a day."""
-    inputs: dict[str, Any] = asdict(model)
-    for name in (model.checkpoint, model.tokenizer):
-        if name is None or name.startswith((ZOO, TINY)):
-            continue
-        if Path(name).is_dir():
-            inputs[name] = _contents(Path(name), ".json", ".txt", ".model", ".jinja")
-        else:
-            home = os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface"
-            hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-            inputs[name] = [_today(), (hub / f"models--{name.replace('/', '--')}").exists()]
-    return inputs
-
-
 def sequences(plan: CellPlan) -> int:
     """Return the sequences of a batch; 1 where lm-eval is to find how many fit."""
     size = str(plan.cell.batch_size)
     return int(size) if size.isdecimal() else 1
-
-
-def _today() -> str:
-    return datetime.date.today().isoformat()
-
-
-@functools.cache
-def hub_is_away() -> bool:
-    """Return whether the hub cannot be reached at all: then no look at it tells anything new."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return True
-    if any(os.environ.get(name) for name in ("HF_ENDPOINT", "HTTPS_PROXY", "https_proxy")):
-        return False  # not known
-    try:
-        socket.create_connection(("huggingface.co", 443), timeout=3).close()
-    except OSError:
-        return True
-    return False
 
 
 def workload(

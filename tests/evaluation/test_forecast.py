@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from capmoe_eval.evaluation import memory, workload
+from capmoe_eval.evaluation import memory
 from capmoe_eval.evaluation.forecast import forecast, measured_rate, recorded_rate
 from capmoe_eval.evaluation.loading import load_lm, weightless
 from capmoe_eval.evaluation.memory import batch_bytes, peak_bytes, weights_bytes
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.evaluation.workload import WorkCounter
-from capmoe_eval.experiment import datasource
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from capmoe_eval.experiment.record_part import Truncated
@@ -30,13 +28,6 @@ from tests import records
 
 def small(*overrides: str) -> list[CellPlan]:
     return records.planned("model=tiny_olmoe", "batch_size=4", "limit=3", *overrides)
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache in which no count is kept."""
-    monkeypatch.setattr(workload, "cache_directory", lambda: tmp_path / "cache")
-    return tmp_path / "cache/workloads"
 
 
 @pytest.mark.parametrize(
@@ -85,66 +76,6 @@ def test_a_forecast_writes_no_record_and_names_each_task(tmp_path: Path) -> None
     assert "No row has a time yet; plan=calibrate" in text
     assert "0 s" not in text
     assert not (tmp_path / "r").exists()
-
-
-@pytest.fixture(name="counted")
-def counted_builds(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The calls by which a counter builds tasks and reads models' configurations."""
-    calls: list[object] = []
-
-    def noting(module: Any, name: str) -> None:
-        plain = getattr(module, name)
-
-        def call(argument: Any) -> Any:
-            calls.append(name)
-            return plain(argument)
-
-        monkeypatch.setattr(module, name, call)
-
-    noting(workload, "task_library")
-    noting(memory, "weights_bytes")
-    return calls
-
-
-def test_counts_are_kept_and_counted_again_of_other_inputs(
-    tmp_path: Path, empty_cache: Path, counted: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where = f"results_dir={tmp_path / 'r'}"
-    plans = [*small("tasks=obqa", where), *small("tasks=boolq", where)]
-    first = forecast(plans, calibrate=False)
-    assert sorted(counted) == ["task_library", "weights_bytes"]  # type: ignore[type-var]
-    assert forecast(plans, calibrate=False) == first
-    assert len(counted) == 2
-    assert len(list(empty_cache.glob("*.json"))) == 4  # two tasks, the larger batch, the weights
-    more = [dataclasses.replace(p, cell=dataclasses.replace(p.cell, limit=4)) for p in plans[:1]]
-    assert " 4 " in forecast(more, calibrate=False)
-    assert counted[2:] == ["task_library"]
-    monkeypatch.setattr(datasource.DataSource, "fingerprint", lambda *_: "of other documents")
-    forecast(plans[:1], calibrate=False)
-    assert counted[3:] == ["task_library"]
-
-
-@pytest.mark.parametrize(("offline", "again"), [("1", 0), ("", 1)])
-def test_a_model_out_of_reach_is_looked_for_again_unless_the_hub_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: str, again: int
-) -> None:
-    """A network that is back is seen; without one nothing waits for the same answer."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-    monkeypatch.setenv("HTTPS_PROXY", "http://there:1")  # the hub may be behind it
-    workload.hub_is_away.cache_clear()
-    words = ("model=custom", "model.name=far", "model.pretrained=not/there", "dtype=float32")
-    plans = records.planned(*words, "tasks=obqa", "data.root=miniworld", f"results_dir={tmp_path}")
-    line = "far: its tokens and its memory are not known: model.pretrained=not/there: cannot be"
-    assert line in forecast(plans, calibrate=False)
-    looked: list[object] = []
-    reader_of = sys.modules["capmoe_eval.evaluation.loading"].reader_of
-    monkeypatch.setattr(
-        "capmoe_eval.evaluation.loading.reader_of", lambda m: looked.append(m) or reader_of(m)
-    )
-    text = forecast(plans, calibrate=False)
-    workload.hub_is_away.cache_clear()
-    assert line in text
-    assert len(looked) == again
 
 
 def test_a_finished_grid_needs_no_forecast(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import io
 import os
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.loading import load_lm
-from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.provenance import reader_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
@@ -100,8 +98,8 @@ def test_only_recent_garbage_is_collected_after_a_batch(monkeypatch: pytest.Monk
 
 def test_images_and_text_are_counted_and_pads_are_not() -> None:
     lm = build(method="score", gamma=0.5, modality="image_first")
-    rows: list[int] = []
-    lm.on_rows = rows.append
+    shown: list[tuple[str, int, int]] = []
+    lm.on_progress = lambda *progress: shown.append(progress)
     answers(lm)
     by = lm.meter.summary()["modalities"]
     assert by["image"]["tokens"] == len(QUESTIONS) * IMAGE_TOKENS
@@ -110,7 +108,7 @@ def test_images_and_text_are_counted_and_pads_are_not() -> None:
     proofs = lm.meter.proofs()
     assert proofs["pads_take_no_slot"]["passed"]
     assert proofs["modality_order"]["passed"]
-    assert rows == [3, 2]
+    assert shown == [("requests", 3, 5), ("requests", 5, 5)]
 
 
 def test_the_priority_reaches_the_model() -> None:
@@ -252,16 +250,6 @@ def test_a_task_says_whether_it_asks_about_images(pictures: DataSource) -> None:
         lm = load_lm(asked.model, CPU, 4)
         with pytest.raises(UsageError, match=line):
             evaluate(asked, lm, TaskLibrary(), pictures, root=Path("x"))
-
-
-def test_progress_counts_images() -> None:
-    stream = io.StringIO()
-    stream.isatty = lambda: True  # type: ignore[method-assign]
-    progress = Progress(1, stream)
-    progress.start(cell())
-    progress.rows(3)
-    assert "3 images" in stream.getvalue()
-    assert "sequences" not in stream.getvalue()
 
 
 def test_a_saved_model_is_loaded_by_the_suite_and_by_lm_eval(tmp_path: Path) -> None:

@@ -211,42 +211,6 @@ def test_a_frame_of_a_wrong_path_is_refused(records: list[Record], tmp_path: Pat
             load_frame(root)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_on_a_terminal_shows_the_running_cell_and_the_time_left(
-    records: list[Record],
-) -> None:
-    screen = Terminal()
-    progress = Progress(3, screen)
-    progress.loading("tiny_olmoe")
-    progress.start(records[0].cell)
-    progress.rows(16)
-    progress.rows(16)
-    assert screen.getvalue().endswith("[1/3] tiny_olmoe obqa baseline: 32 sequences")
-    progress.finish(records[0])
-    progress.start(records[1].cell)
-    progress.rows(4)
-    assert "s left" in screen.getvalue().rsplit("\r", 1)[1]
-    progress.fail(records[1].cell, "boom")
-    lines = screen.getvalue().split("\n")
-    assert lines[0].endswith(" s, 0 s left")
-    assert "[1/3] tiny_olmoe obqa baseline: " in lines[0]
-    assert "[2/3] tiny_olmoe obqa score-g1-ep2: FAILED: boom" in lines[1]
-
-
-def test_progress_elsewhere_is_a_line_per_cell(records: list[Record]) -> None:
-    log = io.StringIO()
-    progress = Progress(1, log)
-    progress.start(records[0].cell)
-    progress.rows(16)
-    progress.finish(records[0])
-    assert log.getvalue().count("\n") == 1
-    assert "\r" not in log.getvalue()
-
-
 def test_the_public_names_are_there() -> None:
     for name in capmoe_eval.__all__:
         assert getattr(capmoe_eval, name) is not None

@@ -22,26 +22,25 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from signal import SIGXCPU
 from typing import IO, Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.evaluation.batches import OnProgress
 from capmoe_eval.evaluation.generation import inside
-from capmoe_eval.evaluation.generation.sandbox import Sandbox, ended
+from capmoe_eval.evaluation.generation.sandbox import SPENT, Sandbox
 from capmoe_eval.evaluation.tasks import YamlTask
 
 PASSED, TIME, WAITED = "passed", "out of time", "waited"
-_SPENT = 128 + SIGXCPU  # the status of a run that used its processor time
 _VERDICTS = {
     inside.PASSED: PASSED,
     inside.RAISED: "raised",
     inside.ENDED: "ended",
-    _SPENT: TIME,
+    SPENT: TIME,
     None: WAITED,
 }
 _SCRIPT = Path(inside.__file__).read_text("utf-8")
@@ -53,13 +52,6 @@ class Problem(NamedTuple):
     prompt: str
     entry_point: str  # name of the function
     test: str  # source that defines ``check(candidate)``
-
-
-class Judgement(NamedTuple):
-    """The verdicts on programs, in their order."""
-
-    verdicts: list[str]
-    tried_again: int  # programs that waited beside others, and were judged again alone
 
 
 def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
@@ -92,8 +84,8 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
         testing = start(problem._asdict(), answers_read, calls_write)
         for end in ends:  # so that each sandbox notices the end of the other
             end.close()
-        status = ended(testing, sandbox.limits, answering)
-        if status == inside.ENDED and ended(answering, sandbox.limits) == _SPENT:
+        status = sandbox.ended(testing)
+        if status == inside.ENDED and sandbox.ended(answering) == SPENT:
             return TIME
     if status == inside.UNREADABLE:
         raise UsageError(
@@ -114,32 +106,33 @@ def at_once() -> int:
 def judge_all(
     sandbox: Sandbox,
     pairs: Sequence[tuple[Problem, str]],
-    on_judged: Callable[[int, int], None] = lambda _done, _count: None,
-) -> Judgement:
-    """Return the verdict on each problem's completion; several are judged at once.
+    on_progress: OnProgress | None = None,
+) -> tuple[list[str], int]:
+    """Return the verdict on each problem's completion, and how many were judged again.
 
-    One that waited is judged again when nothing else runs: another program may have kept it from
-    work. After each, ``on_judged`` is called with the number that is done, and that of all.
+    Several are judged at once. One that waited is judged again when nothing else runs: another program may have kept it from
+    work. ``on_progress`` is told how many are judged.
     """
     with ThreadPoolExecutor(at_once()) as pool:
         futures = [pool.submit(judge, sandbox, *pair) for pair in pairs]
         try:
             for done, _ in enumerate(as_completed(futures), 1):
-                on_judged(done, len(futures))
+                if on_progress is not None:
+                    on_progress("programs", done, len(futures))
         finally:
             pool.shutdown(cancel_futures=True)
     verdicts = [future.result() for future in futures]
     waited = [place for place, verdict in enumerate(verdicts) if verdict == WAITED]
     for place in waited:
         verdicts[place] = judge(sandbox, *pairs[place])
-    return Judgement(verdicts, len(waited))
+    return verdicts, len(waited)
 
 
 class ProgramTask(YamlTask):
     """A task with the columns of HumanEval whose answers are programs, judged after generation."""
 
     sandbox: Sandbox | None = None  # None to open one when the first programs are there
-    on_judged: Callable[[int, int], None] = staticmethod(lambda _done, _count: None)
+    on_progress: OnProgress | None = None
     verdicts: Mapping[str, int] = {}  # programs of each verdict in the last evaluation
     tried_again: int = 0  # programs among them that were judged again alone
 
@@ -153,10 +146,12 @@ class ProgramTask(YamlTask):
             )
             for instance in self.instances
         ]
-        judged = judge_all(self.sandbox or Sandbox.open(), pairs, self.on_judged)
-        for instance, verdict in zip(self.instances, judged.verdicts, strict=True):
+        verdicts, self.tried_again = judge_all(
+            self.sandbox or Sandbox.open(), pairs, self.on_progress
+        )
+        for instance, verdict in zip(self.instances, verdicts, strict=True):
             instance.filtered_resps["none"] = verdict
-        self.verdicts, self.tried_again = Counter(judged.verdicts), judged.tried_again
+        self.verdicts = Counter(verdicts)
         return None
 
 

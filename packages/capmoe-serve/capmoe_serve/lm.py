@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.batches import Document, documents, note_truncated
+from capmoe_eval.evaluation.batches import Document, OnProgress, documents, note_truncated
 from capmoe_eval.evaluation.loading import quiet_libraries, reader_of, whole_model
 from capmoe_eval.evaluation.provenance import now, provenance
 from capmoe_eval.experiment.cell import TINY, ZOO, Cell, ModelId
@@ -132,9 +132,8 @@ class CapmoeVllmLM(VLLM):
         self.batches: dict[Document, int] = {}  # the step in which each document began
         self.truncated: dict[Document, int] = {}  # the most tokens that a prompt of each lost
         self._first: list[int] = []  # the steps in which the requests of a call began
-        self.quiet = True
-        self.on_rows: Callable[[int], None] = lambda _rows: None
-        self.on_judged: Callable[[int, int], None] = lambda _done, _count: None
+        self.on_progress: OnProgress = lambda *_: None
+        self._begun, self._asked = 0, 0  # requests of a call: in a step so far, and all
         with mock.patch.object(vllm_causallms, "LLM", start_engine):
             super().__init__(
                 pretrained=checkpoint,
@@ -173,7 +172,7 @@ class CapmoeVllmLM(VLLM):
         assert calibrated is None  # methods with a calibration are refused before
         self.batches, self.truncated = {}, {}
         self.meter = put_under(self.model, method)
-        self._steps = EngineSteps(self.on_rows)
+        self._steps = EngineSteps(self._note_begun)
         self.meter.observe(self._steps)
         return self.meter
 
@@ -194,7 +193,7 @@ class CapmoeVllmLM(VLLM):
             return len(request[1]) + len(request[2]) + 1
 
         with self._noted(documents(requests), needed):
-            return super().loglikelihood(requests, disable_tqdm or self.quiet)
+            return super().loglikelihood(requests, disable_tqdm=True)
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's continuations."""
@@ -205,7 +204,7 @@ class CapmoeVllmLM(VLLM):
             return len(tokens) + new
 
         with self._noted(documents(requests), needed):
-            return super().generate_until(requests, disable_tqdm or self.quiet)
+            return super().generate_until(requests, disable_tqdm=True)
 
     @contextmanager
     def _noted(self, of: list[Document], needed: Callable[[Any], int]) -> Iterator[None]:
@@ -218,6 +217,7 @@ class CapmoeVllmLM(VLLM):
         """
         collators: list[Any] = []
         seed, self._first = self.shuffle, []
+        self._begun, self._asked = 0, len(of)
         truncated, most = self.truncated, self.max_length
 
         class Arrivals(vllm_causallms.Collator):
@@ -234,6 +234,10 @@ class CapmoeVllmLM(VLLM):
             yield
         for document, step in zip(of, collators[-1].get_original(self._first), strict=True):
             self.batches[document] = min(step, self.batches.get(document, step))
+
+    def _note_begun(self, requests: int) -> None:
+        self._begun += requests
+        self.on_progress("requests", self._begun, self._asked)
 
     def _model_generate(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -84,8 +84,8 @@ def test_each_document_has_the_verdict_on_its_own_program(
         right = instance.doc_id in (1, 4)
         instance.resps = [instance.doc["canonical_solution"] if right else "    return None\n"]
     task.sandbox = sandbox
-    counts: list[tuple[int, int]] = []
-    monkeypatch.setattr(task, "on_judged", lambda *both: counts.append(both))
+    counts: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(task, "on_progress", lambda *progress: counts.append(progress))
     task.apply_filters()
     scores = {
         each.doc_id: task.process_results(each.doc, [each.filtered_resps["none"]])
@@ -93,7 +93,7 @@ def test_each_document_has_the_verdict_on_its_own_program(
     }
     assert scores == {number: {"pass@1": float(number in (1, 4))} for number in range(6)}
     assert task.verdicts == {"passed": 2, "wrong": 4}
-    assert counts[-1] == (6, 6)
+    assert counts[-1] == ("programs", 6, 6)
 
 
 @pytest.mark.parametrize(

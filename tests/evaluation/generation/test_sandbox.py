@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,18 +22,17 @@ import psutil
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.generation.sandbox import Limits, Sandbox, SandboxRun
+from capmoe_eval.evaluation.generation.sandbox import LIMITS, SPENT, Sandbox
 
 # A number that is in the command line of every process of these tests and of no other's.
 MARK = 2**20 + os.getpid()
-LIMITS = Limits(cpu_seconds=1, file=MARK)
 SLEEP = "import time\ntime.sleep(600)"
 
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
     try:
-        return Sandbox.open(LIMITS)
+        return Sandbox.open(cpu_seconds=1, file=MARK)
     except UsageError as error:
         pytest.skip(str(error))
 
@@ -73,9 +71,9 @@ def gone() -> bool:
 
 
 def test_a_program_runs_and_its_output_and_status_are_known(sandbox: Sandbox) -> None:
-    assert sandbox.run("print(6 * 7)") == SandboxRun(0, "42\n")
-    assert sandbox.run("raise SystemExit(3)").status == 3
-    assert sandbox.run("print(open('/given').read())", "é\0") == SandboxRun(0, "é\0\n")
+    assert sandbox.run("print(6 * 7)") == (0, "42\n")
+    assert sandbox.run("raise SystemExit(3)")[0] == 3
+    assert sandbox.run("print(open('/given').read())", "é\0") == (0, "é\0\n")
     assert sandbox.description()["sandbox"] == "bubblewrap"
     assert sandbox.description()["limits"]["file"] == MARK
 
@@ -106,7 +104,7 @@ except OSError as error:
     print(error)
 """
         assert outside(attempt) == "reached\n"
-        assert "reached" not in sandbox.run(attempt).output
+        assert "reached" not in sandbox.run(attempt)[1]
 
 
 READ = """
@@ -127,14 +125,14 @@ def test_neither_checkout_nor_home_nor_system_can_be_read(sandbox: Sandbox, secr
         for path in map(str, paths):
             if Path(path).exists():
                 assert outside(READ.format(path=path)) == "True\n", path
-            assert sandbox.run(READ.format(path=path)).output == "FileNotFoundError\n", path
+            assert sandbox.run(READ.format(path=path))[1] == "FileNotFoundError\n", path
 
 
 def test_the_sandbox_has_only_what_python_needs(sandbox: Sandbox) -> None:
-    entries = sandbox.run("import os\nprint(*sorted(os.listdir('/')), *os.listdir('/dev'))").output
+    entries = sandbox.run("import os\nprint(*sorted(os.listdir('/')), *os.listdir('/dev'))")[1]
     allowed = {"dev", "etc", "given", "script.py", "tmp", "usr", "null", *sandbox.python.parts[1:2]}
     assert set(entries.split()) <= allowed | {"lib", "lib32", "lib64", "libx32"}
-    assert sandbox.run("import os\nprint(os.listdir('/etc'))").output == "['ld.so.cache']\n"
+    assert sandbox.run("import os\nprint(os.listdir('/etc'))")[1] == "['ld.so.cache']\n"
 
 
 WRITE = """
@@ -172,20 +170,20 @@ def test_nothing_can_be_made_or_changed(sandbox: Sandbox, secret: Path) -> None:
     places = ["/", "/usr", "/usr/lib", "/etc", "/dev", "/tmp", str(secret.parent), str(Path.cwd())]
     for several in (places, []):
         attempt = WRITE.format(places=several, existing="/given")
-        assert sandbox.run(attempt) == SandboxRun(0, "")
+        assert sandbox.run(attempt) == (0, "")
     change = CHANGE.format(paths=["/script.py", "/given", str(sandbox.python), str(secret)])
     assert str(secret) in outside(change)
-    assert sandbox.run(change) == SandboxRun(0, "")
+    assert sandbox.run(change) == (0, "")
 
 
 def test_the_environment_is_empty(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPMOE_TEST_SECRET", "secret value")
     attempt = "import os\nprint(sorted(os.environ))"
     assert "CAPMOE_TEST_SECRET" in outside(attempt)
-    assert sandbox.run(attempt).output == "['LC_CTYPE', 'PWD', 'PYTHONHASHSEED']\n"
+    assert sandbox.run(attempt)[1] == "['LC_CTYPE', 'PWD', 'PYTHONHASHSEED']\n"
     for pid in ("self", 1, os.getpid()):
         read = READ.format(path=f"/proc/{pid}/environ")
-        assert sandbox.run(read).output == "FileNotFoundError\n"
+        assert sandbox.run(read)[1] == "FileNotFoundError\n"
 
 
 LIBC = "import ctypes, errno, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -219,7 +217,7 @@ ATTEMPTS = {
         "        os.stat(place)\n        print(place)\n    except OSError:\n        pass",
         "",
     ),
-    # Process 1 is bubblewrap's, which takes no signal from inside.
+    # Process 1 is the program, which takes no signal from inside.
     "processes outside": (
         "import os, signal\nseen = []\n"
         f"for pid in [*range(1, 10_000), {os.getpid()}, {os.getppid()}]:\n"
@@ -228,7 +226,7 @@ ATTEMPTS = {
         f"for target in (os.getppid(), 1, -1, {os.getpid()}):\n"
         "    try:\n        os.kill(target, signal.SIGKILL) if target else None\n"
         "    except OSError:\n        pass\nprint('still here')",
-        "[1, 2]\nstill here\n",
+        "[1]\nstill here\n",
     ),
     "open files": (
         "opened = []\ntry:\n    while True:\n        opened.append(open('/dev/null'))\n"
@@ -253,7 +251,7 @@ def test_what_is_beyond_the_limits_is_refused(sandbox: Sandbox, attempt: str) ->
     script, output = ATTEMPTS[attempt]
     with Path(__file__).open() as file:
         os.set_inheritable(file.fileno(), True)
-        assert sandbox.run(script) == SandboxRun(0, output)
+        assert sandbox.run(script) == (0, output)
 
 
 FORKS = """
@@ -278,8 +276,8 @@ except RuntimeError:
 
 
 def test_forks_and_threads_are_bounded(sandbox: Sandbox) -> None:
-    assert int(sandbox.run(FORKS).output) <= LIMITS.processes - 2
-    assert int(sandbox.run(THREADS).output) <= LIMITS.processes - 1
+    assert int(sandbox.run(FORKS)[1]) <= LIMITS["processes"] - 1
+    assert int(sandbox.run(THREADS)[1]) <= LIMITS["processes"]
     assert gone()
 
 
@@ -319,31 +317,20 @@ KEPT = {
 @pytest.mark.parametrize("way", KEPT)
 def test_no_memory_is_kept_beyond_what_is_mapped(sandbox: Sandbox, way: str) -> None:
     assert int(outside(KEPT[way])) > 0
-    output = sandbox.run(KEPT[way]).output
+    output = sandbox.run(KEPT[way])[1]
     assert output == "0\n" or "PermissionError" in output
 
 
 def test_endless_output_is_cut(sandbox: Sandbox) -> None:
-    run = sandbox.run("while True:\n    print('x' * 1000)")
-    assert run.status
-    assert 2**19 < len(run.output) <= MARK
+    status, output = sandbox.run("while True:\n    print('x' * 1000)")
+    assert status
+    assert 2**19 < len(output) <= MARK
 
 
 BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
 LOOP = "while True:\n    pass"
-# Each process has a limit of its own; without one for all they would go on for minutes.
-RELAY = """
-import os, time
-while True:
-    if not os.fork():
-        while time.process_time() < 0.5:
-            pass
-        os._exit(0)
-    os.wait()
-"""
 # Uses as much processor time as it says, however long the machine takes to give it.
 WORK = "import time\nwhile time.process_time() < 2.5:\n    pass\nprint('done')"
-SPENT, KILLED = 128 + signal.SIGXCPU, 128 + signal.SIGKILL
 DEAF = f"import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n{LOOP}"
 
 
@@ -352,24 +339,22 @@ DEAF = f"import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n{LOOP}"
     ("limits", "script", "end"),
     [
         ({"cpu_seconds": 1}, LOOP, (SPENT, "")),
-        ({"cpu_seconds": 1}, DEAF, (KILLED, "")),
-        ({"cpu_seconds": 1}, RELAY, (SPENT, "")),
-        ({"idle_seconds": 2}, f"print('waits', flush=True)\n{SLEEP}", (None, "waits\n")),
-        ({"idle_seconds": 2}, WORK, (0, "done\n")),
-        ({"wall_seconds": 1}, LOOP, (None, "")),
+        ({"cpu_seconds": 1}, DEAF, (SPENT, "")),
+        ({"wall_seconds": 3}, f"print('waits', flush=True)\n{SLEEP}", (None, "waits\n")),
+        ({"cpu_seconds": 3}, WORK, (0, "done\n")),
     ],
 )
 def test_a_run_ends_by_its_processor_time_or_by_the_clock_where_it_waits(
     sandbox: Sandbox, limits: dict[str, int], script: str, end: tuple[int | None, str]
 ) -> None:
-    limited = dataclasses.replace(sandbox, limits=Limits(**limits, file=MARK))  # type: ignore[arg-type]
+    limited = dataclasses.replace(sandbox, limits={**LIMITS, **limits, "file": MARK})
     assert limited.run(script) == end
     assert gone()
 
 
 @pytest.mark.slow
 def test_a_fork_bomb_ends(sandbox: Sandbox) -> None:
-    assert sandbox.run(BOMB).status != 0
+    assert sandbox.run(BOMB)[0] != 0
     assert gone()
 
 
@@ -386,18 +371,18 @@ if not os.fork():
 
 def test_no_process_stays_behind(sandbox: Sandbox) -> None:
     with sandbox.started(DAEMON + "time.sleep(600)") as process:
-        while len(left()) < 4:  # two of bubblewrap, two of the program
+        while len(left()) < 3:  # one of bubblewrap, two of the program
             assert process.poll() is None
     assert gone()
-    assert sandbox.run(DAEMON + "print('left')").output == "left\n"
+    assert sandbox.run(DAEMON + "print('left')")[1] == "left\n"
     assert gone()
 
 
-IMPORTS = "from capmoe_eval.evaluation.generation.sandbox import Limits, Sandbox\n"
+IMPORTS = "from capmoe_eval.evaluation.generation.sandbox import Sandbox\n"
 
 
 def test_programs_end_with_a_process_that_is_killed(sandbox: Sandbox) -> None:
-    limits = f"Limits(file={MARK}, idle_seconds=500)"
+    limits = f"file={MARK}, wall_seconds=500"
     script = f"{IMPORTS}Sandbox.open({limits}).run('import time; time.sleep(500)')"
     with subprocess.Popen([sys.executable, "-c", script]) as starting:
         while not left():
@@ -408,33 +393,24 @@ def test_programs_end_with_a_process_that_is_killed(sandbox: Sandbox) -> None:
 
 # The process adopts what is orphaned below it, as the first process of a container does.
 ADOPTS = f"""{IMPORTS}
-import ctypes, os, subprocess, sys
+import ctypes, psutil
 from concurrent.futures import ThreadPoolExecutor
-import psutil
 
-adopts = int(sys.argv[1])
-libc = ctypes.CDLL(None)
-libc.prctl(36, adopts, 0, 0, 0)
-foreign = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
-sandbox = Sandbox.open(Limits(file={MARK}, idle_seconds=2))
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+sandbox = Sandbox.open(file={MARK}, wall_seconds=2)
 with ThreadPoolExecutor(3) as pool:
     ended = list(pool.map(sandbox.run, ["print(1)", "import time; time.sleep(600)", "x"] * 3))
-assert {{each.status for each in ended}} == {{0, 1, None}}
-children = psutil.Process().children()
-assert [child.pid for child in children] == [foreign.pid], children
-assert foreign.wait() == 7
-now = ctypes.c_int(-1)
-libc.prctl(37, ctypes.byref(now), 0, 0, 0)
-assert now.value == adopts, now.value
+assert {{status for status, _ in ended}} == {{0, 1, None}}
+assert psutil.Process().children() == []
 """
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sandbox")
-@pytest.mark.parametrize("adopts", [0, 1])
-def test_no_zombie_stays_and_children_of_others_are_left_to_them(adopts: int) -> None:
-    script = [sys.executable, "-c", ADOPTS, str(adopts)]
-    done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=120)
+def test_no_zombie_stays_in_a_container_that_reaps_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ADOPTS], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 

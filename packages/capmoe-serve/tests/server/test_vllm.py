@@ -169,13 +169,13 @@ def test_a_step_that_fails_leaves_no_request_behind(tmp_path: Path) -> None:
     arguments: Sequence[Any] = (plan.cell, lm, library, plan.source)
     first = evaluate.evaluate(*arguments, root=tmp_path)
 
-    def fail(_rows: int) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("stopped")
 
-    lm.on_rows = fail
+    lm.on_progress = fail
     with pytest.raises(RuntimeError, match="stopped"):
         evaluate.evaluate(*arguments, root=tmp_path)
-    lm.on_rows = lambda _rows: None
+    lm.on_progress = lambda *_: None
     assert repeatable(evaluate.evaluate(*arguments, root=tmp_path)) == repeatable(first)
 
 
