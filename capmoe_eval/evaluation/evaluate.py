@@ -6,11 +6,13 @@ import functools
 import hashlib
 import json
 import math
+import pkgutil
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import lm_eval.evaluator
 import numpy as np
@@ -18,10 +20,10 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.utils import handle_non_serializable
+from torch import Tensor
 
 from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.evaluation.batches import Document
-from capmoe_eval.evaluation.calibration_file import Applied
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
@@ -33,13 +35,42 @@ from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.record import SCHEMA, Record
-from capmoe_eval.experiment.record_part import Answers, TaskAnswers
+from capmoe_eval.experiment.record_part import Answers, Calibrated, TaskAnswers
+from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.experiment.trace_file import write_npz
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import calibrations
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers.trace import Recorder, merged
 
 AnyLM: TypeAlias = Any
 """A :class:`~capmoe_eval.evaluation.lm.CapmoeLM`, or what another backend has in its place."""
+
+
+class Applied(NamedTuple):
+    """A method after its calibration."""
+
+    method: Method  # as it runs
+    calibrated: Calibrated  # for the record
+    # What the decisions of each MoE layer need: see `calibrated` of `capacity_aware`.
+    layers: tuple[Tensor, ...] | None = None
+
+
+def apply_calibration(
+    plan: CellPlan, lm: AnyLM, warn: Callable[[str], None] = print_warning
+) -> Applied | None:
+    """Return a cell's method after its calibration; None if it needs none.
+
+    The package that registers the kind of calibration reads it, or has the stock model measured.
+
+    Raises:
+        UsageError: If there is none, and none can be measured.
+    """
+    kind = plan.cell.method.calibration
+    if kind is None:
+        return None
+    applied: Applied = pkgutil.resolve_name(calibrations()[kind]).apply(plan, lm, warn)
+    return applied
 
 
 def evaluate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pkgutil
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ from capmoe_eval.evaluation.workload import CellWork, WorkCounter, sequences
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.record_part import Truncated
-from capmoe_eval.experiment.results import Reader, directories, record_paths, stored
+from capmoe_eval.experiment.results import Reader, directories, record_paths
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import CONTIGUOUS, create_method
+from capmoe_eval.routing.registry import CONTIGUOUS, calibrations, create_method
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.evaluate import AnyLM
@@ -203,22 +204,11 @@ def _timed(method: Method) -> Method:
 def _calibration_notes(missing: Sequence[CellPlan]) -> list[str]:
     """Return a line for each kind of calibration that cells wait for; a run computes it first."""
     names = {name for plan in missing if (name := plan.cell.method.calibration)}
-    if not names:
-        return []
-    from capmoe_eval.evaluation import calibration_file
-
-    lines = []
+    notes = []
     for name in sorted(names):
-        kind = calibration_file.calibration_kind(name)
         waiting = [plan for plan in missing if plan.cell.method.calibration == name]
-        paths = {(plan.root, kind.path_of(plan.root, plan.cell)) for plan in waiting}
-        if absent := sum(stored(root, path) is None for root, path in paths):
-            lines.append(
-                f"{kind.asked_by}: missing calibrations: {absent} of {len(paths)}, which "
-                f"{len(waiting)} of the cells need. A run measures each of them first, on "
-                f"{calibration_file.DOCUMENTS} other documents, which are not counted here."
-            )
-    return lines
+        notes.append(pkgutil.resolve_name(calibrations()[name]).missing(waiting))
+    return [note for note in notes if note is not None]
 
 
 def _row(

@@ -359,7 +359,6 @@ class _Job:
     def _compute(self, turn: Turn, lm: AnyLM) -> Record:
         """Compute a cell and write its record."""
         from capmoe_eval.evaluation import evaluate
-        from capmoe_eval.evaluation.calibration import apply_calibration
         from capmoe_eval.wrapper.observers.trace import Recorder
 
         plan = turn.plan
@@ -373,7 +372,7 @@ class _Job:
             plan.source,
             root=plan.root,
             sandbox=self.sandbox,
-            applied=apply_calibration(plan, lm, self.progress.warn),
+            applied=evaluate.apply_calibration(plan, lm, self.progress.warn),
             recorder=recorder,
         )
         if recorder is not None:  # before the record, which says that the cell is finished

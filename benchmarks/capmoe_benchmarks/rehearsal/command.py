@@ -20,8 +20,7 @@ from unittest import mock
 import torch
 from capmoe_eval.bench.rounds import finish, measured_on, say
 from capmoe_eval.errors import UsageError, check_choice, kind_and_place
-from capmoe_eval.evaluation.calibration import apply_calibration
-from capmoe_eval.evaluation.evaluate import evaluate
+from capmoe_eval.evaluation.evaluate import apply_calibration, evaluate
 from capmoe_eval.evaluation.forecast import measured_rate
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import chosen_device, load_lm

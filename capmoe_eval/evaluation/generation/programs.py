@@ -110,8 +110,8 @@ def judge_all(
 ) -> tuple[list[str], int]:
     """Return the verdict on each problem's completion, and how many were judged again.
 
-    Several are judged at once. One that waited is judged again when nothing else runs: another program may have kept it from
-    work. ``on_progress`` is told how many are judged.
+    Several are judged at once. One that waited is judged again when nothing else runs: another
+    program may have kept it from work. ``on_progress`` is told how many are judged.
     """
     with ThreadPoolExecutor(at_once()) as pool:
         futures = [pool.submit(judge, sandbox, *pair) for pair in pairs]

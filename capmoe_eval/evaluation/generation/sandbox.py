@@ -125,8 +125,9 @@ class Sandbox:
             return status, output.read(self.limits["file"]).decode(errors="replace")
 
     def ended(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Return the exit status of a run when it ends, 128 and the number of the signal that ended
-        it, or None if the clock does.
+        """Return the exit status of a run when it ends, or None if the clock ends the wait.
+
+        Of a program that a signal ended it is 128 and the signal's number.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(self.limits["wall_seconds"])

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import calibration_file as serving_calibration
-from capmoe_eval.evaluation.calibration import other_documents
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary
@@ -26,7 +24,9 @@ from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.results.frames import load_frame
 from capmoe_eval.routing.registry import create_method
 
+from capmoe_methods import calibration
 from capmoe_methods.adaptive_gamma.calibration import FactorCurves
+from capmoe_methods.calibration import other_documents
 from capmoe_methods.trial import outcomes, straggler
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
@@ -50,7 +50,7 @@ def records(root: Path) -> list[Record]:
     """The records of two budgets and of the other price, in that order."""
     plans = [plan(root, 0.05), plan(root, 0.3), plan(root, 0.3, budget_of="scores")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving_calibration, "DOCUMENTS", 8)
+        patch.setattr(calibration, "DOCUMENTS", 8)
         assert "missing calibrations: 1 of 1" in forecast(plans, calibrate=False)
         done = run(plans)
         assert not done.failures
@@ -100,7 +100,7 @@ def test_one_calibration_serves_every_budget(records: list[Record], root: Path) 
 def test_a_shipped_calibration_serves_own_results(
     records: list[Record], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving_calibration, "DOCUMENTS", 8)
+    monkeypatch.setattr(calibration, "DOCUMENTS", 8)
     mine = tmp_path / "local-zoo"
     shutil.copytree(root, tmp_path / "zoo")
     (record,) = run([plan(mine, 0.1)]).records

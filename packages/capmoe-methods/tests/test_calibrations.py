@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import calibration_file
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
@@ -27,6 +26,7 @@ from capmoe_eval.wrapper.observers import Observer
 from pydantic import ValidationError
 from tests.wrapper.models import make
 
+from capmoe_methods import calibration
 from capmoe_methods.macs.measures import ExpertModalities
 from capmoe_methods.sere.calibration import TOKENS, ExpertSimilarity, LayerSimilarity
 
@@ -80,7 +80,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         root = tmp_path_factory.mktemp(kind)
         plans = [plan(root, knobs) for knobs in settings]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(calibration_file, "DOCUMENTS", 8)
+            patch.setattr(calibration, "DOCUMENTS", 8)
             note = forecast(plans, calibrate=False)
             done = run(plans)
         assert not done.failures

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from capmoe_eval.evaluation.calibration_file import kind_of
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.knobs import declared_knobs
-from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import calibrations, create_method
 from tests.routing.test_settings import Settings, are_alike, are_different, is_refused
+
+from capmoe_methods.calibration import Calibration
+
+
+def kind_of(method: Method) -> type[Calibration]:
+    kind: type[Calibration] = pkgutil.resolve_name(calibrations()[str(method.calibration)])
+    return kind
+
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 NO_WEIGHTS = {"delta": 0.0, "rho": 0.0, "reroute": "none"}
@@ -181,7 +190,6 @@ def test_a_calibration_is_of_the_knobs_that_it_depends_on(
 ) -> None:
     method = create_method(**knobs)
     kind = kind_of(method)
-    assert kind is not None
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0, images=True)
     model = ModelId("tiny", "tiny:olmoe", dtype="float32")
     declared, changing = declared_knobs(type(method)), set()
@@ -208,7 +216,6 @@ def test_committed_calibrations_are_applied_as_their_records_say(kind: str) -> N
         if cell.method.calibration != kind:
             continue
         calibration = kind_of(cell.method)
-        assert calibration is not None
         place = calibration.path_of(RESULTS, cell)
         file = place.relative_to(RESULTS).as_posix()
         measured = calibration.read(place, cell, record.provenance.model["weights"])

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import torch
-from capmoe_eval.evaluation.calibration_file import Applied, Calibration, Counted, rounded_shares
+from capmoe_eval.evaluation.evaluate import Applied
 from capmoe_eval.experiment.record_part import Amount, ChosenFactors, Part, Share
 from capmoe_eval.routing.buckets import best_first
 from capmoe_eval.routing.capacity import experts_per_rank
@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 
 from capmoe_methods.adaptive_gamma import AdaptiveFactor
 from capmoe_methods.adaptive_gamma.choice import choose, grid
+from capmoe_methods.calibration import Calibration, Counted, rounded_shares
 
 # Shape suffixes: T counted tokens, K = top-k, L layers, X capacity factors, G capacity groups,
 # U units that have a capacity (experts, or devices), P = T·K pairs.

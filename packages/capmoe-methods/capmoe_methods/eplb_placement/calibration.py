@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.calibration_file import Calibration, Counted
 from capmoe_eval.experiment.record_part import Count, Part
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
@@ -16,6 +15,7 @@ from capmoe_eval.wrapper.observers import Observer
 from pydantic import Field
 from torch import Tensor
 
+from capmoe_methods.calibration import Calibration, Counted
 from capmoe_methods.eplb_placement.packing import pack
 
 # Shape suffixes: L layers, E routed experts, R ranks.

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.calibration_file import Calibration, Counted, rounded_shares
 from capmoe_eval.experiment.record_part import Part, Share
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import bucket_loads
@@ -18,6 +17,7 @@ from capmoe_eval.wrapper.observers.loads import bound_faults
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from capmoe_methods.calibration import Calibration, Counted, rounded_shares
 from capmoe_methods.macs import MACS
 from capmoe_methods.macs.decision import UNIT, Weighted, modality_bias
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Final
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.calibration_file import Calibration, Counted, rounded_shares
 from capmoe_eval.experiment.record_part import Part, Positive, Share
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
@@ -16,6 +15,8 @@ from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.ranks import ALONE
 from pydantic import Field, model_validator
 from torch import Tensor
+
+from capmoe_methods.calibration import Calibration, Counted, rounded_shares
 
 # Shape suffixes: N rows of the batch, T counted tokens, H hidden size, E experts.
 
