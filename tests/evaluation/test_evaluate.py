@@ -34,7 +34,6 @@ from capmoe_eval.paper.pairing import Paired, answered, pair
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests.nightly import nightly_but
-from tests.satellites import NEEDS_METHODS
 
 # Table 5 of the paper; OBQA … HellaSwag normalised, GSM8K flexible as released.
 TABLE_5 = {
@@ -93,10 +92,6 @@ def read_again(record: Record, root: Path) -> Record:
     return again
 
 
-def test_table_5_shots_and_metrics() -> None:
-    assert {name: (task(name).fewshot, task(name).metric) for name in TABLE_5} == TABLE_5
-
-
 @pytest.mark.parametrize("name", ["obqa", "gsm8k"])
 def test_a_record_is_whole_and_can_be_read_again(
     name: str, run: Any, source: DataSource, tmp_path: Path
@@ -142,34 +137,6 @@ def test_bits_per_byte_are_those_of_all_texts_together(
     texts = zip(first.correct, second.correct, first.bytes, strict=True)
     lost = sum((a - b) * size for a, b, size in texts)
     assert paired.differences.mean() == pytest.approx(lost / sum(first.bytes), rel=1e-9)
-
-
-def test_a_document_longer_than_all_passages_is_refused(
-    library: TaskLibrary, source: DataSource
-) -> None:
-    with pytest.raises(UsageError, match="task=passages_8k: the validation split has no 32768"):
-        library.get("passages_8k", source)
-
-
-@NEEDS_METHODS
-def test_a_bound_on_activated_experts_is_proven_in_the_record(run: Any, tmp_path: Path) -> None:
-    method = create_method("xshare", expert_budget=0.25, decode="only")
-    again = read_again(run(cell("gsm8k", method)), tmp_path)
-    assert again.gamma is None
-    assert not again.proofs.broken
-    assert again.proofs.bound_holds.passed
-    assert again.proofs.pairs_as_defined.passed
-    assert again.proofs.best_kept is not None
-    load = again.load
-    assert load.activated_after < load.activated_before
-    assert load.activated_after <= 0.25 * again.layers[0].n_experts
-    assert load.dropped > 0
-    # The forwards under the method are the decode steps.
-    assert load.decode.activated_after == load.activated_after
-    assert {layer.forwards for layer in again.layers} == {load.decode_forwards}
-    assert load.forwards > load.decode_forwards
-    with pytest.raises(UsageError, match="decode=only: obqa generates nothing"):
-        run(cell("obqa", method))
 
 
 # Each leaves something behind that the next could take over: shots, seeds, batches, a batch size.
@@ -286,12 +253,6 @@ def test_what_cannot_be_built_gives_one_line(
     with pytest.raises(UsageError, match=line) as error:
         library.get(name, sources[root])
     assert "\n" not in str(error.value)
-
-
-def test_an_unknown_metric_is_refused_by_name(run: Any) -> None:
-    wrong = dataclasses.replace(task("obqa"), metric="acc_nrm")
-    with pytest.raises(UsageError, match="did you mean 'acc_norm,none'"):
-        run(dataclasses.replace(cell("obqa", BASELINE), task=wrong))
 
 
 @pytest.fixture(scope="module")

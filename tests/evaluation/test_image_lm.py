@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import subprocess
@@ -111,17 +110,6 @@ def test_images_and_text_are_counted_and_pads_are_not() -> None:
     assert shown == [("requests", 3, 5), ("requests", 5, 5)]
 
 
-def test_the_priority_reaches_the_model() -> None:
-    lm = build(len(QUESTIONS))
-    rates = []
-    for modality in ("image_first", "uniform", "text_first"):
-        lm.route(create_method("score", gamma=0.25, modality=modality))
-        answers(lm)
-        rates.append(lm.meter.summary()["modalities"]["text"]["drop_rate"])
-    assert rates == sorted(rates)
-    assert rates[0] < rates[1] < rates[2]
-
-
 @pytest.mark.parametrize("shuffle", [None, 1])
 def test_every_document_names_its_batch(shuffle: int | None) -> None:
     collator = huggingface.Collator
@@ -144,15 +132,6 @@ def test_text_is_asked_as_of_any_model() -> None:
     assert report["summary"]["dropped"] > 0
     prompt = Instance("generate_until", {}, ("A bird has", SETTINGS), 0, ("text", 0, 1))
     assert len(lm.generate_until([prompt], disable_tqdm=True)) == 1
-
-
-def test_what_lm_eval_does_not_compute_is_refused() -> None:
-    visual = {"visual": [Image.new("RGB", (64, 64))]}
-    pair = Instance("loglikelihood", {}, ("<image> It is", " red", visual), 0, ("mine", 0, 1))
-    with pytest.raises(UsageError, match="task=mine: it asks for log-likelihoods of text behind"):
-        build().loglikelihood([pair])
-    with pytest.raises(UsageError, match="batch_size=auto: lm-eval does not search it"):
-        build("auto")
 
 
 def test_the_hash_of_a_processor_is_that_of_its_images_too() -> None:
@@ -238,18 +217,6 @@ def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -
         assert not record.proofs.broken
         rates.append(record.load.modalities["text"].drop_rate)
     assert rates[0] < rates[1]
-
-
-def test_a_task_says_whether_it_asks_about_images(pictures: DataSource) -> None:
-    blind = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
-    silent = dataclasses.replace(MMMU, images=False)
-    for asked, line in (
-        (cell(task=silent), r"tasks.mmmu.images=false: mmmu_val_accounting asks abou"),
-        (cell(model=blind), "model=tiny_olmoe: reads no images, which mmmu asks"),
-    ):
-        lm = load_lm(asked.model, CPU, 4)
-        with pytest.raises(UsageError, match=line):
-            evaluate(asked, lm, TaskLibrary(), pictures, root=Path("x"))
 
 
 def test_a_saved_model_is_loaded_by_the_suite_and_by_lm_eval(tmp_path: Path) -> None:

@@ -140,28 +140,6 @@ def test_a_batch_of_other_rows_than_its_requests_is_refused(
         likelihoods(lm)
 
 
-def test_generation_is_left_padded_and_decode_steps_are_free() -> None:
-    lm = build(method="score", gamma=0.5)
-    continuations(lm)
-    summary = lm.meter.summary()
-    assert summary["tokens"] == sum(len(lm.tok_encode(prompt)) for prompt in PROMPTS)
-    assert summary["decode_forwards"] == summary["forwards"] - 1 > 0
-
-
-def test_another_method_on_the_loaded_model_starts_afresh() -> None:
-    lm = build()
-    baseline = likelihoods(lm)
-    alone = likelihoods(build(method="random", gamma=0.5, seed=1))
-    for _ in range(2):
-        meter = lm.route(create_method("random", gamma=0.5, seed=1))
-        assert likelihoods(lm) == alone
-        assert lm.meter is meter
-        assert meter.forwards == 2
-    lm.release()
-    lm.route(create_method("baseline"))
-    assert likelihoods(lm) == baseline
-
-
 @pytest.mark.parametrize("shuffle", [None, 0])
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("logits_cache", [True, False])
@@ -367,15 +345,6 @@ def test_a_cache_of_answers_is_refused_under_a_capacity(tmp_path: Path) -> None:
     CachingLM(build(), str(tmp_path / "cache.db"))
     with pytest.raises(UsageError, match="use_cache: under a capacity"):
         CachingLM(build(**CAPACITY), str(tmp_path / "c.db"))
-
-
-def test_model_info_carries_the_proofs() -> None:
-    lm = build(method="score", gamma=0.5)
-    likelihoods(lm)
-    info = lm.get_model_info()["capmoe"]
-    assert info["method"]["gamma"] == 0.5
-    assert all(proof["passed"] for proof in info["proofs"].values())
-    assert info["summary"]["dropped"] > 0
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 7), st.integers(0, 3))

@@ -12,7 +12,6 @@ import pytest
 from capmoe_serve.trace_file import load_trace
 
 from capmoe_eval.__main__ import main
-from capmoe_eval.experiment import application
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from tests.satellites import HAS_METHODS, NEEDS_METHODS
@@ -193,18 +192,3 @@ def test_a_mistake_gives_one_line_and_2(
     assert line in output
     assert output.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_mistake_of_all_is_said_by_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The others wait before they say it, and torchrun ends them meanwhile."""
-    waited: list[float] = []
-    monkeypatch.setattr(application.time, "sleep", waited.append)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        assert run_here(monkeypatch, "tasks=obqa", "parallel=ep", "ep_size=4") == 2
-        assert capsys.readouterr().err.startswith("error: ep_size=4")
-        assert len(waited) == int(rank)

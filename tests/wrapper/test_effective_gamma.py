@@ -18,8 +18,6 @@ from capmoe_eval.wrapper.gates import Gate, GateRecipe
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers.loads import Loads
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
-from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import batch, make
 
 TOP_K = 2
 Batches = list[list[int]]  # the numbers of tokens of the sequences of each batch
@@ -104,23 +102,3 @@ def test_it_is_the_sum_of_capacities_over_the_sum_of_mean_loads(
         assert nominal - 1e-9 <= effective_gamma < nominal + 1 / report["mean_load"]
     else:
         assert nominal - 1 / report["mean_load"] < effective_gamma <= nominal + 1e-9
-
-
-def test_it_counts_forwards_under_a_capacity_only() -> None:
-    model = make("olmoe")
-    tokens = batch()
-    for method, gamma in (("baseline", None), ("expert_drop", None), ("expanded_drop", math.inf)):
-        with capacity_aware(model, method, gamma) as meter:
-            model(tokens)
-        report = meter.report()
-        assert [part["effective_gamma"] for part in (report["summary"], *report["layers"])] == (
-            [None] * 3
-        )
-        assert report["summary"]["mean_load"] == 4 * 12 * 3 / 8
-    with capacity_aware(model, "score", 0.25, ep_size=4) as meter:
-        model.generate(tokens[:, :3], max_new_tokens=4, do_sample=False)
-    report = meter.report()
-    # 9 pairs of a rank for 8 experts: 0.25 of 1.125 is rounded up to 1. Decode steps are free.
-    for part in (report["summary"], *report["layers"]):
-        assert part["mean_load"] == 1.125
-        assert part["effective_gamma"] == pytest.approx(1 / 1.125)

@@ -11,22 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 from transformers import (
     GenerationMixin,
     LogitsProcessor,
-    PreTrainedTokenizerFast,
-    TextGenerationPipeline,
 )
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper import images
-from tests.wrapper.architectures import VOCABULARY
 from tests.wrapper.models import batch, counted, make
 from tests.wrapper.test_generation import Ends
 
@@ -152,62 +145,6 @@ def test_a_generation_counts_alike_whatever_object_runs_it(
         assert other_answers == answers, case
 
 
-@pytest.mark.parametrize("decode", ["unconstrained", "constrained"])
-def test_the_language_model_of_a_model_with_images_is_followed(decode: str) -> None:
-    model, inputs = images.make("llava"), images.batch("llava")
-    model.generation_config.eos_token_id = None
-    width = inputs["input_ids"].shape[1]
-    ends = Ends([width + 2, width + 4, width + 4])
-    seen = []
-    for target in (model, model.model.language_model):
-        with capacity_aware(target, "score", gamma=0.5, decode=decode) as meter:
-            answers = model.generate(
-                **inputs, max_new_tokens=4, do_sample=False, stopping_criteria=[ends]
-            )
-        summary = meter.summary()
-        summary.pop("modalities", None)  # which the language model is not told
-        seen.append((answers.tolist(), summary))
-    assert seen[0] == seen[1]
-
-
-def test_a_pipeline_is_followed() -> None:
-    """It is made before the block, and is not what the capacity is put on."""
-    model = make("olmoe")
-    words = {"pad": 0} | {f"w{number}": number for number in range(1, VOCABULARY)}
-    splitter = Tokenizer(WordLevel(words, unk_token="pad"))
-    splitter.pre_tokenizer = WhitespaceSplit()
-    reader = PreTrainedTokenizerFast(tokenizer_object=splitter, pad_token="pad")
-    pipeline = TextGenerationPipeline(model=model, tokenizer=reader)
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        pipeline(["w5 w6 w7 w8 w9", "w10 w11"], batch_size=2, max_new_tokens=3, use_cache=False)
-    assert (meter.forwards, meter.decode_forwards) == (3, 2)
-    assert meter.summary()["tokens"] == 5 + 2
-
-
-def test_two_models_are_followed_apart() -> None:
-    """A model without a capacity generates as ever, also while another's block is open."""
-    ours, other = make("olmoe"), make("mixtral")
-    stock = other.generate(batch(), max_new_tokens=4, do_sample=False)
-    with (
-        capacity_aware(ours, "score", gamma=0.5, decode="constrained") as first,
-        capacity_aware(other, "score", gamma=0.5) as second,
-    ):
-        threads = [
-            threading.Thread(target=lambda of=of: of.generate(batch(), max_new_tokens=4))
-            for of in (ours, other)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert (first.forwards, first.decode_forwards) == (second.forwards, second.decode_forwards)
-    assert [meter.summary()["tokens"] for meter in (first, second)] == [48 + 3 * 4, 48]
-    with capacity_aware(ours, "score", gamma=0.5) as first:
-        beside = other.generate(batch(), max_new_tokens=4, do_sample=False)
-    assert first.forwards == 0
-    assert torch.equal(beside, stock)
-
-
 class Asks(LogitsProcessor):
     """A processor that runs a model."""
 
@@ -290,19 +227,6 @@ def test_other_ways_to_generate_are_refused_in_one_line(
         before = (meter.forwards, meter.decode_forwards)
         generate(tokens, max_new_tokens=3, do_sample=False)
     assert (meter.forwards, meter.decode_forwards) == (before[0] + 3, before[1] + 2)
-
-
-def test_a_custom_loop_of_a_directory_is_refused(tmp_path: Path) -> None:
-    """As those are that transformers moved to repositories: contrastive search and its like."""
-    script = tmp_path / "custom_generate" / "generate.py"
-    script.parent.mkdir()
-    script.write_text(
-        "def generate(model, input_ids, **options):\n"
-        "    return model(input_ids, use_cache=False).logits\n"
-    )
-    model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.5), pytest.raises(UsageError, match=NO_STEPS):
-        model.generate(input_ids=batch(), custom_generate=str(tmp_path), trust_remote_code=True)
 
 
 def test_a_custom_loop_that_runs_transformers_own_is_followed() -> None:

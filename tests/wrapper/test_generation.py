@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, StaticCache, StoppingCriteria
 
-from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.errors import EnforcementError
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
@@ -70,31 +70,6 @@ def test_a_mask_of_the_caches_full_length_tells_the_same_tokens(gamma: float) ->
     assert meter.summary()["tokens"] == 18
 
 
-def test_a_second_part_of_a_prompt_counts_its_own_columns() -> None:
-    """The second part, of 4 tokens behind 6 in the cache, has 2 pads; both masks say so."""
-    model, (tokens, mask) = make("olmoe"), padded_prompt()
-    part, part_mask = batch(1, n_positions=4), torch.ones(4, 4, dtype=torch.long)
-    part_mask[2, 2:] = 0
-    both = torch.cat([mask, part_mask], dim=1)
-    for second in (both, full_length(both)):
-        with capacity_aware(model, "score", gamma=0.5) as meter:
-            static_logits(model, (tokens, mask), (part, second))
-        assert meter.report()["layers"][0]["tokens"] == 18 + 14
-
-
-def test_masks_of_other_shapes_are_refused() -> None:
-    model, (tokens, mask) = make("olmoe"), padded_prompt()
-    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad():
-        cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
-        with pytest.raises(UsageError, match=r"\(4, 1\) does not cover .* pass \(4, 7\)"):
-            logits(model, tokens[:, :1], attention_mask=mask[:, :1], past_key_values=cache)
-        with (
-            pytest.raises(UsageError, match=r"real_tokens: .*\(4, 13\) is not that of the batch"),
-            meter.real_tokens(torch.ones(4, 13)),
-        ):
-            logits(model)
-
-
 # Something counts.
 
 
@@ -132,15 +107,6 @@ def test_a_batch_of_pads_alone_counts_nothing() -> None:
     assert meter.summary()["tokens"] == 48
 
 
-def test_a_decode_step_without_a_capacity_need_not_count() -> None:
-    model, (tokens, mask) = make("olmoe"), padded_prompt()
-    with torch.no_grad(), capacity_aware(model, "score", gamma=0.5) as meter:
-        cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
-        mask = torch.cat([mask, torch.zeros(4, 1)], dim=1)
-        model(tokens[:, :1], attention_mask=mask, past_key_values=cache)
-    assert meter.proofs()["tokens_counted"] == outcome(1)
-
-
 # Generation.
 
 
@@ -152,14 +118,6 @@ def test_a_static_cache_generates_and_counts_as_a_dynamic_one(name: str, decode:
     static, static_meter = generate(model, decode, **STATIC)
     assert torch.equal(static, dynamic)
     assert counted(static_meter) == counted(dynamic_meter)
-
-
-@pytest.mark.parametrize("mask", [torch.ones(4, 6, dtype=torch.long), None])
-def test_a_prompt_without_pads_generates_with_a_static_cache(mask: Tensor | None) -> None:
-    """transformers lays a mask of ones aside before it makes the static cache's own."""
-    meters = [generate(make("olmoe"), attention_mask=mask, **cache)[1] for cache in ({}, STATIC)]
-    assert counted(meters[0]) == counted(meters[1])
-    assert meters[0].summary()["tokens"] == 24
 
 
 @pytest.mark.parametrize(
@@ -184,15 +142,6 @@ def test_the_tokens_of_a_generation_are_counted(
     assert meter.summary()["tokens"] == tokens
     layer_forwards = {"unconstrained": forwards - 4, "constrained": forwards, "only": 4}[decode]
     assert meter.report()["layers"][0]["forwards"] == layer_forwards
-
-
-def test_without_a_cache_a_decode_step_is_the_stock_forward() -> None:
-    """The second token is the stock model's choice after the first, which γ = 0 made."""
-    model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.0):
-        generated = model.generate(batch(), max_new_tokens=2, do_sample=False, use_cache=False)
-    stock = logits(model, generated[:, :-1])[:, -1].argmax(dim=-1)
-    assert torch.equal(generated[:, -1], stock)
 
 
 def test_under_constrained_decoding_every_beam_is_live() -> None:
@@ -260,16 +209,6 @@ def test_a_forward_after_a_generation_is_a_prompt(
         logits(model, inputs.pop("input_ids"), **inputs)
     assert (meter.forwards, meter.decode_forwards) == (forwards + 1, 0)
     assert meter.summary()["tokens"] == 24 * forwards + 48
-
-
-def test_every_generation_begins_anew() -> None:
-    model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        for _ in range(2):
-            model.generate(batch(n_positions=6), max_new_tokens=3, min_new_tokens=3, **NO_CACHE)
-        logits(model, batch(n_positions=1))
-    assert (meter.forwards, meter.decode_forwards) == (7, 4)
-    assert meter.summary()["tokens"] == 24 + 24 + 4
 
 
 # Sequences that finish before others of their batch.
@@ -343,27 +282,10 @@ def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
     assert meter.summary()["decode"]["live"] == sum(live) / 4
 
 
-def test_what_a_finished_companion_would_be_given_changes_nothing() -> None:
-    """The live sequences' tokens are the same whatever the finished ones are fed with."""
-    pads = (0, 5, 11, 23)
-    texts = [
-        generate_until(Ends(LENGTHS), eos=96, pad_token_id=pad, knobs={"gamma": 0.2})[0]
-        for pad in pads
-    ]
-    assert [int(text[1, -1]) for text in texts] == list(pads)
-    assert len({tuple(text[3].tolist()) for text in texts}) == 1
-    assert len({tuple(text[2, :10].tolist()) for text in texts}) == 1
-
-
 def test_finished_sequences_count_where_pads_do() -> None:
     _, meter = generate_until(Ends(LENGTHS), knobs={"count_padding": True})
     assert meter.summary()["tokens"] == 4 * 6 + 4 * 4
     assert meter.summary()["decode"]["live"] == 4
-
-
-def test_the_next_generation_begins_with_all_of_its_sequences() -> None:
-    _, meter = generate_until(Ends(LENGTHS), times=2)
-    assert meter.summary()["tokens"] == 2 * (24 + sum(LIVE))
 
 
 def test_a_batch_of_finished_sequences_alone_counts_nothing() -> None:

@@ -12,17 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel
 
-from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.scores import Assignment
-from capmoe_eval.wrapper import hook
-from capmoe_eval.wrapper.hook import decide as assign
+from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.observers.modalities import Modalities
 from capmoe_eval.wrapper.plan import BANDS, ImageFinder, image_bands
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images, models
 from tests.wrapper.parallel.cases import kept_pairs
-
-METHODS = ("score", "order", "random", "expanded_drop", "token_reroute")
 
 
 @torch.no_grad()
@@ -167,75 +162,6 @@ def test_a_generation_has_its_images_in_the_prompt(
     assert meter.proofs()["modality_order"]["passed"]
 
 
-def test_a_prompt_in_chunks_counts_each_image_token_once() -> None:
-    model, inputs = images.make("llava"), images.batch("llava")
-    with torch.no_grad():
-        features = model.get_image_features(inputs.pop("pixel_values"), return_dict=True)
-    with capacity_aware(model, "score", 0.5, modality="image_first", verify=False) as meter:
-        model.generate(
-            **inputs,
-            mm_encoder_outputs={"image": features},
-            prefill_chunk_size=5,
-            max_new_tokens=2,
-            do_sample=False,
-        )
-    by = meter.summary()["modalities"]
-    assert by["image"]["tokens"] == 3 * images.N_IMAGE
-    assert by["text"]["tokens"] == int(inputs["attention_mask"].sum()) - 3 * images.N_IMAGE
-
-
-@pytest.mark.parametrize("tell", ["ids", "types"])
-def test_a_decode_step_of_a_loop_of_ones_own_is_text(tell: str) -> None:
-    """The second part of a prompt may have images, a token behind a cache is generated."""
-    family = "llava" if tell == "ids" else "qwen3_vl_moe"
-    model, inputs = images.make(family), images.batch(family, (0, 0))
-    step = torch.full((2, 1), images.IMAGE)
-    mask = torch.cat([inputs["attention_mask"], torch.ones(2, 1, dtype=torch.long)], dim=1)
-    types = {} if tell == "ids" else {"mm_token_type_ids": torch.ones(2, 1, dtype=torch.long)}
-    with torch.no_grad(), capacity_aware(model, "score", 0.5, decode="constrained") as meter:
-        prompt = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        cache = prompt.past_key_values
-        model(input_ids=step, attention_mask=mask, past_key_values=cache, **types)
-    summary = meter.summary()
-    assert meter.decode_forwards == 1
-    assert "modalities" not in summary
-    assert summary["tokens"] == int(inputs["attention_mask"].sum()) + 2
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("knobs", [{}, {"granularity": "device"}, {"scope": "sequence"}])
-def test_the_order_holds_for_every_method(method: str, knobs: dict[str, Any]) -> None:
-    model, inputs = images.make("llava"), images.batch("llava", (1, 2, 1, 0))
-    for modality in ("image_first", "text_first"):
-        for more in [{}, {"max_k": True}] if method == "expanded_drop" else [{}]:
-            _, report = routed(model, inputs, method, ep_size=2, modality=modality, **knobs, **more)
-            order = report["proofs"]["modality_order"]
-            assert order["passed"]
-            assert order["spared"] > 0
-
-
-def test_an_order_that_is_broken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uniform(*args: Any, image_T: torch.Tensor, **kwargs: Any) -> Assignment:
-        return assign(*args, image_T=None, **kwargs)
-
-    monkeypatch.setattr(hook, "decide", uniform)
-    model, inputs = images.make("llava"), images.batch("llava")
-    with pytest.raises(EnforcementError, match="the wrong modality dropped in"):
-        routed(model, inputs, modality="image_first")
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen3_vl_moe"])
-def test_without_images_a_priority_changes_nothing(family: str) -> None:
-    model, inputs = images.make(family), images.batch(family, (0, 0))
-    plain, report = routed(model, inputs)
-    for modality in ("image_first", "text_first"):
-        first, same = routed(model, inputs, modality=modality)
-        assert torch.equal(plain, first)
-        assert same["layers"] == report["layers"]
-        assert "modality_order" not in same["proofs"]
-        assert "modalities" not in same["summary"]
-
-
 TEXT, PIECE, ROW_END = range(3)
 
 
@@ -259,15 +185,6 @@ def test_a_model_of_text_has_no_modalities() -> None:
     model, inputs = models.make("olmoe"), {"input_ids": models.batch()}
     _, report = routed(model, inputs)
     assert not any("modalities" in layer for layer in report["layers"])
-
-
-def test_types_of_tokens_go_before_their_ids() -> None:
-    """A video (2) and sound (3) are dropped with the images, whatever their ids."""
-    model, inputs = images.make("llava"), images.batch("llava", (1, 0))
-    types = torch.zeros_like(inputs["input_ids"])
-    types[0, -2:], types[1, -3:] = 2, 3
-    _, report = routed(model, inputs | {"mm_token_type_ids": types}, modality="image_first")
-    assert report["summary"]["modalities"]["image"]["tokens"] == 5
 
 
 PLACEHOLDER = {"image_token_id": images.IMAGE}

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from unittest import mock
 
 import pytest
 import torch
@@ -17,13 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.wrapper.event import LayerForward
-from capmoe_eval.wrapper.gates import Gate
 from capmoe_eval.wrapper.observers import CountingObserver, Observer, PeakSums, Proof, Tally
 from capmoe_eval.wrapper.plan import ForwardPlan
-from capmoe_eval.wrapper.session import capacity_aware, routed
+from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make
 
 TOKENS = batch(n_sequences=3, n_positions=6)
@@ -98,16 +95,6 @@ def test_an_observer_sees_the_layers_of_the_forwards_that_it_asks_for(
         assert (event.assignment is None) == (not event.plan.constrained)
 
 
-def test_what_nobody_observes_is_not_computed() -> None:
-    model = make("olmoe")
-    with torch.no_grad():
-        cache = model(TOKENS).past_key_values
-    no_scores = mock.patch.object(Gate, "scores", side_effect=AssertionError)
-    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad(), no_scores:
-        model(TOKENS[:, :1], past_key_values=cache)  # a decode step
-    assert meter.decode_forwards == 1
-
-
 class Banned(CountingObserver):
     """Counts the pairs of one expert, which a method of one's own never calls."""
 
@@ -149,19 +136,6 @@ def test_a_method_brings_observers_of_its_own() -> None:
     broken = sum(layer["violations"] for layer in report["layers"])
     for name in ("bound_holds", "never_called"):
         assert report["proofs"][name]["violations"] == broken > 0
-
-
-def test_a_method_runs_in_its_canonical_form_unless_it_is_routed_as_it_is() -> None:
-    model, method = make("olmoe"), TokenDrop(gamma=math.inf, ep_size=2)
-    with capacity_aware(model, method, verify=False) as meter:
-        assert meter.method == Baseline()
-    with routed(model, method, verify=False) as meter:
-        assert meter.method == method
-    with capacity_aware(model, TokenDrop(gamma=0.5), verify=False) as by_class, torch.no_grad():
-        model(TOKENS)
-    with capacity_aware(model, "score", 0.5, verify=False) as by_name, torch.no_grad():
-        model(TOKENS)
-    assert by_class.report() == by_name.report()
 
 
 PEAKS = st.floats(0, 64, width=32) | st.just(math.nan)

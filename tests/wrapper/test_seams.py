@@ -48,11 +48,6 @@ def test_a_version_without_it_is_refused(part: Part, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_library_that_is_absent_is_no_version() -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        Library(("no_such_library",), (), (("no_such_library.part", "name", ()),)).check()
-
-
 def test_every_loop_that_is_replaced_is_a_part() -> None:
     replaced = {f"{owner.__name__}.{name}" for owner, name in _LOOPS}
     assert replaced < {path for _, path, _ in TRANSFORMERS.parts}

@@ -10,11 +10,8 @@ from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Assignment
-from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.satellites import NEEDS_METHODS
 from tests.wrapper.models import ROUNDING, batch, called, logits, make
 
 pytestmark = pytest.mark.numeric
@@ -49,15 +46,6 @@ def test_pads_take_no_slot_whatever_they_are() -> None:
         assert proof == {"passed": True, "pad_slots": 0, "checked": 2}
         decisions.append(calls[0][0])
     assert torch.equal(*decisions)
-
-
-def test_counted_padding_changes_the_decisions() -> None:
-    model, decisions = make("olmoe"), []
-    for count_padding, tokens in ((False, 28), (True, 48)):
-        with capacity_aware(model, "score", gamma=0.5, count_padding=count_padding) as meter:
-            decisions.append(first_indices(model, *right_padded()))
-        assert meter.summary()["tokens"] == tokens
-    assert not torch.equal(*decisions)
 
 
 def test_real_tokens_equal_a_mask_without_the_model_seeing_it() -> None:
@@ -134,63 +122,6 @@ def test_a_prompt_of_one_token_is_no_decode_step() -> None:
 # Combine weights.
 
 
-def gate_and_experts(name: str, **knobs: Any) -> tuple[Tensor, ...]:
-    """Return the first layer's own logits, weights and indices, and what its experts are given."""
-    model = make(name)
-    original: list[tuple[Tensor, ...]] = []
-    with capacity_aware(model, **knobs) as meter, called(model) as calls:
-        # A hook that runs before capmoe's sees the router's own output.
-        meter.layers[0].router.register_forward_hook(
-            lambda _m, _a, out: original.append(tuple(part.clone() for part in out)), prepend=True
-        )
-        logits(model)
-    return *original[0], *calls[0][::-1]
-
-
-@pytest.mark.parametrize("name", ["olmoe", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
-def test_kept_weights_are_the_dropless_ones_bit_for_bit(name: str) -> None:
-    _, original, index, weights, kept_index = gate_and_experts(
-        name, method="expanded_drop", gamma=0.7, ep_size=2
-    )
-    top_k = original.shape[1]
-    kept = kept_index[:, :top_k] < 8
-    assert torch.equal(weights[:, :top_k][kept], original[kept])
-    assert torch.equal(kept_index[:, :top_k][kept], index[kept])
-    assert not bool(weights[kept_index == 8].any())
-
-
-@pytest.mark.parametrize("name", ["olmoe", "qwen3_moe", "deepseek_v2"])
-def test_added_weights_are_scores_over_the_dropless_denominator(name: str) -> None:
-    logits_TE, original, index, weights, kept_index = gate_and_experts(
-        name, method="expanded_drop", gamma=2.0, ep_size=2
-    )
-    top_k = original.shape[1]
-    added = kept_index[:, top_k:] < 8
-    assert int(added.sum()) > 10
-    probs = logits_TE.softmax(-1)
-    # The ratio weight / score is one number per token: it must be that of its own top-1.
-    ratio = original[:, :1] / probs.gather(1, index[:, :1])
-    expected = probs.gather(1, kept_index[:, top_k:].clamp_max(7)) * ratio
-    torch.testing.assert_close(weights[:, top_k:][added], expected[added], rtol=1e-4, atol=1e-6)
-
-
-def test_renormalize_after_divides_by_what_was_kept() -> None:
-    knobs = {"method": "score", "gamma": 0.7}
-    _, original, _, weights, kept_index = gate_and_experts(
-        "qwen3_moe", renormalize="after", **knobs
-    )
-    kept = kept_index < 8
-    some, whole = kept.any(1), kept.all(1)
-    torch.testing.assert_close(weights.sum(1)[some], torch.ones(int(some.sum())))
-    assert torch.equal(weights[whole], original[whole])
-    assert 0 < int(whole.sum()) < len(whole)
-    # It has no effect where the family does not normalise.
-    before, after = (
-        gate_and_experts("olmoe", **knobs, **m) for m in ({}, {"renormalize": "after"})
-    )
-    assert torch.equal(before[3], after[3])
-
-
 @pytest.mark.parametrize("method", ["baseline", "score"])
 def test_a_router_of_another_top_k_is_refused(method: str) -> None:
     model = make("olmoe")
@@ -226,29 +157,6 @@ def test_grid_predicts_the_drop_rate_of_every_gamma(knobs: dict[str, Any]) -> No
             assert layer[name] == pytest.approx(dropless["grid"][name][number], abs=1e-6)
 
 
-def test_loads_are_counted_by_hand() -> None:
-    model = make("olmoe")
-    tokens, mask = right_padded()
-    with capacity_aware(model, "score", gamma=0.5, ep_size=2) as meter:
-        original: list[Tensor] = []
-        meter.layers[0].router.register_forward_hook(
-            lambda _m, _a, out: original.append(out[2].clone()), prepend=True
-        )
-        index = first_indices(model, tokens, mask)
-    report = meter.report()["layers"][0]
-    before = [int((original[0][mask.view(-1)] == e).sum()) for e in range(8)]
-    after = [int((index == e).sum()) for e in range(8)]
-    assert (report["load_before"], report["load_after"]) == (before, after)
-    assert report["dropped"] == sum(before) - sum(after)
-    assert report["lost_all"] == int((index == 8).all(1).sum())
-    mean = 28 * 3 / 8
-    devices = max(sum(before[:4]), sum(before[4:]))
-    peaks = {name: report["peak"][name]["max"] for name in report["peak"]}
-    assert peaks["expert_before"] == pytest.approx(max(before) / mean)
-    assert peaks["expert_after"] == pytest.approx(max(after) / mean)
-    assert peaks["device_before"] == pytest.approx(devices / (mean * 4))
-
-
 def test_gate_scores_are_averaged_rank_by_rank() -> None:
     """The baseline's meter notes Figure 8; pads are left out."""
     model = make("olmoe")
@@ -269,25 +177,6 @@ def test_gate_scores_are_averaged_rank_by_rank() -> None:
 # Random numbers.
 
 
-def test_random_draws_by_layer_and_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[tuple[int, int]] = []
-    decide = hook.decide
-
-    def noting(*args: Any, stream: tuple[int, int], **kwargs: Any) -> Assignment:
-        streams.append(stream)
-        return decide(*args, stream=stream, **kwargs)
-
-    model, results = make("olmoe"), []
-    for verify in (False, True):
-        with capacity_aware(model, "random", gamma=0.5, seed=3, verify=verify):
-            monkeypatch.setattr(hook, "decide", noting)
-            results.append([logits(model), logits(model)])
-            monkeypatch.undo()
-    assert streams == 2 * [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert torch.equal(results[0][0], results[1][0]), "probe forwards draw"
-    assert not torch.equal(*results[1]), "the second forward draws anew"
-
-
 # Entering.
 
 
@@ -302,48 +191,3 @@ def test_nesting_is_refused_and_leaves_the_outer_block_alone() -> None:
             pass
         assert torch.equal(expected, logits(model))
     assert meter.forwards == 2
-
-
-SCORE = create_method("score", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "line"),
-    [
-        ({"method": "scroe", "gamma": 1.0}, "did you mean 'score'"),
-        ({"gama": 1.0, "gamma": 1.0}, "knob=gama: did you mean 'gamma'"),
-        ({"method": type(SCORE), "gamma": 2.0}, "method=TokenDrop: is a class; make a method"),
-        ({"method": SCORE, "gamma": 2.0}, "gamma: is a knob of the method; set it there"),
-        ({"method": SCORE, "ep_size": 2}, "ep_size: is a knob of the method; set it there"),
-        ({"gamma": 1.0, "ep_size": 3}, "ep_size=3: 8 experts cannot be spread evenly"),
-        ({}, "gamma: method 'score' needs a capacity factor"),
-        (
-            {"gamma": 1.0, "rounds": 3},
-            r"^rounds: has no effect on score; .* of token_reroute; leave",
-        ),
-        (
-            {"method": "baseline", "gamma": 1.0},
-            "^gamma: has no effect on baseline; it is a knob of",
-        ),
-        (
-            {"gamma": 1.0, "modality": "image_first"},
-            "^modality=image_first: model OlmoeForCausalLM has no images; choose a model of images",
-        ),
-        ({"layer_gammas": (1, 1.5, 2)}, "layer_gammas: 3 capacity factors for 2 MoE layers"),
-        pytest.param(
-            {"gamma": "adaptive", "budget": 0.1},
-            "a calibration chooses the γ of each layer",
-            marks=NEEDS_METHODS,
-        ),
-        pytest.param(
-            {"method": "oea", "k0": 4},
-            "k0=4: a token of this model has 3 experts",
-            marks=NEEDS_METHODS,
-        ),
-    ],
-)
-def test_bad_knobs_are_refused_before_anything_happens(knobs: dict[str, Any], line: str) -> None:
-    model = make("olmoe")
-    with pytest.raises(UsageError, match=line), capacity_aware(model, **knobs):
-        pass
-    assert not any(module._forward_hooks for module in model.modules())

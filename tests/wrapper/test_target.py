@@ -113,28 +113,6 @@ def offloaded(model: Any) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-class InBytes(nn.Module):
-    """A linear layer with weights of 8 bits, as quantisation libraries replace them."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(linear.weight.detach().abs().amax() / 127)
-        bytes_OI = (linear.weight.detach() / self.scale).round().to(torch.int8)
-        self.weight = nn.Parameter(bytes_OI, requires_grad=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return nn.functional.linear(hidden, self.weight * self.scale)
-
-
-def quantised(model: Any) -> nn.Module:
-    """The linear layers of attention and head in 8 bits; routers and experts have none."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.Linear:
-                setattr(module, name, InBytes(child))
-    return model  # type: ignore[no-any-return]
-
-
 WORKING: dict[str, Callable[[Any], Any]] = {
     "adapter": Adapter,
     "adapter of an adapter": lambda model: Adapter(Adapter(model)),
@@ -176,19 +154,6 @@ def test_an_offloaded_model_generates_under_a_capacity(tmp_path: Any) -> None:
             answers = model.generate(batch(), max_new_tokens=3, do_sample=False)
         counts.append((answers.tolist(), counted(meter)))
     assert counts[0] == counts[1] == counts[2]
-
-
-@torch.no_grad()
-def test_a_model_with_quantised_linear_layers_works() -> None:
-    model = quantised(make("olmoe"))
-    stock = model(batch()).logits
-    with capacity_aware(model, "score", gamma=float("inf")) as meter:
-        assert torch.equal(model(batch()).logits, stock)
-        assert meter.proofs()["stock_at_infinity"]["passed"]
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        assert not torch.equal(model(batch()).logits, stock)
-    assert meter.summary()["dropped"] > 0
-    assert meter.proofs()["bound_holds"]["passed"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import yaml
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import loading
 from capmoe_eval.evaluation.generation import programs
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.preparation import check_task
@@ -147,59 +145,3 @@ def test_a_record_says_what_was_executed(tmp_path: Path, sandbox: Sandbox) -> No
     assert record.value == sum(part.correct) / 4
     # A finished cell needs no permission.
     assert run([plan(tmp_path)]).computed == 0
-
-
-def test_there_is_a_cell_for_each_entry_of_table_7() -> None:
-    plans = planned("experiment=table7", "profile=zoo")
-    assert {each.cell.task.name for each in plans} == {
-        "humaneval",
-        "nq_open",
-        "mts_dialog",
-    }
-    # Without a capacity decode steps have none either.
-    methods = Counter((each.cell.method.name, each.cell.method.decode) for each in plans)
-    drops = ("score", "expanded_drop")
-    every = {(name, decode): 9 for name in drops for decode in ("unconstrained", "constrained")}
-    assert methods == {("baseline", "unconstrained"): 9, **every}
-    assert {each.cell.method.uniform_gamma for each in plans} == {None, 1.0}
-    replicated = planned("experiment=replicate", "profile=zoo")
-    assert {each.cell.digest for each in plans} <= {each.cell.digest for each in replicated}
-
-
-@pytest.mark.slow
-def test_a_capacity_on_every_step_changes_what_is_written(tmp_path: Path) -> None:
-    plans = planned(
-        *("experiment=table7", "grid.model=[zoo_olmoe]", "grid.tasks=[mts_dialog]"),
-        # One group: alone on its rank, a sequence would lose nothing in a step.
-        *("grid.method=[score]", "limit=6", "ep_size=1", f"results_dir={tmp_path}"),
-    )
-    records = run(plans).records
-    assert [record.knobs["decode"] for record in records] == ["unconstrained", "constrained"]
-    scores = [next(iter(record.documents.values())).correct for record in records]
-    assert scores[0] != scores[1]
-    prompts, every = (record.load for record in records)
-    assert prompts.decode is None
-    assert every.decode is not None
-    assert every.decode.drop_rate > 0
-    # Scores are fractions, and the note is longer than one token.
-    assert any(0 < score < 1 for score in scores[0])
-    assert prompts.decode_forwards > 10
-
-
-WORDS = ("experiment=table7", "profile=tiny", "grid.model=[tiny_olmoe]", "grid.method=[baseline]")
-
-
-@pytest.mark.slow
-def test_programs_do_not_run_unasked_and_the_other_cells_are_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans = planned(*WORDS, "limit=1", f"results_dir={tmp_path}")
-    summary = run(plans)
-    assert [record.task for record in summary.records] == ["nq_open", "mts_dialog"]
-    ((cell, reason),) = summary.failures
-    assert cell == "tiny_olmoe humaneval baseline"
-    assert ALLOWED in reason
-    # Where nothing else is missing, it is a mistake, and no model is loaded.
-    monkeypatch.setattr(loading, "load_lm", lambda *_: pytest.fail("something was computed"))
-    with pytest.raises(UsageError, match=ALLOWED):
-        run(plans)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import lm_eval.evaluator
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from capmoe_eval.errors import UsageError
@@ -68,39 +65,6 @@ def test_the_note_itself_scores_full_and_nothing_scores_none(task: MtsDialog) ->
         assert {result["results"][NAME][f"{name},none"] for name in ROUGE} == {score}
         # Short answers are not left out.
         assert result["n-samples"][NAME]["effective"] == 164
-
-
-TEXTS = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "and", "dog"]), max_size=7)
-
-
-def naive_rouge(name: str, reference: list[str], answer: list[str]) -> float:
-    """ROUGE's F-measure by its definition."""
-    if name == "rougeL":
-        lengths: Counter[tuple[int, int]] = Counter()  # 0 where a text is empty
-        for i, word in enumerate(reference, 1):
-            for j, other in enumerate(answer, 1):
-                longest = max(lengths[i - 1, j], lengths[i, j - 1])
-                lengths[i, j] = lengths[i - 1, j - 1] + 1 if word == other else longest
-        common, sizes = lengths[len(reference), len(answer)], (len(reference), len(answer))
-    else:
-        n = int(name[-1])
-        grams = [
-            Counter(tuple(x[k : k + n]) for k in range(len(x) - n + 1)) for x in (reference, answer)
-        ]
-        common = sum((grams[0] & grams[1]).values())
-        sizes = (sum(grams[0].values()), sum(grams[1].values()))
-    if not common:
-        return 0.0
-    recall, precision = common / sizes[0], common / sizes[1]
-    return 2 * recall * precision / (recall + precision)
-
-
-@settings(max_examples=60, deadline=None)
-@given(reference=TEXTS, answer=TEXTS)
-def test_rouge_is_its_definition(task: MtsDialog, reference: list[str], answer: list[str]) -> None:
-    document = {"section_text": " ".join(reference).capitalize() + "."}
-    scores = task.process_results(document, [" " + " ".join(answer)])
-    assert scores == pytest.approx({n: naive_rouge(n, reference, answer) for n in ROUGE})
 
 
 def of(**fields: Any) -> TaskId:
@@ -214,29 +178,3 @@ def test_an_empty_answer_scores_none_and_all_is_recorded(encoder: Path) -> None:
     assert {name: identity[name] for name in expected} == expected
     assert len(identity["weights"]) == 16
     assert identity["bert-score"]
-
-
-def test_the_task_has_it_where_it_is_asked_for(encoder: Path) -> None:
-    task, document = built("miniworld"), {"section_text": "the cat sat on the mat ."}
-    for fields, metrics in (({"encoder": str(encoder), "layer": LAYER}, {*METRICS}), ({}, set())):
-        task.ask(of(**fields))
-        scores = task.process_results(document, [" a dog is old"])
-        assert scores.keys() == metrics | {*ROUGE}
-        recorded = task.get_config("metadata")["bertscore"]
-        assert (recorded or {}).get("layer") == fields.get("layer")
-
-
-@pytest.mark.parametrize(
-    ("layer", "rescale", "line"),
-    [
-        (None, False, "layer=null: bert-score knows no layer for"),
-        (9, False, "num_layers should be between 0 and 3"),
-        (LAYER, True, "Baseline not Found"),
-    ],
-)
-def test_what_an_encoder_lacks_is_said_in_one_line(
-    encoder: Path, layer: int | None, rescale: bool, line: str
-) -> None:
-    with pytest.raises(UsageError, match=line) as error:
-        BertScore(str(encoder), layer, rescale)
-    assert "\n" not in str(error.value)

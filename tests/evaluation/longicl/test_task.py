@@ -35,14 +35,6 @@ def evaluate(manager, root, lm, shots=1, **keywords):
     return result["results"][name]
 
 
-def test_the_tasks_are_found(manager):
-    assert manager.all_tasks == [f"longicl_banking77_{shots}shot" for shots in SHOTS]
-    config = load_yaml(manager.task_index["longicl_banking77_5shot"].yaml_path)
-    assert config["dataset_path"] == "mteb/banking77"
-    assert config["class"] is longicl.LongIclBanking77
-    assert config["metadata"] == {"version": 1.0, "shots": 5}
-
-
 @pytest.mark.parametrize("shots", SHOTS)
 def test_prompts_are_those_of_the_protocol(manager, hub, rows, shots):
     lm = Answering(lambda doc: "")

@@ -8,7 +8,6 @@ import lm_eval.evaluator
 import pytest
 from PIL import Image
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo.hub import ready
@@ -52,13 +51,6 @@ def test_answers_are_scored_by_their_first_word_and_by_kind(package):
     assert text == "<image>\nwhat shape is present?\nAnswer:"
     assert visual["visual"][0].size == (64, 64)
     assert model.requests[1][2]["visual"][0].getpixel((0, 0)) == (200, 0, 0)
-
-
-def test_without_the_package_a_line_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "easy_vqa", None)
-    with pytest.raises(UsageError, match=r"not installed; pip install -e '\.\[easy-vqa\]'"):
-        ready(data_source("easy_vqa"))
 
 
 def test_the_package_has_what_is_read_of_it():

@@ -1,6 +1,5 @@
 """The tasks read the picture world as they would the hub, and a model that is right scores full."""
 
-import json
 import shutil
 
 import datasets
@@ -12,7 +11,6 @@ from capmoe_eval.evaluation.multimodal import prompts, scores
 from capmoe_eval.evaluation.preparation import check_task
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TaskId
-from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.zoo.hub import ready
 from capmoe_eval.zoo.sets import documents
@@ -113,12 +111,3 @@ def test_videos_are_left_out():
         ),
     )
     assert prompts.of_pictures(rows)["question"] == ["a"]
-
-
-@pytest.mark.parametrize("name", FIRST)
-def test_the_options_are_the_tasks(tasks, name):
-    option = load_option("tasks", name)[name]
-    task = tasks[name]["tasks"][name]
-    assert (option["dataset"], option["lm_eval"]) == (FIRST[name], name)
-    assert option["metric"] in task.aggregation()
-    assert json.dumps(task.config.metadata)

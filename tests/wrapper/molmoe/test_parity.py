@@ -12,9 +12,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor
-from capmoe_eval.wrapper.parallel import own_images
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.rounding import tolerance
 from tests.wrapper.molmoe import checkpoint, remote_code
@@ -204,18 +202,6 @@ def test_a_misplaced_image_is_refused(model: Any, processor: Any) -> None:
         model(**inputs)
 
 
-def test_its_crops_are_not_dealt_to_processes(processor: Any) -> None:
-    inputs: dict[str, Any] = asked(processor, "alone")
-    with pytest.raises(UsageError, match="parallel=ep: image_input_idx cannot be dealt"):
-        own_images(inputs, None, slice(0, 1))
-
-
-def test_a_prompt_needs_a_placeholder_for_each_image(processor: Any) -> None:
-    with pytest.raises(ValueError, match="2 placeholders <im_patch> for 1 images in '<im_patch>"):
-        image = Image.fromarray(remote_code.picture(2))
-        processor(images=[[image]], text=[2 * processor.image_token + " word1"])
-
-
 def test_prompts_with_and_without_images_make_one_batch(
     model: Any, eager: Any, processor: Any
 ) -> None:
@@ -235,20 +221,3 @@ def test_a_checkpoint_that_is_saved_from_here_is_loaded_again(
     again = load_checkpoint(tmp_path, kind=AutoModelForImageTextToText)
     tokens = of_remote("text")["input_ids"]
     assert torch.equal(again(input_ids=tokens).logits, model(input_ids=tokens).logits)
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"moe_num_experts": 0}, "this Molmo has no experts; of Molmo, MolmoE alone is known"),
-        ({"block_type": "sequential"}, "block_type='sequential' is not known here, 'moe' is"),
-        ({"clip_qkv": 8.0}, "clip_qkv=8.0 is not known here, None is"),
-        ({"image_pooling_2d": "stack"}, "image_pooling_2d='stack' is not known here"),
-    ],
-)
-def test_another_molmo_is_refused_in_one_line(
-    tmp_path: Path, changed: dict[str, Any], reason: str
-) -> None:
-    checkpoint.write(tmp_path, **changed)
-    with pytest.raises(UsageError, match=reason):
-        load_checkpoint(tmp_path, kind=AutoModelForImageTextToText)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,16 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from capmoe_eval.bench.ep.measure import TimedPrefill, time_layers
-from capmoe_eval.bench.ep.skew import Skew
-from capmoe_eval.bench.ep.timing import PHASES, RankedLayer, measured_link
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.parallel import shard_experts, split_batches
 from capmoe_eval.wrapper.ranks import World
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.parallel import cases
-from tests.wrapper.parallel.test_timing import CPU, by_hand, layer, setting
+from tests.wrapper.parallel.test_timing import CPU
 
 pytestmark = pytest.mark.numeric
 
@@ -87,34 +82,3 @@ def test_a_model_without_a_plan_is_refused() -> None:
     model._ep_plan = {}
     with pytest.raises(UsageError, match="no expert-parallel plan"):
         shard_experts(model)
-
-
-def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
-    timed = RankedLayer(setting(1), Skew(2.5).logits(40, 8, 2, layer=4), world)
-    alone = layer(ranks=1)
-    method = create_method("score", 1.0)
-    done = timed.run(method)
-    torch.testing.assert_close(done.output_TH, by_hand(alone, method), rtol=1e-4, atol=1e-5)
-    ((dropless, score),) = time_layers([timed], [method], repeats=3, warmup=1)
-    assert dropless.label is None
-    assert set(score.seconds) == {*PHASES, "total"}
-    assert score.load == alone.load(method)
-    assert score.load.sent_bytes == 0
-
-
-def test_a_prefill_goes_through_its_layers(world: World) -> None:
-    logits = Skew(2.5).logits(20, 8, 2)
-    settings = [dataclasses.replace(setting(1), seed=seed) for seed in range(2)]
-    prefill = TimedPrefill([RankedLayer(each, logits, world) for each in settings], 20, 5)
-    full, cut = (
-        prefill.run(m).output_TH for m in (create_method("baseline"), create_method("score", 0.5))
-    )
-    assert full.shape[:2] == (4, 1)
-    assert not torch.equal(full, cut)
-    assert prefill.load(create_method("score", 0.5)).dropped_share > 0
-
-
-def test_a_link_is_measured(world: World) -> None:
-    link = measured_link(world, CPU, repeats=2)
-    assert link.latency > 0
-    assert link.bandwidth == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.bench.ep.emulation import (
-    MACHINES,
     NODE,
     EmulatedLayer,
     ReferenceMachine,
@@ -21,7 +19,7 @@ from capmoe_eval.bench.ep.emulation import (
 from capmoe_eval.bench.ep.layer import SHAPES, LayerSetting
 from capmoe_eval.bench.ep.measure import TimedPrefill, summed, time_layers
 from capmoe_eval.bench.ep.skew import Skew
-from capmoe_eval.bench.ep.timing import PHASES, Clock, Pass, from_ends
+from capmoe_eval.bench.ep.timing import PHASES, Pass
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import PairLoad
 from capmoe_eval.experiment.timings.spread import Spread
@@ -93,26 +91,6 @@ def test_the_emulated_layer_computes_every_kept_pair(name: str) -> None:
     )
 
 
-def test_loads_bytes_and_drops() -> None:
-    timed = layer()
-    full, cut = timed.load(create_method("baseline")), timed.load(METHODS["score"])
-    assert full.kept == sum(full.expert_load) == sum(full.rank_load) == 80
-    assert full.dropped_share == 0
-    assert max(full.expert_load) == pytest.approx(2.5 * 10, abs=2)
-    assert max(cut.expert_load) <= 10  # C = 1.0 · 20 · 2 / 8 = 5 from each of two ranks
-    assert cut.dropped_share == pytest.approx((80 - cut.kept) / 80)
-    assert full.rank_load == [sum(full.expert_load[:4]), sum(full.expert_load[4:])]
-    assert full.sent_bytes % (16 * 4) == 0
-    assert 0 < full.sent_bytes < 80 * 16 * 4
-
-
-def test_more_candidates_of_other_ranks_send_more() -> None:
-    """Figure 6: global expansion's communication grows, local expansion's does not."""
-    timed = layer()
-    sent = {name: timed.load(method).sent_bytes for name, method in METHODS.items()}
-    assert sent["local"] <= sent["score"] < sent["global"]
-
-
 def test_an_exchange_by_hand() -> None:
     link = Link(100.0, 0.5, "stated")
     bytes_RR = torch.tensor([[900, 10, 20], [0, 900, 40], [5, 5, 900]])
@@ -142,16 +120,6 @@ def test_an_exchange_waits_for_the_last_rank() -> None:
         **{"gate": 4, "decide": 2, "permute": 2, "dispatch": 2, "experts": 6, "return": 1},
         **{"combine": 3, "shared": 7, "total": 27},
     }
-
-
-def test_phases_last_until_the_last_rank_has_finished() -> None:
-    assert from_ends({"a": 2.0, "b": 2.5, "c": 4.0}) == {"a": 2, "b": 0.5, "c": 1.5, "total": 4}
-
-
-def test_only_a_layer_with_shared_experts_has_their_phase() -> None:
-    bare = replace(SHAPE, shared=0)
-    done = EmulatedLayer(setting(shape=bare), Skew(2.5).logits(40, 8, 2), NODE)
-    assert tuple(done.run(create_method("baseline")).seconds) == (*PHASES[:-1], "total")
 
 
 def test_a_layer_is_scaled_in_its_widths_alone() -> None:
@@ -184,11 +152,6 @@ def test_a_link_has_a_machines_proportion(monkeypatch: pytest.MonkeyPatch) -> No
     assert "widths are divided by 4" in link.source
 
 
-def test_the_papers_machine() -> None:
-    assert MACHINES["h20"].balance == pytest.approx(3.75e-3)
-    assert MACHINES["h100"].balance == pytest.approx(7.5e-4)
-
-
 def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
     link = replace(NODE, latency=0.25)
     first = layer(link)
@@ -205,18 +168,6 @@ def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
     assert whole.kept == sum(load.kept for load in one_by_one)
     assert whole.fullest_rank == sum(max(load.rank_load) for load in one_by_one)
     assert one_by_one[1].expert_load != one_by_one[0].expert_load
-
-
-def test_a_clock_adds_up_and_tells_when() -> None:
-    clock = Clock(CPU)
-    clock.start()
-    for phase in ("work", "rest", "work"):
-        with clock.lap(phase):
-            time.sleep(0.01)
-    spent, ends = clock.seconds(), clock.ends()
-    assert 0.02 <= spent["work"] < 0.2
-    assert 0.01 <= spent["rest"] < 0.1
-    assert 0.02 <= ends["rest"] < ends["work"] < 0.2
 
 
 class Scripted:
