@@ -26,12 +26,12 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
     "run": Subcommand(
         _EVALUATE,
         "evaluate a model under a method: gamma=1.0 method=score",
-        "capmoe_eval.evaluation.command:main",
+        "capmoe_eval.evaluation.run_command:main",
     ),
     "sweep": Subcommand(
         _EVALUATE,
         "evaluate every combination: gamma=1.0,1.5 method=score,order",
-        "capmoe_eval.evaluation.command:sweep",
+        "capmoe_eval.evaluation.run_command:sweep",
     ),
     "lm-eval": Subcommand(
         _EVALUATE,

@@ -13,7 +13,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError, first_line
-from capmoe_eval.evaluation.command import evaluate, report
+from capmoe_eval.evaluation.run_command import evaluate, report
 from capmoe_eval.experiment.composition import as_typed, compose_jobs, sweep_jobs
 from capmoe_eval.experiment.configuration import plans, share
 from capmoe_eval.experiment.processes import of_submitit

@@ -15,9 +15,9 @@ import torch
 
 from capmoe_eval.__main__ import main as program_main
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.evaluation import command as commandline
 from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import lm_eval_command as lm_eval_commandline
+from capmoe_eval.evaluation import run_command as commandline
 from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.tasks import OURS, TaskLibrary
 from capmoe_eval.experiment.cell import PROGRAMS, Cell

@@ -18,7 +18,7 @@ LIGHT = {
     "capmoe_eval.__main__": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic", "yaml"),
     "capmoe_eval.bench.command": (*HEAVY, "hydra", "omegaconf"),
     "capmoe_eval.report.tables.command": (*HEAVY, "numpy"),
-    "capmoe_eval.evaluation.command": HEAVY,
+    "capmoe_eval.evaluation.run_command": HEAVY,
     "capmoe_eval.evaluation.run": HEAVY,
     "capmoe_eval.evaluation.forecast": HEAVY,
     "capmoe_eval.report.claims.command": HEAVY,

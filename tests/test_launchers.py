@@ -15,7 +15,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.command import main
+from capmoe_eval.evaluation.run_command import main
 from capmoe_eval.experiment.composition import composing, config_directory
 from hydra_plugins import capmoe_sweeper as sweeper_module
 from hydra_plugins.capmoe_sweeper import CellSweeper

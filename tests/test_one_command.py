@@ -14,7 +14,7 @@ from capmoe_eval import beside
 from capmoe_eval.__main__ import main, subcommands
 from capmoe_eval.completion import main as completion
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import command as evaluation
+from capmoe_eval.evaluation import run_command as evaluation
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.figures.catalogue import figures

@@ -15,7 +15,7 @@ from lm_eval.api.registry import get_model
 
 from capmoe_eval import __version__
 from capmoe_eval.evaluation import provenance
-from capmoe_eval.evaluation.command import main
+from capmoe_eval.evaluation.run_command import main
 from tests.bill_of_materials import DOCUMENT, PARTS, packaged, part_of, text, unlisted
 from tests.project import PROJECT, ROOT
 

@@ -41,7 +41,7 @@ from capmoe_eval.experiment.trace_file import write_npz
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import calibrations
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.observers.trace import Recorder, merged
+from capmoe_eval.wrapper.observers.recorder import Recorder, merged
 
 AnyLM: TypeAlias = Any
 """A :class:`~capmoe_eval.evaluation.lm.CapmoeLM`, or what another backend has in its place."""

@@ -359,7 +359,7 @@ class _Job:
     def _compute(self, turn: Turn, lm: AnyLM) -> Record:
         """Compute a cell and write its record."""
         from capmoe_eval.evaluation import evaluate
-        from capmoe_eval.wrapper.observers.trace import Recorder
+        from capmoe_eval.wrapper.observers.recorder import Recorder
 
         plan = turn.plan
         inputs.check(plan.root, plan.cell, self._origin(plan, lm))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -63,14 +64,12 @@ class TokenGroups:
         return TokenGroups(rows_T, group_T, rank_T, self.tokens, self.n_rows, self.first)
 
 
-@dataclass(frozen=True)
-class BatchShare:
-    """The sequences of a batch that several processes share, and this process's place in it."""
+BatchShare: TypeAlias = tuple[Tensor, Tensor, int, int]
+"""The sequences of a batch that several processes share, and this process's place among them.
 
-    tokens_B: Tensor  # counted tokens of every sequence, of all processes
-    owner_B: Tensor  # process of each sequence, ascending
-    size: int  # number of processes
-    first: int  # index of this process's first sequence
+They are the counted tokens of every sequence [B], the process of each, ascending [B], the number of
+processes, and the index of this process's first sequence.
+"""
 
 
 def group_tokens(
@@ -94,8 +93,8 @@ def group_tokens(
         tokens_B, first = counted_BS.sum(dim=1), 0
         rank_B = torch.arange(len(tokens_B), device=device) * ep_size // len(tokens_B)
     else:
-        tokens_B, first = share.tokens_B, share.first
-        rank_B = share.owner_B * ep_size // share.size
+        tokens_B, owner_B, size, first = share
+        rank_B = owner_B * ep_size // size
     group_B = rank_B if scope == "batch" else torch.arange(len(tokens_B), device=device)
     n_groups = ep_size if scope == "batch" else len(tokens_B)
     tokens_G = torch.zeros(n_groups, dtype=torch.long, device=device)

@@ -30,7 +30,7 @@ from capmoe_eval.wrapper.molmoe.model import CHECKPOINT_NAMES, MolmoeForConditio
 
 
 @functools.cache
-def register() -> None:
+def register_molmoe() -> None:
     """Register MolmoE under the hub's ``model_type``, ``molmo``."""
     AutoConfig.register(MolmoeConfig.model_type, MolmoeConfig)
     AutoModelForImageTextToText.register(MolmoeConfig, MolmoeForConditionalGeneration)
@@ -40,7 +40,7 @@ def register() -> None:
     register_checkpoint_conversion_mapping(MolmoeConfig.model_type, CHECKPOINT_NAMES)
 
 
-register()  # so that its name on the hub means the model here, wherever one is loaded
+register_molmoe()  # so that its name on the hub means the model here, wherever one is loaded
 
 _LAYERS = re.compile(r"(?:.*\.)?layers\.(?=\d)")
 """The prefix of the names of a layer's tensors."""

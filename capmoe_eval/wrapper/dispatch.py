@@ -50,7 +50,7 @@ class Exchange:
     receive: list[int]  # pairs that come from each rank
 
 
-def pack(hidden_TH: Tensor, index_TS: Tensor, *, n_experts: int, size: int) -> Packed:
+def lay_out(hidden_TH: Tensor, index_TS: Tensor, *, n_experts: int, size: int) -> Packed:
     """Lay out the kept pairs of this rank's tokens by expert, of ``n_experts`` on ``size`` ranks.
 
     ``index_TS`` is the expert of each slot; ``n_experts`` marks a dropped one.
@@ -144,7 +144,7 @@ class KeptPairs(EPImplementation):  # type: ignore[misc]
                 "torch.no_grad()"
             )
         group = self.world.group
-        packed = pack(hidden_TH, index_TS, n_experts=self.n_experts, size=self.world.size)
+        packed = lay_out(hidden_TH, index_TS, n_experts=self.n_experts, size=self.world.size)
         exchange = announce(packed.counts_RL, group)
         arrived_AH = send_rows(packed.rows_PH, exchange, group)
         done_AH = run_experts(self._experts_forward, arrived_AH, exchange)

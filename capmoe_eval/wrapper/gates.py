@@ -12,7 +12,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 2e-2, to
 
 _TIE = 1e-6
 """Relative difference of two groups of experts that may be rounding."""
+
+RouterOutput: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""What a router returns: logits [T, E], combine weights [T, K] and the experts of its top-k."""
 
 Activation = Literal["softmax", "sigmoid", "sqrtsoftplus", "none"]
 Groups = Literal["none", "max", "top2"]
@@ -190,32 +193,23 @@ def tolerance(dtype: torch.dtype) -> float:
     return _TOLERANCE.get(dtype, 2e-2)
 
 
-@dataclass(frozen=True)
-class Probe:
-    """The outputs of a router for random hidden states."""
-
-    logits_TE: Tensor
-    weight_TK: Tensor
-    topk_TK: Tensor
-
-
 def fitting_gates(
     router: nn.Module,
     stand_ins: Mapping[ExpertTensor, Tensor],
-    probes: Sequence[Probe],
+    probes: Sequence[RouterOutput],
     *,
     fixed: bool = False,
 ) -> list[tuple[Gate, float]]:
     """Return the gates that reproduce a router's outputs, each with its deviation.
 
     Those with groups and a bias come before those without: where the probes cannot tell, the router
-    is taken to use what it has. The first probe has the router's own top-k, others may have another
-    one. Each of ``stand_ins`` may be a bias or a factor of each expert; the router was probed with
-    these numbers [E] in its place. ``fixed`` says that the choice does not depend on the hidden
-    states.
+    is taken to use what it has. ``probes`` are what it returns for random hidden states: first with
+    its own top-k, then perhaps with another. Each of ``stand_ins`` may be a bias or a factor of
+    each expert; the router was probed with these numbers [E] in its place. ``fixed`` says that the
+    choice does not depend on the hidden states.
     """
     for activation in _ACTIVATIONS:
-        if activation == "none" and any(bool((probe.logits_TE < 0).any()) for probe in probes):
+        if activation == "none" and any(bool((logits_TE < 0).any()) for logits_TE, _, _ in probes):
             continue  # scores are not negative
         fitting = []
         for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *stand_ins)):
@@ -224,7 +218,7 @@ def fitting_gates(
             gate = Gate(recipe, router, expert_scale=factor, stand_ins=stand_ins)
             scaled = [_scaled(gate, probe) for probe in probes]
             deviation = max(off for _, off in scaled)
-            if deviation <= tolerance(probes[0].weight_TK.dtype):
+            if deviation <= tolerance(probes[0][1].dtype):
                 choices = _choices(scaled[0][0])
                 fitting += [(choice, deviation) for choice in choices if _fits(choice, probes)]
         if fitting:
@@ -232,19 +226,21 @@ def fitting_gates(
     return []
 
 
-def _scaled(gate: Gate, probe: Probe) -> tuple[Gate, float]:
+def _scaled(gate: Gate, probe: RouterOutput) -> tuple[Gate, float]:
     """Return the gate with the router's factor on the weights of a probe, and its deviation."""
     # Neither groups nor a bias change the weight of a chosen expert.
-    scores = gate.scores(probe.logits_TE, probe.topk_TK)
-    scale = _scale(gate.router, probe.weight_TK, gate.weights(scores, probe.topk_TK))
+    logits_TE, weight_TK, topk_TK = probe
+    scores = gate.scores(logits_TE, topk_TK)
+    scale = _scale(gate.router, weight_TK, gate.weights(scores, topk_TK))
     gate = dataclasses.replace(gate, scale=scale)
-    return gate, float(gate.deviation(scores, probe.weight_TK).nan_to_num(nan=torch.inf))
+    return gate, float(gate.deviation(scores, weight_TK).nan_to_num(nan=torch.inf))
 
 
-def _fits(gate: Gate, probes: Sequence[Probe]) -> bool:
+def _fits(gate: Gate, probes: Sequence[RouterOutput]) -> bool:
     """Return whether the gate chooses the experts of every probe."""
     return gate.recipe.fixed or not any(
-        bool(misread_T(gate.scores(probe.logits_TE, probe.topk_TK), 1e-5).any()) for probe in probes
+        bool(misread_T(gate.scores(logits_TE, topk_TK), 1e-5).any())
+        for logits_TE, _, topk_TK in probes
     )
 
 

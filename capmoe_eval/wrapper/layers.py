@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from capmoe_eval.wrapper.gates import (
     ExpertTensor,
     Gate,
     GateRecipe,
-    Probe,
+    RouterOutput,
     fitting_gates,
     is_grouped,
     whole,
@@ -91,37 +91,32 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     return _settled(readings)
 
 
+_Reading: TypeAlias = tuple[MoeLayer, list[tuple[Gate, float]]]
+"""A layer with the first of the gates that its router may have, and all of them."""
+
+
 def _settled(readings: list[_Reading]) -> list[MoeLayer]:
     """Return the layers, each with the recipe that fits all layers like it best, if one does."""
 
-    def kind(reading: _Reading) -> tuple[object, ...]:
-        layer = reading.layer
+    def kind(layer: MoeLayer) -> tuple[object, ...]:
         return type(layer.router), layer.n_experts, layer.top_k, layer.gate.recipe.fixed
 
     worst: dict[tuple[object, ...], dict[GateRecipe, float]] = {}
-    for reading in readings:
-        deviations = {gate.recipe: off for gate, off in reversed(reading.gates)}
-        shared = worst.setdefault(kind(reading), deviations)
-        worst[kind(reading)] = {
+    for layer, fitting in readings:
+        deviations = {gate.recipe: off for gate, off in reversed(fitting)}
+        shared = worst.setdefault(kind(layer), deviations)
+        worst[kind(layer)] = {
             recipe: max(off, deviations[recipe])
             for recipe, off in shared.items()
             if recipe in deviations
         }
     layers = []
-    for reading in readings:
-        off_by = {gate.recipe: off for gate, off in reading.gates}
-        off_by = worst[kind(reading)] or off_by
-        gates = [gate for gate, _ in reading.gates if gate.recipe in off_by]
+    for layer, fitting in readings:
+        off_by = worst[kind(layer)] or {gate.recipe: off for gate, off in fitting}
+        gates = [gate for gate, _ in fitting if gate.recipe in off_by]
         gate = min(gates, key=lambda gate: off_by[gate.recipe])
-        layers.append(dataclasses.replace(reading.layer, gate=gate))
+        layers.append(dataclasses.replace(layer, gate=gate))
     return layers
-
-
-class _Reading(NamedTuple):
-    """A layer and the gates that its router may have."""
-
-    layer: MoeLayer  # with the first of them
-    gates: list[tuple[Gate, float]]  # with their deviations
 
 
 def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> _Reading:
@@ -154,7 +149,7 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             reasons.append(f"{child_name} ({type(child).__name__}): {first_line(error)}")
         else:
             layer = MoeLayer(name, child, experts, gates[0][0], n_experts, top_k, ranks)
-            return _Reading(layer, gates)
+            return layer, gates
     raise UsageError(
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
@@ -191,13 +186,14 @@ def _read_router(
     """Return the fitting gates and the top-k of a router; raise if no recipe reproduces it."""
     stand_ins = _expert_tensors(router, parent, n_experts)
     probe = _probe(router, experts, stand_ins)
-    if probe.logits_TE.shape[-1] != n_experts:
-        raise TypeError(f"{probe.logits_TE.shape[-1]} logits for {n_experts} experts")
+    logits_TE, _, topk_TK = probe
+    if logits_TE.shape[-1] != n_experts:
+        raise TypeError(f"{logits_TE.shape[-1]} logits for {n_experts} experts")
     probes = [probe, *probes_elsewhere(router, experts, stand_ins, probe)]
     gates = fitting_gates(router, stand_ins, probes)
     if not gates and _asks_for_tokens(router):
         elsewhere = _probe(router, experts, stand_ins, seed=1)
-        if torch.equal(probe.topk_TK, elsewhere.topk_TK):
+        if torch.equal(topk_TK, elsewhere[2]):
             gates = fitting_gates(router, stand_ins, [probe], fixed=True)
     if not gates:
         unread = " (part of it is offloaded: a bias there cannot be read)"
@@ -205,14 +201,17 @@ def _read_router(
             "its weights are neither softmax nor sigmoid scores of its logits, normalised or not"
             f"{unread if any(part.is_meta for part in router.parameters()) else ''}"
         )
-    return gates, probe.topk_TK.shape[-1]
+    return gates, topk_TK.shape[-1]
 
 
 def probes_elsewhere(
-    router: nn.Module, experts: nn.Module, stand_ins: Mapping[ExpertTensor, Tensor], probe: Probe
-) -> list[Probe]:
+    router: nn.Module,
+    experts: nn.Module,
+    stand_ins: Mapping[ExpertTensor, Tensor],
+    probe: RouterOutput,
+) -> list[RouterOutput]:
     """Return what a router does with another top-k, where its own leaves a part of it open."""
-    n_experts, top_k = probe.logits_TE.shape[-1], probe.topk_TK.shape[-1]
+    n_experts, top_k = probe[0].shape[-1], probe[2].shape[-1]
     other = top_k if top_k < n_experts else max(1, n_experts // 2)
     if is_grouped(router) and top_k < n_experts:
         other = max(other, n_experts * int(router.topk_group) // int(router.num_group))  # type: ignore[arg-type]
@@ -227,7 +226,7 @@ def probes_elsewhere(
             continue
         finally:
             setattr(router, name, setting)
-        if elsewhere.topk_TK.shape[-1] == other:
+        if elsewhere[2].shape[-1] == other:
             return [elsewhere]
     return []
 
@@ -260,7 +259,7 @@ def _probe(
     stand_ins: Mapping[ExpertTensor, Tensor],
     *,
     seed: int = 0,
-) -> Probe:
+) -> RouterOutput:
     """Return a possible router's logits, weights and indices for random hidden states."""
     like = next(iter(router.parameters()), None)
     if like is None:
@@ -307,7 +306,7 @@ def _probe(
     logits_TE, weight_TK, topk_TK = output
     if topk_TK.dtype.is_floating_point or weight_TK.shape != topk_TK.shape or topk_TK.ndim != 2:
         raise TypeError("it does not return (logits [T, E], weights [T, K], indices [T, K])")
-    return Probe(logits_TE, weight_TK, topk_TK.long())
+    return logits_TE, weight_TK, topk_TK.long()
 
 
 def _spread(output: Any) -> float:

@@ -193,7 +193,8 @@ class ForwardPlan:
     choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer
     start: ForwardStart | None = None  # its call; None in tests of the capacities alone
     observers: Sequence[Any] = ()  # those that see its layers
-    routed: dict[int, Any] = field(default_factory=dict)  # layers whose experts are still to run
+    # What the routers did of the layers whose experts are still to run, with the decisions.
+    routed: dict[int, Any] = field(default_factory=dict)
     _on: dict[torch.device, Tokens] = field(default_factory=dict)
     _capacities: dict[object, Tensor] = field(default_factory=dict)
 

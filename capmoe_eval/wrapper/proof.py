@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper.forward import hooked
+from capmoe_eval.wrapper.hook import hooked
 from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE, experts_call, kept_pairs_kernel
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter

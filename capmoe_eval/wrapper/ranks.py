@@ -144,7 +144,7 @@ class World(Ranks):
         all_B[first : first + len(tokens_B)] = tokens_B
         dist.all_reduce(all_B, group=self.group)
         owner_B = torch.arange(self.size, device=tokens_B.device).repeat_interleave(sizes)
-        return BatchShare(all_B, owner_B, self.size, first)
+        return all_B, owner_B, self.size, first
 
     def totals(self, *counts: Tensor) -> tuple[Tensor, ...]:
         """Return the sum over all processes of each of several tensors, in one exchange."""

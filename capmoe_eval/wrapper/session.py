@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, without_effect
-from capmoe_eval.wrapper.forward import hooked
+from capmoe_eval.wrapper.hook import hooked
 from capmoe_eval.wrapper.layers import MoeLayer, expected_moe_layers, find_moe_layers, is_experts
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.plan import ImageFinder

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import command, lm_eval_command
+from capmoe_eval.evaluation import lm_eval_command, run_command
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.provenance import (
@@ -228,7 +228,7 @@ from transformers import {base} as {name}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
-@pytest.mark.parametrize("main", [command.main, lm_eval_command.main])
+@pytest.mark.parametrize("main", [run_command.main, lm_eval_command.main])
 def test_code_of_a_checkpoint_never_runs(
     part: str,
     main: Callable[[Sequence[str]], None],

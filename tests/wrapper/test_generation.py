@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, StaticCache, StoppingCriteria
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.wrapper import forward
+from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import ROUNDING, batch, counted, logits, make
@@ -88,7 +88,7 @@ def test_a_forward_in_which_nothing_counts_is_no_result(monkeypatch: pytest.Monk
     """A hook that reads the wrong columns finds pads alone, and every expert is silent."""
     model, (tokens, mask) = make("olmoe"), padded_prompt()
     monkeypatch.setattr(
-        forward, "new_columns", lambda mask, tokens, _: mask[:, -tokens.shape[1] :].bool()
+        hook, "new_columns", lambda mask, tokens, _: mask[:, -tokens.shape[1] :].bool()
     )
     with (
         capacity_aware(model, "score", gamma=0.5) as meter,

@@ -18,7 +18,7 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.observers.trace import Recorder
+from capmoe_eval.wrapper.observers.recorder import Recorder
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.satellites import HAS_METHODS, NEEDS_METHODS
 from tests.wrapper import images

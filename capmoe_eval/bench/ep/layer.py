@@ -22,7 +22,7 @@ from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.tokens import BatchShare, group_tokens
-from capmoe_eval.wrapper.dispatch import Packed, combine_rows, pack
+from capmoe_eval.wrapper.dispatch import Packed, combine_rows, lay_out
 
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
 
@@ -185,7 +185,7 @@ class Rank:
                 weight_TS = score_TE.gather(1, chosen.index_TS)
             weight_TS = weight_TS.to(hidden_TH.dtype)
         with lap("permute"):
-            packed = pack(hidden_TH, index_TS, n_experts=n_experts, size=self.setting.ranks)
+            packed = lay_out(hidden_TH, index_TS, n_experts=n_experts, size=self.setting.ranks)
         return Routed(hidden_TH, packed, weight_TS)
 
     def finish(self, rows_PH: Tensor, routed: Routed, lap: Lap) -> Tensor:

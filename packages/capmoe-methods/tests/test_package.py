@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from capmoe_eval.beside import BESIDE
-from capmoe_eval.evaluation.command import report_command
+from capmoe_eval.evaluation.run_command import report_command
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.report.figures import catalogue
 from capmoe_eval.report.figures.catalogue import figures

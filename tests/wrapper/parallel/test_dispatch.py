@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capmoe_eval.wrapper.dispatch import combine_rows, pack
+from capmoe_eval.wrapper.dispatch import combine_rows, lay_out
 from capmoe_eval.wrapper.kernel import combine
 
 TOKENS, SLOTS, EXPERTS, HIDDEN = 37, 5, 8, 6
@@ -25,7 +25,7 @@ def routed(share: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Te
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
 def test_pairs_are_laid_out_by_expert_then_token(share: float) -> None:
     hidden_TH, index_TS, _ = routed(share)
-    packed = pack(hidden_TH, index_TS, n_experts=EXPERTS, size=4)
+    packed = lay_out(hidden_TH, index_TS, n_experts=EXPERTS, size=4)
     pairs = sorted(
         (expert, token)
         for token, slots in enumerate(index_TS.tolist())
@@ -47,7 +47,7 @@ def test_the_sum_has_the_bits_of_the_single_process_kernel(
 ) -> None:
     hidden_TH, index_TS, weight_TS = routed(share, dtype)
     weight_TS = weight_TS.to(weights)
-    packed = pack(hidden_TH, index_TS, n_experts=EXPERTS, size=2)
+    packed = lay_out(hidden_TH, index_TS, n_experts=EXPERTS, size=2)
     # Every pair's output is its own, so that a row out of place shows.
     rows_PH = torch.randn(packed.rows_PH.shape).to(dtype)
     rows_in_order = rows_PH[packed.place_P]
@@ -58,7 +58,7 @@ def test_the_sum_has_the_bits_of_the_single_process_kernel(
 
 def test_a_row_finds_its_token() -> None:
     hidden_TH, index_TS, _ = routed(0.5)
-    packed = pack(hidden_TH, index_TS, n_experts=EXPERTS, size=2)
+    packed = lay_out(hidden_TH, index_TS, n_experts=EXPERTS, size=2)
     ones = torch.ones(TOKENS, SLOTS)
     kept = packed.keep_TS.sum(dim=1, keepdim=True)
     torch.testing.assert_close(combine_rows(packed.rows_PH, packed, ones), hidden_TH * kept)

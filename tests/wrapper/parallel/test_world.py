@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.tokens import BatchShare, group_tokens
+from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper.ranks import World, own_rows
 
 
@@ -32,7 +32,7 @@ def test_the_groups_of_the_parts_are_those_of_the_whole(scope: str, size: int) -
     rows, groups, ranks = [], [], []
     for rank in range(size):
         mine = own_rows(7, rank, size)
-        share = BatchShare(counted_BS.sum(dim=1), owner_B, size, mine.start)
+        share = (counted_BS.sum(dim=1), owner_B, size, mine.start)
         part = group_tokens(counted_BS[mine], ep_size=size, scope=scope, share=share)
         assert part.tokens == whole.tokens
         assert part.n_tokens == whole.n_tokens
@@ -48,7 +48,7 @@ def test_the_groups_of_the_parts_are_those_of_the_whole(scope: str, size: int) -
 
 def test_one_rank_of_many_is_one_group() -> None:
     """A method without ranks has one group, whoever holds its tokens."""
-    share = BatchShare(torch.tensor([3, 2]), torch.tensor([0, 1]), 2, 1)
+    share = (torch.tensor([3, 2]), torch.tensor([0, 1]), 2, 1)
     part = group_tokens(torch.tensor([[True, True, False]]), ep_size=1, share=share)
     assert part.tokens == (5,)
     assert part.group_T.tolist() == [0, 0]

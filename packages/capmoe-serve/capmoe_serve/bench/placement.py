@@ -23,7 +23,7 @@ from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.rows import Balance, Steps
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.capacity import capacity
-from capmoe_eval.wrapper.observers.trace import Recorder
+from capmoe_eval.wrapper.observers.recorder import Recorder
 from capmoe_eval.zoo.hub import ready
 
 from capmoe_serve.balancing import BalanceOutcome, compare, halves, judge

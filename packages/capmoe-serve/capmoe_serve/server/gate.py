@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from capmoe_eval.errors import UsageError, first_line
-from capmoe_eval.wrapper.gates import ExpertTensor, Gate, Probe, fitting_gates
+from capmoe_eval.wrapper.gates import ExpertTensor, Gate, fitting_gates
 from torch import Tensor
 
 # Shape suffixes: T rows, E routed experts, K = top-k.
@@ -58,7 +58,7 @@ def read_gate(name: str, router: Any) -> Gate:
     finally:
         if bias is not None:
             setattr(router, _BIAS, bias)
-    gates = fitting_gates(parameters, stand_ins, [Probe(logits_TE, weight_TK, topk_TK.long())])
+    gates = fitting_gates(parameters, stand_ins, [(logits_TE, weight_TK, topk_TK.long())])
     if not gates:
         raise UsageError(
             f"{name}: no known gate computes the weights of its router {type(router).__name__} "

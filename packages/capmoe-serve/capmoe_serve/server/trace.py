@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers.trace import Array, Recorded, Recorder
+from capmoe_eval.wrapper.observers.recorder import Array, Recorded, Recorder
 from capmoe_eval.wrapper.plan import ForwardPlan
 
 from capmoe_serve.server.step import StepPlan, StepRows
