@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,6 +34,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.experiment.record_part import Answers, Calibrated, TaskAnswers
@@ -83,13 +85,15 @@ def evaluate(
     sandbox: Sandbox | None = None,
     applied: Applied | None = None,
     recorder: Recorder | None = None,
+    samples: Path | None = None,
 ) -> Record:
     """Evaluate a cell whose documents are in place on its model; the record is not yet written.
 
     One task a call: lm-eval pools the requests of all tasks that it is given into common batches,
     and under a capacity an answer depends on its batch. Programs that the model writes run in
     ``sandbox``; without one none may run. ``applied`` is the method after its calibration, where it
-    needs one. ``recorder`` keeps the router's choices.
+    needs one. ``recorder`` keeps the router's choices. ``samples`` is the file, written whole, that
+    gets a line of JSON for each document: lm-eval's sample, with the name of its (sub)task.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
@@ -122,6 +126,13 @@ def evaluate(
     seconds = time.perf_counter() - started
     value, stderr = _headline(cell, result["results"])
     documents = _documents(cell, parts, result["samples"], lm.batches)
+    if samples is not None:
+        lines = (
+            json.dumps({"task": name, **row}, default=_serializable, ensure_ascii=False) + "\n"
+            for name, rows in result["samples"].items()
+            for row in sorted(rows, key=itemgetter("doc_id", "filter"))
+        )
+        write_text(samples, "".join(lines))
     report = meter.report()
     # Prompts and documents stay out of the record: they would make it a hundred times as large.
     content = {key: part for key, part in result.items() if key != "samples"}
@@ -270,7 +281,11 @@ def _configurations(tasks: dict[str, Any], source: DataSource) -> dict[str, Any]
 
 
 def _serializable(value: Any) -> Any:
-    """Return a JSON value for one that JSON lacks: a function's name, not its address."""
+    """Return a JSON value for one that JSON lacks: a function's name, the hash of an image."""
+    if hasattr(value, "tobytes") and hasattr(value, "getbands"):  # of PIL, which is slow to import
+        value = value.tobytes()
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
     if callable(value):
         function = value.func if isinstance(value, functools.partial) else value
         named = function if hasattr(function, "__qualname__") else type(function)

@@ -175,20 +175,24 @@ def trace_path(plan: CellPlan) -> Path:
     return Path(plan.save_trace or "") / plan.path.relative_to(plan.root).with_suffix(".npz")
 
 
-def check_traces(plans: Sequence[CellPlan], missing: Collection[Path]) -> None:
-    """Refuse traces of finished cells, which are not computed, by a UsageError.
+def check_kept(plans: Sequence[CellPlan], missing: Collection[Path]) -> None:
+    """Refuse traces and samples of finished cells, which are not computed, by a UsageError.
 
     ``missing`` are the paths of the records that a run is to compute.
     """
     for plan in plans:
-        if plan.save_trace is None:
-            continue
-        if plan.path not in missing and not trace_path(plan).exists():
-            raise UsageError(
-                f"save_trace={plan.save_trace}: {plan.cell} is finished, and nothing would be "
-                "computed; add overwrite=true, or another results_dir="
-            )
-        check_writable("save_trace", Path(plan.save_trace))
+        trace = None if plan.save_trace is None else trace_path(plan)
+        for setting, path in (
+            (f"save_trace={plan.save_trace}", trace),
+            ("log_samples=true", plan.samples),
+        ):
+            if path is not None and plan.path not in missing and not path.exists():
+                raise UsageError(
+                    f"{setting}: {plan.cell} is finished, and nothing would be computed; add "
+                    "overwrite=true, or another results_dir="
+                )
+        if plan.save_trace is not None:
+            check_writable("save_trace", Path(plan.save_trace))
 
 
 def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:

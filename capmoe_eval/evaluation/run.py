@@ -29,8 +29,8 @@ from capmoe_eval.errors import (
 from capmoe_eval.evaluation.preparation import (
     cautions,
     check_backend,
+    check_kept,
     check_processes,
-    check_traces,
     finished_record,
     join_ranks,
     layer_refusals,
@@ -236,7 +236,7 @@ def _prepare(
     if not process_rank():
         for line in inputs.newer_checkpoints(others.values()):
             print_warning(line)
-    check_traces(plans, {plans[number].path for number in absent})
+    check_kept(plans, {plans[number].path for number in absent})
     world = join_ranks(plans)
     missing = [plans[number] for number in (absent if world is None else world.tell(absent))]
     if not missing:
@@ -374,6 +374,7 @@ class _Job:
             sandbox=self.sandbox,
             applied=evaluate.apply_calibration(plan, lm, self.progress.warn),
             recorder=recorder,
+            samples=None if turn.reservation is None else plan.samples,
         )
         if recorder is not None:  # before the record, which says that the cell is finished
             evaluate.write_trace(plan, lm.meter, recorder)

@@ -39,7 +39,7 @@ from capmoe_eval.routing.knobs import check
 from capmoe_eval.routing.registry import create_method, knobs, without_effect
 
 _GRIDS = ("grid", "parts")
-_OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens")
+_OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens", "log_samples")
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,18 @@ class CellPlan:
     allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
     save_trace: str | None = None  # directory for the trace of each cell that is computed
     trace_tokens: int = 100_000  # of a trace, at most, up to the end of a forward
+    log_samples: bool = False  # keep prompts, answers and targets in a file beside the record
     note: str | None = None  # a caution about the model's numbers
 
     @functools.cached_property
     def path(self) -> Path:
         """The path of the record that a run writes."""
         return self.cell.path(self.root)
+
+    @property
+    def samples(self) -> Path | None:
+        """The path of the file of prompts, answers and targets; None if they are not kept."""
+        return self.path.with_suffix(".samples.jsonl") if self.log_samples else None
 
     @property
     def stored(self) -> tuple[Path, Path] | None:

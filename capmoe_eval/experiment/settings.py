@@ -104,6 +104,7 @@ _OF_RUN: Final[Mapping[str, Any]] = {
     "allow_code_execution": bool,
     "save_trace": values.Text | _NoText,
     "trace_tokens": Count,
+    "log_samples": bool,
     "shard": values.Shard | values.EveryDocument,
 }
 """The keys beside a method's knobs, a cell's fields and sections."""

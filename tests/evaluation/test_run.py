@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import gc
+import json
 import os
 import random
 import re
@@ -31,6 +32,7 @@ from capmoe_eval.experiment.record import SCHEMA, read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
+from tests import records
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 BASELINE, SCORE = create_method("baseline"), create_method("score", 1.0)
@@ -266,3 +268,20 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     os.utime(stray, (0, 0))
     run([cell])
     assert [path.name for path in cell.path.parent.iterdir()] == [cell.path.name]
+
+
+def test_samples_are_kept_beside_the_record(tmp_path: Path) -> None:
+    words = ("model=tiny_olmoe", "tasks=obqa", "limit=2", "log_samples=true")
+    (plan,) = records.planned(*words, f"results_dir={tmp_path}")
+    (record,) = run([plan]).records
+    assert plan.samples is not None
+    lines = [json.loads(line) for line in plan.samples.read_text("utf-8").splitlines()]
+    (documents,) = record.documents.values()
+    assert [line["acc_norm"] for line in lines] == documents.correct
+    assert [line["doc_id"] for line in lines] == [0, 1]
+    assert lines[0].keys() >= {"task", "doc", "target", "arguments", "resps", "filtered_resps"}
+    assert record_paths(tmp_path) == [plan.path], "no reader takes them for a record"
+    run([plan])
+    plan.samples.unlink()
+    with pytest.raises(UsageError, match=r"^log_samples=true: .* is finished.*overwrite=true"):
+        run([plan])
