@@ -15,8 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jinja2 import Environment
-from lm_eval import utils
 from lm_eval.evaluator import evaluate as lm_eval_evaluate
 from lm_eval.models.huggingface import HFLM
 
@@ -212,13 +210,6 @@ def test_value_and_standard_error_are_over_the_documents(run: Any) -> None:
     assert record.value == pytest.approx(sum(correct) / len(correct))
 
 
-def test_functions_of_a_task_are_recorded_by_name(run: Any) -> None:
-    record = run(cell("winogrande", BASELINE))
-    config = record.content["configs"]["winogrande"]
-    assert config["doc_to_text"] == "lm_eval.tasks.winogrande.preprocess_winogrande.doc_to_text"
-    assert " at 0x" not in json.dumps(record.content)
-
-
 def test_two_roots_with_the_same_layout_are_not_confused(
     library: TaskLibrary, hub: Path, tmp_path: Path
 ) -> None:
@@ -285,18 +276,6 @@ def test_real_documents(
     assert dropped.load.drop_rate > 0.01
     assert dropped.n == baseline.n == (57 if name == "mmlu" else limit)
     assert all(promise.passed for _, promise, _ in dropped.proofs.given())
-
-
-def test_a_template_is_compiled_once_and_says_the_same(
-    library: TaskLibrary, source: DataSource
-) -> None:
-    library.get("arc_challenge", source)
-    before = utils.env.from_string.cache_info().misses
-    docs = [{"a": n} for n in range(5)]
-    texts = [utils.apply_template("{{a}} and {{a + 1}}", doc) for doc in docs]
-    assert utils.env.from_string.cache_info().misses == before + 1
-    plain = Environment.from_string(utils.env, "{{a}} and {{a + 1}}")
-    assert texts == [plain.render(**doc) for doc in docs]
 
 
 def test_a_mixture_pools_the_requests_of_its_tasks(run: Any) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +120,6 @@ def test_every_document_names_its_batch(shuffle: int | None) -> None:
     assert (huggingface.Collator, hf_vlms.Collator) == (collator, collator)
 
 
-def test_text_is_asked_as_of_any_model() -> None:
-    lm = build(method="score", gamma=0.5)
-    pair = Instance("loglikelihood", {}, ("A bird has", " feathers"), 0, ("text", 0, 1))
-    assert len(lm.loglikelihood([pair], disable_tqdm=True)) == 1
-    report = lm.meter.report()
-    assert "modalities" not in report["summary"]
-    assert report["summary"]["dropped"] > 0
-    prompt = Instance("generate_until", {}, ("A bird has", SETTINGS), 0, ("text", 0, 1))
-    assert len(lm.generate_until([prompt], disable_tqdm=True)) == 1
-
-
 def test_the_hash_of_a_processor_is_that_of_its_images_too() -> None:
     processor = tiny_processor()
     first = reader_hash(processor)
@@ -180,16 +166,6 @@ MMMU = TaskId("mmmu", "mmmu_val_accounting", "MMMU/MMMU", "acc", 0, images=True)
 
 def cell(modality: str = "image_first", task: TaskId = MMMU, model: ModelId = LLAVA) -> Cell:
     return Cell(model, create_method("score", 0.5, modality=modality), task, 4, data="pictures")
-
-
-@pytest.mark.slow
-def test_no_picture_is_hashed_which_no_record_has() -> None:
-    words = "import capmoe_eval.evaluation.preparation as p; p.import_libraries(); "
-    words += "import lm_eval.evaluator as e; print(e.LMEVAL_HASHMM)"
-    environment = {key: value for key, value in os.environ.items() if key != "LMEVAL_HASHMM"}
-    line = [sys.executable, "-c", words]
-    output = subprocess.run(line, check=True, capture_output=True, text=True, env=environment)
-    assert output.stdout == "False\n"
 
 
 def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.models.huggingface import HFLM
 
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.batches import deal, n_scored
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
@@ -93,17 +92,6 @@ def test_no_logits_are_computed_that_lm_eval_does_not_score() -> None:
         head.register_forward_hook(lambda *call: widths.append(call[-1].shape[1]))
         likelihoods(lm, pairs)
     assert widths == [20, 5, 57, 5]
-
-
-def test_a_text_is_tokenized_once_and_as_lm_eval_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = build()
-    expected = HFLM.tok_encode(lm, "water is wet")
-    first = lm.tok_encode("water is wet")
-    assert first == expected
-    assert lm.tok_encode("water is wet", left_truncate_len=1) == expected[-1:]
-    first.append(0)  # a caller may change what it got
-    monkeypatch.setattr(HFLM, "tok_encode", pytest.fail)
-    assert lm.tok_encode("water is wet") == expected
 
 
 ZEROS = "<|endoftext|>" * 5
@@ -307,37 +295,6 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 CAPACITY: dict[str, Any] = {"method": "score", "gamma": 1.0}
-WHOLE = "must be a whole number"
-
-
-@pytest.mark.parametrize(
-    ("call", "line"),
-    [
-        (lambda _: build(size="auto", **CAPACITY), "batch_size=auto: under a capacity"),
-        *(
-            (lambda _, size=size: build(size=size), f"batch_size={shown(size)}: {WHOLE}")
-            for size in ("auto:4", "autos", "0", True)
-        ),
-        (several, "WORLD_SIZE: capmoe runs in one process"),
-        *(
-            (lambda _, seed=seed: cell(shuffle=seed), f"shuffle={shown(seed)}: {WHOLE} from 0")
-            for seed in (-1, 0.5, True, "a")
-        ),
-        (lambda _: cell(batch_size="auto", shuffle=1), "batch_size=auto"),
-        (lambda _: build(gamma=1.0), "gamma: has no effect without a method; add method=score"),
-        (lambda _: build(ep_size=2), "ep_size: has no effect without a method"),
-        (lambda _: build(**CAPACITY, gama=1.0), "gama: did you mean 'gamma'"),
-        (
-            lambda _: build(method=create_method("score", 1.0), ep_size=2),
-            "ep_size: is a knob of the method; set it there, TokenDrop",
-        ),
-    ],
-)
-def test_what_has_no_sense_is_refused(
-    call: Callable[[pytest.MonkeyPatch], Any], line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UsageError, match=line):
-        call(monkeypatch)
 
 
 def test_a_cache_of_answers_is_refused_under_a_capacity(tmp_path: Path) -> None:

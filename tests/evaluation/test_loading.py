@@ -97,15 +97,6 @@ def test_a_record_names_the_commit_of_the_hub_and_none_of_a_directory(
     assert load(checkpoint).origin()["model"]["commit"] is None
 
 
-@pytest.mark.parametrize("revision", ["nope", "c" * 40])
-def test_a_revision_that_is_not_in_the_cache_is_named(hub: dict[str, str], revision: str) -> None:
-    line = rf"revision={revision}: me/mine has no such revision in the cache; it has main, v2; set"
-    with pytest.raises(UsageError, match=rf"^model\.{line}"):
-        load("me/mine", revision=revision)
-    with pytest.raises(UsageError, match=f"^{line}"):
-        CapmoeLM("me/mine", revision=revision, device="cpu")
-
-
 @pytest.mark.parametrize(
     ("pretrained", "fields", "device", "line"),
     [

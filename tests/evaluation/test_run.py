@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.evaluation import evaluate as evaluation
@@ -123,23 +122,6 @@ def test_a_model_is_gone_before_the_next_is_loaded(tmp_path: Path, wrap: Any) ->
     finally:
         gc.enable()
     assert (summary.computed, len(summary.failures), len(loaded)) == (2, 1, 3)
-
-
-@pytest.mark.slow
-def test_threads_are_those_of_a_models_own_cells(tmp_path: Path) -> None:
-    """A number that one model's cells name is not that of the next model, which names none."""
-    before = torch.get_num_threads()
-    plans = [
-        plan(tmp_path, BASELINE, placement=DeviceConfig("cpu", threads=before + 1)),
-        plan(tmp_path, BASELINE, model="tiny:mixtral"),
-        plan(tmp_path, SCORE, placement=DeviceConfig("cpu", threads=before + 2)),
-    ]
-    try:
-        threads = [record.provenance.threads for record in run(plans).records]
-        assert torch.get_num_threads() == before
-    finally:
-        torch.set_num_threads(before)
-    assert threads == [before + 1, before, before + 2]
 
 
 def test_a_failed_cell_does_not_stop_the_others(
@@ -258,16 +240,6 @@ def test_results_of_other_documents_or_weights_are_not_mixed_in(
     with pytest.raises(UsageError, match=line):
         run(plans)
     assert not plans[1].path.exists()
-
-
-def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
-    (cell,) = grid(tmp_path)[:1]
-    cell.path.parent.mkdir(parents=True)
-    stray = cell.path.with_name(f".{cell.path.name}.999999999.abcd_123.tmp")
-    stray.write_text("{")
-    os.utime(stray, (0, 0))
-    run([cell])
-    assert [path.name for path in cell.path.parent.iterdir()] == [cell.path.name]
 
 
 def test_samples_are_kept_beside_the_record(tmp_path: Path) -> None:

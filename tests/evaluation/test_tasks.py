@@ -54,20 +54,6 @@ def test_a_task_is_what_lm_eval_finds_in_all_folders(name: str, everything: Task
     assert parts(task_manager(name), name) == parts(everything, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_not_all_of_lm_evals_folders_are_read_for_our_tasks(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = TaskManager.__init__
-
-    def refusing(self: TaskManager, **arguments: Any) -> None:
-        assert arguments.get("include_defaults", True) is False
-        build(self, **arguments)
-
-    monkeypatch.setattr(TaskManager, "__init__", refusing)
-    task_manager(name)
-
-
 def of_rows(rows: list[dict[str, Any]], **settings: Any) -> ConfigurableTask:
     """A task of lm-eval about documents that are at hand."""
     columns = {"doc_to_text": "{{question}}", "doc_to_choice": "choices", "doc_to_target": "answer"}

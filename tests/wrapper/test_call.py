@@ -48,12 +48,6 @@ def test_a_cache_is_known_by_its_type(name: str, make_cache: Callable[[], Cache]
     assert cached_positions(arguments) == 5
 
 
-@pytest.mark.parametrize("cache", [None, DynamicCache(), (), OfAnother(0)])
-def test_an_empty_cache_holds_nothing(cache: Any) -> None:
-    pixels = [[torch.zeros(3, 4, 4)]]  # of the images of each sequence
-    assert cached_positions({"past_key_values": cache, "pixel_values": pixels}) == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -70,16 +64,6 @@ def test_an_empty_cache_holds_nothing(cache: Any) -> None:
 def test_a_filled_cache_that_cannot_be_read_is_refused(arguments: Any, line: str) -> None:
     with pytest.raises(UsageError, match=line):
         cached_positions(arguments)
-
-
-def test_a_users_own_loop_has_decode_steps() -> None:
-    model, tokens = make("olmoe"), batch()
-    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad():
-        cache = DynamicCache(config=model.config)
-        model(tokens, None, None, cache)  # by place, as its name is another in other versions
-        for _ in range(3):
-            model(tokens[:, :1], None, None, cache)
-    assert (meter.decode_forwards, meter.summary()["tokens"]) == (3, tokens.numel())
 
 
 IMAGE = [[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]]  # time, height and width

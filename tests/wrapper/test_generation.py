@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, StaticCache, StoppingCriteria
+from transformers import StaticCache, StoppingCriteria
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.wrapper import hook
@@ -156,21 +156,6 @@ def test_under_constrained_decoding_every_beam_is_live() -> None:
     assert meter.summary()["tokens"] == 36 + 8 * meter.decode_forwards
 
 
-def test_forwards_of_a_generation_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where transformers would: with a static cache on a GPU; the caller's options stay."""
-    model, disabled = make("olmoe"), []
-    monkeypatch.setattr(
-        type(model),
-        "_valid_auto_compile_criteria",
-        lambda _self, _kwargs, options: disabled.append(options.disable_compile),
-    )
-    options = GenerationConfig(max_new_tokens=3)
-    with capacity_aware(model, "score", gamma=0.5):
-        model.generate(batch(), generation_config=options)
-    assert disabled == [True]
-    assert not options.disable_compile
-
-
 def whole(model: Any) -> None:
     model.generate(batch(n_positions=6), max_new_tokens=1, use_cache=False)
 
@@ -232,14 +217,6 @@ class EndsTogether(Ends):
         return all(self.done_tracker)
 
 
-class Never(EndsTogether):
-    """One of several stop strings, of which each waits for the whole batch by itself."""
-
-    def __call__(self, *call: Any, **_: Any) -> Any:
-        super().__call__(*call)
-        return False
-
-
 LENGTHS = [8, 7, 10, 11]
 LIVE = [3, 2, 2, 1]  # of the lengths, those above 7, 8, 9, 10: who makes the next token
 
@@ -280,18 +257,6 @@ def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
     live = [sum(end >= step for end in ends) for step in range(1, 5)]
     assert min(live) < 4
     assert meter.summary()["decode"]["live"] == sum(live) / 4
-
-
-def test_finished_sequences_count_where_pads_do() -> None:
-    _, meter = generate_until(Ends(LENGTHS), knobs={"count_padding": True})
-    assert meter.summary()["tokens"] == 4 * 6 + 4 * 4
-    assert meter.summary()["decode"]["live"] == 4
-
-
-def test_a_batch_of_finished_sequences_alone_counts_nothing() -> None:
-    _, meter = generate_until(Never([7, 7, 8, 8]))
-    assert meter.summary()["tokens"] == 24 + 2
-    assert meter.proofs()["tokens_counted"] == outcome(5, all_pads=3)
 
 
 def test_statistics_of_decode_steps_are_those_of_decode_steps_alone() -> None:

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.observers.modalities import Modalities
 from capmoe_eval.wrapper.plan import BANDS, ImageFinder, image_bands
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper import images, models
+from tests.wrapper import images
 from tests.wrapper.parallel.cases import kept_pairs
 
 
@@ -181,12 +180,6 @@ def test_a_band_is_a_place_in_a_run_of_image_tokens(kinds: list[list[int]]) -> N
                     assert [results[place] for place in places] == expected
 
 
-def test_a_model_of_text_has_no_modalities() -> None:
-    model, inputs = models.make("olmoe"), {"input_ids": models.batch()}
-    _, report = routed(model, inputs)
-    assert not any("modalities" in layer for layer in report["layers"])
-
-
 PLACEHOLDER = {"image_token_id": images.IMAGE}
 IDS = [1, images.IMAGE, images.IMAGE, 2]
 
@@ -215,15 +208,3 @@ def test_image_tokens_are_found(
     image_BS = finder.find({"input_ids": ids, "mm_token_type_ids": types}, ids, **more)
     assert image_BS is not None
     assert image_BS.long().tolist() == [expected]
-
-
-def test_embeddings_do_not_say_where_images_are() -> None:
-    model, inputs = images.make("llava"), images.batch("llava", (0, 0))
-    embedded = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
-    with pytest.raises(UsageError, match="modality=image_first: the model is called with inputs"):
-        routed(model, embedded, modality="image_first")
-    routed(model, embedded)
-    types = torch.ones_like(inputs["input_ids"])
-    _, report = routed(model, embedded | {"mm_token_type_ids": types}, modality="image_first")
-    assert report["summary"]["modalities"]["text"]["tokens"] == 0
-    assert report["layers"][0]["modalities"]["text"]["peak"] == {"before": None, "after": None}

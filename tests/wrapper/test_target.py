@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload, disk_offload
+from accelerate import cpu_offload
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
@@ -140,20 +140,6 @@ def test_other_objects_work_as_the_model_does(name: str) -> None:
         answers: list[Tensor] = [caller(batch()).logits for caller in callers]
     assert all(torch.equal(answer, logits) for answer in answers)
     assert counted(meter) == counted(expected)
-
-
-def test_an_offloaded_model_generates_under_a_capacity(tmp_path: Any) -> None:
-    counts = []
-    for offload in (
-        lambda model: model,
-        offloaded,
-        lambda model: disk_offload(model, tmp_path, execution_device=torch.device("cpu")) and model,
-    ):
-        model = offload(make("olmoe"))
-        with capacity_aware(model, "score", gamma=0.5, decode="constrained") as meter:
-            answers = model.generate(batch(), max_new_tokens=3, do_sample=False)
-        counts.append((answers.tolist(), counted(meter)))
-    assert counts[0] == counts[1] == counts[2]
 
 
 @pytest.mark.slow

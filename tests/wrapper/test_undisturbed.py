@@ -129,29 +129,6 @@ def test_a_block_does_not_end_before_its_generations(place: str) -> None:
     assert state(model) == before
 
 
-def test_two_threads_cannot_both_begin_a_block() -> None:
-    model = make("olmoe")
-    ready, left = threading.Barrier(2), threading.Event()
-    outcomes: list[str] = []
-
-    def begin() -> None:
-        ready.wait()
-        try:
-            with capacity_aware(model, "score", gamma=0.5):
-                outcomes.append("began")
-                left.wait(60)  # for ever, if both began
-        except UsageError as error:
-            outcomes.append(str(error).partition(",")[0])
-            left.set()
-
-    threads = [threading.Thread(target=begin) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["began", "capacity_aware: the model is already under a capacity"]
-
-
 # Whole or not at all.
 
 METHODS: list[dict[str, Any]] = [
@@ -228,16 +205,6 @@ def test_what_observers_keep_has_nothing_of_half_a_forward() -> None:
         first, second = np.split(array_TLK, 2)
         assert (first == second).all()
     assert curves.curves() == once, "the same batch twice has the curves of one"
-
-
-def test_forwards_aside_are_stock_after_any_other() -> None:
-    """Also the kernel, which in bfloat16 adds in another precision than that of kept pairs."""
-    model = make("olmoe", experts="eager").bfloat16()
-    stock = logits(model)
-    with capacity_aware(model, "score", gamma=0.1) as meter:
-        logits(model, batch(1))
-        with meter.aside():
-            assert torch.equal(logits(model), stock)
 
 
 # Torch's defaults.

@@ -11,7 +11,7 @@ from capmoe_eval.evaluation.multimodal import prompts, scores
 from capmoe_eval.evaluation.preparation import check_task
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TaskId
-from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo.hub import ready
 from capmoe_eval.zoo.sets import documents
 from tests.evaluation.answering import Answering
@@ -48,20 +48,6 @@ def test_right_answers_score_full_and_the_errors_are_metrics(tasks):
 
 
 @pytest.mark.slow
-def test_one_answer_to_all_scores_as_chance_does(tasks):
-    mme = scores_of(tasks, "mme", lambda _doc: "yes")
-    assert mme["perception"] == pytest.approx(500)  # half the questions, no picture
-    assert mme["existence"] == pytest.approx(50)
-    assert mme["existence_stderr"] == 0  # every picture has the same score
-    mmbench = scores_of(tasks, "mmbench", lambda _doc: "A")
-    assert mmbench["acc"] == pytest.approx(0.25)
-    assert mmbench["circular"] == 0
-    seedbench = scores_of(tasks, "seedbench", lambda _doc: "A")
-    assert 0.2 < seedbench["acc"] < 0.3
-    assert 0.01 < seedbench["acc_stderr"] < 0.02
-
-
-@pytest.mark.slow
 def test_a_query_is_a_prompt_and_a_picture(tasks):
     model, result = evaluated(tasks, "mmbench", lambda doc: doc["answer"], limit=2)
     text, _, visual = model.requests[0]
@@ -86,12 +72,6 @@ def test_a_task_reads_the_data_set_that_is_named(tmp_path):
     check_task(library, asked, moved)  # reads no other
     with pytest.raises(UsageError, match="no dataset 'lmms-lab/MME'"):
         library.get("mme", moved)
-
-
-def test_a_group_reads_what_its_tasks_say(hub):
-    source, parts = DataSource("miniworld", hub), "allenai/openbookqa + baber/piqa"
-    with pytest.raises(UsageError, match=r"zero_shot_mix: dataset=.*it reads allenai/openbookqa"):
-        TaskLibrary().get("zero_shot_mix", source, parts)
 
 
 def test_a_hint_stands_first_and_an_absent_option_is_left_out():

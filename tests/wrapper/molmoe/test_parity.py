@@ -202,18 +202,6 @@ def test_a_misplaced_image_is_refused(model: Any, processor: Any) -> None:
         model(**inputs)
 
 
-def test_prompts_with_and_without_images_make_one_batch(
-    model: Any, eager: Any, processor: Any
-) -> None:
-    image = Image.fromarray(remote_code.picture(2))
-    inputs = processor(images=[[], [image]], text=["word1 word2", processor.image_token + "word3"])
-    alone = processor(text="word1 word2")
-    assert set(alone) == {"input_ids", "attention_mask"}
-    expected = model(**alone).logits[0]
-    results = model(**inputs).logits[0, -len(expected) :]
-    assert_close(results, expected, tolerance(lambda: eager(**alone).logits[0]))
-
-
 def test_a_checkpoint_that_is_saved_from_here_is_loaded_again(
     model: Any, processor: Any, tmp_path: Path
 ) -> None:
