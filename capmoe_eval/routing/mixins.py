@@ -21,8 +21,8 @@ _AT_ZERO = frozenset({"gamma", "ep_size", "count_padding", "decode"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combining(Method):
-    """Knobs of the tokens and forwards that are under the method, and of the combine weights."""
+class Counting(Method):
+    """Knobs that say which tokens and which forwards are under the method."""
 
     count_padding: Annotated[
         bool, Field(description="pads count in T and take slots (released code)")
@@ -31,6 +31,12 @@ class Combining(Method):
         Literal["unconstrained", "constrained", "only"],
         Field(description="decode steps: not under the method, under it too, or they alone"),
     ] = "unconstrained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combining(Counting):
+    """The knob of the combine weights."""
+
     renormalize: Annotated[
         Literal["before", "after", "always"],
         Field(

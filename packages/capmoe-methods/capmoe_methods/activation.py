@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.knobs import LARGEST
 from capmoe_eval.routing.method import LabelPart, Method
-from capmoe_eval.routing.mixins import Combining
+from capmoe_eval.routing.mixins import Counting
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestFirst(Combining):
+class BestFirst(Counting):
     """The knob of the experts that are activated for each token's sake."""
 
     keeps_best: ClassVar[bool] = True  # whether every token keeps its best expert

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from capmoe_eval.routing.mixins import Combining
 from capmoe_eval.routing.registry import register
 
 from capmoe_methods.activation import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @register
-class OEA(BestFirst):
+class OEA(BestFirst, Combining):
     """A token goes to its K best of the experts that are among the k0 best of some token."""
 
     name = "oea"

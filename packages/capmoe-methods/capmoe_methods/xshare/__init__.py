@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from capmoe_eval.routing.capacity import exact_ratio, rounded
 from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.methods.baseline import Baseline
-from capmoe_eval.routing.mixins import ByUnit
+from capmoe_eval.routing.mixins import ByUnit, Combining
 from capmoe_eval.routing.registry import register
 from pydantic import Field
 
@@ -39,7 +39,7 @@ _FIRST = 1 << 62  # above every sum of scores
 
 
 @register
-class XShare(BestFirst, ByUnit):
+class XShare(BestFirst, ByUnit, Combining):
     """A token goes to its K best experts of the set that the batch shares."""
 
     name = "xshare"
