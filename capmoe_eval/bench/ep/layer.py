@@ -21,7 +21,7 @@ from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
-from capmoe_eval.routing.tokens import BatchShare, group_tokens
+from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper.dispatch import Packed, combine_rows, lay_out
 
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
@@ -147,7 +147,7 @@ class Rank:
         setting, number = self.setting, self.number
         shape, size, device = setting.shape, setting.ranks, setting.device
         n_tokens = len(logits) // size
-        share = BatchShare(torch.full((size,), n_tokens), torch.arange(size), size, number)
+        share = torch.full((size,), n_tokens), torch.arange(size), size, number
         counted = torch.ones(1, n_tokens, dtype=torch.bool)
         self.groups = group_tokens(counted, ep_size=size, share=share).to(device)
         # The routing that the tokens are given, in place of what random weights would choose.
