@@ -20,7 +20,6 @@ from capmoe_eval.experiment.selection import finished
 from capmoe_eval.report.claims.command import build
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
-from capmoe_eval.report.site.inventory import take_inventory
 from capmoe_eval.routing.registry import create_method
 from tests.records import (
     cell,
@@ -285,7 +284,6 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     assert read_results(root).broken == (line,)
     assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
     assert build(root, "zoo", root).evidence.broken == (line,)
-    assert take_inventory(["profile=zoo"]).broken == (line,)
     assert f"Left out: {line}." in gather(get_figure("fig2"), FigurePlans(["limit=2"])).notes
     with pytest.warns(UserWarning) as told:
         frame = capmoe_eval.load_frame(root)

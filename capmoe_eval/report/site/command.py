@@ -23,14 +23,13 @@ from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, directories, record_places
 from capmoe_eval.paper.benchmarks import check_folder, read_bench
-from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
 from capmoe_eval.report.figures.evidence import FigurePlans
 from capmoe_eval.report.replication import command as replication
 from capmoe_eval.report.site import contents
 from capmoe_eval.report.tables import command as tables
-from capmoe_eval.report.tables.filled import cell_config, measured_table
+from capmoe_eval.report.tables.filled import cell_config
 from capmoe_eval.report.tables.formats import to_html
 from capmoe_eval.report.templates import render
 
@@ -83,8 +82,9 @@ def build(
     check_folder(bench)
     if replication_file and not replication_file.is_file():
         raise UsageError(f"--replication={replication_file}: no such file; leave it out")
-    config, reader = cell_config(overrides), Reader()
+    reader = Reader()
     subject = FigurePlans(overrides, reader)
+    config = cell_config(subject.overrides)
     plans = contents.table_plans(subject.overrides)
     roots = sorted({plan.root for plan in plans} or {Path(str(config.results_dir))})
     places = [place for root in roots for place in record_places(root)]
@@ -97,21 +97,18 @@ def build(
     status = 0
     if all_parts:
         status = _write_parts([f"--out={out}", *overrides], f"--bench={bench}", subject.own, reader)
-    filled = {
-        layout.key: contents.attempt(
-            lambda key=layout.key: measured_table(key, subject.overrides, reader, bench)[0]
-        )
-        for layout in TABLES
-    }
+    filled = contents.filled_tables(subject.overrides, reader, bench)
     folder, timings = out / subject.profile, read_bench(bench)
     ledger, picture = folder / "claims.json", folder / "replication.png"
-    counts = contents.read_of(contents.LedgerCounts, ledger, subject.profile)
-    if not ledger.is_file():
-        counts = f"The ledger is not written yet: capmoe-eval claims profile={subject.profile}"
     judged = [place / VERDICTS for root in roots for place in directories(root)]
     verdicts, judged = contents.read_verdicts(
         [replication_file] if replication_file else judged, subject.profile
     )
+    counts: contents.LedgerCounts | str | None = None
+    if ledger.is_file():
+        counts = contents.read_of(contents.LedgerCounts, ledger, subject.profile)
+    if subject.own:
+        verdicts = f"Claims are judged on all models of a profile, not on {subject.own} alone."
 
     def written(stem: str) -> list[Path]:
         paths = (folder / f"{stem}.{suffix}" for suffix in _SUFFIXES)

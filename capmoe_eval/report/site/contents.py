@@ -12,25 +12,22 @@ from urllib.parse import quote
 
 from hydra.errors import HydraException
 from markupsafe import Markup
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.commands import cell_command
-from capmoe_eval.experiment.configuration import CellPlan, model_notes
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import Reader, directories
+from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import planned
 from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
 from capmoe_eval.paper.layout import TABLES, Layout
 from capmoe_eval.paper.verdicts import VerdictFile
-from capmoe_eval.report.claims.render import LedgerFile
 from capmoe_eval.report.tables.filled import measured_table
-from capmoe_eval.report.tables.formats import to_html
 from capmoe_eval.report.tables.table import Table
 from capmoe_eval.report.templates import ABSENT, shown
 
@@ -105,6 +102,15 @@ def table_plans(overrides: Sequence[str]) -> list[CellPlan]:
         if isinstance(layout, Layout)
     )
     return [plan for part in parts if not isinstance(part, str) for plan in part]
+
+
+def filled_tables(
+    overrides: Sequence[str], reader: Reader, bench: Path
+) -> dict[str, Table | str]:
+    """Return every table by its name, or why it cannot be filled."""
+    fill = functools.partial(measured_table, overrides=overrides, reader=reader, bench=bench)
+    tables = {layout.key: attempt(functools.partial(fill, layout.key)) for layout in TABLES}
+    return {key: table if isinstance(table, str) else table[0] for key, table in tables.items()}
 
 
 def rows_of(records: Iterable[Record], link: Callable[[Path], str]) -> Iterator[dict[str, Any]]:
@@ -213,7 +219,7 @@ def figure_texts(folder: Path) -> dict[str, FigureText | str]:
 
 
 def read_verdicts(paths: Iterable[Path], profile: str) -> tuple[VerdictFile | str, list[Path]]:
-    """Return the verdicts on most records of a profile with their path, or why there are none."""
+    """Return the verdicts on most records of a profile, or why there are none, and their path."""
     files = {path: read_of(VerdictFile, path, profile) for path in paths if path.is_file()}
 
     def records(path: Path) -> int:

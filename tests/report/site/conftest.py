@@ -13,21 +13,17 @@ from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.layout import TABLES
-from capmoe_eval.report.site import inventory, pages, tables
-from capmoe_eval.report.site.command import cell_pages, list_pages, main_pages, write_pages
-from capmoe_eval.report.site.inventory import Inventory, take_inventory
+from capmoe_eval.report.site import contents
+from capmoe_eval.report.site.command import PAGES, build
 from tests import records
 from tests.experiment.timings import files
 from tests.report.site import material
 
 
 def made(cell: Cell, root: Path, right: int = 30, n: int = 40, **parts: Any) -> Record:
-    """A record with so many right answers; the first of four experts lost half of its load."""
+    """A record with so many right answers, of which a fifth of the pairs was dropped."""
     correct = [1] * right + [0] * (n - right)
-    name = "model.layers.0.mlp"
-    layer = records.layer([8, 4, 2, 2], [4, 4, 2, 2], name=name, effective_gamma=0.9)
-    load = {"tokens": 1234, "drop_rate": 0.2, "effective_gamma": 1.125}
-    return records.record(cell, root, correct, layers=[layer], load=load, **parts)
+    return records.record(cell, root, correct, load={"drop_rate": 0.2}, **parts)
 
 
 @dataclass(frozen=True)
@@ -35,27 +31,23 @@ class Site:
     """A site that was built from made-up records."""
 
     root: Path
-    inventory: Inventory
-    pages: dict[str, str]
 
     @property
     def out(self) -> Path:
         return self.root / "reports"
 
+    @property
+    def words(self) -> list[str]:
+        return ["profile=zoo", f"results_dir={self.root}/results/zoo"]
+
     def text(self, page: str) -> str:
         return (self.out / page).read_text(encoding="utf-8")
 
+    def pages(self) -> dict[str, str]:
+        return {page: self.text(page) for page in PAGES}
 
-def overrides(root: Path) -> list[str]:
-    return ["profile=zoo", f"results_dir={root}/results/zoo"]
-
-
-_PAGES = (main_pages, list_pages, cell_pages)
-
-
-def built(taken: Inventory, root: Path) -> dict[str, str]:
-    out = root / "reports"
-    return {path: text for make in _PAGES for path, text in make(taken, out)}
+    def build(self) -> int:
+        return build(self.words, self.out, self.root / "results/bench", None, False)
 
 
 @pytest.fixture(scope="session")
@@ -63,27 +55,24 @@ def few_tables() -> Iterator[None]:
     """Make "all tables" mean four of them, to save time."""
     few = tuple(table for table in TABLES if table.key in ("table1", "table3", "table5", "table10"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inventory, "TABLES", few)
-        patch.setattr(pages, "TABLES", few)
-        patch.setattr(tables, "TABLES", few)
+        patch.setattr(contents, "TABLES", few)
         yield
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     """Table 1 without WinoGrande, odd records, unreadable files, figures and claims."""
-    root = tmp_path_factory.mktemp("site")
-    home = root / "results/zoo"
+    site = Site(tmp_path_factory.mktemp("site"))
+    home, report = site.root / "results/zoo", site.out / "zoo"
     paths = []
-    for plan in plans(composed(["experiment=table1", *overrides(root)])):
+    for plan in plans(composed(["experiment=table1", *site.words])):
         if plan.cell.task.name != "winogrande":
             # Higher γ, more right answers; order is worst.
             worse = {"order": 12, "reverse_order": 6, "random": 5}.get(plan.cell.method.name, 1)
             gamma = plan.cell.method.uniform_gamma
             lost = 0 if gamma is None else worse * (3 - gamma)
-            right = 36 - int(lost)
             paths.append(plan.path)
-            made(plan.cell, plan.root, right).write()
+            made(plan.cell, plan.root, 36 - int(lost)).write()
     paths[5].write_text(paths[5].read_text()[:200])  # cut off
     made(material.odd_cell(), home, broken_invariant="bound_holds").write()
     made(material.odd_cell(model="own", task="own_task"), home, stderr=None).write()
@@ -91,7 +80,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     not_a_number.capmoe["value"] = float("nan")
     records.forge(not_a_number)
     (home / "own/own_task/empty&<b>.json").write_text("")
-    figures = root / "reports/zoo/figures"
     about = {
         "title": "Load & <peak>",
         "caption": "of one layer",
@@ -99,38 +87,21 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
         "notes": ["small"],
         "missing": {"records": 2, "of": 5, "commands": ["run <me>"]},
     }
-    material.write_figure(figures, "fig12", {"title": "Twelve"})
-    material.write_figure(figures, "fig2", about)
-    material.write_figure(figures, "waste", None)
-    material.write_figure(figures, "pareto", {"title": "Front"}, drawn=False)
-    place = f"../../{paths[0].relative_to(root).as_posix()}"
-    (root / "reports/zoo/claims.json").write_text(json.dumps(material.ledger(place)))
-    (root / "results/zoo/replication.json").write_text(json.dumps(material.REPLICATION))
-    (root / "reports/zoo/replication.png").write_bytes(PNG)
-    bench = files.write_all(root / "results/bench")
-    measured = files.run([files.point(files.speedup_rows(), **VALIDATED)], ranks=2, link=None)
-    files.write(bench, files.study("speedup", [measured], "measured"), "ep-speedup-2-measured.json")
+    material.write_figure(report / "figures", "fig12", {"title": "Twelve"})
+    material.write_figure(report / "figures", "fig2", about)
+    material.write_figure(report / "figures", "waste", None)
+    material.write_figure(report / "figures", "pareto", {"title": "Front"}, drawn=False)
+    (report / "claims.json").write_text(json.dumps(material.LEDGER))
+    (report / "claims.html").write_text("<!DOCTYPE html>")
+    (report / "replication.png").write_bytes(PNG)
+    (home / "replication.json").write_text(json.dumps(material.REPLICATION))
+    bench = files.write_all(site.root / "results/bench")
     files.write(bench, files.evaluation(), "forward.json")
     (bench / "suite.json").write_text('{"schema": 1, "targets": [')
     (bench / "ep-skew-emulated.json").write_text('{"schema": 1}')
-    taken = take_inventory(overrides(root), bench)
-    site = Site(root, taken, built(taken, root))
-    write_pages(site.pages.items(), root / "reports")
+    assert site.build() == 0
     return site
 
-
-# The emulation says 10 % more, and 30 % less.
-VALIDATED = {
-    "validation": {
-        "note": files.EMULATED,
-        "link": {"bandwidth": 1.0, "latency": 0.0, "source": "measured"},
-        "timings": [files.row()],
-        "errors": {
-            "dropless": {"total": 0.1, "speedup": 0.0},
-            "score": {"total": -0.3, "speedup": 0.02},
-        },
-    }
-}
 
 # One white pixel.
 PNG = bytes.fromhex(

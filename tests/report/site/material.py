@@ -1,4 +1,4 @@
-"""What a site is made of beside records: odd cells, figures, a ledger, verdicts."""
+"""What a site is made of beside records: odd cells, figures, verdicts."""
 
 from __future__ import annotations
 
@@ -39,47 +39,7 @@ def write_figure(folder: Path, name: str, about: dict[str, Any] | None, drawn: b
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
 
 
-def ledger(record_path: str) -> dict[str, Any]:
-    """A ledger of two claims; the first rests on a record."""
-    detail = {
-        "label": "score − order",
-        "effect": 1.25,
-        "low": 0.5,
-        "high": 2.0,
-        "p": 0.01,
-        "unit": "points",
-        "outcome": "holds",
-        "wide": None,
-        "models": {},
-        "records": [0, 1],
-    }
-    other = {**detail, "label": "score − random", "effect": 2.25}
-    finding = {
-        "source": "measured",
-        "outcome": "holds",
-        "text": "by 1.25",
-        "details": [detail, other],
-    }
-    first = {
-        "id": "one",
-        "version": "v2",
-        "section": "S",
-        "place": "Table 1",
-        "quote": "score is <b>best</b>",
-        "kind": "effect",
-        "published": {"values": [3.5], "unit": "points"},
-        "verdict": "confirmed",
-        "scope": "at toy scale",
-        "decided_by": "score − random",
-        "note": "",
-        "findings": [finding],
-    }
-    second = {**first, "id": "two", "verdict": "not testable here", "kind": "number"}
-    second |= {"published": None, "decided_by": None, "findings": [], "version": "v1"}
-    paths = [record_path, "none.json"]
-    about: dict[str, Any] = {"profile": "zoo", "models": [], "broken": [], "counts": {}}
-    return about | {"records": paths, "claims": [first, second]}
-
+LEDGER = {"profile": "zoo", "counts": {"confirmed": 3, "not testable here": 1}, "claims": []}
 
 REPLICATION: dict[str, Any] = {
     "profile": "zoo",

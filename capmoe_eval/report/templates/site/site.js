@@ -3,7 +3,12 @@
 
 const collator = new Intl.Collator("en", { numeric: true });
 const textOf = (row, column) => row.cells[column]?.textContent.trim() ?? "";
-const numberOf = (text) => parseFloat(text.replace("−", "-").replace("+∞", "Infinity"));
+
+// The number that a text begins with: not one of a date or a name.
+function numberOf(text) {
+  const match = /^([−+-]?[\d.,]+|\+∞)(?=$|[\s%▲▼§†(])/.exec(text);
+  return match ? Number(match[1].replace("−", "-").replace("∞", "Infinity").replaceAll(",", "")) : NaN;
+}
 
 // Absent values stay last in either direction; equal ones keep their order.
 function compare(one, other, sign) {
@@ -20,15 +25,15 @@ for (const table of document.querySelectorAll("table.sortable, table.capmoe")) {
   const headings = [...table.tHead.rows[0].cells];
   const written = [...table.tBodies].map((body) => [body, [...body.rows]]);
   const sort = (column) => {
-    const direction = NEXT[headings[column].ariaSort ?? "none"];
-    for (const heading of headings) heading.ariaSort = "none";
-    headings[column].ariaSort = direction;
+    const direction = NEXT[headings[column].getAttribute("aria-sort") ?? "none"];
+    for (const heading of headings) heading.setAttribute("aria-sort", "none");
+    headings[column].setAttribute("aria-sort", direction);
+    for (const [body, rows] of written) body.append(...rows);
+    if (direction === "none") return;
     const sign = direction === "ascending" ? 1 : -1;
-    for (const [body, rows] of written) {
-      const keys = new Map(rows.map((row) => [row, textOf(row, column)]));
-      const byKey = (one, other) => compare(keys.get(one), keys.get(other), sign);
-      body.append(...(direction === "none" ? rows : [...rows].sort(byKey)));
-    }
+    const keyed = written.flatMap(([, rows]) => rows).map((row) => [textOf(row, column), row]);
+    keyed.sort(([one], [other]) => compare(one, other, sign));
+    table.tBodies[0].append(...keyed.map(([, row]) => row));
   };
   headings.forEach((heading, column) => {
     heading.tabIndex = 0;
