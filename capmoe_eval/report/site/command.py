@@ -99,22 +99,9 @@ def build(
         status = _write_parts([f"--out={out}", *overrides], f"--bench={bench}", subject.own, reader)
     filled = contents.filled_tables(subject.overrides, reader, bench)
     folder, timings = out / subject.profile, read_bench(bench)
-    ledger, picture = folder / "claims.json", folder / "replication.png"
-    judged = [place / VERDICTS for root in roots for place in directories(root)]
-    verdicts, judged = contents.read_verdicts(
-        [replication_file] if replication_file else judged, subject.profile
-    )
-    counts: contents.LedgerCounts | str | None = None
-    if ledger.is_file():
-        counts = contents.read_of(contents.LedgerCounts, ledger, subject.profile)
-    if subject.own:
-        verdicts = f"Claims are judged on all models of a profile, not on {subject.own} alone."
-
-    def written(stem: str) -> list[Path]:
-        paths = (folder / f"{stem}.{suffix}" for suffix in _SUFFIXES)
-        return [path for path in paths if path.is_file()]
-
-    content = {
+    read_from = [place for root in roots for place in directories(root)]
+    judged = [place / VERDICTS for place in read_from]
+    values = {
         "titles": PAGES,
         "subject": f"model {subject.own}" if subject.own else f"profile {subject.profile}",
         "words": " ".join(overrides) or f"profile={subject.profile}",
@@ -126,26 +113,20 @@ def build(
         "tasks": sorted({row["cells"][1] for row in rows}),
         "tables": filled,
         "contents": list(contents.table_rows(filled, overrides)),
+        "html_of": lambda table: Markup(to_html(table)),
         "figures": contents.figure_texts(folder / "figures"),
-        "verdicts": verdicts,
-        "judged": judged,
-        "contrasts": contents.contrast_rows,
-        "ledger": ledger.with_suffix(".html"),
-        "counts": counts,
-        "picture": picture if picture.is_file() else None,
+        **_claims([replication_file] if replication_file else judged, folder, subject),
         "bench": timings,
         "timings": list(contents.timing_rows(timings, link)),
         "unmeasured": contents.unmeasured(timings),
         "folder": folder,
-        "written": written,
+        "written": partial(_written, folder),
         "link": link,
-        "html_of": lambda table: Markup(to_html(table)),
     }
-    named = [place for root in roots for place in directories(root)] + [bench, out]
     with writing("--out", out):
         for page in PAGES:
-            text = render(f"site/{page}", page=page, **content)
-            write_text(out / page, _without_places(text, named))
+            text = render(f"site/{page}", page=page, **values)
+            write_text(out / page, _without_places(text, [*read_from, bench, out]))
     there = [table for table in filled.values() if not isinstance(table, str)]
     remarks = {
         "files that are none": len(broken),
@@ -153,9 +134,34 @@ def build(
         "numbers of tables missing": sum(len(table.missing) for table in there),
     }
     text = "".join(f", {count} {what}" for what, count in remarks.items() if count)
-    print(f"{content['subject']}: {len(rows)} records{text}")
+    print(f"{values['subject']}: {len(rows)} records{text}")
     print(f"written: {out / 'index.html'}")
     return status
+
+
+def _claims(paths: Sequence[Path], folder: Path, subject: FigurePlans) -> dict[str, object]:
+    """Return what pages show of claims: the verdicts in one of some files, and the ledger's."""
+    ledger, picture = folder / "claims.json", folder / "replication.png"
+    verdicts, judged = contents.read_verdicts(paths, subject.profile)
+    counts: contents.LedgerCounts | str | None = None
+    if ledger.is_file():
+        counts = contents.read_of(contents.LedgerCounts, ledger, subject.profile)
+    if subject.own:
+        verdicts = f"Claims are judged on all models of a profile, not on {subject.own} alone."
+    return {
+        "verdicts": verdicts,
+        "judged": judged,
+        "contrasts": contents.contrast_rows,
+        "counts": counts,
+        "ledger": ledger.with_suffix(".html"),
+        "picture": picture if picture.is_file() else None,
+    }
+
+
+def _written(folder: Path, stem: str) -> list[Path]:
+    """Return the files of a table or a figure that are there."""
+    paths = (folder / f"{stem}.{suffix}" for suffix in _SUFFIXES)
+    return [path for path in paths if path.is_file()]
 
 
 def _refuse_nothing(roots: Sequence[Path], overrides: Sequence[str], out: Path) -> None:

@@ -21,7 +21,7 @@ from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
 from capmoe_eval.experiment.packs import file_with
-from capmoe_eval.experiment.record import VERDICTS, Record
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import planned
 from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
@@ -104,9 +104,7 @@ def table_plans(overrides: Sequence[str]) -> list[CellPlan]:
     return [plan for part in parts if not isinstance(part, str) for plan in part]
 
 
-def filled_tables(
-    overrides: Sequence[str], reader: Reader, bench: Path
-) -> dict[str, Table | str]:
+def filled_tables(overrides: Sequence[str], reader: Reader, bench: Path) -> dict[str, Table | str]:
     """Return every table by its name, or why it cannot be filled."""
     fill = functools.partial(measured_table, overrides=overrides, reader=reader, bench=bench)
     tables = {layout.key: attempt(functools.partial(fill, layout.key)) for layout in TABLES}
@@ -213,9 +211,7 @@ def figure_texts(folder: Path) -> dict[str, FigureText | str]:
         parts = re.findall(r"[0-9]+|[^0-9]+", name)
         return kind, [(int(p) if p.isascii() and p.isdecimal() else -1, p) for p in parts]
 
-    return {
-        name: read(FigureText, folder / f"{name}.json") for name in sorted(names, key=order)
-    }
+    return {name: read(FigureText, folder / f"{name}.json") for name in sorted(names, key=order)}
 
 
 def read_verdicts(paths: Iterable[Path], profile: str) -> tuple[VerdictFile | str, list[Path]]:

@@ -47,8 +47,8 @@ class Tab:
         self.page.on("dialog", lambda dialog: self.problems.append(dialog.message))
         self.page.on("request", lambda request: self.requests.append(request.url))
 
-    def open(self, path: str, hash: str = "") -> sync_api.Page:
-        self.page.goto((self.site.out / path).as_uri() + hash)
+    def open(self, path: str, place: str = "") -> sync_api.Page:
+        self.page.goto((self.site.out / path).as_uri() + place)
         return self.page
 
 

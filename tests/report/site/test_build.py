@@ -150,7 +150,7 @@ def test_what_a_page_says(site: Site, path: str, words: str) -> None:
 
 
 def test_figures_are_in_the_order_of_the_paper(site: Site) -> None:
-    assert [name for name in Links(site.text(FIGURES)).ids] == ["fig2", "fig12", "pareto", "waste"]
+    assert Links(site.text(FIGURES)).ids == ["fig2", "fig12", "pareto", "waste"]
 
 
 def test_verdicts_are_those_on_most_records_of_the_profile(tmp_path: Path) -> None:
