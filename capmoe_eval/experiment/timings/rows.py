@@ -41,8 +41,3 @@ class Permutation(Part):
     sequences: Positive  # of a batch
     positions: Positive
     changed: Share  # of the positions
-
-    @property
-    def beginnings(self) -> str:
-        """The beginnings of a batch's sequences, in a few words."""
-        return "distinct beginnings" if self.is_distinct else "as asked"
