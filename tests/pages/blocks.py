@@ -36,11 +36,14 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "adaptive": effects.adaptive,
     "placed-drops": effects.placed_drops,
     "knobs": knob_table,
-    "advice": partial(printed, "capmoe-eval advise example --ranks 8 --at-least-speedup 1.2"),
+    "advice": partial(
+        printed, "capmoe-eval advise example --ranks 8 --at-least-speedup 1.2", paragraphs=3
+    ),
     "advice-with-results": partial(
         printed,
         "capmoe-eval advise example --ranks 8 --at-least-speedup 1.6 --at-most-points 1 "
         "--results results/zoo",
+        paragraphs=3,
     ),
     "loads": partial(
         printed,

@@ -24,10 +24,10 @@ def first_result(command: str) -> str:
     return text + paragraph(f"The records are packed: {', '.join(links)}.")
 
 
-def printed(command: str, *, is_shown: bool = False) -> str:
+def printed(command: str, *, is_shown: bool = False, paragraphs: int | None = None) -> str:
     """Return what a command prints, indented, without the lines on files that it wrote.
 
-    ``is_shown`` puts the command above it.
+    ``is_shown`` puts the command above it; of more than so many paragraphs the rest is left out.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in ("results", "capmoe_eval"):
@@ -35,6 +35,10 @@ def printed(command: str, *, is_shown: bool = False) -> str:
         words = [sys.executable, "-m", "capmoe_eval", *shlex.split(command)[1:]]
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
     lines = [line for line in done.stdout.splitlines() if not line.startswith("written")]
+    parts = "\n".join(lines).strip("\n").split("\n\n")
+    if paragraphs is not None and len(parts) > paragraphs:
+        parts = [*parts[:paragraphs], "…"]
+    lines = "\n\n".join(parts).splitlines()
     lines = [f"$ {command}", *lines] if is_shown else lines
     text = "\n".join(f"    {line}".rstrip() for line in lines).strip("\n")
     return f"\n{text}\n\n"
