@@ -17,8 +17,8 @@ DOCUMENT = DOCS / "reference" / "rehearsal.md"
 FILE = ROOT / "results" / "bench" / "rehearsal.json"
 _GIB = 2**30
 _COLUMNS = (
-    *("model", "layers", "shards", "weights, GiB", "cells", "failed"),
-    *("task", "memory: error, %", "time: error, %"),
+    *("model", "layers", "cells", "failed"),
+    *("memory: error, %", "time: error, %"),
 )
 _COSTS = (
     *("table", "model", "cells", "tokens, millions", "new tokens, millions"),
@@ -61,18 +61,14 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _models(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[str]]:
     for row in rows:
         cells = row["cells"]
-        first = [
+        yield [
             row["model"],
             "{} of {}".format(*row["layers"]),
-            str(row["shards"]),
-            f"{row['weights'] / _GIB:.2f}",
             str(len(cells)),
             str(sum("failure" in cell for cell in cells)),
+            _error(cells, "bytes"),
+            _error(cells, "seconds"),
         ]
-        for task in dict.fromkeys(cell["task"] for cell in cells):
-            of_task = [cell for cell in cells if cell["task"] == task]
-            yield [*first, task, _error(of_task, "bytes"), _error(of_task, "seconds")]
-            first = [""] * len(first)
 
 
 def _error(cells: Sequence[Mapping[str, Any]], what: str) -> str:
