@@ -31,7 +31,7 @@ STATED = re.findall(
     4.0 points of perception|450 GB/s per direction|2, 4 and 7 times the mean|below 9.8 %
     drawn at 7.2, has 5.6 times the mean|its own imbalance 1.4 to 1.63 times smaller
 
-    95 % interval|means 95 %|less than 1 % of|± 1.96 standard errors|can exceed 100 %
+    95 % interval|means 95 %|± 1.96 standard errors|can exceed 100 %
     least 20 points|covers at least 93 %
     may drop 5 % of the pairs|has 1.23 times the mean load
     from 1 to 30 %|√2 times our standard error|(to 27 % of the steps)|open questions (to 44 %)
@@ -41,8 +41,8 @@ STATED = re.findall(
 
     one 80 GB GPU|one of 80 GB|needs 1.2 GB of disk|needs 40 GB of free memory
     less than 25 minutes|after 10 seconds|64 GB and four hours
-    limit of 240 minutes|3 seconds of CPU time|for 30 seconds|after 300 seconds
-    3 s of CPU time|12 s in all|512 MiB|1 MiB of output|ended 3 seconds after
+    limit of 240 minutes|3 seconds of CPU time|after 60 seconds
+    3 s of CPU time|512 MiB|1 MiB of output|ended 3 seconds after
     has 17 GB of rows|200 GB/s, 20 µs|The latency (20 µs there)
 """),
 )
