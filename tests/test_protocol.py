@@ -14,8 +14,8 @@ from capmoe_eval.experiment.composition import options
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.selection import composed
+from capmoe_eval.paper.claims.judge import replication_claims
 from capmoe_eval.paper.evidence import Side
-from capmoe_eval.paper.replication import replication_claims
 from tests.pages import ROOT
 from tests.pages.protocol import YAML, equal_capacity, planned, primary, protocol, seconds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +61,18 @@ def margins() -> Mapping[str, Margin]:
     """Return every margin of ``data/margins.yaml`` by its name."""
     rows = read_data(__package__, "data/margins.yaml", tuple[Margin, ...])
     return {margin.id: margin for margin in rows}
+
+
+def written_margins(claims: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return every margin as it is written, with the ids of those claims that it judges."""
+    return tuple(
+        {
+            **{"id": name, "points": round(margin.points, 5), "meaning": margin.meaning},
+            **{"words": margin.words, "place": margin.place, "source": margin.source},
+            "claims": [c.id for c in claims if name in {x.expect.margin for x in c.contrasts}],
+        }
+        for name, margin in margins().items()
+    )
 
 
 def in_points(bound: float | str) -> float:
@@ -172,7 +183,7 @@ def read_contrasts(raw: Sequence[str | Mapping[str, Any]]) -> tuple[Contrast, ..
     return TypeAdapter(tuple[Contrast, ...]).validate_python(items)
 
 
-def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
+def judge_contrasts(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
     """Return a finding for each contrast of a claim.
 
     The test of the bound that is nearest to the effect decides a contrast. Its p must be below
@@ -192,31 +203,28 @@ def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
     )
     findings = []
     for contrast, effect, depth in zip(contrasts, effects, depths, strict=True):
+        numbers: dict[str, Any] = {}
+        verdict = Outcome.ABSENT
+        if depth is not None:
+            p, (low, high) = next(over_documents), effect.interval()
+            verdict = Outcome.HOLDS if depth > 0 else Outcome.FAILS
+            verdict = verdict if p < LEVEL else Outcome.UNDECIDED
+            numbers = {
+                **{"effect": effect.points, "low": low, "high": high, "p": p},
+                **{"models": effect.models, "documents": effect.documents},
+                **{"records": effect.records, "compared": _coverage(effect)},
+                "wide": None if effect.between is None else effect.interval(wide=True),
+                "conditional": next(over_families) >= LEVEL,
+                "detectable": effect.detectable if contrast.expect.margin else None,
+            }
         finding = Finding(
-            str(contrast),
-            Outcome.ABSENT,
+            label=str(contrast),
+            verdict=verdict,
             unit="points",
             note=evidence.remark(contrast.first, contrast.second),
             bounds=(contrast.expect.low, contrast.expect.high),
+            **numbers,
         )
-        if depth is not None:
-            p, low_high = next(over_documents), effect.interval()
-            outcome = Outcome.HOLDS if depth > 0 else Outcome.FAILS
-            finding = dataclasses.replace(
-                finding,
-                outcome=outcome if p < LEVEL else Outcome.UNDECIDED,
-                effect=effect.points,
-                low=low_high[0],
-                high=low_high[1],
-                p=p,
-                models=effect.models,
-                documents=effect.documents,
-                records=effect.records,
-                wide=None if effect.between is None else effect.interval(wide=True),
-                conditional=next(over_families) >= LEVEL,
-                compared=_coverage(effect),
-                detectable=effect.detectable if contrast.expect.margin else None,
-            )
         findings.append(finding)
     return findings
 

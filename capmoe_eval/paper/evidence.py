@@ -1,49 +1,38 @@
-"""Finished records, and the selection of those that a claim compares."""
+"""The material that claims are judged by, and the cells that a claim compares."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.names import family, gamma_suffix
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.statistics import Effect, contrast
 from capmoe_eval.paper.trainings import DevLosses, SeedTraining
-from capmoe_eval.results.frames import MIX, Results, results_of
+from capmoe_eval.results.frames import MIX, Results, results_of, setting
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import NDArray
 
-_LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
+_LANGUAGE: Final = (MIX, *(column.task for column in ALL_TASKS))
 
 Batches = Literal["single", "mixed", "sized"]
 """``single``: batches of one task, by length, as lm-eval makes them. ``mixed``: random batches of
 four tasks. ``sized``: batches of four tasks by length, of several sizes."""
-
-
-@dataclass(frozen=True)
-class ModelDefaults:
-    """The deployment of a model where a claim names none."""
-
-    ep_size: int  # expert-parallel ranks
-    batch_size: int | str  # sequences per forward
-    gamma: float  # the capacity factor of Table 2
 
 
 class Side(BaseModel):
@@ -70,18 +59,23 @@ class Side(BaseModel):
         """The knobs that are given."""
         return self.model_extra or {}
 
+    def at(self, gamma: float) -> Side:
+        """Return the side at another γ."""
+        return self.model_copy(update={"gamma": gamma})
+
     @model_validator(mode="after")
     def _checked(self) -> Side:
-        self.routing(ModelDefaults(1, 1, 1.0), 1)
+        self.routing(1, 1.0, 1)
         return self
 
-    def routing(self, defaults: ModelDefaults, top_k: int) -> Method:
-        """Return the method that a model's records must have."""
-        knobs = {"ep_size": defaults.ep_size, **self.knobs}
+    def routing(self, ep_size: int, gamma: float, top_k: int) -> Method:
+        """Return the method that a model's records must have, by its ranks, own γ and top-k."""
+        knobs = {"ep_size": ep_size, **self.knobs}
         if isinstance(knobs.get("m"), str):
             knobs["m"] = int(knobs["m"].removesuffix("k") or 1) * top_k
-        gamma = defaults.gamma if isinstance(self.gamma, str) else self.gamma
-        return create_method(self.method, gamma, **knobs)
+        return create_method(
+            self.method, gamma if isinstance(self.gamma, str) else self.gamma, **knobs
+        )
 
     def __str__(self) -> str:
         """Return the side in a few words."""
@@ -102,11 +96,10 @@ class Evidence:
     """The material that claims are judged by."""
 
     profile: str
-    records: tuple[Record, ...] = ()  # models are shown in the order of their first record
+    results: Results = field(default_factory=lambda: results_of([]))
     broken: tuple[str, ...] = ()  # one line for each file that is no whole record
-    defaults: Mapping[str, ModelDefaults] = field(
-        default_factory=dict
-    )  # those that are known beforehand
+    # Settings of models that are known beforehand, in the form of :attr:`deployments`.
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trainings: tuple[SeedTraining, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
     pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
@@ -114,42 +107,105 @@ class Evidence:
     _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def results(self) -> Results:
-        """The answers in all records."""
-        return results_of(self.records)
+    def cells(self) -> pd.DataFrame:
+        """The cells of the results, with ``n_experts``, ``top_k`` and ``pairs`` of their layers.
 
-    def cells(self, records: Iterable[Record]) -> pd.DataFrame:
-        """Return the rows of :attr:`results` that are of some records."""
-        cells = self.results.cells
-        return cells[cells["cell"].isin([record.digest for record in records])]
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models that have records."""
-        return tuple(self._by_model)
-
-    def find(self, side: Side, model: str) -> dict[str, list[Record]]:
-        """Return a model's records of a side, by task; several of a task differ in their seed.
-
-        Of evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
+        Of a model's evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
         precision) one set is taken: the unlimited, else the largest.
         """
-        defaults = self.deployments.get(model)
-        if defaults is None:
-            return {}
+        import pandas as pd
+
+        cells = self.results.cells
+        of_model = [name for name in map(str, cells) if name.startswith("model.")]
+        about = cells[["data", "eval_seed", *of_model]]
+        sets = cells[["model"]].assign(
+            limit=pd.to_numeric(cells["limit"]).fillna(math.inf).astype(float),
+            about=[repr(row) for row in about.itertuples(index=False, name=None)],
+        )
+        sets["count"] = sets.groupby(list(sets))["model"].transform("size")
+        largest = sets.sort_values(["limit", "count", "about"]).drop_duplicates(
+            "model", keep="last"
+        )
+        chosen = sets.rename_axis("row").reset_index().merge(largest)["row"]
+        of_layers = self.results.layers.groupby("cell").agg(
+            n_experts=("n_experts", "first"), top_k=("top_k", "first"), pairs=("assignments", "sum")
+        )
+        return cells.loc[chosen].join(of_layers, on="cell")
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The models that have records, in the order of their first."""
+        return tuple(dict.fromkeys(self.cells["model"]))
+
+    @cached_property
+    def deployments(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of each model where a claim names none: ranks, batch size, γ, and its layer.
+
+        They are those of most of its records. ``own`` is the γ of the model's file in
+        ``conf/model``, if it has one.
+        """
+        deployments, with_file = {}, options("model")
+        for model in self.models:
+            of_model = self.cells[self.cells["model"] == model]
+            # An engine is one rank, whatever the model's deployment.
+            cells = of_model[of_model["backend"] == "transformers"]
+            ranked = [_method(knobs).uses_ranks for knobs in cells["setting"]]
+            deployed: dict[str, Any] = {
+                "ep_size": int(_most(cells["ep_size"][ranked], 1)),
+                "batch_size": int(_most(cells["batch_size"], 1)),
+                "gamma": float(_most(cells["gamma"], 1.0)),
+            }
+            gamma = load_option("model", model).gamma if model in with_file else None
+            deployed["own"] = deployed["gamma"] if gamma is None else float(gamma)
+            if default := self.defaults.get(model):
+                deployed |= {"own": default["gamma"], **default}
+            layer = of_model.iloc[0]
+            deployed |= {name: int(layer[name]) for name in ("n_experts", "top_k")}
+            deployments[model] = deployed
+        return deployments
+
+    def pick(self, side: Side, *models: str) -> pd.DataFrame:
+        """Return the cells of a side; several of a model and task differ in their seed."""
+        rows = [self._rows(side, model) for model in models]
+        return self.cells.iloc[np.concatenate([*rows, np.array([], dtype=np.intp)])]
+
+    def _rows(self, side: Side, model: str) -> NDArray[np.intp]:
+        """Return the positions in :attr:`cells` of a model's cells of a side."""
+        none = np.array([], dtype=np.intp)
+        if (deployed := self.deployments.get(model)) is None:
+            return none
         if side.gamma == "own":
-            side = side.model_copy(update={"gamma": self._own_gammas[model]})
+            side = side.at(deployed["own"])
         if side.gamma == "matched":
             if not (matched := self._matched(side, model)):
-                return {}
-            side = side.model_copy(update={"gamma": matched[0]})
-        top_k = self.layer(model).top_k if model in self._by_model else 1
-        batch_size = (side.batch_size or defaults.batch_size) if side.batches == "single" else None
-        batches = side.batches, batch_size, side.max_num_batched_tokens
-        key = model, *batches, side.routing(defaults, top_k)
-        names = {side.task} if side.task else _LANGUAGE
-        by_task = self._by_side.get(key, {})
-        return {task: records for task, records in by_task.items() if task in names}
+                return none
+            side = side.at(matched[0])
+        is_single = side.batches == "single"
+        size = (side.batch_size or deployed["batch_size"]) if is_single else 0
+        routing = _routing(side, *(deployed[name] for name in ("ep_size", "gamma", "top_k")))
+        key = model, side.batches, size, side.max_num_batched_tokens or 0, routing
+        rows = self._by_side.get(key, none)
+        tasks = [side.task] if side.task else _LANGUAGE
+        return rows[np.isin(self._tasks[rows], tasks)]
+
+    @cached_property
+    def _tasks(self) -> NDArray[np.str_]:
+        return self.cells["task"].to_numpy(dtype=np.str_)
+
+    @cached_property
+    def _by_side(self) -> Mapping[tuple[object, ...], NDArray[np.intp]]:
+        """The positions of the cells of each side, with all seeds, by model."""
+        cells = self.cells
+        is_mix, is_shuffled = cells["task"] == MIX, cells["shuffle"].notna()
+        kinds = [~is_mix & ~is_shuffled, is_mix & is_shuffled, is_mix & ~is_shuffled]
+        batches = np.select(kinds, ["single", "mixed", "sized"], "")  # no side asks for others
+        size = cells["batch_size"].where(~is_mix, 0)
+        tokens = cells["max_num_batched_tokens"].fillna(0)
+        rows: dict[tuple[object, ...], list[int]] = {}
+        keys = zip(cells["model"], batches, size, tokens, cells["setting"], strict=True)
+        for row, key in enumerate(keys):
+            rows.setdefault(key, []).append(row)
+        return {key: np.array(of_key) for key, of_key in rows.items()}
 
     def effect(self, first: Side, second: Side, model: str = "") -> Effect:
         """Return the first side minus the second.
@@ -167,26 +223,23 @@ class Evidence:
                 if (model in name if model else name in self.pooled or not self.pooled)
                 and name not in left_out
             ]
-            sides = [
-                [r for name in models for tasks in self.find(side, name).values() for r in tasks]
-                for side in (first, second)
-            ]
+            sides = [self.pick(side, *models) for side in (first, second)]
             without = {} if first.task else {name: self.losses.idle_tasks(name) for name in models}
-            cells = [self.cells(side) for side in sides]
-            effect = contrast(self.results, cells[0], cells[1], without)
+            effect = contrast(self.results, sides[0], sides[1], without)
             paths = {
-                str(record.path)
-                for record in itertools.chain(*sides)
-                if (tasks := effect.tasks.get(record.model)) and record.task in (*tasks, MIX)
+                path
+                for side in sides
+                for name, task, path in side[["model", "task", "path"]].itertuples(index=False)
+                if (tasks := effect.tasks.get(name)) and task in (*tasks, MIX)
             }
-            self._effects[key] = dataclasses.replace(effect, records=tuple(sorted(paths)))
+            self._effects[key] = replace(effect, records=tuple(sorted(paths)))
         return self._effects[key]
 
-    def gammas(self, side: Side, model: str) -> list[float]:
-        """Return every γ at which a model has records of a side, whatever γ the side names."""
-        factors = {record.cell.method.uniform_gamma for record in self._by_model.get(model, ())}
-        gammas = sorted(gamma for gamma in factors if gamma is not None)
-        return [g for g in gammas if self.find(side.model_copy(update={"gamma": g}), model)]
+    def gammas(self, side: Side, *models: str) -> list[float]:
+        """Return every γ at which models have records of a side, whatever γ the side names."""
+        cells = self.cells[self.cells["model"].isin(models)]
+        gammas = sorted(cells["gamma"].dropna().unique())
+        return [g for g in gammas if any(len(self._rows(side.at(g), model)) for model in models)]
 
     def remark(self, first: Side, second: Side) -> str:
         """Return what a reader of a contrast must know of its models; empty for most."""
@@ -206,96 +259,30 @@ class Evidence:
             texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
         return "; ".join(texts)
 
-    def layer(self, model: str) -> Layer:
-        """Return the first MoE layer of a model that has records."""
-        return self._by_model[model][0].layers[0]
-
     def left_out(self, first: Side, second: Side) -> list[str]:
         """Return the models of which a device has one expert, where only one side is of devices."""
         if first.knobs.get("granularity") == second.knobs.get("granularity"):
             return []
-        return [
-            model
-            for model in self._by_model
-            if self.layer(model).n_experts <= self.deployments[model].ep_size
-        ]
+        deployed = self.deployments.items()
+        return [model for model, at in deployed if at["n_experts"] <= at["ep_size"]]
 
-    def find_tasks(self, sides: Sequence[Side], model: str) -> list[list[list[Record]]]:
-        """Return a model's records of each side, for each task that all have [tasks, sides]."""
-        by_side = [self.find(side, model) for side in sides]
-        shared = [task for task in by_side[0] if all(task in tasks for tasks in by_side)]
-        return [[tasks[task] for tasks in by_side] for task in shared]
+    def shared(self, sides: Sequence[Side], model: str) -> list[pd.DataFrame]:
+        """Return a model's cells of each side, of the tasks that all sides have."""
+        picked = [self.pick(side, model) for side in sides]
+        tasks = set.intersection(*(set(cells["task"]) for cells in picked))
+        return [cells[cells["task"].isin(tasks)] for cells in picked]
 
-    def dropped(self, sides: Sequence[Side], model: str) -> list[float]:
-        """Return the share of pairs that each side drops, over the tasks that all have, if any."""
-        by_side = zip(*self.find_tasks(sides, model), strict=True)
-        return [fmean(r.load.drop_rate for records in tasks for r in records) for tasks in by_side]
-
-    def _matched(self, side: Side, model: str) -> tuple[float, ...] | None:
+    def _matched(self, side: Side, model: str) -> tuple[float, float, float] | None:
         """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
 
         Of equally near γ it is the lowest.
         """
         expert, candidates = Side(method="expert_drop", batches=side.batches), []
         for gamma in self.gammas(side, model):
-            at_gamma = side.model_copy(update={"gamma": gamma})
-            if shares := self.dropped((at_gamma, expert), model):
-                candidates.append((gamma, *shares))
+            first, second = self.shared((side.at(gamma), expert), model)
+            if len(first):
+                candidates.append((gamma, first["drop_rate"].mean(), second["drop_rate"].mean()))
         return min(candidates, key=lambda shares: abs(shares[1] - shares[2]), default=None)
-
-    @cached_property
-    def _own_gammas(self) -> dict[str, float]:
-        """The γ of each model: that of its file in ``conf/model``, else that of most records."""
-        gammas = {model: defaults.gamma for model, defaults in self.deployments.items()}
-        for model in (gammas.keys() - self.defaults).intersection(options("model")):
-            gamma = load_option("model", model).gamma
-            if gamma is not None:
-                gammas[model] = float(gamma)
-        return gammas
-
-    @cached_property
-    def deployments(self) -> dict[str, ModelDefaults]:
-        """The settings of each model with records: those of most of them."""
-        deployments = dict(self.defaults)
-        for model in self._by_model.keys() - deployments:
-            cells = [record.cell for record in self._by_model[model]]
-            # An engine is one rank, whatever the model's deployment.
-            cells = [cell for cell in cells if cell.backend == "transformers"]
-            methods = [cell.method for cell in cells]
-            gammas = [method.uniform_gamma for method in methods]
-            deployments[model] = ModelDefaults(
-                _most([method.ep_size for method in methods if method.uses_ranks], 1),
-                _most([cell.batch_size for cell in cells], 1),
-                _most([gamma for gamma in gammas if gamma is not None], 1.0),
-            )
-        return deployments
-
-    @cached_property
-    def _by_side(self) -> dict[tuple[object, ...], dict[str, list[Record]]]:
-        sides: dict[tuple[object, ...], dict[str, list[Record]]] = {}
-        for model, records in self._by_model.items():
-            for record in records:
-                cell, is_mix = record.cell, record.task == MIX
-                if is_mix or cell.shuffle is None:
-                    mixed = "sized" if cell.shuffle is None else "mixed"
-                    batches = (mixed, None) if is_mix else ("single", cell.batch_size)
-                    key = model, *batches, cell.max_num_batched_tokens, unseeded(cell.method)
-                    tasks = sides.setdefault(key, {})
-                    tasks.setdefault(record.task, []).append(record)
-        return sides
-
-    @cached_property
-    def _by_model(self) -> dict[str, tuple[Record, ...]]:
-        groups: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
-        for record in self.records:
-            cell = record.cell
-            key = (cell.limit or float("inf"), cell.data, cell.eval_seed, repr(cell.model))
-            groups.setdefault(cell.model.name, {}).setdefault(key, []).append(record)
-        largest = {}
-        for model, sets in groups.items():
-            best = max(sets, key=lambda key: (key[0], len(sets[key]), key[1:]))
-            largest[model] = tuple(sets[best])
-        return largest
 
 
 def pooled_models(profile: str) -> frozenset[str]:
@@ -306,17 +293,22 @@ def pooled_models(profile: str) -> frozenset[str]:
     return frozenset(model for name in named for model in option[name])
 
 
-@cache  # a method has many records, and is checked when it is made
-def unseeded(method: Method) -> Method:
-    """Return a method with seed 0 where it has a seed."""
-    knobs = method.identity()
-    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs | {"seed": 0})
+@cache
+def _routing(side: Side, ep_size: int, gamma: float, top_k: int) -> str:
+    return setting(side.routing(ep_size, gamma, top_k).identity())
 
 
-def _most(values: Sequence[Any], default: Any) -> Any:
+@cache
+def _method(of: str) -> Method:
+    """Return the method of a setting."""
+    knobs = json.loads(of)
+    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
+
+
+def _most(values: pd.Series[Any], default: float) -> float:
     """Return the most frequent value, the largest of equally frequent ones."""
-    counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], str(value))) if counts else default
+    counts = values.value_counts()  # of what is there
+    return max(counts.index[counts == counts.max()], default=default)
 
 
 def clauses_by_family(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import family, is_stock
-from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.evidence import Batches, Evidence, Side, clauses_by_family, not_paired
 from capmoe_eval.paper.nulls import FLATTER, noise_step
@@ -19,11 +18,15 @@ from capmoe_eval.paper.statistics import binomial_tail
 from capmoe_eval.paper.trainings import SeedTraining
 from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome, unanimous
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 CHANGED: Final = 1.0
 """Percent of the answers that must change, in the mean over pairs of batches, for dependence."""
 TEXT_LOST: Final = 5.0
 """Percent of the text pairs that may be dropped where almost all are said to stay."""
 _COIN: Final = ("piqa", "rte", "winogrande", "boolq")  # tasks of two answers; others have four
+_BASELINE: Final = Side(method="baseline")
 _ORDERS: Final = ("order", "reverse_order")
 _VARIED: Final[Mapping[Batches, str]] = {"mixed": "the company", "sized": "the batch size"}
 
@@ -38,17 +41,16 @@ def measured(name: str, evidence: Evidence) -> list[Finding]:
 def removed(evidence: Evidence) -> list[Finding]:
     """Ask if Expert Drop removes fewer of the router's choices than Token Drop at its own γ."""
     sides = Side(method="score", gamma="own"), Side(method="expert_drop")
-    dropped = {model: evidence.dropped(sides, model) for model in evidence.models}
-    shares = {model: 100 * (both[0] - both[1]) for model, both in dropped.items() if both}
+    cells = {model: evidence.shared(sides, model) for model in evidence.models}
+    shares = {
+        model: 100 * (token["drop_rate"].mean() - expert["drop_rate"].mean())
+        for model, (token, expert) in cells.items()
+        if len(token)
+    }
     outcome = unanimous([share > 0 for share in shares.values()])
     label = "share removed: score own γ − expert drop"
-    records = [
-        record
-        for model in shares
-        for tasks in evidence.find_tasks(sides, model)
-        for record in itertools.chain(*tasks)
-    ]
-    return [_by_model(label, "% of assignments", shares, outcome, records=_paths(records))]
+    records = _paths(*itertools.chain(*cells.values()))
+    return [_by_model(label, "% of assignments", shares, outcome, records=records)]
 
 
 def balance(evidence: Evidence) -> list[Finding]:
@@ -73,8 +75,7 @@ def balance(evidence: Evidence) -> list[Finding]:
         label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
         paths = tuple(sorted({str(training.path) for training in able}))
         findings.append(_by_seed(label, gaps, note, paths))
-    absent = Finding("peak load from scratch − upcycled", Outcome.ABSENT, unit="points")
-    return findings or [absent]
+    return findings or [_absent("peak load from scratch − upcycled")]
 
 
 def _is_better_than_chance(training: SeedTraining) -> bool:
@@ -95,24 +96,24 @@ def decay(evidence: Evidence) -> list[Finding]:
     step is also smaller than :data:`FLATTER` of that of Gaussian router logits whose scores fall as
     fast inside the top-k.
     """
-    ratios, outcomes, tails, records = {}, [], {}, list[Record]()
-    for model in evidence.models:
+    ratios, outcomes, tails, records = {}, [], {}, evidence.pick(_BASELINE, *evidence.models)
+    for model, cells in records.groupby("model", sort=False):
+        layers = evidence.results.layers
+        layers = layers[layers["cell"].isin(cells["cell"])]
         steps, inside, sizes = [], [], (0, 0)
-        for record in itertools.chain(*evidence.find(Side(method="baseline"), model).values()):
-            records.append(record)
-            for layer in record.layers:
-                scores, k = layer.score_by_rank, layer.top_k
-                if scores and k > 1 and scores[k] > 0:
-                    sizes = layer.n_experts, k
-                    steps.append(math.log(scores[k - 1] / scores[k]))
-                    inside.append(math.log(scores[0] / scores[k - 1]) / (k - 1))
+        rows = zip(layers["score_by_rank"], layers["n_experts"], layers["top_k"], strict=True)
+        for scores, n_experts, k in rows:
+            if scores is not None and len(scores) and k > 1 and scores[k] > 0:
+                sizes = n_experts, k
+                steps.append(math.log(scores[k - 1] / scores[k]))
+                inside.append(math.log(scores[0] / scores[k - 1]) / (k - 1))
         if steps:
             step, fall = statistics.fmean(steps), statistics.fmean(inside)
             noise = noise_step(*sizes, max(fall, 1e-3))
-            ratios[model] = step / noise
+            ratios[str(model)] = step / noise
             gentle = Outcome.HOLDS if step < FLATTER * noise else Outcome.UNDECIDED
             outcomes.append(gentle if step < fall else Outcome.FAILS)
-            tails[model] = math.exp(-step), math.exp(-noise)
+            tails[str(model)] = math.exp(-step), math.exp(-noise)
     ranks = clauses_by_family(tails, "{}, noise {}", ("{:.2f}", "{:.2f}"))
     note = f"score of rank K+1 over that of rank K: {ranks}" if ranks else ""
     label = f"step from rank K to K+1, over that of noise; asked below {FLATTER:g}"
@@ -130,24 +131,21 @@ def text_kept(evidence: Evidence) -> list[Finding]:
     findings = []
     for task, method in itertools.product(("mmbench", "seedbench"), ("score", "expanded_drop")):
         knobs = {"method": method, "gamma": 0.5, "task": task, "modality": "image_first"}
-        side, dropped, shares = Side.model_validate(knobs), {}, {}
-        records = []
-        for model in evidence.models:
-            for record in evidence.find(side, model).get(task, []):
-                by = record.load.modalities or {}
-                if by.keys() >= {"text", "image"}:
-                    records.append(record)
-                    dropped[model] = 100 * by["text"].drop_rate
-                    shares[model] = by["text"].tokens / sum(part.tokens for part in by.values())
+        side = Side.model_validate(knobs)
+        cells = evidence.pick(side, *evidence.models)
+        by = {name: cells[f"load.modalities.{name}.tokens"] for name in ("text", "image")}
+        cells = cells[by["text"].notna() & by["image"].notna()].set_index("model", drop=False)
+        dropped = dict(100 * cells["load.modalities.text.drop_rate"])
+        text, image = (cells[f"load.modalities.{name}.tokens"] for name in by)
+        shares = dict(text / (text + image))
         outcome = unanimous([lost <= TEXT_LOST for lost in dropped.values()])
         if outcome is not Outcome.HOLDS and any(share > small for share in shares.values()):
             outcome = Outcome.UNDECIDED
         texts = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
         note = f"text is of all tokens: {texts}; Figure 10: {small:.1%}" if texts else ""
         label = f"{side}: at most {TEXT_LOST:g} % of the text pairs dropped"
-        findings.append(
-            _by_model(label, "% of text pairs", dropped, outcome, note, _paths(records))
-        )
+        unit = "% of text pairs"
+        findings.append(_by_model(label, unit, dropped, outcome, note, _paths(cells)))
     return findings
 
 
@@ -198,44 +196,45 @@ def permuted(evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def _company(evidence: Evidence, methods: Sequence[str]) -> list[Finding]:
+def _company(evidence: Evidence, methods: Iterable[str]) -> list[Finding]:
     findings = []
     for (batches, varied), name in itertools.product(_VARIED.items(), methods):
         stable = is_stock(name)
         side = Side(method=name, gamma=None if stable else 1.0, batches=batches)
-        changed = {model: _changed(evidence, model, side) for model in evidence.models}
-        shares = {model: 100 * share for model, share in changed.items() if share is not None}
-        if shares:
+        cells = evidence.pick(side, *evidence.models)
+        if shares := _changed(evidence, cells):
             # The baseline's answers must not depend on their batch, those of the others do.
             fits = [(share > CHANGED) is not stable for share in shares.values()]
             bound = f"{'at most' if stable else 'more than'} {CHANGED:g} %"
             label = f"{side}: {bound} of the answers change with {varied}"
-            by_task = [evidence.find(side, model) for model in shares]
-            records = _paths(r for tasks in by_task for r in itertools.chain(*tasks.values()))
+            records = _paths(cells[cells["model"].isin(shares)])
             findings.append(
                 _by_model(label, "% of answers", shares, unanimous(fits), records=records)
             )
-    absent = Finding("answers that change with their batch", Outcome.ABSENT, unit="points")
-    return findings or [absent]
+    return findings or [_absent("answers that change with their batch")]
 
 
-def _changed(evidence: Evidence, model: str, side: Side) -> float | None:
-    """Return the mean share of documents whose score differs between two compositions."""
-    cells = evidence.cells(itertools.chain(*evidence.find(side, model).values()))
-    shares = []
-    for (_, task), runs in answered_by_cells(evidence.results, cells).items():
+def _changed(evidence: Evidence, cells: pd.DataFrame) -> dict[str, float]:
+    """Return by model the percent of documents whose score differs between two compositions."""
+    shares: dict[str, list[float]] = {}
+    for (model, task), runs in answered_by_cells(evidence.results, cells).items():
         flips = []
         for first, second in itertools.combinations(runs, 2):
             paired = pair([first], [second])
             if isinstance(paired, Unpaired):
                 raise not_paired(model, task, paired.reason)
             flips.append(paired.flips)
-        shares += [statistics.fmean(flips)] if flips else []
-    return statistics.fmean(shares) if shares else None
+        if flips:
+            shares.setdefault(model, []).append(statistics.fmean(flips))
+    return {model: 100 * statistics.fmean(of_tasks) for model, of_tasks in shares.items()}
 
 
-def _paths(records: Iterable[Record]) -> tuple[str, ...]:
-    return tuple(sorted({str(record.path) for record in records}))
+def _paths(*cells: pd.DataFrame) -> tuple[str, ...]:
+    return tuple(sorted(set(itertools.chain(*(of["path"] for of in cells)))))
+
+
+def _absent(label: str, **about: Any) -> Finding:
+    return Finding(label=label, verdict=Outcome.ABSENT, **{"unit": "points", **about})
 
 
 def _by_model(
@@ -251,35 +250,28 @@ def _by_model(
     It speaks of these models alone where so few families would agree by chance (sign test).
     """
     if not models:
-        return Finding(label, Outcome.ABSENT, unit="points")
-    effect, families = statistics.fmean(models.values()), len(set(map(family, models)))
-    few = 0.5**families >= LEVEL
-    return Finding(
-        *(label, outcome, effect),
-        unit=unit,
-        models=models,
-        note=note,
-        conditional=few,
-        records=records,
-    )
+        return _absent(label)
+    few = 0.5 ** len(set(map(family, models))) >= LEVEL
+    about: dict[str, Any] = {"models": models, "note": note, "conditional": few, "records": records}
+    effect = statistics.fmean(models.values())
+    return Finding(label=label, verdict=outcome, effect=effect, unit=unit, **about)
 
 
 def _by_seed(
     label: str, seeds: Mapping[str, float], note: str, records: tuple[str, ...]
 ) -> Finding:
     """Return a finding on training seeds, with Student's interval over them."""
-    values, unit = list(seeds.values()), "× the mean load"
+    values: Collection[float] = seeds.values()
+    about: dict[str, Any] = {"unit": "× the mean load", "models": seeds, "note": note}
     if len(values) < 2:
-        return Finding(label, Outcome.ABSENT, unit=unit, models=seeds, note=note)
+        return _absent(label, **about)
     from scipy.special import stdtrit
 
     mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
     reach = float(stdtrit(len(values) - 1, 0.975)) * error
-    low, high = mean - reach, mean + reach
-    outcome = Expectation.of("greater").judge(low, high)
-    return Finding(
-        *(label, outcome, mean, low, high), unit=unit, models=seeds, note=note, records=records
-    )
+    outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
+    about |= {"effect": mean, "low": mean - reach, "high": mean + reach}
+    return Finding(label=label, verdict=outcome, records=records, **about)
 
 
 _MEASURES: Final = {

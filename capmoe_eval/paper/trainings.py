@@ -9,9 +9,9 @@ from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Final, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.files import read_bytes
@@ -39,8 +39,7 @@ class SeedTraining(BaseModel):
     path: Path = TRAININGS  # the file that it was read from
 
 
-class _TrainingFile(BaseModel):
-    trainings: tuple[SeedTraining, ...]
+_FILE: Final = TypeAdapter(dict[Literal["trainings"], tuple[SeedTraining, ...]])
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ def read_trainings(path: Path | None, profile: str) -> tuple[SeedTraining, ...]:
         return ()
     path = path or TRAININGS
     try:
-        trainings = _TrainingFile.model_validate_json(read_bytes(path)).trainings
-    except (OSError, ValidationError) as error:
+        trainings = _FILE.validate_json(read_bytes(path))["trainings"]
+    except (OSError, KeyError, ValidationError) as error:
         reason = field_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(
             f"{path}: not a whole file of trainings ({reason}); delete it, or make it anew with "

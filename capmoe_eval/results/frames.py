@@ -22,7 +22,7 @@ from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.files import whole_file
 from capmoe_eval.experiment.packs import Pack, has_checksum
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.record_part import Layer, Load, Part
+from capmoe_eval.experiment.record_part import Layer, Load, Part, Proofs
 from capmoe_eval.experiment.results import (
     Reader,
     directories,
@@ -85,6 +85,7 @@ class Results(NamedTuple):
     - ``setting``: the method with all its knobs but the seed (:func:`setting`)
     - ``load.…``: the record's further statistics over all layers, such as ``load.mean_load`` and
       ``load.modalities.text.drop_rate``
+    - ``proofs.…``: whether each invariant was kept; missing where it does not apply
 
     ``documents`` has a row for each document of each cell, in the cells' order:
 
@@ -202,6 +203,10 @@ def results_of(records: Iterable[Record], metric: str = "") -> Results:
     loads = pd.DataFrame((_flat(r.summary["load"], "load") for r in by_cell.values()), cells.index)
     loads = loads.reindex(columns=[*dict.fromkeys((*_names(Load, "load"), *loads))])
     cells = cells.join(loads.drop(columns=[f"load.{name}" for name in cells], errors="ignore"))
+    proofs = [record.summary["proofs"] for record in by_cell.values()]
+    for name in Proofs.model_fields:
+        passed = [(of_cell.get(name) or {}).get("passed") for of_cell in proofs]
+        cells[f"proofs.{name}"] = pd.Series(passed, cells.index, dtype=object)
     parts = [_parts(record) for record in by_cell.values()]
     tables, of_layers = ([part[place] for part in parts] for place in (0, 1))
     if metric:
@@ -257,7 +262,8 @@ def _row(record: Record) -> dict[str, object]:
 
 def setting(method: Mapping[str, object]) -> str:
     """Return a method's identity without its seed, by which cells of one setting are picked."""
-    return json.dumps({name: value for name, value in method.items() if name != "seed"})
+    unseeded = {name: value for name, value in method.items() if name != "seed"}
+    return json.dumps(unseeded, sort_keys=True)
 
 
 def pick(cells: pd.DataFrame, **knobs: object) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record
 from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
 from capmoe_eval.experiment.selection import finished
-from capmoe_eval.report.claims.command import build
+from capmoe_eval.report.claims.command import evidence_of
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.routing.registry import create_method
@@ -283,7 +283,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     )
     assert read_results(root).broken == (line,)
     assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
-    assert build(root, "zoo", root).evidence.broken == (line,)
+    assert evidence_of(root, "zoo").broken == (line,)
     assert f"Left out: {line}." in gather(get_figure("fig2"), FigurePlans(["limit=2"])).notes
     with pytest.warns(UserWarning) as told:
         frame = capmoe_eval.load_frame(root)

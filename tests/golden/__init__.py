@@ -17,20 +17,21 @@ import pandas as pd
 
 from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.paper.claims.ledger import ledger, paper_claims
-from capmoe_eval.paper.contrasts import Contrast, read_contrasts
+from capmoe_eval.paper.claims.judge import findings_of, judge, paper_claims, replication_claims
+from capmoe_eval.paper.contrasts import Contrast
 from capmoe_eval.paper.evidence import Evidence, pooled_models
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
-from capmoe_eval.paper.replication import grouping, judged, replication_claims
+from capmoe_eval.paper.replication import grouping
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
-from capmoe_eval.paper.verdicts import WrittenFinding
+from capmoe_eval.paper.verdicts import Finding
 from capmoe_eval.report.figures.catalogue import figures as all_figures
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.figures.studies import gather_study
 from capmoe_eval.report.figures.write import measured
 from capmoe_eval.report.tables.filled import measured_table, published_table
 from capmoe_eval.report.tables.table import Entry, Table
+from capmoe_eval.results.frames import results_of
 from tests.project import ROOT
 
 FOLDER: Final = Path(__file__).parent
@@ -53,7 +54,7 @@ def _evidence() -> Evidence:
     assert not records.broken
     return Evidence(
         "zoo",
-        records.records,
+        results_of(records.records),
         trainings=read_trainings(ROOT / TRAININGS, "zoo"),
         bench=read_bench(_BENCH),
         pooled=pooled,
@@ -126,11 +127,7 @@ def effects() -> Iterator[dict[str, Any]]:
 
 def contrasts() -> dict[tuple[str, str], Contrast]:
     """Every contrast that a claim of the replication or of the ledger names, by what it asks."""
-    named = [c for claim in replication_claims() for c in claim.contrasts]
-    for entry in paper_claims():
-        for check in entry.checks:
-            if "measured" in check:
-                named += read_contrasts(check["measured"]["contrasts"])
+    named = [c for claim in (*replication_claims(), *paper_claims()) for c in claim.contrasts]
     return {(_sides(contrast), str(contrast.expect)): contrast for contrast in named}
 
 
@@ -142,36 +139,39 @@ def _sides(contrast: Contrast) -> str:
 def verdicts() -> Iterator[dict[str, Any]]:
     """Every verdict and every finding behind it, of the replication and the ledger."""
     evidence = _evidence()
-    for claim in replication_claims():
-        written = judged(claim, evidence)
-        key = {"of": "replication", "claim": written.id}
-        yield key | {"verdict": written.verdict, "scope": written.scope}
-        yield from (key | _finding(finding) for finding in written.contrasts)
+    yield from _judged("replication", judge(evidence, replication_claims()))
     for row in grouping(evidence):
         key = {"of": "grouping", "claim": row.label}
-        yield key | {"effect": row.distance, "unit": "points from Table 1"}
+        distance = None if row.distance is None else round(row.distance, 5)
+        yield key | {"effect": distance, "unit": "points from Table 1"}
         yield from (key | _finding(finding) for finding in row.gaps)
-    for verdict in ledger(paper_claims(), evidence):
-        key = {"of": "ledger", "claim": verdict.entry.id}
-        yield key | {"verdict": verdict.word, "scope": verdict.scope}
-        for result in verdict.results:
-            source = {"source": result.source}
-            yield key | source | {"verdict": result.outcome.value}
-            for finding in result.findings:
-                yield key | source | _finding(WrittenFinding.of(finding))
+    yield from _judged("ledger", judge(evidence, paper_claims()))
 
 
-def _finding(finding: WrittenFinding) -> dict[str, Any]:
-    low_high, bounds = finding.wide or (None, None), finding.bounds or (None, None)
+def _judged(of: str, frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """A row for each claim, of the ledger for each check, and for each finding."""
+    for claim, rows in frame.groupby("claim", sort=False):
+        key = {"of": of, "claim": claim}
+        yield key | {"verdict": rows["conclusion"].iloc[0], "scope": rows["of"].iloc[0]}
+        for check, finding in zip(rows["check"], findings_of(rows), strict=True):
+            source = {"source": check} if of == "ledger" else {}
+            if finding.label and (of == "replication" or finding.effect is not None):
+                yield key | source | _finding(finding)
+            elif source and not finding.label:
+                yield key | source | {"verdict": finding.verdict.name.lower()}
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    written = finding.model_dump(mode="json")
+    low_high, bounds = written["wide"] or (None, None), written["bounds"] or (None, None)
     return {
         "finding": finding.label,
-        "verdict": finding.verdict,
-        "unit": finding.unit,
-        **{name: getattr(finding, name) for name in ("effect", "low", "high", "p", "documents")},
+        **{name: written[name] for name in ("verdict", "unit")},
+        **{name: written[name] for name in ("effect", "low", "high", "p", "documents")},
         **dict(zip(("wide_low", "wide_high"), low_high, strict=True)),
         **dict(zip(("at_least", "at_most"), bounds, strict=True)),
         "conditional": finding.conditional,
-        "models": _text({name: round(value, 5) for name, value in finding.models.items()}),
+        "models": _text(written["models"]),
     }
 
 

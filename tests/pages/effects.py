@@ -26,7 +26,7 @@ from capmoe_eval.paper.pairing import Paired, answered, pair
 from capmoe_eval.paper.printed import AVERAGE, find_row, pairs
 from capmoe_eval.paper.statistics import Interval, pooled
 from capmoe_eval.paper.trainings import NEEDED, dev_losses
-from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
+from capmoe_eval.paper.verdicts import Finding, VerdictFile
 from capmoe_eval.report.replication.records import RECORDS, ContrastFile
 from capmoe_eval.report.templates import shown
 from tests.pages import DOCS, ROOT, paragraph, signed, span, table
@@ -40,13 +40,13 @@ def replication() -> VerdictFile:
     return VerdictFile.model_validate_json((ROOT / "results" / "zoo" / VERDICTS).read_bytes())
 
 
-def findings(claim: str, label: str = "") -> list[WrittenFinding]:
+def findings(claim: str, label: str = "") -> list[Finding]:
     """Return the findings of a claim whose labels begin so."""
     (written,) = (each for each in replication().claims if each.id == claim)
     return [each for each in written.contrasts if each.label.startswith(label)]
 
 
-def effect(finding: WrittenFinding, digits: int = 2) -> str:
+def effect(finding: Finding, digits: int = 2) -> str:
     """Return a finding's effect with its interval over documents."""
     assert finding.effect is not None
     assert finding.low is not None
@@ -65,7 +65,7 @@ def lines_of(claim: str, *labels: str) -> str:
     return f"zoo/{RECORDS}#{'-'.join(dict.fromkeys((lines[0], lines[-1])))}"
 
 
-def _linked(claim: str, finding: WrittenFinding) -> str:
+def _linked(claim: str, finding: Finding) -> str:
     """Return a finding's effect with its interval, which leads to its records."""
     mean, interval = effect(finding).split(" ", 1)
     return f"[{mean}](../{lines_of(claim, finding.label)}) {interval}"
@@ -88,7 +88,7 @@ def printed_gap(
     return means[0] - means[1], columns
 
 
-def leads(gamma: float) -> list[WrittenFinding]:
+def leads(gamma: float) -> list[Finding]:
     """Return by how much Token Drop is better than each other rule, in batches of one task."""
     of_gamma = findings("a", f"score γ={gamma:g} ")
     return [finding for finding in of_gamma if "mixed" not in finding.label]

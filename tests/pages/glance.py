@@ -7,17 +7,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from capmoe_methods.figures.losses import rank_peak
-
-from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.evidence import Evidence, Side
-from capmoe_eval.paper.statistics import Effect
+from capmoe_eval.paper.statistics import Effect, by_family
 from capmoe_eval.paper.trainings import dev_losses
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.write import images_of
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords, by_file
 from capmoe_eval.report.templates import shown
+from capmoe_eval.results.frames import results_of
 from tests.pages import DOCS, paragraph, signed, span, table
 from tests.pages.effects import leads, lines_of, printed_gap, replication
 from tests.pages.names import FAMILIES, records
@@ -43,7 +40,7 @@ def evidence() -> Evidence:
     """Return the committed records that the claims are judged by."""
     asked = tuple(records("experiment=replicate"))
     losses = dev_losses(frozenset(record.model for record in asked))
-    return Evidence("zoo", asked, losses=losses)
+    return Evidence("zoo", results_of(asked), losses=losses)
 
 
 @cache
@@ -58,18 +55,13 @@ def stragglers(method: str, gamma: float, *, before: bool = False) -> Mapping[st
 
     Before the drops it is that of the router's choice: the stock model has no ranks.
     """
-    of_families: dict[str, list[float]] = {}
+    layers = evidence().results.layers
+    peaks = layers.groupby("cell")[f"peak.device_{'before' if before else 'after'}.mean"].mean()
+    of_models = {}
     for model, tasks in change(method, gamma).tasks.items():
-        by_task = evidence().find(Side(method=method, gamma=gamma), model)
-        peaks = [_peak(record, before) for task in tasks for record in by_task[task]]
-        of_families.setdefault(family(model), []).append(statistics.fmean(peaks))
-    return {name: statistics.fmean(peaks) for name, peaks in of_families.items()}
-
-
-def _peak(record: Record, before: bool) -> float:
-    if not before:
-        return rank_peak([record])
-    return statistics.fmean(layer.peak["device_before"]["mean"] for layer in record.layers)
+        cells = evidence().pick(Side(method=method, gamma=gamma), model)
+        of_models[model] = float(peaks[cells["cell"][cells["task"].isin(tasks)]].mean())
+    return by_family(of_models)
 
 
 def picture() -> Figure:

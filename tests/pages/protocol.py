@@ -25,7 +25,7 @@ from capmoe_eval.paper.evidence import Evidence, Side, pooled_models
 from capmoe_eval.paper.pairing import Paired, shares
 from capmoe_eval.paper.statistics import pair_cells, pooled
 from capmoe_eval.paper.trainings import dev_losses
-from capmoe_eval.results.frames import MIX
+from capmoe_eval.results.frames import results_of
 from tests.pages import ROOT, paragraph, table
 from tests.pages.names import READER, card
 
@@ -76,18 +76,15 @@ class Planned(NamedTuple):
 @cache
 def _evidence() -> Evidence:
     models = pooled_models("zoo")
-    records = tuple(read_results(ROOT / "results" / "zoo", READER).records)
-    return Evidence("zoo", records, losses=dev_losses(models), pooled=models)
+    records = read_results(ROOT / "results" / "zoo", READER).records
+    return Evidence("zoo", results_of(records), losses=dev_losses(models), pooled=models)
 
 
 def _paired(first: Side, second: Side) -> dict[str, dict[str, Paired]]:
     """Return the documents of the exploratory records of both sides, by model and task."""
     evidence = _evidence()
     models = sorted(evidence.pooled)
-    cells = [
-        evidence.cells(r for m in models for same in evidence.find(side, m).values() for r in same)
-        for side in (first, second)
-    ]
+    cells = [evidence.pick(side, *models) for side in (first, second)]
     without = {} if first.task else {model: evidence.losses.idle_tasks(model) for model in models}
     return pair_cells(evidence.results, cells[0], cells[1], without)[0]
 
@@ -126,10 +123,9 @@ def equal_capacity() -> float:
     ]
     ratios = []
     for model in sorted(_evidence().pooled):
-        by_side = [_evidence().find(side, model).get(MIX, ()) for side in sides]
-        if all(by_side):
-            real, padded = (fmean(r.load.mean_load or 0.0 for r in records) for records in by_side)
-            ratios.append(real / padded)
+        real, padded = (_evidence().pick(side, model)["load.mean_load"] for side in sides)
+        if len(real) and len(padded):
+            ratios.append(real.mean() / padded.mean())
     return fmean(ratios)
 
 

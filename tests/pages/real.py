@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import metric_title
 from capmoe_eval.paper.contrasts import Contrast
-from capmoe_eval.paper.evidence import ModelDefaults, Side
+from capmoe_eval.paper.evidence import Side
 from capmoe_eval.paper.pairing import shares
 from capmoe_eval.paper.printed import find_row
 from capmoe_eval.paper.statistics import Effect, holm, pair_cells, pooled
@@ -88,8 +88,7 @@ def dev_scores() -> str:
 def cells_of(side: Side, *tasks: str) -> pd.DataFrame:
     """Return the cells of a side on some tasks; several of a task differ in their seed."""
     config = load_option("model", protocol()["runs"]["real"]["models"][0])
-    defaults = ModelDefaults(config.ep_size, config.batch_size, config.gamma)
-    identity = setting(side.routing(defaults, _TOP_K).identity())
+    identity = setting(side.routing(config.ep_size, config.gamma, _TOP_K).identity())
     return pick(results().cells, setting=identity, task=list(tasks))
 
 

@@ -6,9 +6,9 @@ import dataclasses
 from statistics import fmean
 from typing import Final
 
+from capmoe_eval.paper.claims.judge import judge, replication_claims
 from capmoe_eval.paper.evidence import Side
 from capmoe_eval.paper.layout import ALL_TASKS
-from capmoe_eval.paper.replication import judged, replication_claims
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.paper.trainings import DevLosses
 from capmoe_eval.report.templates import shown
@@ -51,7 +51,8 @@ def same_tasks() -> str:
 def rests_on() -> str:
     """Return what (k) and (d2) would be on other tasks and on other models."""
     (claim,) = (claim for claim in replication_claims() if claim.id == "k")
-    everything = judged(claim, dataclasses.replace(evidence(), losses=DevLosses(), _effects={}))
+    every_task = dataclasses.replace(evidence(), losses=DevLosses(), _effects={})
+    everything = judge(every_task, [claim]).iloc[0]
     verdicts = {written.id: written.verdict for written in replication().claims}
     (finding,) = findings("d2")
     families = by_family(finding.models)
@@ -59,7 +60,7 @@ def rests_on() -> str:
     others = fmean(gain for name, gain in families.items() if name != "zoo_mixtral")
     return paragraph(
         f"- (k) is *{verdicts['k']}* because tasks that hardly need experts are left out. "
-        f"On all tasks it would be *{everything.verdict}* {everything.scope}.",
+        f"On all tasks it would be *{everything['conclusion']}* {everything['of']}.",
         rest="  ",
     ) + paragraph(
         f"- (d2) rests on Mixtral: {gains}. Without it the mean is {shown(others, '{:+.2f}')}.",

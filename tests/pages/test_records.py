@@ -17,7 +17,7 @@ from capmoe_methods.figures.losses import rank_peak
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.packs import SUFFIX, open_pack
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.paper.replication import replication_claims
+from capmoe_eval.paper.claims.judge import replication_claims
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords
 from tests.pages import DOCS, ROOT, glance, pages
 from tests.pages.effects import replication

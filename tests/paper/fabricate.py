@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.claims.ledger import ClaimVerdict, ledger, read_claims
-from capmoe_eval.paper.evidence import Evidence, ModelDefaults
+from capmoe_eval.paper.claims.judge import judge, read_claims
+from capmoe_eval.paper.evidence import Evidence
+from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from tests import records
 
-HOME = ModelDefaults(ep_size=2, batch_size=16, gamma=1.5)
+if TYPE_CHECKING:
+    import pandas as pd
+
+HOME = {"ep_size": 2, "batch_size": 16, "gamma": 1.5}
 
 
 def record(
@@ -34,12 +37,12 @@ def record(
     """Return a record; nothing is written."""
     loads = {"peak_before": 4.0, "mean_peak_before": 3.0, **(load or {})}
     return records.record_of(
-        create_method(method, gamma, **{"ep_size": HOME.ep_size, **knobs}),
+        create_method(method, gamma, **{"ep_size": HOME["ep_size"], **knobs}),
         correct,
         model=model,
         task=task,
         root=root,
-        **{"batch_size": HOME.batch_size, **(cell or {})},
+        **{"batch_size": HOME["batch_size"], **(cell or {})},
         parts={
             "documents": documents,
             "stderr": stderr,
@@ -52,14 +55,18 @@ def record(
 
 def evidence(*records: Record, profile: str = "zoo", **rest: Any) -> Evidence:
     """Return evidence in which every model has the same settings."""
-    homes = {found.model: HOME for found in records}
-    return dataclasses.replace(Evidence(profile, records, defaults=homes), **rest)
+    homes = {each.model: HOME for each in records}
+    return Evidence(profile, results_of(records), **{"defaults": homes, **rest})
 
 
 HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"
 
 
-def judge(check: str, found: Evidence) -> ClaimVerdict:
-    """Return the verdict on a claim that has one check."""
-    [verdict] = ledger(read_claims(f"- {HEAD % check}"), found)
-    return verdict
+def verdicts(check: str, material: Evidence) -> pd.DataFrame:
+    """Return the rows of a claim that has one check: the check's, then those of its findings."""
+    return judge(material, read_claims(f"- {HEAD % check}"))
+
+
+def label(rows: pd.DataFrame) -> str:
+    """Return the verdict on the first claim with its scope."""
+    return " ".join(rows[["conclusion", "of"]].iloc[0]).strip()

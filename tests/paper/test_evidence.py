@@ -1,13 +1,19 @@
-"""Records of a side, among strangers that lie beside them."""
+"""The cells of a side, among strangers that lie beside them."""
 
 from __future__ import annotations
 
-from capmoe_eval.paper.evidence import Evidence, ModelDefaults, Side
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.trainings import DevLosses
-from tests.paper.fabricate import HOME, evidence, record
+from tests.paper.fabricate import evidence, record
 
 
-def test_a_choice_takes_the_model_s_own_settings_and_no_others() -> None:
+def is_picked(material: Evidence, side: Side, *records: Record, model: str = "zoo_olmoe") -> bool:
+    """Return whether a side has exactly these records."""
+    return list(material.pick(side, model)["cell"]) == [record.digest for record in records]
+
+
+def test_a_side_has_the_models_own_settings_and_no_others() -> None:
     own = record("score", 1.5)
     strangers = [
         record("score", 1.5, ep_size=1),
@@ -17,26 +23,24 @@ def test_a_choice_takes_the_model_s_own_settings_and_no_others() -> None:
         record("score", 1.0),
         record("baseline"),
     ]
-    found = evidence(own, *strangers)
-    assert found.find(Side(method="score", gamma="own"), "zoo_olmoe") == {"obqa": [own]}
-    one_rank = Side(method="score", gamma=1.5, ep_size=1)
-    assert found.find(one_rank, "zoo_olmoe") == {"obqa": [strangers[0]]}
-    assert found.find(Side(method="baseline"), "zoo_olmoe") == {"obqa": [strangers[5]]}
-    assert found.find(Side(method="baseline"), "zoo_other") == {}
+    material = evidence(own, *strangers)
+    assert is_picked(material, Side(method="score", gamma="own"), own)
+    assert is_picked(material, Side(method="score", gamma=1.5, ep_size=1), strangers[0])
+    assert is_picked(material, Side(method="baseline"), strangers[5])
+    assert is_picked(material, Side(method="baseline"), model="zoo_other")
 
 
 def test_the_unlimited_evaluation_goes_before_a_trial() -> None:
     whole, trial = record("baseline"), record("baseline", cell={"limit": 4})
-    second = record("score", 1.0, cell={"limit": 4})
-    found = evidence(whole, trial, second)
-    assert found.find(Side(method="baseline"), "zoo_olmoe") == {"obqa": [whole]}
-    assert found.find(Side(method="score", gamma=1.0), "zoo_olmoe") == {}
+    material = evidence(whole, trial, record("score", 1.0, cell={"limit": 4}))
+    assert is_picked(material, Side(method="baseline"), whole)
+    assert is_picked(material, Side(method="score", gamma=1.0))
 
 
 def test_m_is_a_multiple_of_the_models_top_k() -> None:
     ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, layer={"top_k": 3})
     side = Side(method="expanded_drop", gamma=1.0, candidates="ranked", m="2k")
-    assert evidence(ranked).find(side, "zoo_olmoe") == {"obqa": [ranked]}
+    assert is_picked(evidence(ranked), side, ranked)
 
 
 def test_settings_are_those_of_most_records_but_for_the_gamma_of_a_model_that_has_a_file() -> None:
@@ -45,21 +49,15 @@ def test_settings_are_those_of_most_records_but_for_the_gamma_of_a_model_that_ha
         for model in ("zoo_olmoe", "mine")
         for gamma, ep_size in ((1.0, 4), (1.5, 4), (1.5, 1))
     ]
-    two = [record("score", 2.0, ep_size=4)]
-    found = Evidence("zoo", (*records, *two))
-    assert found.deployments["mine"] == ModelDefaults(4, 16, 1.5)
+    two = record("score", 2.0, ep_size=4)
+    material = evidence(*records, two, defaults={})
+    deployed = {"ep_size": 4, "batch_size": 16, "gamma": 1.5, "own": 1.5}
+    assert material.deployments["mine"].items() >= deployed.items()
     own = Side(method="score", gamma="own")
-    assert found.find(own, "mine") == {"obqa": [records[4]]}
-    assert found.find(own, "zoo_olmoe") == {"obqa": two}  # of conf/model/zoo_olmoe.yaml
-    assert "zoo_other" not in found.deployments
-    assert evidence(*records).deployments["zoo_olmoe"] is HOME
-
-
-def test_contrasts_without_records_are_none() -> None:
-    sides = Side(method="score", gamma=1.0), Side(method="order", gamma=1.0)
-    effect = Evidence("zoo").effect(*sides)
-    assert effect.points is None
-    assert not effect.records
+    assert is_picked(material, own, records[4], model="mine")
+    assert is_picked(material, own, two)  # of conf/model/zoo_olmoe.yaml
+    assert "zoo_other" not in material.deployments
+    assert evidence(*records).deployments["zoo_olmoe"]["own"] == 1.5
 
 
 def test_a_task_that_hardly_needs_experts_enters_no_contrast_of_several() -> None:

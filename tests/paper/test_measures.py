@@ -12,10 +12,11 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.rows import Permutation
 from capmoe_eval.paper.benchmarks import Bench
-from capmoe_eval.paper.evidence import Evidence, ModelDefaults, clauses_by_family
+from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.measures import balance, companions, decay, permuted, removed, text_kept
 from capmoe_eval.paper.trainings import SeedTraining
 from capmoe_eval.paper.verdicts import Outcome
+from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from tests.records import layer, record_of
 
@@ -31,8 +32,8 @@ def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> Non
             create_method("expert_drop"), [1.0], task="rte", parts={"load": {"drop_rate": 0.1}}
         ),
     ]
-    (one,) = removed(Evidence("zoo", tuple(records)))
-    assert (one.outcome, one.effect) == (Outcome.HOLDS, pytest.approx(30.0))
+    (one,) = removed(Evidence("zoo", results_of(records)))
+    assert (one.verdict, one.effect) == (Outcome.HOLDS, pytest.approx(30.0))
 
 
 def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, object]]:
@@ -61,13 +62,13 @@ def test_trainings_at_chance_count_for_nothing() -> None:
         accuracy = {"boolq": 100 * right / 60}
         asked[:] = [t | {"accuracy": accuracy} for t in trainings([4.0, 4.0], [2.0, 2.1])]
     (found,) = balance(trained(known))
-    assert found.outcome is Outcome.HOLDS
+    assert found.verdict is Outcome.HOLDS
     (found,) = balance(trained(guessing))
-    assert (found.outcome, found.effect) == (Outcome.ABSENT, None)
+    assert (found.verdict, found.effect) == (Outcome.ABSENT, None)
     assert found.note == "4 trainings of mixtral are left out: not above chance"
     # Four answers: 25 % of the documents is chance there.
     (found,) = balance(trained([t | {"accuracy": {"openbookqa": 40.0}} for t in known]))
-    assert found.outcome is Outcome.HOLDS
+    assert found.verdict is Outcome.HOLDS
 
 
 def test_balance_has_students_interval_over_seeds() -> None:
@@ -77,25 +78,17 @@ def test_balance_has_students_interval_over_seeds() -> None:
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
     assert found.effect == pytest.approx(mean)
     assert found.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
-    assert found.outcome == Outcome.HOLDS
+    assert found.verdict == Outcome.HOLDS
     assert found.models["seed 2"] == pytest.approx(2.3)
     (found,) = balance(trained(trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3])))
-    assert found.outcome == Outcome.FAILS
+    assert found.verdict == Outcome.FAILS
     (found,) = balance(trained(trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0])))
-    assert found.outcome == Outcome.UNDECIDED
-
-
-def test_trainings_of_other_lengths_are_not_mixed() -> None:
-    short = trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])
-    long = [{**training, "steps": 900} for training in trainings([2.0, 2.1], [4.0, 4.0])]
-    found = balance(trained([*short, *long]))
-    assert [finding.outcome for finding in found] == [Outcome.HOLDS, Outcome.FAILS]
-    assert found[0].label.endswith("3 seeds of 600 steps")
+    assert found.verdict == Outcome.UNDECIDED
 
 
 def test_balance_needs_two_seeds() -> None:
-    assert [f.outcome for f in balance(trained([]))] == [Outcome.ABSENT]
-    assert [f.outcome for f in balance(trained(trainings([1.0], [2.0])))] == [Outcome.ABSENT]
+    assert [f.verdict for f in balance(trained([]))] == [Outcome.ABSENT]
+    assert [f.verdict for f in balance(trained(trainings([1.0], [2.0])))] == [Outcome.ABSENT]
 
 
 def test_flips_of_other_documents_are_not_counted() -> None:
@@ -111,12 +104,13 @@ def test_flips_of_other_documents_are_not_counted() -> None:
         ),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):
-        companions(Evidence("zoo", tuple(records)))
+        companions(Evidence("zoo", results_of(records)))
 
 
 def routers(scores: list[float], top_k: int = 2) -> Evidence:
     layers = [layer([8] * len(scores), scores=scores, top_k=top_k)]
-    return Evidence("zoo", (record_of(create_method("baseline"), [1.0], parts={"layers": layers}),))
+    record = record_of(create_method("baseline"), [1.0], parts={"layers": layers})
+    return Evidence("zoo", results_of([record]))
 
 
 def noise(experts: int, spread: float, seed: int) -> list[float]:
@@ -140,20 +134,9 @@ def noise(experts: int, spread: float, seed: int) -> list[float]:
 def test_neither_a_cliff_nor_noise_is_a_flat_tail(scores: list[float], outcome: Outcome) -> None:
     for top_k in (2,) if len(scores) == 4 else (2, 4, 8):
         (found,) = decay(routers(scores, top_k))
-        assert found.outcome == outcome
+        assert found.verdict == outcome
         if outcome is Outcome.UNDECIDED:
             assert found.effect == pytest.approx(1.0, abs=0.09)
-
-
-def test_decay_states_what_noise_would_have() -> None:
-    (found,) = decay(routers([0.4, 0.2, 0.19, 0.18]))
-    assert "m 0.95, noise " in found.note
-
-
-def test_a_clause_has_the_smallest_and_the_largest_number_of_a_family() -> None:
-    numbers = {"m": (2.0, 0.1), "n": (1.0, 0.3), "m_s1": (2.0, 0.05), "m_s2": (2.0, 0.2)}
-    words = "γ={} drops {}", ("{:g}", "{:.0%}")
-    assert clauses_by_family(numbers, *words) == "m γ=2 drops 5% to 20%; n γ=1 drops 30%"
 
 
 def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
@@ -166,11 +149,11 @@ def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
         record_of(create_method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
         record_of(create_method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
     ]
-    baseline, order = companions(Evidence("zoo", tuple(records)))
+    baseline, order = companions(Evidence("zoo", results_of(records)))
     # Pairs of batches differ in 1, 1 and 2 of 4 documents.
     assert order.effect == pytest.approx(100 * (1 + 1 + 2) / 3 / 4)
     assert order.label == "order γ=1: more than 1 % of the answers change with the company"
-    assert (order.outcome, baseline.outcome) == (Outcome.HOLDS, Outcome.HOLDS)
+    assert (order.verdict, baseline.verdict) == (Outcome.HOLDS, Outcome.HOLDS)
     assert baseline.effect == 0.0
 
 
@@ -190,11 +173,11 @@ def test_much_text_refutes_nothing_that_is_said_of_little(
     load = {"modalities": {"image": image, "text": image | {"tokens": tokens, "drop_rate": lost}}}
     method = create_method("score", 0.5, modality="image_first")
     found = record_of(method, task="mmbench", parts={"load": load})
-    first, *others = text_kept(Evidence("zoo", (found,)))
-    assert first.outcome is outcome
+    first, *others = text_kept(Evidence("zoo", results_of([found])))
+    assert first.verdict is outcome
     assert first.effect == pytest.approx(100 * lost)
     assert first.records == (str(found.path),)
-    assert [one.outcome for one in others] == [Outcome.ABSENT] * 3
+    assert [one.verdict for one in others] == [Outcome.ABSENT] * 3
 
 
 def permutations(whole: float, split: float, tied: float) -> Evidence:
@@ -216,7 +199,7 @@ def permutations(whole: float, split: float, tied: float) -> Evidence:
     ]
     file = SimpleNamespace(permutations=tuple(rows), path=Path("permutation.json"))
     records = (record_of(create_method("baseline"), model="olmoe"),)
-    return Evidence("zoo", records, bench=Bench(evaluations=(file,)))  # type: ignore[arg-type]
+    return Evidence("zoo", results_of(records), bench=Bench(evaluations=(file,)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -232,17 +215,13 @@ def test_order_of_a_batch_is_judged_for_one_capacity_and_for_those_of_devices(
 ) -> None:
     findings = permuted(permutations(whole, split, 0.145))
     assert {finding.records for finding in findings} == {("permutation.json",)}
-    assert [finding.outcome for finding in findings] == outcomes
+    assert [finding.verdict for finding in findings] == outcomes
     assert [finding.models for finding in findings] == [
         {"olmoe": 100 * whole},
         {"olmoe": pytest.approx(100 * split)},
     ]
     assert "olmoe 14.5 %" in findings[0].note
     assert findings[1].note == ""
-
-
-def test_order_of_a_batch_is_not_measured_without_the_benchmark() -> None:
-    assert {finding.outcome for finding in permuted(Evidence("zoo"))} == {Outcome.ABSENT}
 
 
 @pytest.mark.parametrize(("families", "is_conditional"), [(4, True), (5, False)])
@@ -254,10 +233,10 @@ def test_a_count_on_few_families_speaks_of_these_models(
         for model in ("a", "a_s1", *"bcde"[: families - 1])
         for name, gamma, share in (("score", 2.0, 0.2), ("expert_drop", None, 0.1))
     ]
-    defaults = ModelDefaults(ep_size=1, batch_size=16, gamma=2.0)
-    models = {record.model for record in records}
-    evidence = Evidence("zoo", tuple(records), defaults=dict.fromkeys(models, defaults))
+    home = {"ep_size": 1, "batch_size": 16, "gamma": 2.0}
+    homes = {record.model: home for record in records}
+    evidence = Evidence("zoo", results_of(records), defaults=homes)
     (finding,) = removed(evidence)
-    assert finding.outcome is Outcome.HOLDS
+    assert finding.verdict is Outcome.HOLDS
     assert len(finding.models) == families + 1  # two are training seeds of one family
     assert finding.conditional is is_conditional

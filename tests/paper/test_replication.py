@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.contrasts import Expectation, margins
+from capmoe_eval.paper.claims.judge import Claim, check_pairs, replication_claims
+from capmoe_eval.paper.contrasts import Expectation, judge_contrasts, margins, written_margins
 from capmoe_eval.paper.evidence import Evidence, Side
-from capmoe_eval.paper.replication import (
-    ReplicationClaim,
-    beyond_text,
-    find,
-    grouping,
-    replication_claims,
-    written_margins,
-)
-from capmoe_eval.paper.verdicts import Finding, Outcome
-from capmoe_eval.report.replication.picture import draw_gaps
+from capmoe_eval.paper.replication import grouping
+from capmoe_eval.paper.verdicts import Finding
+from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests.paper.fabricate import evidence, record
@@ -34,24 +27,26 @@ BASELINE, SCORE, ORDER = (
 MIX = {"task": "zero_shot_mix"}
 
 
-def claim_of(*pairs: tuple[Side, Side], expect: object = "greater") -> ReplicationClaim:
-    words = {"id": "x", "place": "Table 0", "statement": "Something.", "refuted_by": "Else."}
+def claim_of(*pairs: tuple[Side, Side], expect: object = "greater") -> Claim:
     contrasts = [{"a": a, "b": b, "expect": expect} for a, b in pairs]
-    return ReplicationClaim.model_validate(words | {"contrasts": contrasts})
+    check = {"measured": {"contrasts": contrasts}}
+    return Claim.model_validate({"id": "x", "place": "Table 0", "check": check})
 
 
 def method(name: str, **knobs: object) -> Method:
     return create_method(name, None if name == "baseline" else 1.0, ep_size=8, **knobs)  # type: ignore[arg-type]
 
 
-def findings(records: list[Record], claim: ReplicationClaim) -> list[Finding]:
-    return find(claim, Evidence("zoo", tuple(records)))
+def findings(records: list[Record], claim: Claim) -> list[Finding]:
+    material = Evidence("zoo", results_of(records))
+    check_pairs([claim], material)
+    return judge_contrasts(claim.contrasts, material)
 
 
 CLAIM = claim_of((SCORE, ORDER))
 
 
-def only(records: list[Record], claim: ReplicationClaim = CLAIM) -> Finding:
+def only(records: list[Record], claim: Claim = CLAIM) -> Finding:
     (finding,) = findings(records, claim)
     return finding
 
@@ -79,19 +74,6 @@ def test_a_contrast_with_a_margin_says_what_its_test_can_detect() -> None:
     assert only(records).detectable is None
 
 
-def test_mixed_batches_are_another_comparison() -> None:
-    answers = {"openbookqa": [1.0, 1.0], "piqa": [1.0, 1.0, 1.0, 1.0]}
-    worse = {"openbookqa": [0.0, 1.0], "piqa": [1.0, 1.0, 1.0, 1.0]}
-    claim = claim_of(tuple(side.model_copy(update={"batches": "mixed"}) for side in (SCORE, ORDER)))
-    records = [
-        record_of(method("score"), answers, shuffle=0, **MIX),
-        record_of(method("order"), worse, shuffle=0, **MIX),
-        record_of(method("order"), answers, shuffle=None, **MIX),  # lm-eval's batches: not mixed
-        record_of(method("order"), [0.0]),
-    ]
-    assert only(records, claim).effect == 25.0
-
-
 @pytest.mark.parametrize(
     ("documents", "numbers", "problem"),
     [
@@ -108,20 +90,6 @@ def test_other_documents_are_refused(
     ]
     with pytest.raises(UsageError, match=problem):
         only(records)
-
-
-def test_models_that_answered_other_documents_are_further_units() -> None:
-    records = [
-        record_of(method(name), correct, model=model, parts={"documents": model})
-        for model, name, correct in (
-            ("a", "score", [1.0, 1.0]),
-            ("a", "order", [0.0, 1.0]),
-            ("b", "score", [1.0]),
-            ("b", "order", [1.0]),
-        )
-    ]
-    finding = only(records)
-    assert (finding.documents, finding.models) == (3, {"a": 50.0, "b": 0.0})
 
 
 def test_a_model_of_one_rank_has_other_canonical_forms() -> None:
@@ -181,22 +149,14 @@ def test_every_claim_has_a_key_and_every_finding_a_label_of_its_own() -> None:
         assert all(c.first.batches == c.second.batches for c in claim.contrasts)
 
 
-def test_contrasts_that_name_their_batches_need_no_others() -> None:
-    [claim] = [claim for claim in replication_claims() if claim.id == "q"]
-    rows = evidence(record("score", 1.0, [1, 0]), record("random", 1.0, [1, 0]))
-    findings = [Finding("f", Outcome.HOLDS, 1.0, models=dict.fromkeys(rows.models, 1.0))]
-    assert beyond_text(rows, findings, claim.contrasts) == "(beyond the text)"
-    assert "in batches of" in beyond_text(rows, findings)
-
-
 def test_every_margin_is_one_of_the_table() -> None:
     """A bound is 0, or a margin that the report shows with its source."""
-    named = {margin.id: margin for margin in written_margins()}
+    named = {margin["id"]: margin for margin in written_margins(replication_claims())}
     assert named.keys() == margins().keys()
     for claim in replication_claims():
         for contrast in claim.contrasts:
             expect = contrast.expect
-            assert expect == Expectation.of("greater") or claim.id in named[expect.margin].claims
+            assert expect == Expectation.of("greater") or claim.id in named[expect.margin]["claims"]
 
 
 # Table 1's gaps by the number of sequences that share a capacity.
@@ -221,16 +181,3 @@ def test_gaps_are_found_for_each_number_of_sequences() -> None:
     assert two.distance == pytest.approx((22.4 + 12.2 + 19.8) / 3, abs=0.01)
     assert many.distance == pytest.approx((52.4 + 2.2 + 0.2) / 3, abs=0.01)
     assert (printed.distance, two.sequences, many.sequences) == (None, 2, 64)
-
-
-def test_rows_without_records_are_left_out() -> None:
-    assert len(grouping(evidence(*answered()[:3]))) == 1
-    assert [row.sequences for row in grouping(evidence(*answered(16)))] == [None, 16]
-
-
-def test_the_picture_has_a_line_for_each_gap_and_each_printed_one() -> None:
-    figure = draw_gaps(grouping(evidence(*answered(), *answered(4))))
-    [legend] = figure.legends
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert labels == ["score − random", "random − reverse order", "reverse order − order"]
-    figure.savefig(io.BytesIO())

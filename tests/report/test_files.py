@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.report.claims.command import build
-from capmoe_eval.report.claims.render import to_json
+from capmoe_eval.paper.claims.judge import judge, paper_claims
+from capmoe_eval.paper.evidence import Evidence
+from capmoe_eval.report.claims.ledger import counts, to_json
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.studies import gather_study
 from capmoe_eval.report.figures.write import describe
@@ -19,10 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_ledger(tmp_path: Path) -> None:
-    report = build(tmp_path / "results", "zoo", tmp_path, ROOT / "results/bench")
-    (tmp_path / "claims.json").write_text(to_json(report))
-    found = read(LedgerCounts, tmp_path / "claims.json")
-    assert found == LedgerCounts(profile="zoo", counts=report.counts)
+    claims, evidence = paper_claims()[:4], Evidence("zoo")
+    verdicts = judge(evidence, claims)
+    (tmp_path / "claims.json").write_text(to_json(verdicts, claims, evidence, tmp_path))
+    ledger = read(LedgerCounts, tmp_path / "claims.json")
+    assert ledger == LedgerCounts(profile="zoo", counts=counts(verdicts))
 
 
 def test_a_figure(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ its numbers with an outcome; nothing here was measured by this suite.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from capmoe_eval.paper.printed import (
 )
 from capmoe_eval.paper.verdicts import (
     BEYOND,
-    CheckResult,
+    Finding,
     Outcome,
     in_print,
     listed,
@@ -50,7 +49,7 @@ def truncated(value: float, decimals: int) -> float:
     return math.floor(value * scale + _EPSILON) / scale
 
 
-def averages(where: Where, decimals: int = 1) -> CheckResult:
+def averages(where: Where, decimals: int = 1) -> Finding:
     """Check that printed averages are the rounded means of their rows."""
     rows = [row for row in find_rows(where) if AVERAGE in row.values]
     wrong = []
@@ -63,7 +62,7 @@ def averages(where: Where, decimals: int = 1) -> CheckResult:
     return tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
 
 
-def difference(a: Where, b: Where, stated: float) -> CheckResult:
+def difference(a: Where, b: Where, stated: float) -> Finding:
     """Check that two averages differ as stated, in points or in percent."""
     first, second = find_row(a), find_row(b)
     exact = first.mean - second.mean
@@ -80,7 +79,7 @@ def difference(a: Where, b: Where, stated: float) -> CheckResult:
     return in_print(bool(fits), text)
 
 
-def nearest(stated: float, a: Where, b: Where) -> CheckResult:
+def nearest(stated: float, a: Where, b: Where) -> Finding:
     """Name the pairs of rows whose averages differ by the stated number; decides nothing."""
     gaps = [(row.model, row.mean - other.mean) for row, other in pairs(a, b)]
     fits = [f"{model} ({gap:.2f})" for model, gap in gaps if rounded(abs(gap)) == stated]
@@ -89,7 +88,7 @@ def nearest(stated: float, a: Where, b: Where) -> CheckResult:
 
 def ranking(
     higher: Where, lower: Where, columns: str = AVERAGE, margin: float | str = 0.0
-) -> CheckResult:
+) -> Finding:
     """Check that rows lie above others, or at most a margin below them, in a column or in "each".
 
     Rows pair by the fields that neither choice names. The margin is 0 if they must lie higher, else
@@ -114,9 +113,7 @@ def ranking(
     return tallied(text, failed, len(gaps))
 
 
-def same(
-    a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None
-) -> CheckResult:
+def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None) -> Finding:
     """Check that rows are equal, number by number; ``expect: false`` asks that they are not."""
     differing, cells, changed = [], 0, 0
     rows = pairs(a, b)
@@ -135,7 +132,7 @@ def same(
     return in_print((not differing) == expect, listed(text, differing))
 
 
-def best_against(of: Where, against: Where) -> CheckResult:
+def best_against(of: Where, against: Where) -> Finding:
     """Check that the best of several rows has a higher mean than another row."""
     rows, other = find_rows(of), find_row(against)
     best = max(rows, key=lambda row: row.mean)
@@ -150,7 +147,7 @@ def best_against(of: Where, against: Where) -> CheckResult:
 
 def grain(
     column: str, documents: int, decimals: int = 1, scale: float = 100, besides: Sequence[str] = ()
-) -> CheckResult:
+) -> Finding:
     """Check that printed values are possible for one run: a whole number of right answers.
 
     ``scale`` is 100 for percent, 1 for fractions; methods ``besides`` are left out: their values
@@ -169,7 +166,7 @@ def grain(
     return in_print(not impossible, listed(text, impossible + only_cut))
 
 
-def points(column: str, questions: Sequence[int]) -> CheckResult:
+def points(column: str, questions: Sequence[int]) -> Finding:
     """Check that the points of MME in a column of Table 4 are possible for one run.
 
     A category of n questions gives 100/n for each right answer and 200/n for each image with both
@@ -190,7 +187,7 @@ def points(column: str, questions: Sequence[int]) -> CheckResult:
     return in_print(not impossible, listed(text, impossible))
 
 
-def questions(a: Where, b: Where, smallest: Mapping[str, int]) -> CheckResult:
+def questions(a: Where, b: Where, smallest: Mapping[str, int]) -> Finding:
     """Say how few questions of MME make a difference in points; decides nothing.
 
     A question is worth 300/n at most: 100/n itself, and 200/n if the other answer to its image is
@@ -207,14 +204,14 @@ def questions(a: Where, b: Where, smallest: Mapping[str, int]) -> CheckResult:
     return in_print(None, f"{first.label} against {second.label}: {'; '.join(texts)}.")
 
 
-def columns(table: int, stated: Sequence[str]) -> CheckResult:
+def columns(table: int, stated: Sequence[str]) -> Finding:
     """Check that a table has the columns that the text gives it."""
     printed = list(find_rows({"table": table})[0].tasks)
     text = f"Table {table} prints {', '.join(printed)}; the text says {', '.join(stated)}."
     return in_print(printed == list(stated), text)
 
 
-def agreement(a: Where, b: Where, documents: int, margin: str) -> CheckResult:
+def agreement(a: Where, b: Where, documents: int, margin: str) -> Finding:
     """Check that fractions agree: each difference's 95 % interval lies within a margin.
 
     It fails if one lies wholly outside; a difference that is not significant is no agreement. The
@@ -226,16 +223,17 @@ def agreement(a: Where, b: Where, documents: int, margin: str) -> CheckResult:
         for column, value in row.tasks.items():
             gap, p = 100 * (value - other.values[column]), (value + other.values[column]) / 2
             reach = 100 * BEYOND * math.sqrt(2 * p * (1 - p) / documents)
-            outcomes.append(Expectation.of({"within": bound}).judge(gap - reach, gap + reach))
+            verdict = Expectation.of({"within": bound}).judge(gap - reach, gap + reach)
+            outcomes.append(Finding(verdict=verdict))
             differences.append((reach, f"{row.label} {column} {gap:+.0f} ± {reach:.0f}"))
     text = (
         f"With n = {documents} differences are known to {min(differences)[0]:.0f} points or worse; "
         f"asked within ±{bound:.3g}: {'; '.join(text for _, text in differences)}."
     )
-    return CheckResult("printed", weigh(outcomes), text)
+    return Finding(verdict=weigh(outcomes), text=text)
 
 
-def one_factor(a: Where, b: Where) -> CheckResult:
+def one_factor(a: Where, b: Where) -> Finding:
     """Check that two rows that are compared differ in one field only."""
     first, second = find_row(a), find_row(b)
     names = [f for f in FIELDS if getattr(first, f) != getattr(second, f)]
@@ -243,7 +241,7 @@ def one_factor(a: Where, b: Where) -> CheckResult:
     return in_print(len(names) <= 1, f"The rows differ in {' and '.join(changes)}.")
 
 
-def rising(where: Where, columns: str = AVERAGE) -> CheckResult:
+def rising(where: Where, columns: str = AVERAGE) -> Finding:
     """Check that the values of each method do not fall as γ grows."""
     methods: dict[str, list[PrintedRow]] = {}
     for row in sorted(find_rows(where), key=lambda row: row.gamma or 0.0):
@@ -261,7 +259,7 @@ def rising(where: Where, columns: str = AVERAGE) -> CheckResult:
     return tallied("{fit} of {all} steps to a larger γ do not lower the value.", falls, steps)
 
 
-def workload() -> CheckResult:
+def workload() -> Finding:
     """Check that in Table 10 a heavier workload (batch × prompt) never has a smaller speedup."""
     points = []
     for row in find_rows({"table": 10}):
@@ -279,7 +277,7 @@ def workload() -> CheckResult:
     return in_print(not against, listed(text, against))
 
 
-def check(arguments: Mapping[str, Any]) -> CheckResult:
+def check(arguments: Mapping[str, Any]) -> Finding:
     """Return what a printed fact says; ValueError or TypeError for another fact or argument.
 
     Where the threshold or the reading is ours (``ours: true``), the paper does not contradict
@@ -290,11 +288,11 @@ def check(arguments: Mapping[str, Any]) -> CheckResult:
     if name not in FACTS:
         raise ValueError(f"printed: fact {name!r} is none of {', '.join(FACTS)}")
     result = FACTS[name](**rest)
-    undecided = ours and result.outcome is Outcome.FAILS
-    return dataclasses.replace(result, outcome=Outcome.UNDECIDED) if undecided else result
+    is_undecided = ours and result.verdict is Outcome.FAILS
+    return result.model_copy(update={"verdict": Outcome.UNDECIDED}) if is_undecided else result
 
 
-_FACTS: Final[Sequence[Callable[..., CheckResult]]] = (
+_FACTS: Final[Sequence[Callable[..., Finding]]] = (
     *(averages, difference, nearest, ranking, same, best_against, grain, points, questions),
     *(columns, agreement, one_factor, rising, workload, *drawn.FACTS),
 )

@@ -13,7 +13,7 @@ from typing import Any, Final
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.paper.contrasts import in_points
 from capmoe_eval.paper.printed import figure
-from capmoe_eval.paper.verdicts import CheckResult, in_print, tallied
+from capmoe_eval.paper.verdicts import Finding, in_print, tallied
 
 _EPSILON: Final = 1e-9
 _LAYER: Final = "fig4_layer_speedup"
@@ -21,7 +21,7 @@ _LAYER: Final = "fig4_layer_speedup"
 
 def relation(
     values: Mapping[str, Any], holds: tuple[str, str, str], text: str, tolerance: float = _EPSILON
-) -> CheckResult:
+) -> Finding:
     """Check that a relation holds between two numbers, such as ``[shown, <, stated]``.
 
     Values are numbers by name: typed in, or a path in the figures, or one of :data:`_TAKE` of what
@@ -60,7 +60,7 @@ _TAKE: Final[Mapping[str, Callable[[Any], float]]] = {
 
 def series(
     path: Sequence[str | int], higher: int, lower: int, margin: float | str = 0.0
-) -> CheckResult:
+) -> Finding:
     """Check that one series of a bar chart is nowhere more than ``-margin`` below another.
 
     ``path`` is a figure of groups of values, of which ``higher`` and ``lower`` are places; the
@@ -75,7 +75,7 @@ def series(
     return tallied(text, failed, len(gaps))
 
 
-def text_fits(gamma: float, least: float) -> CheckResult:
+def text_fits(gamma: float, least: float) -> Finding:
     """Check that a capacity holds a share of Figure 10's text tokens, images being dropped first.
 
     Of an expert's text at most γ times the mean load of both modalities fits. The sums hide what
@@ -94,7 +94,7 @@ def text_fits(gamma: float, least: float) -> CheckResult:
     return in_print(share >= least, text)
 
 
-def faster_when_tighter() -> CheckResult:
+def faster_when_tighter() -> Finding:
     """Check that every model and method of Figure 4 gains more the smaller γ is."""
     series = {
         f"{model} {method}": [speedups[gamma] for gamma in sorted(speedups, key=float)]
@@ -106,7 +106,7 @@ def faster_when_tighter() -> CheckResult:
     return tallied("{fit} of {all} series rise as γ falls.", failed, len(series))
 
 
-def straggler(model: str, peak: float | None = None) -> CheckResult:
+def straggler(model: str, peak: float | None = None) -> Finding:
     """Check layer speedups against L ∝ max N_i: with a peak p, at most p/γ, so speedup·γ ≤ p."""
     speedups = figure(_LAYER, model, "TD")
     products = {float(gamma): value * float(gamma) for gamma, value in speedups.items()}
@@ -118,7 +118,7 @@ def straggler(model: str, peak: float | None = None) -> CheckResult:
     return in_print(max(products.values()) <= peak, f"{text} The stated peak is {peak:g}.")
 
 
-def below_ideal(figure_5: Mapping[str, Sequence[str]]) -> CheckResult:
+def below_ideal(figure_5: Mapping[str, Sequence[str]]) -> Finding:
     """Check that end-to-end speedups are possible with those of the layer, at some share of time.
 
     Amdahl's law: with a share f of the time in MoE layers, 1/end-to-end = 1 − f + f/layer. Settings

@@ -15,7 +15,7 @@ from capmoe_eval.experiment.timings.names import DROPLESS, bench_command
 from capmoe_eval.experiment.timings.schema import Label, Timing
 from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.paper.benchmarks import Bench, ShownRun
-from capmoe_eval.paper.verdicts import CheckResult, Finding, Outcome, listed
+from capmoe_eval.paper.verdicts import Finding, Outcome, listed
 
 EMULATED: Final = "in direction, emulated"
 """Scope of a verdict on timings that are not all of real ranks."""
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
         return f"{self.label} ({high} against {low})"
 
 
-def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
+def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
     """Return whether every comparison of a fact goes the way it must.
 
     It holds where the quartiles of all lie apart on the right side, fails where all lie apart on
@@ -56,7 +56,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
     pairs = list(fact(bench.fullest(study) if study == "placement" else bench.best(study)))
     if not pairs:
         text = f"No file of study {study} that says it: {bench_command(study)}."
-        return CheckResult("speedup", Outcome.ABSENT, text)
+        return [Finding(verdict=Outcome.ABSENT, text=text)]
     how = _how([pair.source for pair in pairs])
     outcomes = [pair.outcome for pair in pairs]
     rest = [str(pair) for pair in pairs if pair.outcome is not Outcome.HOLDS]
@@ -66,15 +66,19 @@ def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
     )
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.UNDECIDED
     emulated = any(pair.source.study.emulated for pair in pairs)
-    unit = "× (EMULATED)" if emulated else "× (measured)"
-    findings = []
-    for pair in pairs:
-        if pair.lower.median > 0:
-            ratio, path = pair.higher.median / pair.lower.median, str(pair.source.study.path)
-            findings.append(Finding(pair.label, pair.outcome, ratio, unit=unit, records=(path,)))
     scope = EMULATED if emulated else f"in direction, {how}"
-    text = listed(text, rest, most=6)
-    return CheckResult("speedup", outcome, text, tuple(findings), scope=scope)
+    findings = [Finding(verdict=outcome, text=listed(text, rest, most=6), scope=scope)]
+    return findings + [
+        Finding(
+            label=pair.label,
+            verdict=pair.outcome,
+            effect=pair.higher.median / pair.lower.median,
+            unit="× (EMULATED)" if emulated else "× (measured)",
+            records=(str(pair.source.study.path),),
+        )
+        for pair in pairs
+        if pair.lower.median > 0
+    ]
 
 
 def _how(runs: Sequence[ShownRun]) -> str:

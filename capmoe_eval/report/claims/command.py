@@ -11,18 +11,14 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.composition import check_once, options
 from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.experiment.results import (
-    LOCAL,
-    Reader,
-    read_results,
-    record_places,
-)
+from capmoe_eval.experiment.results import LOCAL, Reader, read_results, record_places
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.paper.claims.ledger import ledger, paper_claims
+from capmoe_eval.paper.claims.judge import judge, paper_claims
 from capmoe_eval.paper.evidence import Evidence, pooled_models
 from capmoe_eval.paper.trainings import dev_losses, read_trainings
-from capmoe_eval.report.claims.render import RENDERERS, Report
+from capmoe_eval.report.claims.ledger import headings, to_html, to_json
+from capmoe_eval.results.frames import results_of
 
 _KEYS = ("profile", "results_dir")
 
@@ -52,46 +48,44 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
         check_writable("--out", parsed.out)
         folder = parsed.out / profile
-        report = build(results, profile, folder, parsed.bench, reader)
-        if not report.evidence.records and ("results_dir" in settings or record_places(results)):
+        evidence = evidence_of(results, profile, parsed.bench, reader)
+        n_cells = len(evidence.results.cells)
+        if not n_cells and ("results_dir" in settings or record_places(results)):
             raise UsageError(
                 f"results_dir={results}: no whole record there; name one that has records"
             )
-        for line in report.evidence.broken:
+        for line in evidence.broken:
             print(f"left out: {line}", file=sys.stderr)
+        claims = paper_claims()
+        verdicts = judge(evidence, claims)
+        files = {"claims.html": to_html, "claims.json": to_json}
         with writing("--out", parsed.out):
-            for suffix, renderer in RENDERERS.items():
-                write_text(folder / f"claims.{suffix}", renderer(report))
-        n_claims, n_records = sum(report.counts.values()), len(report.evidence.records)
-        print(f"{n_claims} claims judged by {n_records} records of profile {profile}")
-        for heading, count in report.headings:
+            for name, written in files.items():
+                write_text(folder / name, written(verdicts, claims, evidence, folder))
+        print(f"{len(claims)} claims judged by {n_cells} records of profile {profile}")
+        for heading, count in headings(verdicts):
             print(f"{count:4} {heading}")
-        print("written: " + ", ".join(str(folder / f"claims.{suffix}") for suffix in RENDERERS))
+        print("written: " + ", ".join(str(folder / name) for name in files))
         return 0
 
     sys.exit(run_command(write))
 
 
-def build(
-    results: Path,
-    profile: str,
-    folder: Path,
-    bench: Path = FOLDER,
-    reader: Reader | None = None,
-) -> Report:
-    """Return the ledger of a results directory, with links as seen from ``folder``."""
-    results_read, timed = read_results(results, reader), read_bench(bench)
+def evidence_of(
+    results: Path, profile: str, bench: Path = FOLDER, reader: Reader | None = None
+) -> Evidence:
+    """Return what the claims are judged by: the records of a directory, timings and trainings."""
+    records, timed = read_results(results, reader), read_bench(bench)
     pooled = pooled_models(profile)
-    evidence = Evidence(
+    return Evidence(
         profile,
-        results_read.records,
-        (*results_read.broken, *timed.broken),
+        results_of(records.records),
+        (*records.broken, *timed.broken),
         trainings=read_trainings(None, profile),
         bench=timed,
         pooled=pooled,
         losses=dev_losses(pooled),
     )
-    return Report(ledger(paper_claims(), evidence), evidence, folder)
 
 
 def _settings(overrides: Sequence[str]) -> Mapping[str, str]:

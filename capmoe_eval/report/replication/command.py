@@ -20,19 +20,17 @@ from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.experiment.selection import Finished, finished, refuse_experiment
+from capmoe_eval.paper.claims.judge import check_pairs, findings_of, judge, replication_claims
+from capmoe_eval.paper.contrasts import written_margins
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.replication import (
-    grouping,
-    judged,
-    replication_claims,
-    written_margins,
-)
+from capmoe_eval.paper.replication import grouping
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
-from capmoe_eval.paper.verdicts import LEVEL, ONLY_HERE, VerdictFile
-from capmoe_eval.report.claims.render import profile_note
+from capmoe_eval.paper.verdicts import LEVEL, ONLY_HERE, JudgedClaim, VerdictFile
+from capmoe_eval.report.claims.ledger import profile_note
 from capmoe_eval.report.replication.records import RECORDS, contrast_records
 from capmoe_eval.report.templates import render
+from capmoe_eval.results.frames import results_of
 
 CONTRASTS: Final = "contrasts.csv"
 """The numbers of every contrast, beside replication.md."""
@@ -77,29 +75,26 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         check_writable("--out", parsed.out)
         trainings = read_trainings(parsed.trainings, profile)
         losses = dev_losses(frozenset(plan.cell.model.name for plan in cells.plans))
-        evidence = Evidence(
-            profile,
-            _alike(cells, reads),
-            trainings=trainings,
-            losses=losses,
-        )
+        records = results_of(_alike(cells, reads))
+        evidence = Evidence(profile, records, trainings=trainings, losses=losses)
         file = VerdictFile(
             profile=profile,
             models=evidence.models,
-            records=len(evidence.records),
+            records=len(evidence.results.cells),
             missing=len(cells.plans) - len(cells.records),
             notes=(*cells.notes, *losses.notes, *cells.broken),
             level=LEVEL,
-            margins=written_margins(),
-            claims=tuple(judged(claim, evidence) for claim in replication_claims()),
+            margins=written_margins(replication_claims()),
+            claims=judged(evidence),
             grouping=grouping(evidence),
         )
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
-        from capmoe_eval.report.replication.picture import draw, draw_gaps, to_png
-
         folder = parsed.out / profile
         contrasts = contrast_records(file, folder)
+        file = VerdictFile.model_validate_json(file.to_json())  # with its digits
+        from capmoe_eval.report.replication.picture import draw, draw_gaps, to_png
+
         text = render(
             "replication.md",
             file=file,
@@ -131,6 +126,29 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     sys.exit(run_command(report))
 
 
+def judged(evidence: Evidence) -> tuple[JudgedClaim, ...]:
+    """Return the claims of the replication with their verdicts.
+
+    Records that do not pair are a UsageError.
+    """
+    claims = replication_claims()
+    check_pairs(claims, evidence)
+    verdicts = dict(list(judge(evidence, claims).groupby("claim")))
+    written = []
+    for claim in claims:
+        rows = verdicts[claim.id]
+        word, scope = rows[["conclusion", "of"]].iloc[0]
+        note = " ".join(
+            part for part in (claim.beyond, claim.note) if isinstance(part, str) and part
+        )
+        about = {name: getattr(claim, name) for name in ("id", "place", "statement", "refuted_by")}
+        about |= {"verdict": word, "scope": scope, "beyond": bool(claim.beyond), "note": note}
+        about |= {"decided_by": "".join(rows["label"][rows["decides"]])}
+        about["contrasts"] = findings_of(rows[rows["label"] != ""])
+        written.append(JudgedClaim.model_validate(about))
+    return tuple(written)
+
+
 def _lines(file: VerdictFile) -> Iterator[str]:
     """Yield a line for each claim, as wide as a screen, then the notes and the counts."""
     for claim in file.claims:
@@ -153,12 +171,12 @@ def _to_csv(file: VerdictFile, lines: Mapping[tuple[str, str], int]) -> str:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("claim", *plain.split(), *ends, *families, "records_line"))
     for claim in file.claims:
-        for contrast in claim.contrasts:
-            values = (getattr(contrast, name) for name in plain.split())
-            pairs = (*(contrast.bounds or ("", "")), *(contrast.wide or ("", "")))
-            by_name = by_family(contrast.models)
+        for contrast in (finding.model_dump(mode="json") for finding in claim.contrasts):
+            pairs = (*(contrast["bounds"] or ("", "")), *(contrast["wide"] or ("", "")))
+            by_name = by_family(contrast["models"])
             effects = (round(by_name[x], 5) if x in by_name else None for x in families)
-            line = lines.get((claim.id, contrast.label))
+            line = lines.get((claim.id, contrast["label"]))
+            values = (contrast[name] for name in plain.split())
             rows.writerow((claim.id, *values, *pairs, *effects, line))
     return text.getvalue()
 

@@ -19,10 +19,10 @@ from capmoe_eval.paper.verdicts import (
     CONFIRMED,
     CONTRADICTED,
     NOT_SHOWN,
+    Finding,
+    Grouping,
+    JudgedClaim,
     VerdictFile,
-    WrittenClaim,
-    WrittenFinding,
-    WrittenGrouping,
 )
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.routing.registry import method_names
@@ -93,22 +93,22 @@ def draw(file: VerdictFile) -> Figure:
     return figure
 
 
-def _in_points(claim: WrittenClaim) -> list[WrittenFinding]:
+def _in_points(claim: JudgedClaim) -> list[Finding]:
     """Return the contrasts of a claim that can be drawn, the one that decides it first."""
     rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
     return sorted(rows, key=lambda row: row.label != claim.decided_by)
 
 
-def _contrast(rows: Sequence[WrittenFinding]) -> str:
+def _contrast(rows: Sequence[Finding]) -> str:
     return words(rows[0].label) + (f"; {len(rows) - 1} more" if len(rows) > 1 else "")
 
 
-def _title(claim: WrittenClaim) -> str:
+def _title(claim: JudgedClaim) -> str:
     verdict = " ".join([claim.verdict, claim.scope]).rstrip()
     return textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 62)
 
 
-def _draw_rows(axes: Any, rows: Sequence[WrittenFinding]) -> None:
+def _draw_rows(axes: Any, rows: Sequence[Finding]) -> None:
     """Draw the first contrast with its margin, its intervals and each model, then the others."""
     first, *others = rows
     look = _LOOKS[first.verdict]
@@ -145,7 +145,7 @@ def _legend(figure: Figure, file: VerdictFile) -> None:
     figure.legend(handles=handles, ncols=3, loc=place, title=textwrap.fill(title, 70))
 
 
-def draw_gaps(grouping: Sequence[WrittenGrouping]) -> Figure:
+def draw_gaps(grouping: Sequence[Grouping]) -> Figure:
     """Draw each gap of Table 1 by the sequences per rank; the first row's, as printed, dashed."""
     printed, *rows = grouping
     sizes = [row.sequences for row in rows]

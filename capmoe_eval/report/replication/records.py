@@ -56,7 +56,7 @@ def contrast_records(file: VerdictFile, folder: Path) -> ContrastFile:
             ContrastRecords(
                 claim=claim,
                 label=finding.label,
-                effect=finding.effect,
+                effect=round(finding.effect, 5),
                 files=by_file(finding.records, folder),
             )
             for claim, finding in contrasts

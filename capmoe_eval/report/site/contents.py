@@ -33,7 +33,7 @@ from capmoe_eval.report.templates import ABSENT, shown
 
 if TYPE_CHECKING:
     from capmoe_eval.paper.benchmarks import Bench
-    from capmoe_eval.paper.verdicts import WrittenClaim
+    from capmoe_eval.paper.verdicts import JudgedClaim
 
 File = TypeVar("File", bound=BaseModel)
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def unmeasured(bench: Bench) -> list[str]:
     ]
 
 
-def contrast_rows(claim: WrittenClaim) -> Iterator[tuple[str, ...]]:
+def contrast_rows(claim: JudgedClaim) -> Iterator[tuple[str, ...]]:
     """Yield what was compared for a claim, effect, interval, p, verdict and effects by model."""
     for contrast in claim.contrasts:
         interval = ABSENT

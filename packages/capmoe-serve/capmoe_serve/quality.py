@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Final, Literal
@@ -11,7 +12,8 @@ from typing import Final, Literal
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, record_places
-from capmoe_eval.paper.evidence import Evidence, Side, unseeded
+from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method, knobs
 
@@ -48,7 +50,8 @@ class Quality:
         self.records = tuple(records)
         self._ranks = ranks
         self._model = records[0].model
-        self._evidence = Evidence(profile="", records=self.records)
+        self._evidence = Evidence(profile="", results=results_of(self.records))
+        self._by_path = {str(record.path): record for record in self.records}
 
     def change(self, method: Method) -> Change | None:
         """Return the change of accuracy under a method, or None if no records pair.
@@ -70,8 +73,8 @@ class Quality:
         )
 
     def _records_of(self, method: Method) -> list[Record]:
-        tasks = self._evidence.find(_side(method), self._model).values()
-        return [record for records in tasks for record in records]
+        cells = self._evidence.pick(_side(method), self._model)
+        return [self._by_path[path] for path in cells["path"]]
 
     def completed(
         self, settings: Sequence[ServingSetting], link_share: float
@@ -153,7 +156,7 @@ class Quality:
 
         They are of contiguous placement; loads of records tell nothing of others. Seeds are one.
         """
-        methods = {unseeded(record.cell.method) for record in self.records}
+        methods = {_unseeded(record.cell.method) for record in self.records}
         return sorted(filter(self._is_served, methods), key=lambda method: repr(method.identity()))
 
     def _is_served(self, method: Method) -> bool:
@@ -201,6 +204,13 @@ class Quality:
 def _side(method: Method) -> Side:
     # What has no effect is not part of an identity, and would not be found with another value.
     return Side.model_validate({"ep_size": method.ep_size} | method.identity())
+
+
+@cache  # a method has many records, and is checked when it is made
+def _unseeded(method: Method) -> Method:
+    """Return a method with seed 0 where it has a seed."""
+    knobs = method.identity()
+    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs | {"seed": 0})
 
 
 def _straggler(records: Sequence[Record], when: Literal["before", "after"]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from capmoe_eval.paper.claims.ledger import PaperClaim, paper_claims
+from capmoe_eval.paper.claims.judge import Claim, paper_claims
 from capmoe_eval.paper.printed import PrintedRow, find_row, find_rows, pairs
 
 Kind = tuple[int, str, str]
@@ -87,14 +87,14 @@ def compared(fact: dict[str, Any]) -> Iterator[frozenset[str]]:
 
 
 @cache
-def compared_by_claim() -> list[tuple[PaperClaim, set[frozenset[str]]]]:
+def compared_by_claim() -> list[tuple[Claim, set[frozenset[str]]]]:
     facts = [
         (claim, check.get("printed", {})) for claim in paper_claims() for check in claim.checks
     ]
     return [(claim, set(compared(fact))) for claim, fact in facts]
 
 
-def entries_of(pair: frozenset[str]) -> list[PaperClaim]:
+def entries_of(pair: frozenset[str]) -> list[Claim]:
     return [claim for claim, of in compared_by_claim() if pair in of]
 
 

@@ -10,18 +10,10 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.paper.claims.ledger import ledger, paper_claims, read_claims
+from capmoe_eval.paper.claims.judge import judge, paper_claims, read_claims
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.verdicts import VerdictFile, WrittenFinding
-from capmoe_eval.report.claims.command import build, main
-from capmoe_eval.report.claims.render import (
-    FindingInWords,
-    Report,
-    quoted,
-    to_html,
-    to_json,
-    to_markdown,
-)
+from capmoe_eval.report.claims.command import main
+from capmoe_eval.report.claims.ledger import counts, headings, to_html, to_json
 from tests.paper.fabricate import evidence, record
 
 NASTY = "</td><script>alert('&\"|*_[x](y)')</script>"
@@ -74,7 +66,7 @@ def test_the_command_writes_the_same_bytes_twice(
     assert run(*arguments) == 0
     folder = tmp_path / "reports/zoo"
     first = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert set(first) == {"claims.md", "claims.html", "claims.json"}
+    assert set(first) == {"claims.html", "claims.json"}
     assert run(*arguments) == 0
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
     assert "3 records of profile zoo" in capsys.readouterr().out
@@ -105,7 +97,7 @@ def test_what_is_no_record_is_listed_and_breaks_nothing(
     listed = json.loads((out / "zoo/claims.json").read_text())["broken"]
     for name, (_, reason) in broken.items():
         assert any(f"{name}.json" in line and reason in line for line in listed)
-        for place in (told.err, *((out / f"zoo/claims.{s}").read_text() for s in ("html", "md"))):
+        for place in (told.err, (out / "zoo/claims.html").read_text()):
             assert f"{name}.json" in place
 
 
@@ -127,8 +119,7 @@ def test_a_mistake_is_one_line(
     assert error.count("\n") == 1
 
 
-@pytest.fixture(scope="module")
-def nasty() -> Report:
+def test_html_escapes_every_text() -> None:
     """A claim of whose texts each looks like markup."""
     contrast: dict[str, Any] = {"model": MODEL, "a": {"method": "score", "gamma": 1.0}}
     contrast |= {"b": {"method": "baseline"}, "expect": "less"}
@@ -136,48 +127,47 @@ def nasty() -> Report:
     entry |= {"id": "one", "version": "v2", "kind": "effect", "published": {"values": [NASTY]}}
     entry |= {"check": {"measured": {"contrasts": [contrast]}}}
     rows = record("score", 1.0, model=MODEL), record("baseline", model=MODEL)
-    found = evidence(*rows, broken=(NASTY,))
-    return Report(ledger(read_claims(json.dumps([entry])), found), found, Path("reports/zoo"))
-
-
-def test_html_escapes_every_text(nasty: Report) -> None:
-    text = to_html(nasty)
+    material = evidence(*rows, broken=(NASTY,))
+    claims = read_claims(json.dumps([entry]))
+    text = to_html(judge(material, claims), claims, material, Path("reports/zoo"))
     page = Page(text)
     assert "<script" not in text
     # Section, place, quote, published value, note and broken file, as they are.
     assert page.text.count(NASTY) >= 6
     assert page.text.count(MODEL) >= 3  # the model, and the contrast on it
-    assert "prefers-color-scheme: dark" in text
     assert not re.search(r"(src|href)=\"(https?:)?//", text)
 
 
 def test_a_finding_leads_to_its_first_records_and_counts_the_others() -> None:
-    links = [(f"{n}.json", str(n)) for n in range(5)]
-    finding = FindingInWords.of("measured", "text", links, " in claims.json.", ".")
-    text = str(quoted("words", [finding], "note: n"))
-    assert re.findall(r'href="(\d).json"', text) == ["0", "1", "2"]
-    assert "and 2 more in claims.json.</li><li>note: n</li>" in text
-
-
-def test_markdown_cells_do_not_break_their_table(nasty: Report) -> None:
-    lines = to_markdown(nasty).splitlines()
-    [row] = [line for line in lines if line.startswith("|") and "alert" in line]
-    assert len(re.findall(r"(?<!\\)\|", row)) == 7
-    assert "<script" not in "\n".join(lines).replace("\\<script", "")
+    rows = [
+        record(method, 1.0, [right] * 40, task=task)
+        for task in ("obqa", "rte", "piqa")
+        for method, right in (("score", 1), ("random", 0))
+    ]
+    contrast = {"a": {"method": "score", "gamma": 1.0}, "b": {"method": "random", "gamma": 1.0}}
+    check = {"measured": {"contrasts": [contrast | {"expect": "greater"}]}}
+    claims = read_claims(json.dumps([{"id": "one", "place": "P", "note": "n", "check": check}]))
+    material = evidence(*rows)
+    verdicts = judge(material, claims)
+    page = Page(to_html(verdicts, claims, material, Path("reports/zoo")))
+    assert len(page.attributes["href"]) == 3
+    assert "and 3 more in claims.json" in page.text
+    assert "note: n" in page.text
+    [written] = json.loads(to_json(verdicts, claims, material, Path("reports/zoo")))["claims"]
+    assert written["decided_by"] == "score γ=1 − random γ=1"
+    assert written["findings"][1]["records"] == list(range(6))
 
 
 def test_every_claim_has_one_anchor_and_every_verdict_is_counted() -> None:
-    report = Report(ledger(paper_claims(), Evidence("zoo")), Evidence("zoo"))
-    ids = [claim.id for claim in paper_claims()]
-    assert sorted(Page(to_html(report)).attributes["id"]) == sorted(ids)
-    text = to_markdown(report)
+    claims, material = paper_claims(), Evidence("zoo")
+    verdicts = judge(material, claims)
+    text = to_html(verdicts, claims, material, Path())
+    assert sorted(Page(text).attributes["id"]) == sorted(claim.id for claim in claims)
     assert "0 records" in text
-    for name in ids:
-        assert text.count(f"(#{name})") == text.count(f'<a id="{name}">') == 1
-    counts = json.loads(to_json(report))["counts"]
-    assert counts == report.counts
-    assert counts["contradicted"] == 0
-    assert sum(counts.values()) == len(ids)
+    content = json.loads(to_json(verdicts, claims, material, Path()))
+    assert content["counts"] == counts(verdicts)
+    assert content["counts"]["contradicted"] == 0
+    assert sum(content["counts"].values()) == len(claims)
 
 
 def test_without_records_nothing_is_confirmed_but_in_print(
@@ -185,33 +175,18 @@ def test_without_records_nothing_is_confirmed_but_in_print(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run() == 0
-    for text in (capsys.readouterr().out, Path("reports/zoo/claims.md").read_text()):
-        assert re.search(r"(?m)\d+ confirmed in print$|^\| confirmed in print \| \d", text)
-        assert not re.search(r"(?m)[1-9]\d* confirmed$|^\| confirmed \|", text)
+    out = capsys.readouterr().out
+    assert re.search(r"(?m)\d+ confirmed in print$", out)
+    assert not re.search(r"(?m)[1-9]\d* confirmed$", out)
 
 
-def test_verdicts_in_print_are_counted_apart(results: Path, tmp_path: Path) -> None:
-    report = build(results, "zoo", tmp_path)
-    words = dict(report.headings)
-    [mixed] = [word for word in words if word.startswith("confirmed")]
-    in_print = [v.scope == "in print" for v in report.verdicts if v.word == "confirmed"]
-    assert mixed == f"confirmed, {sum(in_print)} of them in print"
-    assert words[mixed] == len(in_print) == report.counts["confirmed"] > sum(in_print)
-
-
-@pytest.mark.slow
-def test_a_contrast_has_one_effect_and_one_verdict_on_both_pages() -> None:
-    """The shipped replication beside the ledger of the same records."""
-    results = Path(__file__).parents[3] / "results" / "zoo"
-    file = VerdictFile.model_validate_json((results / "replication.json").read_text())
-    replicated = {(c.label, c.bounds): c for claim in file.claims for c in claim.contrasts}
-    report = build(results, "zoo", Path("reports/zoo"))
-    shared = 0
-    for verdict in report.verdicts:
-        for finding in (f for result in verdict.results for f in result.findings if f.bounds):
-            written = WrittenFinding.of(finding)
-            if other := replicated.get((written.label, written.bounds)):
-                # The file names the records of a contrast elsewhere.
-                assert written.model_dump() == other.model_dump()
-                shared += 1
-    assert shared > 30
+def test_verdicts_in_print_are_counted_apart() -> None:
+    sides = "a: {method: score, gamma: 1.0}, b: {method: random, gamma: 1.0}"
+    check = f"{{measured: {{contrasts: [{{{sides}, expect: greater}}]}}}}"
+    measured = f"- {{id: a, place: P, check: {check}}}"
+    fact = "{printed: {fact: averages, where: {version: v1, table: 1}}}"
+    in_print = f"- {{id: b, place: P, check: {fact}}}"
+    claims = read_claims(f"{measured}\n{in_print}")
+    rows = record("score", 1.0, [1] * 40), record("random", 1.0, [0] * 40)
+    assert headings(judge(evidence(*rows), claims))[0] == ("confirmed, 1 of them in print", 2)
+    assert headings(judge(evidence(), claims))[0] == ("confirmed in print", 1)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from capmoe_eval.paper.benchmarks import Bench, read_bench
-from capmoe_eval.paper.claims.ledger import ledger, paper_claims
+from capmoe_eval.paper.claims.judge import judge, paper_claims
 from capmoe_eval.paper.claims.speedup import FACTS, check
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.verdicts import Outcome
 from tests.experiment.timings import files
+from tests.paper.fabricate import label
 
 # In the made-up studies Expanded Drop at γ = 2 gains 1.05 ± 5 %, which is not apart from 1, and
 # saves 0.945 ± 5 % of what is sent; the prefill's and the first model's layer's gains are equal.
@@ -39,13 +40,13 @@ def one_study(folder: Path, name: str, rows: list[dict[str, Any]], **other: Any)
 
 
 def verdict(name: str, bench: Bench) -> str:
-    verdicts = ledger(paper_claims(), Evidence("zoo", bench=bench))
-    return next(v.label for v in verdicts if v.entry.id == name)
+    claims = [claim for claim in paper_claims() if claim.id == name]
+    return label(judge(Evidence("zoo", bench=bench), claims))
 
 
 def test_every_fact_is_judged(bench: Bench) -> None:
     assert set(EXPECTED) == set(FACTS)
-    assert {name: check({"fact": name}, bench).outcome for name in FACTS} == EXPECTED
+    assert {name: check({"fact": name}, bench)[0].verdict for name in FACTS} == EXPECTED
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_fact_is_read_from_quartiles(
     method = files.label("score", 1.0)
     rows = [files.row(method | {"gamma": 1.0 + n}, s) for n, s in enumerate(speedups)]
     bench = one_study(tmp_path, "speedup", [files.row(), *rows])
-    assert check({"fact": "accelerates"}, bench).outcome is outcome
+    assert check({"fact": "accelerates"}, bench)[0].verdict is outcome
 
 
 @pytest.mark.parametrize(
@@ -87,14 +88,14 @@ def test_latency_follows_the_peak(
         for number, value in enumerate(seconds)
     ]
     files.write(tmp_path, files.study("skew", [files.run(points)]))
-    assert check({"fact": "slower_when_uneven"}, read_bench(tmp_path)).outcome is outcome
+    assert check({"fact": "slower_when_uneven"}, read_bench(tmp_path))[0].verdict is outcome
 
 
 def test_a_verdict_says_that_it_is_emulated(bench: Bench) -> None:
-    finding = check({"fact": "rises"}, bench)
-    assert "EMULATED on 6, 8 ranks (cpu)" in finding.text
-    assert "in 8 of 8 comparisons" in finding.text
-    assert all("EMULATED" in detail.unit for detail in finding.findings)
+    first, *findings = check({"fact": "rises"}, bench)
+    assert "EMULATED on 6, 8 ranks (cpu)" in first.text
+    assert "in 8 of 8 comparisons" in first.text
+    assert all("EMULATED" in finding.unit for finding in findings)
     assert verdict("s51-faster-tighter", bench) == "confirmed in direction, emulated"
     assert verdict("s51-experts-per-gpu", bench) == "confirmed in direction, emulated"
     assert verdict("s51-accelerates", bench) == "not shown in direction, emulated"
@@ -120,15 +121,17 @@ def test_no_emulation_confirms_or_refutes_a_printed_number(tmp_path: Path, bench
     )
     other = verdict("s52-device-speed", read_bench(tmp_path))
     assert other == "not shown (the opposite, but emulated)"
-    with_bench = ledger(paper_claims(), Evidence("zoo", bench=bench))
-    without = ledger(paper_claims(), Evidence("zoo"))
-    for new, old in zip(with_bench, without, strict=True):
-        timed = [f for f in new.results if f.source == "speedup"]
-        if new.entry.kind == "number":
-            assert new.word in (old.word, "not shown")
-            assert not any(finding.findings for finding in timed)
-        if timed:
-            assert "emulated" in new.scope
+    claims = {claim.id: claim for claim in paper_claims()}
+    new, old = (
+        judge(material, paper_claims())
+        for material in (Evidence("zoo", bench=bench), Evidence("zoo"))
+    )
+    words = old.drop_duplicates("claim").set_index("claim")["conclusion"]
+    assert new["of"][new["check"] == "speedup"].str.contains("emulated").all()
+    for name, rows in new.groupby("claim"):
+        if claims[str(name)].kind == "number":
+            assert rows["conclusion"].iloc[0] in (words[name], "not shown")
+            assert not rows["label"][rows["check"] == "speedup"].any()
 
 
 @pytest.mark.parametrize(
@@ -145,8 +148,8 @@ def test_only_real_ranks_contradict(tmp_path: Path, kind: str, expected: str) ->
 
 def test_without_files_the_command_is_told() -> None:
     for name in FACTS:
-        finding = check({"fact": name}, Bench())
-        assert finding.outcome is Outcome.ABSENT
+        [finding] = check({"fact": name}, Bench())
+        assert finding.verdict is Outcome.ABSENT
         assert "capmoe-eval bench ep --study" in finding.text
     assert verdict("s51-accelerates", Bench()) == "not measured"
     assert verdict("s51-faster-tighter", Bench()) == "confirmed in print"

@@ -9,23 +9,23 @@ from capmoe_eval.paper.verdicts import (
     CONFIRMED,
     CONTRADICTED,
     NOT_SHOWN,
+    Finding,
+    JudgedClaim,
     VerdictFile,
-    WrittenClaim,
-    WrittenFinding,
 )
 from capmoe_eval.report.replication.picture import draw, words
 
 
-def finding(effect: float | None, verdict: str = CONFIRMED, **fields: object) -> WrittenFinding:
+def finding(effect: float | None, verdict: str = CONFIRMED, **fields: object) -> Finding:
     ends = {} if effect is None else {"low": effect - 0.25, "high": effect + 0.25}
-    given = {"label": "score γ=1 − order γ=1", "models": {"m": 0.5}, **ends, **fields}
-    return WrittenFinding.model_validate({"effect": effect, "verdict": verdict, **given})
+    given = {"label": "score γ=1 − order γ=1", "unit": "points", "models": {"m": 0.5}, **ends}
+    return Finding.model_validate({"effect": effect, "verdict": verdict, **given, **fields})
 
 
-def picture(*claims: list[WrittenFinding], decided_by: str = "") -> Figure:
+def picture(*claims: list[Finding], decided_by: str = "") -> Figure:
     about = {"verdict": "mixed", "statement": "It helps.", "decided_by": decided_by}
     written = [
-        WrittenClaim.model_validate({"id": "abc"[at], "contrasts": tuple(rows), **about})
+        JudgedClaim.model_validate({"id": "abc"[at], "contrasts": tuple(rows), **about})
         for at, rows in enumerate(claims)
     ]
     return draw(VerdictFile(profile="zoo", models=("m",), claims=tuple(written)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.evidence import Evidence, Side
@@ -19,20 +19,15 @@ from capmoe_eval.paper.layout import ALL_TASKS, LAYOUTS
 from capmoe_eval.paper.nulls import uniform_bound
 from capmoe_eval.paper.printed import PrintedRow, find_rows
 from capmoe_eval.paper.statistics import binomial_tail
-from capmoe_eval.paper.verdicts import (
-    BEYOND,
-    LEVEL,
-    CheckResult,
-    Finding,
-    Outcome,
-    unanimous,
-    weigh,
-)
+from capmoe_eval.paper.verdicts import BEYOND, LEVEL, Finding, Outcome, unanimous, weigh
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _TASKS: Final = {column.heading: column.task for column in ALL_TASKS}
 
 
-def check_value(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
+def check_value(where: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
     """Compare rows of a printed table with records of the same checkpoints, number by number.
 
     z is the difference over the standard error of a difference of two runs, each with ours: the
@@ -43,47 +38,46 @@ def check_value(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     if evidence.profile != "paper":
         names = ", ".join(dict.fromkeys(row.model for row in rows))
         text = f"Needs the weights of {names}: profile=paper compares."
-        return CheckResult("value", Outcome.IMPOSSIBLE, text)
+        return [Finding(verdict=Outcome.IMPOSSIBLE, text=text)]
     findings: list[Finding] = []
     # By number: the size of its z, its difference and our standard error.
     compared: list[tuple[float, float, float]] = []
     for row in rows:
         model, side = _counterpart(row)
-        by_task = evidence.find(side, model)
+        cells = evidence.pick(side, model)
         for heading, printed in row.tasks.items():
-            records = by_task.get(_TASKS[heading], [])
-            if not records or any(record.stderr is None for record in records):
+            of_task = cells[cells["task"] == _TASKS[heading]]
+            if of_task.empty or of_task["stderr"].isna().any():
                 continue
-            ours = 100 * sum(record.value for record in records) / len(records)
-            error = 100 * sum(record.stderr or 0.0 for record in records) / len(records)
+            ours, error = (100 * of_task[name].mean() for name in ("value", "stderr"))
             z = (ours - printed) / (math.sqrt(2) * error) if error else math.inf
             label = f"{row.label} {heading}: printed {printed:g}, z = {z:+.2f}"
-            path = str(records[0].path)
-            findings.append(
-                Finding(label, Outcome.UNDECIDED, ours, unit="percent", records=(path,))
-            )
+            about: dict[str, Any] = {"effect": ours, "records": (of_task["path"].iloc[0],)}
+            finding = Finding(label=label, verdict=Outcome.UNDECIDED, unit="percent", **about)
+            findings.append(finding)
             compared.append((abs(z), ours - printed, error))
-    cells = sum(len(row.tasks) for row in rows)
+    numbers = sum(len(row.tasks) for row in rows)
     if not compared:
-        return CheckResult("value", Outcome.ABSENT, f"None of {cells} numbers has a record.")
+        text = f"None of {numbers} numbers has a record."
+        return [Finding(verdict=Outcome.ABSENT, text=text)]
     sizes, gaps, errors = zip(*compared, strict=True)
     beyond = sum(z >= BEYOND for z in sizes)
     worst = findings[sizes.index(max(sizes))]
     mean = sum(gaps) / len(gaps)
     reach = BEYOND * math.sqrt(2 * sum(error**2 for error in errors)) / len(gaps)
     text = (
-        f"{len(compared)} of {cells} numbers have records; {beyond} differ by {BEYOND} standard "
+        f"{len(compared)} of {numbers} numbers have records; {beyond} differ by {BEYOND} standard "
         f"errors or more, {0.05 * len(compared):.1f} would by chance; the mean difference is "
         f"{mean:+.2f} ± {reach:.2f} points. Furthest: {worst.label}, ours {worst.effect:.1f}."
     )
     # A whole table fails if too many numbers lie beyond; it holds only if, besides, the mean
     # difference is known to be within the margin.
     outcome = Outcome.UNDECIDED
-    if len(compared) == cells:
-        tail = binomial_tail(beyond, cells, 0.05)
+    if len(compared) == numbers:
+        tail = binomial_tail(beyond, numbers, 0.05)
         within = Expectation.of({"within": "comparable"}).judge(mean - reach, mean + reach)
         outcome = Outcome.FAILS if tail < LEVEL else within
-    return CheckResult("value", outcome, text, tuple(findings))
+    return [Finding(verdict=outcome, text=text), *findings]
 
 
 def _counterpart(row: PrintedRow) -> tuple[str, Side]:
@@ -132,36 +126,35 @@ class LoadQuestion(BaseModel):
         return text if self.against is None else f"{text} − {self.against}"
 
 
-def _quantity(question: LoadQuestion, record: Record) -> float | None:
-    """Return the quantity that is asked for, or None where the record does not have it."""
-    load, layers = record.load, record.layers
-    pairs = sum(layer.assignments for layer in layers)
+def _quantity(question: LoadQuestion, cells: pd.DataFrame, layers: pd.DataFrame) -> pd.Series:
+    """Return the quantity that is asked for, of each cell; NaN where it does not have it."""
+    added, dropped = (cells[f"load.{name}"] / cells["pairs"] for name in ("added", "dropped"))
     match question.quantity:
         case "added_share":  # computed pairs beyond a token's top-k, over all its top-k pairs
-            return load.added / pairs
+            return added
         case "computed_share":  # computed pairs over those of the dropless model
-            return 1 + (load.added - load.dropped) / pairs
+            return 1 + (added - dropped)
         case "imbalance_after":  # the fullest expert's pairs over the mean, of those computed
-            return load.mean_peak_after / (1 + (load.added - load.dropped) / pairs)
+            return cells["load.mean_peak_after"] / (1 + (added - dropped))
         case "drop_rate_at":  # Equation 11's share of dropped pairs at γ, from the record's grids
-            dropped, gamma = 0.0, question.gamma or 0.0
-            for layer in layers:
-                if gamma not in layer.grid.gamma:
-                    return None
-                rate = layer.grid.drop_rate[layer.grid.gamma.index(gamma)]
-                dropped += rate * layer.assignments
-            return dropped / pairs
+            of_cells = layers[layers["cell"].isin(cells["cell"])]
+            columns = ["grid.gamma", "grid.drop_rate"]
+            grid = of_cells[["cell", "assignments", *columns]].explode(columns)
+            grid = grid[grid["grid.gamma"] == question.gamma]
+            pairs = (grid["grid.drop_rate"] * grid["assignments"]).groupby(grid["cell"]).sum()
+            has_all = grid["cell"].value_counts() == of_cells["cell"].value_counts()
+            dropped = cells["cell"].map(pairs[has_all.reindex(pairs.index)]).astype(float)
+            return dropped / cells["pairs"]
         case name:
-            value: float | None = getattr(load, name)
-            if not question.beyond_uniform or value is None or load.mean_load is None:
-                return None if question.beyond_uniform else value
-            sizes = layers[0].n_experts, layers[0].top_k, load.mean_load
-            return value - uniform_bound(name, *sizes)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present and len(present) == len(values) else None
+            values = cells[name if name in cells else f"load.{name}"]
+            if question.beyond_uniform:
+                sizes = cells[["n_experts", "top_k", "load.mean_load"]].itertuples(index=False)
+                bounds = [
+                    math.nan if math.isnan(load) else uniform_bound(name, experts, top_k, load)
+                    for experts, top_k, load in sizes
+                ]
+                values = values - bounds
+            return values
 
 
 def _values(question: LoadQuestion, evidence: Evidence) -> tuple[dict[str, float], set[str]]:
@@ -172,26 +165,28 @@ def _values(question: LoadQuestion, evidence: Evidence) -> tuple[dict[str, float
     sides = [side for side in (question.of, question.against) if side is not None]
     left_out = evidence.left_out(sides[0], sides[-1])
     is_peak = question.quantity == "peak_before" and question.against is None
-    values, paths = {}, set()
-    for model in evidence.models:
-        layer = evidence.layer(model)
+    values: dict[str, float] = {}
+    paths: set[str] = set()
+    for model, deployed in evidence.deployments.items():
         # No expert can have more than all tokens.
-        beyond_reach = is_peak and layer.n_experts / layer.top_k <= question.above
+        beyond_reach = is_peak and deployed["n_experts"] / deployed["top_k"] <= question.above
         if model in left_out or beyond_reach:
             continue
-        tasks = []
-        for by_side in evidence.find_tasks(sides, model):
-            means = [_mean([_quantity(question, record) for record in side]) for side in by_side]
-            present = [mean for mean in means if mean is not None]
-            if len(present) == len(sides):
-                tasks.append(present[0] - sum(present[1:]))
-                paths |= {str(record.path) for side in by_side for record in side}
-        if tasks:
-            values[model] = max(tasks) if is_peak else sum(tasks) / len(tasks)
+        picked = evidence.shared(sides, model)
+        means = [
+            _quantity(question, cells, evidence.results.layers)
+            .groupby(cells["task"])
+            .agg(lambda of_task: of_task.mean(skipna=False))
+            for cells in picked
+        ]
+        tasks = (means[0] - sum(means[1:])).dropna()
+        if len(tasks):
+            paths |= {p for cells in picked for p in cells["path"][cells["task"].isin(tasks.index)]}
+            values[model] = float(tasks.max() if is_peak else tasks.mean())
     return values, paths
 
 
-def check_load(raw: Mapping[str, Any], evidence: Evidence) -> CheckResult:
+def check_load(raw: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
     """Return what the load statistics say: true of every model, of none, or of some.
 
     Loads are counted, not sampled: they have no intervals, and a claim holds if it is true of every
@@ -200,19 +195,19 @@ def check_load(raw: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     question = LoadQuestion.model_validate(raw)
     questions = [question]
     if question.every_gamma:
-        factors = {g for model in evidence.models for g in evidence.gammas(question.of, model)}
-        sides = [question.of.model_copy(update={"gamma": gamma}) for gamma in sorted(factors)]
+        sides = [question.of.at(g) for g in evidence.gammas(question.of, *evidence.models)]
         questions = [question.model_copy(update={"of": side}) for side in sides] or questions
-    results = [_answer(question, evidence) for question in questions]
-    outcome = weigh([result.outcome for result in results])
-    findings = tuple(finding for result in results for finding in result.findings)
-    return CheckResult("load", outcome, " ".join(result.text for result in results), findings)
+    answers = [_answer(question, evidence) for question in questions]
+    text = " ".join(check.text for check, *_ in answers)
+    verdict = weigh(check for check, *_ in answers)
+    findings = [finding for _, *findings in answers for finding in findings]
+    return [Finding(verdict=verdict, text=text), *findings]
 
 
-def _answer(question: LoadQuestion, evidence: Evidence) -> CheckResult:
+def _answer(question: LoadQuestion, evidence: Evidence) -> list[Finding]:
     values, paths = _values(question, evidence)
     if not values:
-        return CheckResult("load", Outcome.ABSENT, f"No records of: {question}.")
+        return [Finding(verdict=Outcome.ABSENT, text=f"No records of: {question}.")]
     if question.higher:
         high, low = (
             {model: value for model, value in values.items() if model.startswith(names)}
@@ -230,32 +225,32 @@ def _answer(question: LoadQuestion, evidence: Evidence) -> CheckResult:
         text = f"{_listed(values)}; asked {asked}, {count}."
     # Groups of which one has no records decide nothing.
     outcome = unanimous(fits) if fits else Outcome.UNDECIDED
-    mean, records = sum(values.values()) / len(values), tuple(sorted(paths))
-    finding = Finding(
-        str(question), outcome, mean, unit=question.quantity, models=values, records=records
-    )
-    return CheckResult("load", outcome, f"{question}: {text}", (finding,))
+    about: dict[str, Any] = {"effect": fmean(values.values()), "unit": question.quantity}
+    about |= {"models": values, "records": tuple(sorted(paths))}
+    check = Finding(verdict=outcome, text=f"{question}: {text}")
+    return [check, Finding(label=str(question), verdict=outcome, **about)]
 
 
 def _listed(values: Mapping[str, float]) -> str:
     return ", ".join(f"{model} {value:.3g}" for model, value in values.items()) or "none"
 
 
-def check_invariant(name: str, evidence: Evidence) -> CheckResult:
+def check_invariant(name: str, evidence: Evidence) -> list[Finding]:
     """Return whether an invariant held in every record to which it applies.
 
     One that no record can have is a ValueError.
     """
     if name not in Proofs.model_fields:
         raise ValueError(f"invariant: {name!r} is none of {', '.join(Proofs.model_fields)}")
-    paths: dict[bool | None, list[str]] = {True: [], False: [], None: []}
-    for record in evidence.records:
-        proof = getattr(record.proofs, name)
-        paths[proof and proof.passed].append(str(record.path))
-    kept, broken = paths[True], paths[False]
-    if not kept and not broken:
-        return CheckResult("invariant", Outcome.ABSENT, f"No record to which {name} applies.")
-    outcome = Outcome.FAILS if broken else Outcome.HOLDS
+    cells = evidence.results.cells
+    passed = cells[f"proofs.{name}"]
+    kept, broken = (cells["path"][passed.isin([is_kept])] for is_kept in (True, False))
+    if kept.empty and broken.empty:
+        return [Finding(verdict=Outcome.ABSENT, text=f"No record to which {name} applies.")]
+    outcome = Outcome.HOLDS if broken.empty else Outcome.FAILS
     text = f"{name}: kept in {len(kept)} records, broken in {len(broken)}."
-    finding = Finding(name, outcome, float(len(kept)), unit="records", records=tuple(broken))
-    return CheckResult("invariant", outcome, text, (finding,))
+    about: dict[str, Any] = {"effect": float(len(kept)), "records": tuple(broken)}
+    return [
+        Finding(verdict=outcome, text=text),
+        Finding(label=name, verdict=outcome, unit="records", **about),
+    ]
