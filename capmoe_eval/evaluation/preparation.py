@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.evaluation import inputs
 from capmoe_eval.evaluation.provenance import method_source
-from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import (
     HUB_NAME,
     PROGRAMS,

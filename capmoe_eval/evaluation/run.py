@@ -26,6 +26,7 @@ from capmoe_eval.errors import (
     unwritable,
     writing,
 )
+from capmoe_eval.evaluation import inputs
 from capmoe_eval.evaluation.preparation import (
     cautions,
     check_backend,
@@ -42,7 +43,6 @@ from capmoe_eval.evaluation.preparation import (
     with_documents,
 )
 from capmoe_eval.evaluation.progress import Progress, RunSummary, rounding_warning
-from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.packs import record_bytes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import inputs
 from capmoe_eval.evaluation.preparation import check_backend
-from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import cell_command, sweeps
 from capmoe_eval.experiment.record import Record

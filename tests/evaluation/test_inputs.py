@@ -15,9 +15,9 @@ import datasets
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import inputs
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from capmoe_eval.experiment.datasource import DataSource, data_source
