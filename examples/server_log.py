@@ -10,7 +10,7 @@ from pathlib import Path
 
 from capmoe_serve.balancing import compare
 from capmoe_serve.readers.formats import read_trace
-from capmoe_serve.summary import summarise
+from capmoe_serve.summary import ALL, summarise
 
 EXAMPLE = "example"
 RANKS = 8
@@ -20,8 +20,8 @@ def main(path: str = EXAMPLE, experts: str | None = None) -> None:
     """Print drops by γ, and the straggler factor of every placement."""
     trace = read_trace(Path(path), n_experts=None if experts is None else int(experts))
     summary = summarise(trace, (1.0, 1.5, 2.0), ranks=RANKS)
-    for at in summary.total.at:
-        print(f"gamma {at.gamma:g}: {at.drop_rate:.1%} dropped")
+    for gamma, share in summary.capacities.loc[ALL, "dropped"].items():
+        print(f"gamma {gamma:g}: {share:.1%} dropped")
     # Plans on the first half of the steps, judges on the second.
     for outcome in compare(trace.loads(), ranks=RANKS):
         print(f"{outcome.method:16} straggler factor {outcome.summary().straggler:.2f}")

@@ -8,8 +8,12 @@ Words are split as a shell does. They run in a directory that has an empty ``fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from tests.satellites import HAS_METHODS, HAS_ZOO
 
@@ -518,3 +522,27 @@ def rows() -> Iterator[Row]:
         for words, said in table.items():
             if command != "train" or HAS_ZOO:
                 yield Row(command, words, said)
+
+
+def snapshot(place: Path) -> dict[str, int]:
+    """Return every file below a directory, and beside it, with its size."""
+    return {str(path): path.stat().st_size for path in place.parent.rglob("*") if path.is_file()}
+
+
+def refusal(
+    main: Callable[[Sequence[str]], object],
+    words: Sequence[str],
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> str:
+    """Return the one line that a command line is refused with, by status 2, writing nothing."""
+    before = snapshot(place)
+    with pytest.raises(SystemExit) as done:
+        sys.exit(main(words))  # type: ignore[arg-type]
+    out, err = capsys.readouterr()
+    assert (done.value.code, out) == (2, ""), err
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+    assert len(line) < 2_000
+    assert snapshot(place) == before
+    return line

@@ -17,7 +17,7 @@ from lm_eval.tasks._index import TaskIndex
 
 from capmoe_eval.__main__ import main
 from capmoe_eval.evaluation import loading
-from tests.bad_input import Row, rows
+from tests.bad_input import Row, refusal, rows, snapshot
 
 ROWS = list(rows())
 # Only the model can say these.
@@ -72,34 +72,27 @@ def index_once() -> Iterator[None]:
         yield
 
 
-def snapshot(place: Path) -> dict[str, int]:
-    """Return every file below a directory, and beside it, with its size."""
-    return {str(path): path.stat().st_size for path in place.parent.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.command} {row.words}"[:80] for row in ROWS])
 def test_bad_input_is_one_line_and_status_2(
     row: Row, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not row.words.startswith(OF_THE_MODEL):
         monkeypatch.setattr(loading, "load_lm", lambda *_, **__: pytest.fail("loads the model"))
-    if row.command == "lm-eval":
-        monkeypatch.setattr(logging, "raiseExceptions", False)  # its log keeps an older stderr
     monkeypatch.chdir(place)
     words = [row.command, *shlex.split(row.words)]
     monkeypatch.setattr(sys, "argv", ["capmoe-eval", *words])
+    if row.command != "lm-eval":
+        assert row.said in refusal(main, words, place, capsys)
+        return
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # its log keeps an older stderr
     before = snapshot(place)
     with pytest.raises(SystemExit) as done:
         sys.exit(main(words))
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     for path in re.findall(r"/\S+/capmoe_eval-[\w-]+\.txt", err):  # of what lm-eval did not expect
         Path(path).unlink()
     assert "Traceback" not in err
-    lines = [line for line in err.splitlines() if line]
-    if row.command == "lm-eval":  # lm-eval logs before
-        lines = lines[-1:]
-    else:
-        assert out == ""
+    lines = [line for line in err.splitlines() if line][-1:]  # lm-eval logs before
     assert len(lines) == 1, err
     assert len(lines[0]) < 2_000
     assert lines[0].startswith("error: "), err

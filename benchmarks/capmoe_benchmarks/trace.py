@@ -37,7 +37,6 @@ _CASES: Final = {
         "advise": "advise --at-least-speedup 1.2 --out {out}",
     },
     "scores.npz": {"with scores": "loads"},
-    "experts.parquet": {"parquet": "loads"},
     "responses.jsonl": {"vLLM": "loads --experts {experts}"},
 }
 

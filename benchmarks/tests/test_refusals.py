@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 from capmoe_eval.bench.command import main
+from tests.bad_input import refusal
 
 REFUSED = {
     **{
@@ -35,12 +37,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_bad_input_is_one_line_and_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(shlex.split(words))
-    out, err = capsys.readouterr()
-    assert done.value.code == 2
-    assert out == ""
-    assert REFUSED[words] in err
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
+def test_bad_input_is_one_line_and_status_2(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert REFUSED[words] in refusal(main, shlex.split(words), tmp_path, capsys)

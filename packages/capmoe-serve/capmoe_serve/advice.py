@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 from capmoe_serve.settings import (
     AdvicePart,
     Axis,
-    Change,
     ServingSetting,
     axis_of,
     comparable,
@@ -50,37 +49,21 @@ class Budget(AdvicePart):
         """Return whether a setting is known to keep the budget.
 
         A loss is kept to where the whole 95 % interval is; a capacity whose loss nobody measured
-        keeps to none. Of settings that cannot be compared no speedup is known here.
+        keeps to none.
         """
-        if self.at_least_speedup is not None and setting.reached < self.at_least_speedup:
+        if self.at_least_speedup is not None and setting.speedup < self.at_least_speedup:
             return False
-        return self.allows(setting)
-
-    def allows(self, setting: ServingSetting) -> bool:
-        """Return whether a setting is known to lose no more than may be lost."""
         if self.at_most_points is None or setting.is_lossless:
             return True
         return setting.change is not None and setting.change.low >= -self.at_most_points
 
 
-Kind = Literal["capacity", "lossless", "none"]
-
-
-class Recommendation(AdvicePart):
-    """The recommended setting by its place among the settings, or that there is none."""
-
-    kind: Kind
-    setting: Count | None
-    sentence: str
-
-
 class Advice(AdvicePart):
     """An advice: what was asked, every setting, the recommended one, and what is not known."""
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     source: str
     model: str | None
-    basis: Literal["trace", "records"]
     n_experts: Positive
     top_k: Positive | None
     layers: Positive
@@ -91,23 +74,27 @@ class Advice(AdvicePart):
     assumed_steps: str | None = None  # how tokens were put into steps, where the trace does not say
     link_share: Share
     expert_bytes: Positive | None = None  # of the weights of one expert
+    groups: Positive = 1  # of neighbouring experts, each of which EPLB keeps on one node
+    nodes: Positive = 1
     budget: Budget
     axis: Axis
     settings: Annotated[tuple[ServingSetting, ...], Field(min_length=1, strict=False)]
-    recommendation: Recommendation
-    activation: str = ""  # of the experts whose weights a step reads, in a sentence or two
+    recommended: Count | None  # the place of the recommended setting among them
+    sentence: str  # what is recommended and why, or why nothing is
     unknown: Annotated[tuple[str, ...], Field(strict=False)] = ()
     commands: Annotated[tuple[str, ...], Field(strict=False)] = ()  # that would tell
     files: dict[str, str] = Field(default={})  # for servers: how each is used
 
     @model_validator(mode="after")
     def _recommends_one_of_them(self) -> Advice:
-        place = self.recommendation.setting
-        if (place is None) != (self.recommendation.kind == "none") or (
-            place is not None and place >= len(self.settings)
-        ):
-            raise ValueError("recommendation: names no setting of the advice")
+        if self.recommended is not None and self.recommended >= len(self.settings):
+            raise ValueError("recommended: names no setting of the advice")
         return self
+
+    @property
+    def chosen(self) -> ServingSetting | None:
+        """The recommended setting, or None."""
+        return None if self.recommended is None else self.settings[self.recommended]
 
 
 def choose(settings: Sequence[ServingSetting], budget: Budget) -> ServingSetting | None:
@@ -123,13 +110,13 @@ def choose(settings: Sequence[ServingSetting], budget: Budget) -> ServingSetting
     keeping = [setting for setting in comparable(settings) if budget.holds(setting)]
     axis = axis_of(settings)
     if budget.at_least_speedup is None:
-        return min(keeping, key=lambda s: (-s.reached, *_by_loss(s, axis)), default=None)
+        return min(keeping, key=lambda s: (-s.speedup, *_by_loss(s, axis)), default=None)
     best = min(keeping, key=lambda setting: _by_loss(setting, axis), default=None)
     if best is None or best.change is None:
         return best
     smallest = cost(best, axis) or 0.0
     alike = [s for s in keeping if s.change is not None and -s.change.high <= smallest]
-    return min(alike, key=lambda setting: (setting.drop_rate, -setting.reached))
+    return min(alike, key=lambda setting: (setting.drop_rate, -setting.speedup))
 
 
 def _by_loss(setting: ServingSetting, axis: Axis) -> tuple[float, ...]:
@@ -138,9 +125,9 @@ def _by_loss(setting: ServingSetting, axis: Axis) -> tuple[float, ...]:
         return (0, *_complexity(setting))
     lost = cost(setting, axis)
     if lost is not None:
-        return (1, lost, -setting.reached)
+        return (1, lost, -setting.speedup)
     by_trace = setting.drop_rate if setting.dropped_score is None else setting.dropped_score
-    return (2, by_trace, -setting.reached)
+    return (2, by_trace, -setting.speedup)
 
 
 def _complexity(setting: ServingSetting) -> tuple[float, bool, bool]:
@@ -148,31 +135,25 @@ def _complexity(setting: ServingSetting) -> tuple[float, bool, bool]:
     return setting.extra, setting.kind != "unchanged", setting.by_program
 
 
-def recommend(settings: Sequence[ServingSetting], budget: Budget) -> Recommendation:
-    """Return the recommended setting with its reason in one sentence."""
+def reason(settings: Sequence[ServingSetting], budget: Budget) -> str:
+    """Return in one sentence why :func:`choose` recommends its setting, or none."""
     chosen, compared = choose(settings, budget), comparable(settings)
     lossless = (setting for setting in compared if setting.is_lossless)
-    best = max(lossless, key=lambda setting: setting.reached)
+    best = max(lossless, key=lambda setting: setting.speedup)
     if chosen is None:
-        return Recommendation(kind="none", setting=None, sentence=_none(compared, budget, best))
+        return _none(compared, budget, best)
     if not chosen.is_lossless:
-        sentence = (
+        return (
             f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
             f"{settings[0].straggler:.2f} times the mean load, so that the expert step is at most "
-            f"{chosen.reached:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
-            f"{best.reached:.2f}×.{_by_layer(chosen)}{_gentler(compared, chosen)}"
+            f"{chosen.speedup:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
+            f"{best.speedup:.2f}×.{_by_layer(chosen)}{_gentler(compared, chosen)}"
         )
-    elif chosen.kind == "unchanged":
-        sentence = f"Nothing need change: as it is served, it keeps the budget ({budget})."
-    else:
-        reached = f"{chosen.title} makes the expert step at most {chosen.reached:.2f}× as fast"
-        copies = f"{chosen.extra:g} copies of experts in a layer" if chosen.extra else "no copies"
-        sentence = (
-            "Lossless load balancing reaches this, no capacity is needed: "
-            f"{reached}, with {copies}."
-        )
-    kind: Kind = "lossless" if chosen.is_lossless else "capacity"
-    return Recommendation(kind=kind, setting=settings.index(chosen), sentence=sentence)
+    if chosen.kind == "unchanged":
+        return f"Nothing need change: as it is served, it keeps the budget ({budget})."
+    copies = f"{chosen.extra:g} copies of experts in a layer" if chosen.extra else "no copies"
+    fast = f"{chosen.title} makes the expert step at most {chosen.speedup:.2f}× as fast"
+    return f"Lossless load balancing reaches this, no capacity is needed: {fast}, with {copies}."
 
 
 def _price(setting: ServingSetting) -> str:
@@ -181,11 +162,8 @@ def _price(setting: ServingSetting) -> str:
         drops += f" with {setting.dropped_score:.1%} of the gate scores"
     if setting.change is None:
         return f"{drops}, and what the answers lose is not known"
-    return f"{drops} and changes accuracy by {_changed(setting.change)}"
-
-
-def _changed(change: Change) -> str:
-    return f"{change} points on {_counted(len(change.tasks), 'task')}"
+    tasks = _counted(len(setting.change.tasks), "task")
+    return f"{drops} and changes accuracy by {setting.change} points on {tasks}"
 
 
 def _by_layer(setting: ServingSetting) -> str:
@@ -199,7 +177,7 @@ def _gentler(compared: Sequence[ServingSetting], chosen: ServingSetting) -> str:
     if chosen.change is None:
         return ""
     unmeasured = [s for s in compared if s.kind == "capacity" and s.change is None]
-    as_fast = [s for s in unmeasured if s.reached >= chosen.reached - _EQUAL]
+    as_fast = [s for s in unmeasured if s.speedup >= chosen.speedup - _EQUAL]
     least = min(as_fast, key=lambda setting: (setting.drop_rate, setting.extra), default=chosen)
     if least.drop_rate >= chosen.drop_rate:
         return ""
@@ -211,63 +189,28 @@ def _gentler(compared: Sequence[ServingSetting], chosen: ServingSetting) -> str:
 
 def _none(compared: Sequence[ServingSetting], budget: Budget, best: ServingSetting) -> str:
     capacities = [setting for setting in compared if not setting.is_lossless]
-    fast = [s for s in capacities if s.reached >= (budget.at_least_speedup or 0)]
+    fast = [s for s in capacities if s.speedup >= (budget.at_least_speedup or 0)]
     unmeasured = sum(setting.change is None for setting in fast)
     sentence = f"None: no setting is known to keep the budget ({budget})"
-    reach = f"; without loss {best.title} reaches {best.reached:.2f}×"
+    reach = f"; without loss {best.title} reaches {best.speedup:.2f}×"
     if not fast:
-        fastest = max(capacities, key=lambda setting: setting.reached, default=best)
-        return f"{sentence}: the fastest, {fastest.title}, reaches {fastest.reached:.2f}×{reach}."
+        fastest = max(capacities, key=lambda setting: setting.speedup, default=best)
+        return f"{sentence}: the fastest, {fastest.title}, reaches {fastest.speedup:.2f}×{reach}."
     lost = f", and of {unmeasured} of them the loss is not measured" if unmeasured else ""
     return f"{sentence}: {len(fast)} capacities are fast enough{lost}{reach}."
 
 
-def activation(settings: Sequence[ServingSetting], budget: Budget) -> str:
-    """Return how many experts a step activates, and what activates fewest within the budget.
-
-    Of settings by records, the share of the experts that the same batches activate without them is
-    compared; it counts if their loss is known to keep the budget of points.
-    """
-    lines = []
-    home = settings[0]
-    if home.active is not None:
-        numbers = [
-            f"{setting.active:.1f} with {setting.knobs.split()[0]}"
-            for setting in settings
-            if setting.kind == "activation" and setting.loads == "trace"
-        ]
-        by_oea = f"; by OEA {', '.join(numbers)}" if numbers else ""
-        lines.append(
-            f"Activated experts in a layer of a step: {home.active:.1f} as served{by_oea}."
-        )
-    if budget.at_most_points is None:
-        return " ".join(lines)
-    within = f"within at most {_counted(budget.at_most_points, 'point')} lost"
-    shares = [(setting.active_share, setting) for setting in settings if budget.allows(setting)]
-    fewer = [(share, setting) for share, setting in shares if share is not None and share < 1]
-    if fewer:
-        share, least = min(fewer, key=lambda pair: pair[0])
-        whose = "" if least.loads == "trace" else " in the records’ batches"
-        changed = "" if least.change is None else f", changing accuracy by {_changed(least.change)}"
-        lines.append(
-            f"Fewest {within}: {least.title}, {share:.0%} of those before{whose}{changed}."
-        )
-    elif any(setting.active is not None for setting in settings):
-        lines.append(f"No setting is known to activate fewer {within}.")
-    return " ".join(lines)
-
-
-def unknown(settings: Sequence[ServingSetting], trace: Trace | None) -> tuple[str, ...]:
-    """Return, in sentences, what settings on a trace, or of records alone, do not tell."""
-    capacities = [setting for setting in comparable(settings) if not setting.is_lossless]
+def unknown(settings: Sequence[ServingSetting], trace: Trace) -> tuple[str, ...]:
+    """Return, in sentences, what settings on a trace do not tell."""
+    capacities = [setting for setting in settings if not setting.is_lossless]
     without = sum(setting.change is None for setting in capacities)
     lines = []
-    if trace is not None and trace.score_TLK is None:
+    if trace.score_TLK is None:
         lines.append(
             "Which pairs score would drop, and with how much of the gate scores: the trace has no "
             "gate scores. The drop rate is exact all the same, whoever is kept."
         )
-    if trace is not None and trace.decode_S is None:
+    if trace.decode_S is None:
         lines.append(
             "Which steps are of prompts and which of decoding: the trace does not say, and all are "
             "judged together."
@@ -282,26 +225,10 @@ def unknown(settings: Sequence[ServingSetting], trace: Trace | None) -> tuple[st
             f"What the answers lose under {without} of the {len(capacities)} capacities, of which "
             "no records were given."
         )
-    if trace is None:
-        lines.append(
-            "What lossless load balancing gives, or a capacity on another placement: records hold "
-            "loads that are summed over forwards; a trace (save_trace=DIR) has them step by step."
-        )
-    elif trace.n_steps < 2:
+    if trace.n_steps < 2:
         lines.append(
             "What a placement gives: the trace has one step, and a plan is judged on other steps "
             "than it is made on."
-        )
-    if trace is not None and any(setting.kind == "activation" for setting in settings):
-        lines.append(
-            "Loads after OEA: where a token goes instead depends on scores that no trace has. Its "
-            "activated experts are exact where the trace has a token’s experts best first."
-        )
-    by_records = sum(setting.loads == "records" for setting in settings)
-    if trace is not None and by_records:
-        lines.append(
-            f"Loads of {by_records} settings of records alone on this traffic: the page has those "
-            "of the records’ own batches, and they are not on the front."
         )
     lines.append(
         "Times: a speedup here is a bound for the expert step of a layer, by the stated share of "
@@ -323,7 +250,7 @@ def telling(
     open_ = [
         s for s in settings if s.kind == "capacity" and s.placement is None and s.change is None
     ]
-    fast = {s.gamma for s in open_ if s.reached >= speedup and s.granularity == "expert"}
+    fast = {s.gamma for s in open_ if s.speedup >= speedup and s.granularity == "expert"}
     gammas = sorted(gamma for gamma in fast if gamma is not None)[-3:]
     if not gammas or any(setting.change is not None for setting in settings):
         return ()

@@ -1,11 +1,11 @@
-"""``capmoe-eval advise``: advise on a deployment, from a trace or from records."""
+"""``capmoe-eval advise``: advise on a deployment, from a trace of its routing."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,28 +14,24 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import (
     BYTES,
     EXPERTS,
-    GAMMA,
     PATH,
     POINTS,
     POSITIVE,
     SHARE,
-    TOKENS,
     Parser,
 )
 from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.experiment.results import record_paths
 
+from capmoe_serve.loads import add_trace_options
 from capmoe_serve.readers.formats import EXAMPLE, read_trace
 from capmoe_serve.status_lines import StatusLines
-from capmoe_serve.trace import KINDS, in_known_steps
+from capmoe_serve.trace import in_known_steps
 
 if TYPE_CHECKING:
-    from capmoe_serve.advising import Advised
+    from capmoe_serve.advice import Advice
 
 JSON: Final = "advice.json"
 PAGE: Final = "advice.html"
-_OF_TRACES = ("results", "model", "gammas", "experts", "top_k", "step_tokens", "only")
-"""The options that records have no use for."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -44,12 +40,12 @@ def main(arguments: Sequence[str]) -> None:
 
     def command() -> int:
         check_writable("--out", options.out)
-        advised = _advised(options)
+        advice, files = _advised(options)
         from capmoe_serve.page import text
 
-        write(advised, options.out)
-        print(text(advised.advice))
-        names = (PAGE, JSON, *advised.files)
+        write(advice, files, options.out)
+        print(text(advice))
+        names = (PAGE, JSON, *files)
         print(f"\nwritten: {', '.join(str(options.out / name) for name in names)}")
         return 0
 
@@ -66,8 +62,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "source",
         type=PATH,
-        help="a trace, as capmoe-eval loads takes it; or the records of a model: "
-        f"results/PROFILE/MODEL; or {EXAMPLE}, the trace in this package",
+        help=f"a trace, as capmoe-eval loads takes it; or {EXAMPLE}, the trace in this package",
     )
     asked = parser.add_argument_group("budget, at least one of")
     asked.add_argument("--at-most-points", type=POINTS, help="points of accuracy that may be lost")
@@ -83,7 +78,14 @@ def _parser() -> Parser:
     served.add_argument(
         "--experts-per-rank",
         type=EXPERTS,
-        help="slots for experts on a rank, copies included (default: E/R + 1)",
+        help="slots for experts on a rank, copies included (default: least with a copy)",
+    )
+    served.add_argument("--nodes", type=EXPERTS, default=1, help="nodes of the ranks (default: 1)")
+    served.add_argument(
+        "--groups",
+        type=EXPERTS,
+        default=1,
+        help="groups of experts, which EPLB keeps on a node each (default: 1)",
     )
     served.add_argument(
         "--link-share",
@@ -99,16 +101,7 @@ def _parser() -> Parser:
     quality = parser.add_argument_group("accuracy")
     quality.add_argument("--results", type=PATH, help="results directory with records of the model")
     quality.add_argument("--model", help="name of the model there (default: the trace's)")
-    traces = parser.add_argument_group("of a trace")
-    traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors γ to try")
-    traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, which responses lack")
-    traces.add_argument(
-        "--top-k", type=EXPERTS, help="experts of a token, which SGLang's responses lack"
-    )
-    traces.add_argument(
-        "--step-tokens", type=TOKENS, help="tokens of a step, where a trace has no steps"
-    )
-    traces.add_argument("--only", choices=KINDS, help="judge the steps of one kind alone")
+    add_trace_options(parser.add_argument_group("of the trace"))
     parser.add_argument(
         "--out",
         type=PATH,
@@ -118,9 +111,9 @@ def _parser() -> Parser:
     return parser
 
 
-def _advised(options: argparse.Namespace) -> Advised:
+def _advised(options: argparse.Namespace) -> tuple[Advice, dict[str, str]]:
     from capmoe_serve.advice import Budget
-    from capmoe_serve.advising import ServingDeployment, advise_on_records, advise_on_trace
+    from capmoe_serve.advising import ServingDeployment, advise_on_trace
     from capmoe_serve.quality import Quality, read_records
     from capmoe_serve.summary import GAMMAS
 
@@ -131,26 +124,18 @@ def _advised(options: argparse.Namespace) -> Advised:
     budget = Budget(
         at_most_points=options.at_most_points, at_least_speedup=options.at_least_speedup
     )
-    of_records = options.source.is_dir() and any(
-        record_paths(options.source.parent, options.source.name)
-    )
-    trace = None if of_records else read_trace(options.source, options.experts, options.top_k)
-    ranks = options.ranks or (None if trace is None else trace.ranks)
+    trace = read_trace(options.source, options.experts, options.top_k)
+    ranks = options.ranks or trace.ranks
     if ranks is None:
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
     deployment = ServingDeployment(
-        ranks, options.experts_per_rank, options.link_share, options.expert_bytes
+        ranks,
+        options.experts_per_rank,
+        options.link_share,
+        options.expert_bytes,
+        options.groups,
+        options.nodes,
     )
-    if trace is None:
-        for name in _OF_TRACES:
-            if getattr(options, name) is not None:
-                raise UsageError(
-                    f"--{name.replace('_', '-')}: is of a trace, and {options.source} are records; "
-                    "leave it out"
-                )
-        source = options.source.resolve()
-        records = read_records(source.parent, source.name)
-        return advise_on_records(Quality(records, ranks), deployment, budget)
     if options.model is not None:
         trace = dataclasses.replace(trace, model=options.model)
     trace, assumed = in_known_steps(trace, options.step_tokens, options.only)
@@ -171,7 +156,7 @@ def _advised(options: argparse.Namespace) -> Advised:
     )
 
 
-def write(advised: Advised, out: Path) -> None:
+def write(advice: Advice, files: Mapping[str, str], out: Path) -> None:
     """Write the page, the JSON and the files for servers; those of an earlier advice are deleted.
 
     Raises:
@@ -180,10 +165,10 @@ def write(advised: Advised, out: Path) -> None:
     from capmoe_serve.exports import SERVER_FILES
     from capmoe_serve.page import to_html
 
-    texts = {PAGE: to_html(advised.advice), JSON: advised.advice.model_dump_json(indent=1) + "\n"}
+    texts = {PAGE: to_html(advice), JSON: advice.model_dump_json(indent=1) + "\n"}
     with writing("--out", out):
         for name in SERVER_FILES:
-            if name not in advised.files:
+            if name not in files:
                 (out / name).unlink(missing_ok=True)
-        for name, content in (texts | advised.files).items():
+        for name, content in {**texts, **files}.items():
             write_text(out / name, content)

@@ -1,6 +1,6 @@
-"""Advise on a trace, with records of its model if there are any, or on records alone.
+"""Advise on a trace, with records of its model if there are any.
 
-All settings of a trace are judged on the same steps, its second half; what is planned, is planned
+All settings are judged on the same steps, the second half of the trace; what is planned, is planned
 on the first half.
 """
 
@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.registry import CONTIGUOUS
 
-from capmoe_serve.advice import Advice, Budget, activation, recommend, telling, unknown
+from capmoe_serve.advice import Advice, Budget, choose, reason, telling, unknown
 from capmoe_serve.balancing import (
     BalanceOutcome,
     compare,
@@ -26,7 +25,7 @@ from capmoe_serve.balancing import (
 )
 from capmoe_serve.capacities import CapacityCounter, Factors, layer_factors
 from capmoe_serve.exports import ServerFile, capacity_files, placement_files
-from capmoe_serve.pairs import KEEPERS, activated_by_oea
+from capmoe_serve.pairs import KEEPERS
 from capmoe_serve.planners import plan_eplb
 from capmoe_serve.quality import Quality
 from capmoe_serve.settings import (
@@ -51,13 +50,8 @@ class ServingDeployment(NamedTuple):
     experts_per_rank: int | None = None  # with copies; None for one copy more than without any
     link_share: float = 0.0  # of the expert step's time: see `serving.settings.speedup`
     expert_bytes: int | None = None  # of the weights of one expert
-
-
-class Advised(NamedTuple):
-    """An advice and the files for servers."""
-
-    advice: Advice
-    files: dict[str, str]  # texts by name
+    groups: int = 1  # of neighbouring experts, each of which EPLB keeps on one node
+    nodes: int = 1
 
 
 def advise_on_trace(
@@ -70,12 +64,13 @@ def advise_on_trace(
     assumed_steps: str | None = None,
     results: str = "results/mine",
     say: Say = silent,
-) -> Advised:
-    """Return the advice on a trace, which has steps.
+) -> tuple[Advice, dict[str, str]]:
+    """Return the advice on a trace, which has steps, and the texts of files for servers by name.
 
     ``quality`` is the accuracy of its model by records, ``assumed_steps`` says how tokens were put
     into steps if that was assumed, ``results`` is the directory that its commands name, and ``say``
-    takes lines on the progress.
+    takes lines on the progress. The files are of what is recommended, else of the placement that
+    was asked for.
 
     Raises:
         UsageError: For another deployment than can be, or γ=∞.
@@ -85,96 +80,59 @@ def advise_on_trace(
             raise UsageError(
                 f"gammas={gamma:g}: must be finite and above 0, for example --gammas 1 1.5 2"
             )
-    ranks, slots, link_share, _ = deployment
-    slots = trace.n_experts // ranks + 1 if slots is None else slots
-    check_deployment(trace.n_experts, ranks, slots)
-    settings = trace_settings(trace, gammas, ranks, slots, link_share, say)
+    ranks, slots = deployment.ranks, deployment.experts_per_rank
+    if slots is None:  # one for copies
+        slots = -(-(trace.n_experts + 1) // max(ranks, 1))
+    deployment = deployment._replace(experts_per_rank=slots)
+    check_deployment(trace.n_experts, deployment)
+    settings = trace_settings(trace, gammas, deployment, say)
     if quality is not None:
-        settings = quality.completed(settings, link_share)
-    return _advised(
-        settings,
-        deployment._replace(experts_per_rank=slots),
-        budget,
-        trace,
+        settings = [quality.completed(setting) for setting in settings]
+    axis, chosen = axis_of(settings), choose(settings, budget)
+    files: dict[str, ServerFile] = {}
+    if chosen is None or chosen.kind != "unchanged":
+        served, by_program = slots, False
+        if chosen is not None and (chosen.kind == "placement" or chosen.placement is not None):
+            served = (trace.n_experts + round(chosen.extra)) // ranks
+            by_program = chosen.by_program
+        groups, nodes = deployment.groups, deployment.nodes
+        files |= placement_files(trace, ranks, served, groups, nodes, by_program=by_program)
+    if chosen is not None:
+        files |= capacity_files(chosen)
+    advice = Advice(
         source=trace.source,
         model=trace.model,
         n_experts=trace.n_experts,
         top_k=trace.top_k,
         layers=trace.n_layers,
+        ranks=ranks,
+        experts_per_rank=slots,
         steps=trace.n_steps,
         decode_steps=trace.decode_steps,
         assumed_steps=assumed_steps,
+        link_share=deployment.link_share,
+        expert_bytes=deployment.expert_bytes,
+        groups=deployment.groups,
+        nodes=deployment.nodes,
+        budget=budget,
+        axis=axis,
+        settings=with_front(settings, axis),
+        recommended=None if chosen is None else settings.index(chosen),
+        sentence=reason(settings, budget),
+        unknown=unknown(settings, trace),
         commands=telling(settings, budget, model=trace.model, ranks=ranks, results=results),
+        files={name: file.usage for name, file in files.items()},
     )
+    return advice, {name: file.text for name, file in files.items()}
 
 
-def advise_on_records(quality: Quality, deployment: ServingDeployment, budget: Budget) -> Advised:
-    """Return the advice on a model's records alone.
-
-    Raises:
-        UsageError: If none of them has a capacity over so many ranks.
-    """
-    layers = quality.records[0].layers
-    local = layers[0].n_experts // max(deployment.ranks, 1)
-    check_deployment(layers[0].n_experts, deployment.ranks, local)
-    return _advised(
-        quality.settings(deployment.link_share),
-        deployment._replace(experts_per_rank=local),
-        budget,
-        None,
-        source=f"{len(quality.records)} records",
-        model=quality.records[0].model,
-        n_experts=layers[0].n_experts,
-        top_k=layers[0].top_k,
-        layers=len(layers),
-        steps=max(record.load.forwards for record in quality.records),
-    )
-
-
-def _advised(
-    settings: Sequence[ServingSetting],
-    deployment: ServingDeployment,
-    budget: Budget,
-    trace: Trace | None,
-    **about: object,
-) -> Advised:
-    """Return the advice with the files of what is recommended, else of the placement asked for."""
-    axis = axis_of(settings)
-    marked = with_front(settings, axis)
-    advice = Advice.model_validate(
-        about
-        | deployment._asdict()
-        | {
-            "basis": "records" if trace is None else "trace",
-            "budget": budget,
-            "axis": axis,
-            "settings": marked,
-            "recommendation": recommend(marked, budget),
-            "activation": activation(marked, budget),
-            "unknown": unknown(settings, trace),
-        }
-    )
-    place = advice.recommendation.setting
-    chosen = None if place is None else advice.settings[place]
-    files: dict[str, ServerFile] = {}
-    if trace is not None and (chosen is None or chosen.kind != "unchanged"):
-        slots, by_program = advice.experts_per_rank, False
-        if chosen is not None and (chosen.kind == "placement" or chosen.placement is not None):
-            slots = advice.n_experts // advice.ranks + round(chosen.extra) // advice.ranks
-            by_program = chosen.by_program
-        files |= placement_files(trace, advice.ranks, slots, by_program=by_program)
-    if chosen is not None:
-        files |= capacity_files(chosen)
-    usages = {name: file.usage for name, file in files.items()}
-    texts = {name: file.text for name, file in files.items()}
-    return Advised(advice.model_copy(update={"files": usages}), texts)
-
-
-def check_deployment(n_experts: int, ranks: int, slots: int) -> None:
-    """Refuse ranks that the experts cannot be spread over, and too few experts on a rank."""
+def check_deployment(n_experts: int, deployment: ServingDeployment) -> None:
+    """Refuse ranks, nodes and groups that cannot be, and too few or many experts on a rank."""
+    ranks, slots, _, _, groups, nodes = deployment
     if ranks < 2:
         raise UsageError("ranks=1: one rank waits for no other; give at least 2")
-    local = experts_per_rank(n_experts, ranks, "ranks")
+    local = -(-n_experts // ranks)
+    slots = local if slots is None else slots
     if slots > n_experts:
         raise UsageError(
             f"experts_per_rank={slots}: there are {n_experts}, and a rank needs one of each at "
@@ -185,44 +143,49 @@ def check_deployment(n_experts: int, ranks: int, slots: int) -> None:
             f"experts_per_rank={slots}: {ranks} ranks have space for {ranks * slots} of "
             f"{n_experts} experts; give at least {local}"
         )
+    if groups % nodes:
+        raise UsageError(
+            f"nodes={nodes}: must divide groups={groups}, or EPLB plans without nodes; give the "
+            "model's groups of experts by --groups (n_group in its config.json)"
+        )
 
 
 def trace_settings(
     trace: Trace,
     gammas: Sequence[float],
-    ranks: int,
-    slots: int,
-    link_share: float = 0.0,
+    deployment: ServingDeployment,
     say: Say = silent,
 ) -> list[ServingSetting]:
     """Return all settings on a trace.
 
     They are in the order: unchanged; lossless load balancing; capacities on contiguous placement,
-    with one γ for each keeper and with a γ for each layer; those on EPLB's placements; OEA.
+    with one γ for each keeper and with a γ for each layer; those on EPLB's placements.
 
-    ``slots`` are the experts on a rank, with copies; ``link_share`` is as for
-    :func:`capmoe_serve.settings.speedup`; ``say`` takes lines on the progress.
+    ``deployment`` says the experts on a rank, with copies; ``say`` takes lines on the progress.
 
     Raises:
         UsageError: If the experts cannot be spread so, or the judged steps are empty.
     """
+    ranks, slots, link_share, _, groups, nodes = deployment
+    local = -(-trace.n_experts // ranks)
+    extra = 0 if slots is None else slots - local
     load_SLE = trace.loads()
     if not load_SLE[len(load_SLE) // 2 :].any():
         raise UsageError("load_SLE: the second half of the steps has no pair; record more traffic")
-    home = contiguous(trace.n_layers, trace.n_experts, ranks)
-    extra = slots - home.expert_LRN.shape[2]
+    home = contiguous(trace.n_layers, trace.n_experts, ranks, local)
     if len(load_SLE) < 2:  # nothing is left to judge a plan on
         planned_SLE, outcomes = None, [judge(CONTIGUOUS, load_SLE, home)]
-        outcomes.append(judge_least_loaded(load_SLE, ranks))
+        if not home.redundant:
+            outcomes.append(judge_least_loaded(load_SLE, ranks))
     else:
         planned_SLE = halves(load_SLE)[0]
-        outcomes = compare(load_SLE, ranks, (extra,) if extra else (), say=say)
+        more = (extra,) if extra else ()
+        outcomes = compare(load_SLE, ranks, more, groups=groups, nodes=nodes, say=say)
     judged = _Judged(
         trace.second_half(),
         gammas,
         home,
         _straggler(outcomes[0]),
-        outcomes[0].summary().active,
         link_share,
         say,
     )
@@ -230,21 +193,11 @@ def trace_settings(
     settings += judged.capacities(home, planned_SLE)
     if planned_SLE is not None:
         expected_LE = planned_SLE.sum(axis=0)
-        for more in sorted({0, extra}):
-            placement = plan_eplb(expected_LE, ranks, slots - extra + more)
+        for copies in sorted({0, extra}):
+            placement = plan_eplb(expected_LE, ranks, local + copies, groups, nodes)
             if not np.array_equal(placement.expert_LRN, home.expert_LRN):
                 settings += judged.capacities(placement)
-    return settings + [
-        ServingSetting(
-            kind="activation",
-            method="oea",
-            knobs=f"k0={activated.k0}",
-            drop_rate=activated.drop_rate,
-            active=activated.active,
-            active_before=judged.active,
-        )
-        for activated in activated_by_oea(judged.trace, say)
-    ]
+    return settings
 
 
 def _straggler(outcome: BalanceOutcome) -> float:
@@ -260,7 +213,6 @@ class _Judged:
     gammas: Sequence[float]
     home: SlotPlan
     straggler: float  # of the unchanged model
-    active: float  # copies of experts that compute there
     link_share: float
     say: Say
 
@@ -272,7 +224,6 @@ class _Judged:
             "straggler": straggler,
             "speedup": speedup(straggler, self.straggler, sent, self.link_share),
             "active": active,
-            "active_before": self.active,
         }
         return ServingSetting.model_validate(compared | fields)
 

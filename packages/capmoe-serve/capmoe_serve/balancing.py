@@ -193,6 +193,8 @@ def compare(
     ranks: int,
     extra_slots: Iterable[int] = (1,),
     settings: LeastLoaded | None = None,
+    groups: int = 1,
+    nodes: int = 1,
     say: Say = silent,
 ) -> list[BalanceOutcome]:
     """Return the outcomes of all methods on the second half of the steps.
@@ -200,24 +202,27 @@ def compare(
     They are the contiguous placement, EPLB without redundant experts, EPLB and LPLB on the same
     placement with so many redundant slots on every rank, and LLEP. EPLB plans on the summed loads
     of the first half; LPLB's split and LLEP know the loads of the step that they balance. ``say``
-    takes lines on the progress.
+    takes lines on the progress; ``groups`` and ``nodes`` are those of :func:`plan_eplb`.
+
+    If R does not divide E, every rank has E/R slots, rounded up, so that all placements have
+    copies; LLEP, which needs experts at home on one rank, is left out.
 
     Raises:
-        UsageError: For loads that are no whole numbers of pairs, or if R does not divide E.
+        UsageError: For loads that are no whole numbers of pairs.
     """
     planned_SLE, judged_SLE = halves(load_SLE)
     layers, n_experts = judged_SLE.shape[1:]
     expected_LE = planned_SLE.sum(axis=0)
-    home = contiguous(layers, n_experts, ranks)
-    local = home.expert_LRN.shape[2]
-    outcomes = [
-        judge(CONTIGUOUS, judged_SLE, home),
-        judge("EPLB", judged_SLE, plan_eplb(expected_LE, ranks, local), before=home),
-    ]
-    for extra in extra_slots:
-        placement = plan_eplb(expected_LE, ranks, local + extra)
-        outcomes += [
-            judge(f"EPLB+{placement.redundant}", judged_SLE, placement, before=home),
-            judge(f"LPLB+{placement.redundant}", judged_SLE, placement, "lp", before=home, say=say),
-        ]
-    return [*outcomes, judge_least_loaded(judged_SLE, ranks, settings, say)]
+    local = -(-n_experts // ranks)
+    home = contiguous(layers, n_experts, ranks, local)
+    outcomes = [judge(CONTIGUOUS, judged_SLE, home)]
+    for slots in (local, *(local + extra for extra in extra_slots)):
+        placement = plan_eplb(expected_LE, ranks, slots, groups, nodes)
+        copies = f"+{placement.redundant}" if placement.redundant else ""
+        outcomes.append(judge(f"EPLB{copies}", judged_SLE, placement, before=home))
+        if copies:
+            lplb = judge(f"LPLB{copies}", judged_SLE, placement, "lp", before=home, say=say)
+            outcomes.append(lplb)
+    if n_experts % ranks == 0:
+        outcomes.append(judge_least_loaded(judged_SLE, ranks, settings, say))
+    return outcomes

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from capmoe_eval.routing.capacity import capacity, experts_per_rank
+from capmoe_eval.routing.capacity import capacity
 from capmoe_methods.adaptive_gamma.choice import choose, grid
 
 from capmoe_serve.pairs import KEEPERS, active_copies, dropped_mass
@@ -83,7 +83,6 @@ class CapacityCounter:
         placement: The experts in the slots of every rank.
         granularity: What has a capacity; each expert only where no expert has two slots.
         keepers: Who may be kept; of ``random`` the copies that compute are not known.
-        rounding: ``ceil`` or ``floor``.
     """
 
     def __init__(
@@ -93,10 +92,9 @@ class CapacityCounter:
         placement: SlotPlan,
         granularity: Granularity,
         keepers: Sequence[str] = KEEPERS,
-        rounding: str = "ceil",
     ) -> None:
         self._trace, self._factors, self._placement = trace, factor_XL, placement
-        self._rounding, self._of_devices = rounding, granularity == "device"
+        self._of_devices = granularity == "device"
         assert self._of_devices or not placement.redundant
         shape = (len(factor_XL), placement.layers)
         self._asked_L = np.zeros(placement.layers, dtype=np.int64)
@@ -140,21 +138,19 @@ class CapacityCounter:
 
     def _limits(self, asked_SL: Array) -> Array:
         """Return the capacity of a bucket by choice of factors, step and layer [X, S, L]."""
-        n_experts, top_k, experts, slots = self._trace.n_experts, self._trace.top_k or 1, 1, 1
+        slots, buckets = 1, self._trace.n_experts
         if self._of_devices:
             _, ranks, slots = self._placement.expert_LRN.shape
-            experts = experts_per_rank(n_experts, ranks)
+            buckets = slots * ranks
+        top_k = self._trace.top_k or 1
         different, place_SL = np.unique(asked_SL, return_inverse=True)
         place_SL = place_SL.reshape(asked_SL.shape)
         factors, factor_XL = np.unique(np.array(self._factors), return_inverse=True)
         limit_FD = np.array(
             [
                 [
-                    # γ·n·T·K/E, and at most a pair for each slot and token.
-                    capacity(
-                        *(factor, slots * (asked // top_k), experts * top_k, slots * n_experts),
-                        rounding=self._rounding,
-                    )
+                    # γ·T·K/E, of a device γ·T·K/R, and at most a pair for each slot and token.
+                    capacity(factor, slots * (asked // top_k), top_k, buckets)
                     for asked in different.tolist()
                 ]
                 for factor in factors.tolist()

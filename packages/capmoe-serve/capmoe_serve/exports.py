@@ -14,6 +14,10 @@ The tests have the servers' schemas, from their public sources:
 - vLLM, ``--eplb-config JSON``: vllm-project/vllm, ``vllm/config/parallel.py``, commit 00193b8,
   ``EPLBConfig``. vLLM plans by what it counts itself; no file gives it a placement to start with:
   pull requests 41141, 49572 and 53022 would, and none is merged.
+- vllm-ascend, ``expert_map_path``: the experts of every device and MoE layer, numbered from 0
+  (vllm-project/vllm-ascend, ``_export_tensor_to_file`` in ``vllm_ascend/eplb/adaptor/
+  vllm_adaptor.py``, commit 39835cbd, writes the same object). It takes no expert twice on a device
+  (``check_expert_placement`` in ``vllm_ascend/eplb/core/eplb_worker.py``, commit 0011ce33).
 - Megatron-LM, the arguments of a capacity: NVIDIA/Megatron-LM, commit d98e8a64. The capacity is of
   one rank's tokens, pads too: ``ceil(num_tokens · topk / num_experts · capacity_factor)``
   (``moe_utils.py`` of ``megatron/core/transformer/moe``, ``apply_router_token_dropping``).
@@ -37,13 +41,15 @@ import yaml
 
 from capmoe_serve.planners import plan_eplb
 from capmoe_serve.settings import ServingSetting
+from capmoe_serve.slots import SlotPlan
 from capmoe_serve.trace import Trace
 
 SGLANG: Final = "sglang_expert_location.json"
 TENSORRT_LLM: Final = "moe_load_balancer.yaml"
 VLLM: Final = "vllm_eplb_config.json"
 MEGATRON: Final = "megatron_arguments.txt"
-SERVER_FILES: Final = (SGLANG, TENSORRT_LLM, VLLM, MEGATRON)
+VLLM_ASCEND: Final = "vllm_ascend_expert_map.json"
+SERVER_FILES: Final = (SGLANG, TENSORRT_LLM, VLLM, VLLM_ASCEND, MEGATRON)
 
 _POLICIES: Final = {"score": "probs"}
 """Megatron-LM's names of the methods that it has, by ours."""
@@ -73,7 +79,13 @@ def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def placement_files(
-    trace: Trace, ranks: int, slots: int, *, by_program: bool = False
+    trace: Trace,
+    ranks: int,
+    slots: int,
+    groups: int = 1,
+    nodes: int = 1,
+    *,
+    by_program: bool = False,
 ) -> dict[str, ServerFile]:
     """Return the files of lossless load balancing; they are planned on all steps of the trace.
 
@@ -83,7 +95,7 @@ def placement_files(
     if by_program:
         program, note = " --ep-dispatch-algorithm lp", "  # EPLB alone; this server has no LPLB"
     load_LE = sum(part.load_SLE.sum(axis=0) for part in trace.by_steps())
-    placement = plan_eplb(load_LE, ranks, slots)
+    placement = plan_eplb(load_LE, ranks, slots, groups, nodes)
     layers = layer_numbers(trace.layers)
     count_LE = np.ones((max(layers) + 1, trace.n_experts), dtype=np.int64)  # dense layers have ones
     count_LE[list(layers)] = load_LE
@@ -92,7 +104,7 @@ def placement_files(
         "initial_global_assignments": dict(zip(layers, placement.expert_LP.tolist(), strict=True)),
         "layer_updates_per_iter": 0,  # the placement stays
     }
-    return {
+    return _ascend_file(placement, note) | {
         SGLANG: ServerFile(
             _json({"logical_count": count_LE.tolist()}),
             f"python -m sglang.launch_server … --ep-size {ranks} --ep-num-redundant-experts "
@@ -111,6 +123,29 @@ def placement_files(
     }
 
 
+def _ascend_file(placement: SlotPlan, note: str) -> dict[str, ServerFile]:
+    """Return the map of vllm-ascend; none where a device holds an expert twice."""
+    if placement.held_LRE.sum() < placement.expert_LRN.size:
+        return {}
+    layers = [
+        {
+            "layer_id": layer,
+            "device_count": placement.ranks,
+            "device_list": [
+                {"device_id": rank, "device_expert": experts}
+                for rank, experts in enumerate(expert_RN.tolist())
+            ],
+        }
+        for layer, expert_RN in enumerate(placement.expert_LRN)
+    ]
+    content = {"moe_layer_count": placement.layers, "layer_list": layers}
+    usage = (
+        "vllm serve … --enable-expert-parallel --additional-config "
+        f'\'{{"eplb_config": {{"expert_map_path": "{VLLM_ASCEND}"}}}}\'{note}  # on vllm-ascend'
+    )
+    return {VLLM_ASCEND: ServerFile(_json(content), usage)}
+
+
 def _json(content: dict[str, object]) -> str:
     return json.dumps(content, separators=(",", ":")) + "\n"
 
@@ -121,7 +156,7 @@ def capacity_files(setting: ServingSetting) -> dict[str, ServerFile]:
     It has Token Drop with one γ for all layers, of each expert in contiguous placement.
     """
     of_experts = setting.kind == "capacity" and setting.granularity == "expert"
-    is_plain = setting.layer_gammas is None and setting.placement is None and not setting.knobs
+    is_plain = setting.layer_gammas is None and setting.placement is None
     policy = _POLICIES.get(setting.method)
     if policy is None or not of_experts or not is_plain:
         return {}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from unittest import mock
 
 import torch
 from capmoe_eval.errors import UsageError
@@ -46,6 +45,17 @@ from capmoe_serve.server.step import StepPlan, StepRows
 
 _AT_ONCE: Final = 10**9
 """Requests that lm-eval gives to the engine at once: all of them."""
+
+
+@contextmanager
+def _replaced(name: str, value: object) -> Iterator[None]:
+    """Put another class into lm-eval's module in a ``with`` block: it has no argument for one."""
+    stock = getattr(vllm_causallms, name)
+    setattr(vllm_causallms, name, value)
+    try:
+        yield
+    finally:
+        setattr(vllm_causallms, name, stock)
 
 
 class EngineSteps(Observer):
@@ -134,7 +144,7 @@ class CapmoeVllmLM(VLLM):
         self._first: list[int] = []  # the steps in which the requests of a call began
         self.on_progress: OnProgress = lambda *_: None
         self._begun, self._asked = 0, 0  # requests of a call: in a step so far, and all
-        with mock.patch.object(vllm_causallms, "LLM", start_engine):
+        with _replaced("LLM", start_engine):
             super().__init__(
                 pretrained=checkpoint,
                 tokenizer=directory.name,
@@ -230,7 +240,7 @@ class CapmoeVllmLM(VLLM):
                     super().__init__(arr, sort_fn, *args, **kwargs)
                 collators.append(self)
 
-        with mock.patch.object(vllm_causallms, "Collator", Arrivals):
+        with _replaced("Collator", Arrivals):
             yield
         for document, step in zip(of, collators[-1].get_original(self._first), strict=True):
             self.batches[document] = min(step, self.batches.get(document, step))

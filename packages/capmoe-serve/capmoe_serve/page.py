@@ -2,60 +2,96 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from typing import TYPE_CHECKING, Final
+
 from capmoe_eval.report.templates import ABSENT, columns, render, shown
 
 from capmoe_serve.advice import Advice
 from capmoe_serve.exports import MEGATRON
-from capmoe_serve.settings import AXES, Change, ServingSetting, cost
+from capmoe_serve.settings import AXES, Change, ServingSetting, cost, priced
 from capmoe_serve.trace import steps_in_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def to_html(advice: Advice) -> str:
     """Return the advice as one page that needs nothing besides."""
-    return render("advice.html", "capmoe_serve", **content(advice))
+    from capmoe_eval.report.figures.write import images_of
 
-
-def content(advice: Advice) -> dict[str, object]:
-    """Return what the templates show of an advice."""
-    from capmoe_serve.picture import front_picture
-
-    place = advice.recommendation.setting
+    svg = images_of(lambda: draw_settings(advice), ["svg"])["svg"]
     cells = [_cells(setting, advice.expert_bytes) for setting in advice.settings]
     rows = [
-        (number == place, setting, [*numbers.values()])
-        for number, (setting, numbers) in enumerate(zip(advice.settings, cells, strict=True))
+        (setting is advice.chosen, setting, [*numbers.values()])
+        for setting, numbers in zip(advice.settings, cells, strict=True)
     ]
-    return {
-        "advice": advice,
-        "about": about(advice),
-        "remark": remark(advice),
-        "headings": [("setting", ""), *((heading, "number") for heading in cells[0])],
-        "front": sorted(
-            (row for row in rows if row[1].is_on_front), key=lambda row: row[1].reached
-        ),
-        "rows": rows,
-        "axis": AXES[advice.axis],
-        "picture": front_picture(advice, front_names(advice)),
+    front = sorted((row for row in rows if row[1].is_on_front), key=lambda row: row[1].speedup)
+    return render(
+        "advice.html",
+        "capmoe_serve",
+        advice=advice,
+        about=about(advice),
+        remark=remark(advice),
+        headings=[("setting", ""), *((heading, "number") for heading in cells[0])],
+        front=front,
+        rows=rows,
+        axis=AXES[advice.axis],
+        picture=f"data:image/svg+xml;base64,{b64encode(svg).decode()}",
+    )
+
+
+_LOOKS: Final[dict[str, dict[str, object]]] = {
+    "nothing is dropped": {"color": "grey", "linestyle": "", "marker": "o"},
+    "a capacity": {"color": "grey", "linestyle": "", "marker": "o", "fillstyle": "none"},
+    "the front": {"linestyle": "--", "marker": "o"},
+    "recommended": {"linestyle": "", "marker": "*", "markersize": 9, "zorder": 4},
+}
+
+
+def draw_settings(advice: Advice) -> Figure:
+    """Draw the settings of known cost by speedup, the front as a line."""
+    from capmoe_eval.report.figures import drawing as d
+
+    scale = 1 if advice.axis == "points" else 100
+    points = {
+        setting: (setting.speedup, scale * lost)
+        for setting, lost in sorted(
+            priced(advice.settings, advice.axis).items(), key=lambda item: item[0].speedup
+        )
     }
+    groups = {
+        "nothing is dropped": [points[s] for s in points if s.is_lossless],
+        "a capacity": [points[s] for s in points if not s.is_lossless],
+        "the front": [points[s] for s in points if s.is_on_front],
+        "recommended": [points[s] for s in points if s == advice.chosen],
+    }
+    canvas, ((axes,),) = d.canvas(2.8)
+    for name, group in groups.items():
+        if group:
+            axes.plot(*zip(*group, strict=True), **_LOOKS[name], label=name)
+    lost = " lost" if advice.axis == "points" else ", %"
+    axes.set(xlabel="speedup of the expert step, at most (×)", ylabel=f"{AXES[advice.axis]}{lost}")
+    d.legend(canvas, 1)
+    return canvas
 
 
 def about(advice: Advice) -> str:
     """Return what the advice is on, in one sentence."""
-    steps = "their own batches"
-    if advice.basis == "trace":
-        steps = steps_in_words(advice.steps, advice.decode_steps)
+    steps = steps_in_words(advice.steps, advice.decode_steps)
     top_k = "" if advice.top_k is None else f", top-{advice.top_k}"
+    nodes = "" if advice.nodes == 1 else f", on {advice.nodes} nodes of {advice.groups} groups"
     return (
         f"{advice.model or 'unknown model'} ({advice.source}): {steps}, {advice.layers} MoE layers "
         f"of {advice.n_experts} experts{top_k}; {advice.ranks} ranks, {advice.experts_per_rank} "
-        f"experts on each with copies; {advice.link_share:.0%} of the expert step is the link. "
-        f"Asked: {advice.budget}."
+        f"experts on each with copies{nodes}; {advice.link_share:.0%} of the expert step is the "
+        f"link. Asked: {advice.budget}."
     )
 
 
 def remark(advice: Advice) -> str:
     """Return a sentence on a recommended capacity that no server has, or nothing."""
-    if advice.recommendation.kind != "capacity" or MEGATRON in advice.files:
+    if advice.chosen is None or advice.chosen.is_lossless or MEGATRON in advice.files:
         return ""
     return (
         "No server takes it from a file: SGLang, TensorRT-LLM and vLLM have no capacity, and "
@@ -107,11 +143,9 @@ def text(advice: Advice) -> str:
     lines = [about(advice)]
     if advice.assumed_steps is not None:
         lines.append(f"steps: {advice.assumed_steps}")
-    lines += ["", f"{advice.recommendation.sentence} {remark(advice)}".rstrip(), ""]
+    lines += ["", f"{advice.sentence} {remark(advice)}".rstrip(), ""]
     front = front_names(advice).items()
     lines += columns([heads, *([name, *_front_cells(setting, advice)] for name, setting in front)])
-    if advice.activation:
-        lines += ["", advice.activation]
     lines += ["", "Not known:", *(f"- {line}" for line in advice.unknown)]
     if advice.commands:
         lines += ["", "To measure what the answers lose:", *advice.commands]
@@ -122,7 +156,7 @@ def front_names(advice: Advice) -> dict[str, ServingSetting]:
     """Return the front by name, once for settings that differ in who is kept alone."""
     names: dict[tuple[str, ...], list[ServingSetting]] = {}
     front = (setting for setting in advice.settings if setting.is_on_front)
-    for setting in sorted(front, key=lambda setting: setting.reached):
+    for setting in sorted(front, key=lambda setting: setting.speedup):
         key = setting.name if setting.is_lossless else setting.bound
         names.setdefault((key, *_front_cells(setting, advice)), []).append(setting)
     named = {}

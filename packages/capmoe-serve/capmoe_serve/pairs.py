@@ -1,17 +1,14 @@
 """Count on the pairs of a trace what loads do not tell.
 
-These are the gate scores that a capacity would drop, by who is kept, the copies of experts that
-still compute, and the experts that OEA would activate.
+These are the gate scores that a capacity would drop, by who is kept, and the copies of experts that
+still compute.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from capmoe_serve.status_lines import Say, silent
-from capmoe_serve.trace import Array, Trace
+from capmoe_serve.trace import Array
 
 # Shape suffixes: T tokens of some steps, K = top-k, S steps, E experts, B = S·E buckets,
 # P = T·K pairs, X capacity factors, M keepers.
@@ -99,46 +96,3 @@ def active_copies(
     first_SN.ravel()[copy_P[order_P[::-1]]] = place_P[::-1]
     active_X: Array = np.count_nonzero(first_SN < limit_XS[:, :, None], axis=(1, 2))
     return active_X
-
-
-class ActivatedExperts(NamedTuple):
-    """The activation by the tokens' k0 best experts."""
-
-    k0: int
-    active: float  # activated experts in a layer of a step, mean
-    drop_rate: float  # share of the router's pairs with other experts
-
-
-def activated_by_oea(trace: Trace, say: Say = silent) -> list[ActivatedExperts]:
-    """Return what OEA activates for k0 = 1 … K−1; ``reference.py`` has the loop.
-
-    OEA (Oncescu et al., arXiv 2511.02237; :mod:`capmoe_eval.routing.activation`) activates each
-    token's k0 best experts, which the ids of a step say exactly, in the router's order. Where its
-    tokens go instead of their other experts depends on scores that a trace does not have: the loads
-    after it are not known. Counts alone give nothing, for they do not say whose experts they are.
-    """
-    if trace.expert_TLK is None:
-        return []
-    top_k = trace.expert_TLK.shape[2]
-    activated_K, held_K, layers = np.zeros(top_k, dtype=np.int64), np.zeros(top_k), 0
-    for part in trace.by_steps():
-        steps = len(part.load_SLE)
-        layers += steps * trace.n_layers
-        step_T = np.repeat(np.arange(steps), part.load_SLE[:, 0].sum(axis=1) // top_k)
-        first_T1 = step_T[:, None] * trace.n_experts
-        for layer in range(trace.n_layers):
-            bucket_TK = first_T1 + trace.expert_TLK[part.tokens, layer]
-            # The best place at which a token of the step has an expert: that of the last writing.
-            place_B = np.full(steps * trace.n_experts, top_k)
-            for place in reversed(range(top_k)):
-                place_B[bucket_TK[:, place]] = place
-            load_B = part.load_SLE[:, layer].ravel()
-            activated_K += np.bincount(place_B, minlength=top_k + 1)[:top_k]
-            held_K += np.bincount(place_B, load_B, minlength=top_k + 1)[:top_k]
-        say(f"experts that OEA activates: {layers // trace.n_layers:,} of {trace.n_steps:,} steps")
-    active_K, kept_K = activated_K.cumsum(), held_K.cumsum()  # of the k0 best, less than 2**53
-    pairs = trace.expert_TLK.size
-    return [
-        ActivatedExperts(k0, int(active_K[k0 - 1]) / layers, (pairs - int(kept_K[k0 - 1])) / pairs)
-        for k0 in range(1, top_k)
-    ]

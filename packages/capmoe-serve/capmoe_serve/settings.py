@@ -32,31 +32,26 @@ class Change(AdvicePart):
 
 
 class ServingSetting(AdvicePart):
-    """A way to serve, with its loads on a trace or in records."""
+    """A way to serve, with its loads on a trace."""
 
     # ``transfers``: weights of experts are sent in every step (LLEP), which is not charged here.
-    # ``activation``: the experts that compute are bounded, and not their loads (OEA, XShare).
-    kind: Literal["unchanged", "placement", "transfers", "capacity", "activation"]
+    kind: Literal["unchanged", "placement", "transfers", "capacity"]
     method: str
     gamma: Amount | None = None
     layer_gammas: Annotated[tuple[Amount, ...], Field(strict=False)] | None = None
     matched: Amount | None = None  # with layer_gammas: the γ that drops as much where it is planned
     granularity: Granularity | None = None
     placement: str | None = None  # that a capacity is on; None for the contiguous one
-    knobs: str = ""  # further ones, as words
-    loads: Literal["trace", "records"] = "trace"  # that the numbers are of
-    straggler: Amount | None = None
-    """Pairs of the fullest rank over a rank's mean before any drop, both summed over steps. None
-    where a trace cannot tell it, and in records of one rank."""
-    speedup: Amount | None = None
+    straggler: Amount
+    """Pairs of the fullest rank over a rank's mean before any drop, both summed over steps."""
+    speedup: Amount
     """See :func:`speedup`: a bound for the expert step of a layer, never of the whole model."""
-    drop_rate: Share = 0.0  # of the router's pairs, also where a token gets other experts instead
+    drop_rate: Share = 0.0  # of the router's pairs
     pad_waste: Share | None = None  # of the slots of a fixed capacity
     dropped_score: Share | None = None  # share of the gate scores; None where they are not known
     active: Amount | None = None
     """Copies of experts that compute in a layer of a step, over all ranks, mean: weights that are
     read. None where it is not known who is kept."""
-    active_before: Amount | None = None  # the same of the unchanged model on the same loads
     extra: Amount = 0.0  # copies of experts in memory, in a layer
     moved: Amount = 0.0  # weights of experts sent in a layer of a step
     set_up: Amount = 0.0  # weights of experts sent once in a layer
@@ -66,24 +61,12 @@ class ServingSetting(AdvicePart):
     @property
     def is_lossless(self) -> bool:
         """True if every pair is computed."""
-        return self.kind not in ("capacity", "activation")
+        return self.kind != "capacity"
 
     @property
     def by_program(self) -> bool:
         """True if a linear program splits the tokens of every step (LPLB)."""
         return self.kind == "placement" and self.method.startswith("LPLB")
-
-    @property
-    def reached(self) -> float:
-        """The speedup, 0 where it is not known."""
-        return self.speedup or 0.0
-
-    @property
-    def active_share(self) -> float | None:
-        """Experts that compute over those of the unchanged model, or None."""
-        if self.active is None or not self.active_before:
-            return None
-        return self.active / self.active_before
 
     @property
     def name(self) -> str:
@@ -98,16 +81,13 @@ class ServingSetting(AdvicePart):
             gamma_suffix(self.matched, "γ by layer ≈"),
             self.granularity and f"per {self.granularity}",
             self.placement and f"on {self.placement}",
-            self.knobs,
         )
         return " ".join(word for word in words if word)
 
     @property
     def title(self) -> str:
         """Its name in a few words, such as ``score γ=1.5 per expert``."""
-        if self.is_lossless:
-            return self.name
-        return f"{self.method.replace('_', ' ')} {self.bound}".rstrip()
+        return self.name if self.is_lossless else f"{self.method} {self.bound}"
 
 
 def speedup(straggler: float, unchanged: float, sent: float, link_share: float) -> float:
@@ -141,18 +121,8 @@ AXES: Final[dict[Axis, str]] = {
 
 
 def comparable(settings: Sequence[ServingSetting]) -> list[ServingSetting]:
-    """Return the settings whose speedups can be compared.
-
-    They are of the same loads as the first, the unchanged one; transfers are not charged, so that
-    their speedup is not known.
-    """
-    return [
-        setting
-        for setting in settings
-        if setting.speedup is not None
-        and setting.kind != "transfers"
-        and setting.loads == settings[0].loads
-    ]
+    """Return the settings whose speedups can be compared: transfers are not charged."""
+    return [setting for setting in settings if setting.kind != "transfers"]
 
 
 def axis_of(settings: Sequence[ServingSetting]) -> Axis:
@@ -188,7 +158,7 @@ def with_front(settings: Sequence[ServingSetting], axis: Axis) -> tuple[ServingS
     what equals a setting without loss: a capacity that drops nothing.
     """
     places = {
-        setting: (setting.reached, -lost, setting.is_lossless)
+        setting: (setting.speedup, -lost, setting.is_lossless)
         for setting, lost in priced(settings, axis).items()
     }
     front = {

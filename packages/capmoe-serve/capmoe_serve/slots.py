@@ -99,14 +99,19 @@ class SlotPlan:
         return np.asarray(new_LRE.sum(axis=(1, 2)), dtype=np.int64)
 
 
-def contiguous(layers: int, n_experts: int, ranks: int) -> SlotPlan:
-    """Return the paper's placement: rank r holds the experts r·E/R to (r+1)·E/R − 1, each once.
+def contiguous(layers: int, n_experts: int, ranks: int, slots: int | None = None) -> SlotPlan:
+    """Return the placement that servers begin with: the experts in order, rank after rank.
+
+    Without ``slots`` it is the paper's: rank r holds the experts r·E/R to (r+1)·E/R − 1, each once.
+    With more slots on a rank, the first experts stand again behind the last one, as in vLLM
+    (``build_initial_global_physical_to_logical_map`` of ``vllm/distributed/eplb/eplb_state.py``).
 
     Raises:
-        UsageError: If E does not divide by R.
+        UsageError: If E does not divide by R, without ``slots``; or they have no space for E.
     """
-    local = experts_per_rank(n_experts, ranks, "ranks")
-    expert_RN = np.arange(n_experts, dtype=np.int64).reshape(ranks, local)
+    if slots is None:
+        slots = experts_per_rank(n_experts, ranks, "ranks")
+    expert_RN = (np.arange(ranks * slots, dtype=np.int64) % n_experts).reshape(ranks, slots)
     return SlotPlan(np.tile(expert_RN, (layers, 1, 1)), n_experts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -12,61 +12,38 @@ from capmoe_serve.slots import contiguous
 from capmoe_serve.status_lines import Say, silent
 from capmoe_serve.trace import Array, Trace
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 # Shape suffixes: S steps, L layers, E experts, R ranks.
 
-GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
+GAMMAS: Final = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 """Capacity factors of a summary."""
+ALL: Final = "all layers"
+"""The row of a summary for all layers together, behind those of each."""
 
 
-@dataclass(frozen=True)
-class PeakLoad:
-    """The highest load of a step over the mean load of that step."""
+class TraceSummary(NamedTuple):
+    """The summary of a trace, a row for each layer and one for :data:`ALL`.
 
-    mean: float  # over the steps with a token
-    max: float
+    ``layers`` is indexed by ``layer``:
 
+    - ``pairs`` of a token and an expert, summed over steps
+    - ``expert_mean``, ``expert_max``: load of a step's fullest expert over the mean of that step
+    - with ranks, the same of the fullest rank, ``rank_mean`` and ``rank_max``, and ``straggler``:
+      load of the fullest rank over the mean load of a rank, both summed over steps
 
-@dataclass(frozen=True)
-class AtGamma:
-    """The effect that one capacity factor would have; the capacity group is a whole step."""
+    ``capacities`` is indexed by ``layer`` and ``gamma``; the capacity group is a whole step:
 
-    gamma: float
-    drop_rate: float  # of the pairs (Equation 11); the same whoever is kept
-    pad_waste: float | None  # empty share of the slots C·E; None where there are none (γ=0)
-    straggler: float | None  # as of LayerSummary, over the mean load before any drop
-    dropped_score: dict[str, float] | None  # share by who is kept; None without scores
+    - ``dropped``: share of the pairs (Equation 11), which is the same whoever is kept
+    - ``padding``: empty share of the slots C·E; NaN where there are none (γ=0)
+    - with ranks ``straggler``, as above, over the mean load before any drop
+    - with scores ``lost_score``, ``lost_order``, ``lost_random``: dropped share by who is kept
+    """
 
-
-@dataclass(frozen=True)
-class LayerSummary:
-    """The loads of one layer, or of all together."""
-
-    name: str
-    assignments: int  # pairs of a token and an expert, summed over steps
-    expert_peak: PeakLoad
-    rank_peak: PeakLoad | None  # None where no ranks are known
-    # Load of the fullest rank over the mean load of a rank, both summed over steps: the time that
-    # the fullest rank takes, in units of balanced ranks. None where no ranks are known.
-    straggler: float | None
-    at: tuple[AtGamma, ...]
-    load: tuple[int, ...]  # pairs of each expert [E], summed over steps; of all layers, nothing
-
-
-@dataclass(frozen=True)
-class TraceSummary:
-    """The summary of a trace."""
-
-    source: str
-    model: str | None
-    n_experts: int
-    top_k: int | None
-    ranks: int | None
-    tokens: int | None
-    steps: int
-    decode_steps: int | None  # None where the kind of steps is not known
-    rounding: str
-    total: LayerSummary
-    layers: tuple[LayerSummary, ...]
+    layers: pd.DataFrame
+    capacities: pd.DataFrame
+    load_LE: Array  # pairs of each expert, summed over steps
 
 
 def summarise(
@@ -74,7 +51,6 @@ def summarise(
     gammas: Sequence[float] = GAMMAS,
     *,
     ranks: int | None = None,
-    rounding: str = "ceil",
     say: Say = silent,
 ) -> TraceSummary:
     """Summarise a trace in one pass of bounded memory.
@@ -86,56 +62,49 @@ def summarise(
     Raises:
         UsageError: If the experts cannot be spread evenly over the ranks.
     """
+    import pandas as pd
+
     ranks = trace.ranks if ranks is None else ranks
     home = contiguous(trace.n_layers, trace.n_experts, 1 if ranks is None else ranks)
     factors = [[gamma] * trace.n_layers for gamma in gammas]
-    counter = CapacityCounter(trace, factors, home, "expert", (), rounding)
+    counter = CapacityCounter(trace, factors, home, "expert", ())
     load_LE = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
-    parts, steps, done = [], trace.n_steps, 0
+    parts, done = [], 0
     for part in trace.by_steps():
         counter.add(part)
         done += len(part.load_SLE)
-        say(f"{done:,} of {steps:,} steps")
+        say(f"{done:,} of {trace.n_steps:,} steps")
         load_LE += part.load_SLE.sum(axis=0)
         rank_SLR = part.load_SLE.reshape(*part.load_SLE.shape[:2], home.ranks, -1).sum(axis=3)
         parts.append((part.load_SLE.sum(axis=2), part.load_SLE.max(axis=2), rank_SLR.max(axis=2)))
     asked_SL, expert_SL, rank_SL = (np.concatenate(part) for part in zip(*parts, strict=True))
 
-    def layer(name: str, which: Array) -> LayerSummary:
-        """Return the summary of one layer, or of several together."""
-        at = []
+    layers, capacities = [], []
+    numbers = [(name, np.array([number])) for number, name in enumerate(trace.layers)]
+    for name, which in [*numbers, (ALL, np.arange(trace.n_layers))]:
+        asked = int(asked_SL[:, which].sum())
+        row: dict[str, object] = {"layer": name, "pairs": asked}
+        row |= _peaks("expert", expert_SL[:, which], asked_SL[:, which], trace.n_experts)
+        if ranks is not None:
+            row |= _peaks("rank", rank_SL[:, which], asked_SL[:, which], ranks)
+            row["straggler"] = int(rank_SL[:, which].sum()) * ranks / (asked or 1)
+        layers.append(row)
         for number, gamma in enumerate(gammas):
             sums = counter.at(number, which)
-            straggler = None if ranks is None else sums.straggler
-            at.append(AtGamma(gamma, sums.drop_rate, sums.pad_waste, straggler, sums.lost or None))
-        layer_SL, fullest_SL = asked_SL[:, which], rank_SL[:, which]
-        asked = int(layer_SL.sum())
-        return LayerSummary(
-            name=name,
-            assignments=asked,
-            expert_peak=_peak(expert_SL[:, which], layer_SL, trace.n_experts),
-            rank_peak=None if ranks is None else _peak(fullest_SL, layer_SL, ranks),
-            straggler=None if ranks is None else int(fullest_SL.sum()) * ranks / (asked or 1),
-            at=tuple(at),
-            load=tuple(load_LE[which[0]].tolist()) if len(which) == 1 else (),
-        )
-
+            at = {"layer": name, "gamma": gamma, "dropped": sums.drop_rate}
+            at["padding"] = np.nan if sums.pad_waste is None else sums.pad_waste
+            if ranks is not None:
+                at["straggler"] = sums.straggler
+            capacities.append(at | {f"lost_{keeper}": lost for keeper, lost in sums.lost.items()})
     return TraceSummary(
-        source=trace.source,
-        model=trace.model,
-        n_experts=trace.n_experts,
-        top_k=trace.top_k,
-        ranks=ranks,
-        tokens=trace.n_tokens,
-        steps=trace.n_steps,
-        decode_steps=trace.decode_steps,
-        rounding=rounding,
-        total=layer("all layers", np.arange(trace.n_layers)),
-        layers=tuple(layer(name, np.array([n])) for n, name in enumerate(trace.layers)),
+        pd.DataFrame(layers).set_index("layer"),
+        pd.DataFrame(capacities).set_index(["layer", "gamma"]),
+        load_LE,
     )
 
 
-def _peak(fullest_SL: Array, asked_SL: Array, units: int) -> PeakLoad:
-    """Return the peak of the fullest of some units, from its load in each step and layer."""
+def _peaks(what: str, fullest_SL: Array, asked_SL: Array, units: int) -> dict[str, float]:
+    """Return mean and highest peak of the fullest of some units, from its load in each step."""
     peak_SL = fullest_SL * units / np.maximum(asked_SL, 1)
-    return PeakLoad(float(peak_SL.sum() / (np.count_nonzero(asked_SL) or 1)), float(peak_SL.max()))
+    mean = peak_SL.sum() / (np.count_nonzero(asked_SL) or 1)  # over the steps with a token
+    return {f"{what}_mean": float(mean), f"{what}_max": float(peak_SL.max())}

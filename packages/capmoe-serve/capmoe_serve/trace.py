@@ -53,8 +53,8 @@ class Steps(NamedTuple):
 class Trace:
     """The router's choices, before any capacity: for every token, or only counted for every step.
 
-    Exactly one of ``expert_TLK`` and ``load_SLE`` is there. Arrays may be memory-mapped; they are
-    checked on creation, in bounded memory.
+    Exactly one of ``expert_TLK`` and ``load_SLE`` is there. Arrays are checked on creation, in
+    bounded memory.
 
     Raises:
         UsageError: For arrays that cannot be; one line names the field, the value and the fix.
@@ -171,10 +171,6 @@ class Trace:
         """Number of steps of decoding; None where the kind of steps is not known."""
         return None if self.decode_S is None else int(self.decode_S.sum())
 
-    def by_row(self, values_S: Array) -> Array:
-        """Return a value of each step for every token; for every step where counts are alone."""
-        return np.repeat(values_S, np.diff(self._bounds()))
-
     def only(self, kind: Kind) -> Trace:
         """Return the steps of one kind, in memory.
 
@@ -191,7 +187,7 @@ class Trace:
             return self
         if not is_of_kind_S.any():
             raise UsageError(f"only={kind}: the trace has no such step; leave --only out")
-        return self._part(self.by_row(is_of_kind_S), is_of_kind_S)
+        return self._part(np.repeat(is_of_kind_S, np.diff(self._bounds())), is_of_kind_S)
 
     def second_half(self) -> Trace:
         """Return the second half of the steps, or the whole of a single step."""

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from importlib.resources import as_file, files
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
 
-from capmoe_serve.readers.recordings import MANIFEST, read_megatron, read_sglang
-from capmoe_serve.readers.response_files import holds_responses
+from capmoe_serve.readers.recordings import read_counts, read_csv, read_sglang
+from capmoe_serve.readers.response_files import are_responses, json_of
 from capmoe_serve.readers.responses import read_responses
 from capmoe_serve.trace import Trace
-from capmoe_serve.trace_file import OWN_ARRAYS, SUFFIXES, check_regular, load_trace
+from capmoe_serve.trace_file import OWN_ARRAYS, SUFFIX, check_regular, load_trace
 
 EXAMPLE: Final = "example"
 """Stands for the trace in the package."""
-_FILES: Final = (
-    f"that ends in {', '.join(SUFFIXES)} (ours), .jsonl (responses of vLLM or SGLang, or a .json "
-    "list of them) or .pt (SGLang)"
-)
 
 
 def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = None) -> Trace:
-    """Read a trace of ours, of vLLM, SGLang or Megatron-LM.
+    """Read a trace of ours, of vLLM or SGLang.
 
     Args:
-        path: Ours (``.npz``, ``.parquet``), responses of vLLM or SGLang (``.jsonl``, or a
-            ``.json`` list of them), SGLang's recording (``.pt``), the directory of a workload of
-            Megatron-LM, or ``example``.
+        path: Ours (``.npz``), responses of vLLM or SGLang (``.jsonl``, or a ``.json`` list of
+            them), SGLang's recording (``.pt``, ``.csv``) or counts (``.json``), a directory of its
+            ranks' recordings, or ``example``.
         n_experts: Routed experts E of a layer, which responses do not say.
         top_k: Experts K of a token, which SGLang's responses do not say.
 
@@ -37,12 +33,12 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
             another E or K.
     """
     if str(path) == EXAMPLE:
-        with as_file(files("capmoe_serve") / "data" / "example.npz") as example:
+        with resources.as_file(resources.files("capmoe_serve") / "data/example.npz") as example:
             trace = load_trace(example)
     elif not path.exists():
         raise UsageError(f"{shown(path)}: no such file or directory; give the path of a trace")
     elif path.is_dir():
-        trace = _in_directory(path)
+        trace = _in_directory(path, n_experts, top_k)
     else:
         check_regular(path)
         trace = _in_file(path, n_experts, top_k)
@@ -56,27 +52,34 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
 
 
 def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
-    if path.suffix in SUFFIXES:
+    if path.suffix == SUFFIX:
         return load_trace(path)
-    if path.suffix == ".jsonl" or holds_responses(path):
+    content = json_of(path)
+    if path.suffix == ".jsonl" or are_responses(content):
         return read_responses(path, n_experts, top_k)
+    if isinstance(content, dict) and "logical_count" in content:
+        return read_counts(content, path)
     if path.suffix == ".pt":
-        return read_sglang(path, n_experts)
+        return read_sglang([path], n_experts)
+    if path.suffix == ".csv":
+        return read_csv([path], n_experts, top_k)
     raise UsageError(
-        f"{shown(path)}: not the name of a trace; must be a file {_FILES}, or a directory "
-        f"(Megatron-LM); for {OWN_ARRAYS}"
+        f"{shown(path)}: not the name of a trace; must be a file that ends in {SUFFIX} (ours), "
+        ".jsonl (responses of vLLM or SGLang, or a .json list of them), .pt, .csv or .json "
+        f"(SGLang's recordings and counts); for {OWN_ARRAYS}"
     )
 
 
-def _in_directory(path: Path) -> Trace:
-    if (path / MANIFEST).is_file():
-        return read_megatron(path)
-    if recorded := sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".pt")):
-        raise UsageError(
-            f"{shown(path)}: a directory with {len(recorded)} files of a server; give one of them, "
-            f"such as {recorded[0]}"
-        )
+def _in_directory(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
+    """Read the recordings of several ranks, which are all the files of their kind there."""
+    for suffix in (".pt", ".csv"):
+        if files := sorted(path.glob(f"*{suffix}")):
+            for file in files:
+                check_regular(file)
+            if suffix == ".pt":
+                return read_sglang(files, n_experts)
+            return read_csv(files, n_experts, top_k)
     raise UsageError(
-        f"{shown(path)}: not the directory of a workload of Megatron-LM, which has a {MANIFEST}; "
-        f"give such a directory, or a file {_FILES}"
+        f"{shown(path)}: is a directory without recordings of SGLang (.pt, .csv); give one file, "
+        "and a model's records by --results"
     )

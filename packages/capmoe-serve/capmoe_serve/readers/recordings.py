@@ -1,20 +1,19 @@
-"""Read recordings that torch wrote: SGLang's ``.pt``, and workloads of Megatron-LM.
+"""Read SGLang's recordings: the ``.pt`` of its recorder, older ``.csv``, and ``.json`` of counts.
 
-SGLang's expert distribution recorder: ``python/sglang/srt/eplb/expert_distribution.py`` of
+The recorder of expert distributions: ``python/sglang/srt/eplb/expert_distribution.py`` of
 sgl-project/sglang (commit 02295fe5), ``_StatAccumulator.dump`` and ``_DetailAccumulator.dump``;
 ``forward_mode`` is a ``ForwardMode`` of ``python/sglang/srt/model_executor/forward_batch_info.py``
-(commit 003bbaf9).
-
-Megatron-LM's benchmark of token imbalance: ``benchmarks/moe/token_imbalance/trace.py`` ("trace v1")
-of NVIDIA/Megatron-LM, pull request 7488 (commit 241aa13a), which ``benchmark.py --write-trace``
-writes for workloads W0 to W7.
+(commit 003bbaf9). Before it, ``dump_record`` of ``python/sglang/srt/managers/
+expert_distribution.py`` wrote a ``.csv`` for each rank, ``layer_id,expert_id,count``, with rank and
+time in its name. ``logical_count`` in a ``.json`` is what ``--init-expert-location`` reads
+(``compute_initial_expert_location_metadata`` of ``expert_location.py``, commit 01fec5c).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 import pickle
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,23 +21,22 @@ from typing import Any
 
 import numpy as np
 from capmoe_eval.errors import UsageError, first_line, reading, shown
-from capmoe_eval.experiment.files import read_bytes
+from capmoe_eval.routing.knobs import check
 
 from capmoe_serve.readers.padding import left_out, without_padding
 from capmoe_serve.trace import Array, Trace, unsigned
-from capmoe_serve.trace_checks import check_pairs
+from capmoe_serve.trace_checks import ExpertCount, check_pairs
 from capmoe_serve.trace_file import check_regular
 
-MANIFEST = "manifest.json"
-_SCHEMA = 1
 _MAP = "last_physical_to_logical_map"
 _PROMPT, _DECODE = 1, 2
+_NAME = re.compile(r"rank(\d+)_timestamp([\d.]+)\.csv$")
 
-# Shape suffixes: S steps, L layers of the model (dense ones, too), P physical experts (with
-# redundant copies), E logical experts, T tokens, K places (8, whatever the model's top-k).
+# Shape suffixes: S steps, R records or rows, L layers of the model (dense ones, too), P physical
+# experts (with redundant copies), E logical experts, T tokens, K places (8, whatever the top-k).
 
 
-def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
+def read_sglang(paths: Sequence[Path], n_experts: int | None = None) -> Trace:
     """Read a recording of any mode: ``stat`` and ``per_pass`` count, ``per_token`` has the experts.
 
     - ``stat``: ``logical_count`` [S, L, E], summed over all ranks by the server itself. Its buffer
@@ -48,25 +46,100 @@ def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
       [L, P]. Both are of one rank. ``last_physical_to_logical_map`` [L, P] makes logical experts of
       the physical ones.
 
-    Layers and steps in which nothing was counted are left out; ``layers`` numbers the others.
+    Several files are of different ranks: what they computed in one pass is one step. Layers and
+    steps in which nothing was counted are left out; ``layers`` numbers the others.
 
     Raises:
-        UsageError: If it is no such file; one line names it and the field.
+        UsageError: If one is no such file, or two are of one rank; a line names it and the field.
     """
-    content = load_tensors(path)
     fix = (
         "give a file that SGLang's /dump_expert_distribution_record wrote, after requests were "
         "served"
     )
-    with reading(path, "unexpected layout", fix):
-        if isinstance(content, Mapping) and "logical_count" in content:
-            return _counted(array("logical_count", content["logical_count"]), "stat")
-        if isinstance(content, Mapping) and content.get("records"):
-            return _recorded(content, n_experts)
-        raise UsageError(f"has neither logical_count nor records; {fix}")
+    contents: list[Mapping[str, Any]] = []
+    for path in paths:
+        content = load_tensors(path)
+        if not isinstance(content, Mapping) or not (
+            "logical_count" in content or content.get("records")
+        ):
+            raise UsageError(f"{path}: has neither logical_count nor records; {fix}")
+        contents.append(content)
+    place = paths[0] if len(paths) == 1 else paths[0].parent
+    with reading(place, "unexpected layout", fix):
+        if len(contents) == 1 and "logical_count" in contents[0]:
+            return counted(array("logical_count", contents[0]["logical_count"]), "sglang stat")
+        if any("logical_count" in content for content in contents):
+            raise UsageError("logical_count: has the counts of all ranks; give one file of stat")
+        return _recorded(contents, n_experts)
 
 
-def _counted(count_SLE: Array, mode: str) -> Trace:
+def read_counts(content: Mapping[str, Any], path: Path) -> Trace:
+    """Read ``logical_count`` of a ``.json``: counts [L, E], or of every step [S, L, E].
+
+    Raises:
+        UsageError: If they are no whole numbers of one shape.
+    """
+    with reading(path, "unexpected layout", "give logical_count as [layers, experts]"):
+        return counted(np.array(content["logical_count"]), "sglang logical_count")
+
+
+def read_csv(paths: Sequence[Path], n_experts: int | None, top_k: int | None) -> Trace:
+    """Read counts of one or more ranks, ``layer_id,expert_id,count``.
+
+    Files of different ranks are added up. If a rank has several, the first of every rank are the
+    first step, and so on, in the order of the times in their names.
+
+    Raises:
+        UsageError: If a file has other columns or numbers, or a rank fewer files than another.
+    """
+    import pandas as pd
+
+    fix = "give the files that SGLang's /dump_expert_distribution_record wrote"
+    by_rank: dict[str, list[Path]] = {}
+    for path in paths:
+        name = _NAME.search(path.name)
+        if name is None and len(paths) > 1:
+            raise UsageError(f"{path}: its name has no rank and time, as {_NAME.pattern}; {fix}")
+        by_rank.setdefault("" if name is None else name[1], []).append(path)
+    if len({len(files) for files in by_rank.values()}) > 1:
+        numbers = ", ".join(f"{len(files)} of rank {rank}" for rank, files in by_rank.items())
+        raise UsageError(f"{paths[0].parent}: {numbers} files; give as many of every rank")
+    frames = []
+    for files in by_rank.values():
+        for step, path in enumerate(sorted(files, key=_time)):
+            with reading(path, "not a table of counts", fix):
+                frame = pd.read_csv(path)
+                if list(frame) != ["layer_id", "expert_id", "count"]:
+                    raise UsageError(f"has columns {', '.join(map(str, frame))}; {fix}")
+                for column in frame:
+                    if frame[column].dtype.kind not in "ui" or (frame[column] < 0).any():
+                        raise UsageError(f"{column}: must be whole numbers of at least 0; {fix}")
+                frames.append(frame.assign(step=step))
+    rows = pd.concat(frames)
+    rows = rows[rows["count"] > 0]
+    if rows.empty:
+        raise UsageError(f"{paths[0]}: has no row; {fix}")
+    highest = int(rows["expert_id"].max())
+    check("experts", n_experts or highest + 1, ExpertCount)
+    if n_experts is not None and highest >= n_experts:
+        raise UsageError(f"experts={n_experts}: {paths[0]} has expert {highest}; give more")
+    check_pairs("count", rows["count"].to_numpy())
+    layers, layer_R = np.unique(rows["layer_id"], return_inverse=True)
+    count_SLE = np.zeros((len(frames) // len(by_rank), len(layers), n_experts or highest + 1), int)
+    np.add.at(count_SLE, (rows["step"], layer_R, rows["expert_id"]), rows["count"])
+    ranks = f", {len(by_rank)} ranks" if len(by_rank) > 1 else ""
+    trace = counted(count_SLE, f"sglang csv{ranks}", top_k)
+    numbers_L = [layers[int(place)] for place in trace.layers]
+    return dataclasses.replace(trace, layers=tuple(map(str, numbers_L)))
+
+
+def _time(path: Path) -> float:
+    name = _NAME.search(path.name)
+    return 0.0 if name is None else float(name[2])
+
+
+def counted(count_SLE: Array, source: str, top_k: int | None = None) -> Trace:
+    """Return counts [S, L, E] or [L, E] as a trace, without steps and layers that have none."""
     if count_SLE.ndim not in (2, 3):
         raise UsageError(
             f"logical_count: {list(count_SLE.shape)}; must be [steps, layers, experts], or summed "
@@ -80,32 +153,42 @@ def _counted(count_SLE: Array, mode: str) -> Trace:
         n_experts=count_SLE.shape[2],
         load_SLE=count_SLE[np.ix_(steps, layers)],
         layers=tuple(map(str, layers)),
-        source=f"sglang {mode}{left_out(layers, count_SLE.shape[1])}",
+        top_k=top_k,
+        source=source + left_out(layers, count_SLE.shape[1]),
     )
 
 
-def _recorded(content: Mapping[str, Any], n_experts: int | None) -> Trace:
-    records: Sequence[Mapping[str, Any]] = content["records"]
-    records = sorted(records, key=lambda record: int(record["forward_pass_id"]))
-    rank = f"rank {records[0].get('rank', 'unknown')}"
-    logical_LP = _map(content.get(_MAP))
+def _recorded(contents: Sequence[Mapping[str, Any]], n_experts: int | None) -> Trace:
+    records = [record for content in contents for record in content["records"]]
+    records.sort(key=lambda record: (int(record["forward_pass_id"]), str(record.get("rank"))))
+    _, step_R = np.unique([int(r["forward_pass_id"]) for r in records], return_inverse=True)
+    of_file = [str(content["records"][0].get("rank", "unknown")) for content in contents]
+    if len(set(of_file)) < len(of_file):
+        raise UsageError(f"rank={max(of_file, key=of_file.count)}: of several files; give one each")
+    ranks = f"rank{'s'[: len(of_file) > 1]} {', '.join(sorted(of_file))}"
+    maps = [_map(content.get(_MAP)) for content in contents]
+    logical_LP = maps[0]
+    if any(not np.array_equal(logical_LP, other) for other in maps[1:]):  # type: ignore[arg-type]
+        raise UsageError(f"{_MAP}: differs between the files; give those of one dump")
     if logical_LP is not None:
         n_experts = int(logical_LP.max()) + 1
     if "topk_ids_of_layer" not in records[0]:
         if logical_LP is None or n_experts is None:
             raise UsageError(f"{_MAP}: is missing; the counts are of copies")
-        count_SLP = np.stack(_arrays(records, "global_physical_count"))
-        check_pairs("global_physical_count", count_SLP)
-        count_SLE = np.zeros((*count_SLP.shape[:2], n_experts), dtype=np.int64)
+        count_RLP = np.stack(_arrays(records, "global_physical_count"))
+        check_pairs("global_physical_count", count_RLP)
+        shape = (int(step_R[-1]) + 1, count_RLP.shape[1], n_experts)
+        count_SLE = np.zeros(shape, dtype=np.int64)
         for layer, logical_P in enumerate(logical_LP):
-            np.add.at(count_SLE[:, layer].T, logical_P, count_SLP[:, layer].T)
-        return _counted(count_SLE, f"per_pass, {rank}")
+            places: Any = step_R[:, None], layer, logical_P[None, :]
+            np.add.at(count_SLE, places, count_RLP[:, layer])
+        return counted(count_SLE, f"sglang per_pass, {ranks}")
     if n_experts is None:
         raise UsageError(f"n_experts: the recording has no {_MAP}; add --experts E")
     ids_LTK = _arrays(records, "topk_ids_of_layer")
-    step_T = np.repeat(np.arange(len(records)), [ids.shape[1] for ids in ids_LTK])
+    record_T = np.repeat(np.arange(len(records)), [ids.shape[1] for ids in ids_LTK])
     recorded = without_padding(np.concatenate(ids_LTK, axis=1).transpose(1, 0, 2))
-    ids, step_T = recorded.ids, step_T[recorded.token]
+    ids, record_T = recorded.ids, record_T[recorded.token]
     if logical_LP is not None:
         if (highest := int(ids.max())) >= logical_LP.shape[1]:
             raise UsageError(
@@ -113,14 +196,17 @@ def _recorded(content: Mapping[str, Any], n_experts: int | None) -> Trace:
                 "record with --disable-shared-experts-fusion"
             )
         ids = logical_LP[recorded.layer][np.arange(len(recorded.layer))[:, None], ids]
-    decode_S, mixed = _kinds([records[step].get("forward_mode") for step in np.unique(step_T)])
+    modes: dict[int, list[object]] = {}  # of each step, by the ranks that computed a token
+    for number in np.unique(record_T):
+        modes.setdefault(int(step_R[number]), []).append(records[number].get("forward_mode"))
+    decode_S, mixed = _kinds(list(modes.values()))
     return Trace(
         n_experts=n_experts,
         expert_TLK=unsigned(ids),
-        step_T=step_T,
+        step_T=step_R[record_T],
         decode_S=decode_S,
         layers=tuple(map(str, recorded.layer)),
-        source=f"sglang per_token, {rank}{mixed}{recorded.remark}",
+        source=f"sglang per_token, {ranks}{mixed}{recorded.remark}",
     )
 
 
@@ -152,64 +238,21 @@ def _is_other(mode: object) -> bool:
     return type(mode) is not int or mode not in (_PROMPT, _DECODE)
 
 
-def _kinds(modes: Sequence[object]) -> tuple[Array | None, str]:
+def _kinds(modes: Sequence[Sequence[object]]) -> tuple[Array | None, str]:
     """Return which steps are of decoding, and which modes do not say so, to follow the source.
 
     ``forward_mode`` is 1 for prompts (EXTEND) and 2 for decoding (DECODE). Others, such as 3
     (MIXED, a part of a prompt with running requests) or 5 (verified drafts), are neither, and the
-    numbers above 5 differ between versions.
+    numbers above 5 differ between versions. Neither is a step that has both, of several ranks.
     """
-    others = sorted({shown(mode) for mode in modes if _is_other(mode)})
-    if not others:
-        return np.array([mode == _DECODE for mode in modes]), ""
+    others = sorted({shown(mode) for of_step in modes for mode in of_step if _is_other(mode)})
     if others == ["null"]:  # an old version
         return None, ""
+    if not others and any(len(set(of_step)) > 1 for of_step in modes):
+        others = ["1 and 2 in one step"]
+    if not others:
+        return np.array([of_step[0] == _DECODE for of_step in modes]), ""
     return None, f"; forward_mode {', '.join(others)} is neither of prompts nor of decoding"
-
-
-def read_megatron(path: Path) -> Trace:
-    """Read the directory of one workload: one step of one layer, with the gates of the experts.
-
-    ``manifest.json`` names the tensors ``expert_ids`` and ``gates`` [T, K] and their SHA-256.
-    ``source_rank`` [T] becomes the request of a token.
-
-    Raises:
-        UsageError: If a file is missing, changed or of another version.
-    """
-    fix = "give the directory of a workload that its benchmark.py --write-trace wrote"
-    with reading(path, "no trace of Megatron-LM", fix):
-        manifest = json.loads(read_bytes(path / MANIFEST))
-        if not isinstance(manifest, dict):
-            raise ValueError("manifest.json: must be a JSON object")
-        if manifest["schema_version"] != _SCHEMA:
-            raise UsageError(
-                f"schema_version={manifest['schema_version']}: only {_SCHEMA} is known; write the "
-                "trace with the benchmark of pull request 7488"
-            )
-        ids_TK, gates_TK, rank_T = (
-            _tensor(path, name, manifest["tensors"][name])
-            for name in ("expert_ids", "gates", "source_rank")
-        )
-        return Trace(
-            n_experts=manifest["num_experts"],
-            expert_TLK=unsigned(ids_TK)[:, None],
-            score_TLK=gates_TK[:, None],
-            step_T=rank_T * 0,
-            request_T=rank_T,
-            top_k=manifest["topk"],
-            layers=(str(manifest["logical_layer_id"]),),
-            source=f"megatron {manifest['workload_id']}, seed {manifest['seed']}",
-        )
-
-
-def _tensor(path: Path, name: str, meta: dict[str, Any]) -> Array:
-    file = path / meta["file"]
-    if not file.resolve().is_relative_to(path.resolve()):
-        raise UsageError(f"tensors.{name}.file={meta['file']}: lies outside; must be below {path}")
-    check_regular(file)
-    if hashlib.sha256(file.read_bytes()).hexdigest() != meta["sha256"]:
-        raise UsageError(f"tensors.{name}: its SHA-256 is not the manifest's; the file was changed")
-    return array(f"tensors.{name}", load_tensors(file))
 
 
 def load_tensors(path: Path) -> Any:

@@ -23,12 +23,16 @@ ROUTED = "routed_experts"
 _NPY = base64.b64encode(b"\x93NUMPY").decode()
 
 
-def holds_responses(path: Path) -> bool:
-    """Return whether a ``.json`` file has responses of a server, and is no record of a run."""
-    content: object = None
+def json_of(path: Path) -> object:
+    """Return what is in a ``.json`` file; None for another file, or one that is none."""
     if path.suffix == ".json" and path.is_file():
         with suppress(ValueError, RecursionError):  # whoever reads it says so
-            content = json.loads(read_bytes(path))
+            return json.loads(read_bytes(path))
+    return None
+
+
+def are_responses(content: object) -> bool:
+    """Return whether the content of a ``.json`` file are responses of a server."""
     return isinstance(content, list) or (
         isinstance(content, dict) and not content.keys().isdisjoint(("choices", "meta_info"))
     )

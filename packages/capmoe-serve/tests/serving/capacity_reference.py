@@ -31,7 +31,6 @@ def count_step(
     n_experts: int,
     placed: Sequence[Sequence[int]],
     of_devices: bool = False,
-    rounding: str = "ceil",
 ) -> StepCounts:
     """Count what is dropped of the tokens of a step, token by token.
 
@@ -41,17 +40,16 @@ def count_step(
     is of every slot, of which each expert then has one, or (``of_devices``) of every rank, whose
     slots share it.
     """
-    n_experts_bound = n_experts // len(placed) if of_devices else 1
+    n_experts_bound = Fraction(n_experts, len(placed)) if of_devices else 1
     exact = Fraction(repr(gamma)) * n_experts_bound * len(experts) * len(experts[0]) / n_experts
-    whole = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
-    limit = min(whole, (len(placed[0]) if of_devices else 1) * len(experts))
+    limit = min(math.ceil(exact), (len(placed[0]) if of_devices else 1) * len(experts))
     slots = [(rank, slot) for rank, held in enumerate(placed) for slot in range(len(held))]
     pairs: dict[tuple[int, int], list[tuple[int, float]]] = {slot: [] for slot in slots}
     turns, number = [0] * n_experts, 0
-    for chosen, given in zip(experts, scores, strict=True):
-        for expert, score in sorted(zip(chosen, given, strict=True)):
-            own = [(rank, slot) for rank, slot in slots if placed[rank][slot] == expert]
-            pairs[own[turns[expert] % len(own)]].append((number, score))
+    for chosen, gates in zip(experts, scores, strict=True):
+        for expert, score in sorted(zip(chosen, gates, strict=True)):
+            places = [(rank, slot) for rank, slot in slots if placed[rank][slot] == expert]
+            pairs[places[turns[expert] % len(places)]].append((number, score))
             turns[expert] += 1
             number += 1
     buckets = [
@@ -76,16 +74,5 @@ def count_step(
             after[bucket[0][2][0]] += kept
             mass = sum(score for _, score, _ in bucket)
             lost["random"] += mass * (len(bucket) - kept) / len(bucket)
-    copies = {keeper: len(found) for keeper, found in active.items()}
+    copies = {keeper: len(slots) for keeper, slots in active.items()}
     return StepCounts(dropped, limit * len(buckets), max(before), max(after), lost, copies)
-
-
-def count_activated(experts: Sequence[Sequence[int]], k0: int) -> tuple[int, int]:
-    """Count the experts that OEA activates for the tokens of a step, and the pairs outside them.
-
-    ``experts[t]`` are the experts of token t, the best first. Those among the k0 best of any token
-    are activated; every other pair of the router is not computed.
-    """
-    activated = {expert for chosen in experts for expert in chosen[:k0]}
-    lost = sum(expert not in activated for chosen in experts for expert in chosen)
-    return len(activated), lost

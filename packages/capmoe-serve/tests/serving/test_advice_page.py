@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import itertools
 import json
@@ -11,21 +10,18 @@ import shlex
 from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
-from textwrap import fill
 
 import numpy as np
 import pytest
 import yaml
 from capmoe_eval.__main__ import main
-from matplotlib.axes import Axes
 from tests.records import planned
 
-from capmoe_serve.advice import Advice, Budget, Recommendation
+from capmoe_serve.advice import Advice, Budget
 from capmoe_serve.advising import ServingDeployment, advise_on_trace
 from capmoe_serve.exports import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
-from capmoe_serve.page import content, front_names, text, to_html
-from capmoe_serve.picture import draw_front
-from capmoe_serve.settings import cost, with_front
+from capmoe_serve.page import draw_settings, text, to_html
+from capmoe_serve.settings import cost
 from capmoe_serve.trace import Trace
 from capmoe_serve.trace_file import load_trace, save_trace
 from serving.test_front import skewed
@@ -95,7 +91,7 @@ def test_every_command_of_the_pages_runs(
     printed = capsys.readouterr().out
     if "advise" in command:
         advice = Advice.model_validate_json((place / "advice" / "advice.json").read_text())
-        assert advice.recommendation.sentence in printed
+        assert advice.sentence in printed
         assert all((place / "advice" / name).is_file() for name in advice.files)
 
 
@@ -147,8 +143,8 @@ def test_the_page_needs_nothing_besides(
     assert page == to_html(advice)
     alone = Tags(page)
     assert [link.partition(",")[0] for link in alone.loaded] == ["data:image/svg+xml;base64"]
-    for said in (advice.recommendation.sentence, *advice.unknown, "score γ=0.5 per device"):
-        assert said in alone.text
+    for part in (advice.sentence, *advice.unknown, "score γ=0.5 per device"):
+        assert part in alone.text
     balanced = yaml.safe_load((out / TENSORRT_LLM).read_text())["num_slots"]
     assert json.loads((out / VLLM).read_text()) == {"num_redundant_experts": balanced - 64}
     # What an earlier advice wrote and this one does not is gone.
@@ -158,113 +154,45 @@ def test_the_page_needs_nothing_besides(
     capsys.readouterr()
 
 
-def test_the_front_names_who_is_kept_once_and_the_page_has_what_it_leaves_out() -> None:
-    asked = Budget(at_least_speedup=1.2)
-    one_step = dataclasses.replace(skewed(), load_SLE=skewed().load_SLE[:1])  # type: ignore[index]
-    lines = text(
-        advise_on_trace(one_step, (0.5, 1.0), ServingDeployment(4), asked).advice
-    ).splitlines()
-    ties = [line.split("  ")[0] for line in lines if "γ=0.5 per device" in line]
-    assert ties == ["score, order, random γ=0.5 per device"]
-    deployment = ServingDeployment(4, expert_bytes=3_000_000)
-    advice = advise_on_trace(skewed(), (0.5, 1.0), deployment, asked).advice
-    assert advice.activation
-    assert advice.activation in text(advice).splitlines()
-    shown = content(advice)
-    headings = [name for name, _ in shown["headings"]]  # type: ignore[attr-defined]
-    place = headings.index("weights sent once in a layer, MB") - 1
-    cells = {one.title: own for _, one, own in shown["rows"]}  # type: ignore[attr-defined]
-    placed = next(one for one in advice.settings if one.placement == "EPLB+4")
-    assert cells[placed.title][place] == (f"{placed.set_up * 3:.3g}", placed.set_up)
-    assert placed.set_up > 0
-    assert placed.title in to_html(advice)
-    layered = next(one for one in advice.settings if one.layer_gammas is not None)
-    assert f"γ {', '.join(map(str, layered.layer_gammas or ()))}" in to_html(advice)
-
-
-def drawn(advice: Advice) -> Axes:
-    """The axes of the picture on the page, whose legend is the figure's."""
-    (axes,) = draw_front(advice, front_names(advice)).axes
-    return axes
-
-
-def legend(axes: Axes) -> list[str]:
-    return [text.get_text().replace("\n", " ") for text in axes.figure.legends[0].get_texts()]
-
-
 def advised(budget: Budget) -> Advice:
-    return advise_on_trace(skewed(), (0.5, 1.0), ServingDeployment(4), budget).advice
+    return advise_on_trace(skewed(), (0.5, 1.0), ServingDeployment(4), budget)[0]
 
 
-def test_the_picture_names_the_front_and_marks_the_recommended_setting() -> None:
-    advice = advised(Budget(at_least_speedup=1.2))
-    names = front_names(advice)
-    assert len(names) >= 2
-    axes = drawn(advice)
-    recommended = advice.settings[advice.recommendation.setting or 0]
-    assert set(legend(axes)) >= {*names, f"recommended: {recommended.title}"}
-    (star,) = (line for line in axes.get_lines() if line.get_marker() == "*")
-    lost = 100 * (cost(recommended, advice.axis) or 0.0)
-    assert star.get_xydata().tolist() == [[recommended.reached, pytest.approx(lost)]]
-    # Every number of the legend is beside the point of its name.
-    marks = {line.get_label(): line.get_marker() for line in axes.get_lines()}
-    points = [(s.reached, 100 * (cost(s, advice.axis) or 0.0)) for s in names.values()]
-    numbers = [str(number) for number in range(1, len(names) + 1)]
-    assert [marks[fill(name, 50)] for name in names] == [f"${number}$" for number in numbers]
-    written = {
-        place: text.get_text() for text in axes.texts for place in text.get_text().split(", ")
-    }
-    assert sorted(written, key=int) == numbers
-    for first, label in written.items():
-        if label.startswith(first):
-            (words,) = (words for words in axes.texts if words.get_text() == label)
-            assert words.xy == pytest.approx(points[int(first) - 1])
-    assert axes.get_xlabel() == "speedup of the expert step, at most (×)"
-    assert axes.get_ylabel() == "the dropped share of the pairs, %"
+def test_the_front_names_who_is_kept_once() -> None:
+    one_step = Trace(8, load_SLE=skewed().loads()[:1])
+    budget = Budget(at_least_speedup=1.2)
+    advice, _ = advise_on_trace(one_step, (0.5, 1.0), ServingDeployment(4), budget)
+    ties = [line.split("  ")[0] for line in text(advice).splitlines() if "γ=0.5 per device" in line]
+    assert ties == ["score, order, random γ=0.5 per device"]
 
 
-def test_the_page_shows_the_picture_and_says_it_in_words() -> None:
-    advice = advised(Budget(at_least_speedup=1.2))
+def test_the_page_has_every_setting_and_its_weights_in_mb() -> None:
+    deployment = ServingDeployment(4, expert_bytes=3_000_000)
+    advice, _ = advise_on_trace(skewed(), (0.5, 1.0), deployment, Budget(at_least_speedup=1.2))
     page = to_html(advice)
     assert page == to_html(advice)
-    svg = b64decode(page.partition("data:image/svg+xml;base64,")[2].partition('"')[0]).decode()
-    texts = [html.unescape(text) for text in re.findall("<!-- (.*?) -->", svg)]
-    words = page.partition(' alt="')[2].partition('"')[0]
-    recommended = advice.settings[advice.recommendation.setting or 0].title
-    assert f"recommended: {recommended}" in texts
-    assert f"Recommended: {recommended}, " in words
-    for number, name in enumerate(front_names(advice), start=1):
-        assert name in texts
-        assert f"{number}: {name}, " in words
+    every = page.partition("All settings")[2]
+    for setting in advice.settings:
+        assert html.escape(setting.title) in every
+        assert f">{setting.set_up * 3:.3g}<" in every
+        assert f"γ {', '.join(map(str, setting.layer_gammas or ()))}" in every
+    assert any(setting.set_up for setting in advice.settings)
+    assert "weights sent once in a layer, MB" in every
 
 
-def test_without_a_recommendation_nothing_is_marked() -> None:
-    axes = drawn(advised(Budget(at_least_speedup=1e6)))
-    assert not any(text.startswith("recommended") for text in legend(axes))
-    assert "*" not in {line.get_marker() for line in axes.get_lines()}
-
-
-def test_a_recommended_setting_of_unknown_cost_is_a_line_at_its_speedup() -> None:
-    advice = advised(Budget(at_least_speedup=1.2))
-    place = next(n for n, s in enumerate(advice.settings) if not s.is_lossless and s.speedup)
-    recommendation = Recommendation(kind="capacity", setting=place, sentence="This.")
-    settings = with_front(advice.settings, "points")
-    update = {"axis": "points", "settings": settings, "recommendation": recommendation}
-    axes = drawn(advice.model_copy(update=update))
-    chosen = advice.settings[place]
-    (upright,) = (line for line in axes.get_lines() if line.get_linestyle() == ":")
-    assert (upright.get_xdata()[0], f"recommended: {chosen.title}") == (
-        chosen.reached,
-        str(upright.get_label()).replace("\n", " "),
+@pytest.mark.parametrize("speedup", [1.2, 1e6])
+def test_the_picture_marks_the_front_and_the_recommended_setting(speedup: float) -> None:
+    advice = advised(Budget(at_least_speedup=speedup))
+    (axes,) = draw_settings(advice).axes
+    points = {str(line.get_label()): line.get_xydata().tolist() for line in axes.get_lines()}
+    front = sorted(
+        [s.speedup, 100 * (cost(s, advice.axis) or 0.0)] for s in advice.settings if s.is_on_front
     )
-
-
-def test_near_points_of_the_front_share_a_label() -> None:
-    advice = advised(Budget(at_least_speedup=1.2))
-    first, second = list(front_names(advice).values())[:2]
-    twin = first.model_copy(update={"speedup": first.reached + 1e-6})
-    front = {"first": first, "twin": twin, "second": second}
-    settings = (*advice.settings, twin)
-    (axes,) = draw_front(advice.model_copy(update={"settings": settings}), front).axes
-    labels = [text.get_text() for text in axes.texts]
-    assert labels == ["1, 2", "3"]
+    assert points["the front"] == pytest.approx(np.array(front))
+    assert points.get("recommended", []) == [
+        [s.speedup, 100 * (cost(s, advice.axis) or 0.0)]
+        for s in advice.settings
+        if s == advice.chosen
+    ]
+    svg = b64decode(to_html(advice).partition("svg+xml;base64,")[2].partition('"')[0]).decode()
+    assert "<svg" in svg

@@ -90,8 +90,8 @@ def test_every_split_computes_each_pair_once(problem: tuple[Counts, int, int]) -
     for tokens_SLP, expert in itertools.product(
         (share_SLP, robin_SLP, whole_SLP), range(n_experts)
     ):
-        own_SLP = np.where(placement.expert_LP == expert, tokens_SLP, 0)
-        assert own_SLP.sum(axis=2) == pytest.approx(load_SLE[:, :, expert])
+        of_expert_SLP = np.where(placement.expert_LP == expert, tokens_SLP, 0)
+        assert of_expert_SLP.sum(axis=2) == pytest.approx(load_SLE[:, :, expert])
     by_rank = [
         tokens_SLP.reshape(steps, layers, ranks, slots)
         for tokens_SLP in (robin_SLP, share_SLP, whole_SLP)
@@ -205,13 +205,13 @@ def test_a_comparison_plans_on_the_first_half_alone() -> None:
     judged_SLE = np.tile([[[1, 9, 9, 1]]], (5, 1, 1))
     load_SLE = np.concatenate([planned_SLE, judged_SLE])
     assert [len(half) for half in halves(load_SLE)] == [4, 5]
-    outcomes = {one.method: one for one in compare(load_SLE, 2, settings=FREE)}
+    outcomes = {each.method: each for each in compare(load_SLE, 2, settings=FREE)}
     assert list(outcomes) == ["contiguous", "EPLB", "EPLB+2", "LPLB+2", "LLEP"]
-    assert {len(one.asked_SL) for one in outcomes.values()} == {5}
+    assert {len(each.asked_SL) for each in outcomes.values()} == {5}
     # 0 and 1 were hot and were parted, 0 with 2; of the judged steps 1 and 2 are.
-    factors = {name: one.summary().straggler for name, one in outcomes.items()}
+    factors = {name: each.summary().straggler for name, each in outcomes.items()}
     assert factors["EPLB"] == 1.0
-    turned = {one.method: one for one in compare(load_SLE[::-1], 2, settings=FREE)}
+    turned = {each.method: each for each in compare(load_SLE[::-1], 2, settings=FREE)}
     assert turned["EPLB"].straggler_SL.tolist() != outcomes["EPLB"].straggler_SL.tolist()
     assert factors["LPLB+2"] <= factors["EPLB+2"] <= factors["contiguous"]
     assert factors["LLEP"] == 1.0

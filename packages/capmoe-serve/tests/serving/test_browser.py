@@ -20,7 +20,7 @@ def test_nothing_of_an_advice_is_cut(
     width: int,
 ) -> None:
     asked = Budget(at_least_speedup=1.2)
-    advice = advise_on_trace(skewed(), (0.5, 1.0), ServingDeployment(4), asked).advice
+    advice, _ = advise_on_trace(skewed(), (0.5, 1.0), ServingDeployment(4), asked)
     commands = [f"capmoe-eval sweep model=m method={'score,' * 60}order gamma=1.0"]
     (tmp_path / "advice.html").write_text(to_html(advice.model_copy(update={"commands": commands})))
     page = browser.new_page(viewport={"width": width, "height": 700})

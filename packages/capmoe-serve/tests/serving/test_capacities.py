@@ -1,4 +1,4 @@
-"""Capacities on a trace are what loops count, on any placement; so are OEA's experts."""
+"""Capacities on a trace are what loops count, on any placement."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_serve.capacities import CapacityCounter, CapacitySums, layer_factors
-from capmoe_serve.pairs import activated_by_oea
 from capmoe_serve.settings import Granularity
 from capmoe_serve.slots import SlotPlan, contiguous, rank_loads, slots_in_turn
 from capmoe_serve.trace import Trace
-from serving.capacity_reference import StepCounts, count_activated, count_step
+from serving.capacity_reference import StepCounts, count_step
 from serving.test_summary import traces
 
 
@@ -31,17 +30,15 @@ def by_steps(trace: Trace, layer: int) -> Iterator[tuple[list[list[int]], list[l
 
 @st.composite
 def placements(draw: st.DrawFn, trace: Trace) -> SlotPlan:
-    """Draw blocks, or any experts in any slots, some of them in several."""
-    ranks, local = trace.ranks or 1, trace.n_experts // (trace.ranks or 1)
+    """Draw contiguous placement, or the experts in any slots, some of them in several."""
+    ranks = draw(st.integers(1, 4))
+    slots = -(-trace.n_experts // ranks) + draw(st.integers(0, 2))
+    home = contiguous(trace.n_layers, trace.n_experts, ranks, slots)
     if draw(st.booleans()):
-        return contiguous(trace.n_layers, trace.n_experts, ranks)
+        return home
     generator = np.random.default_rng(draw(st.integers(0, 99)))
-    more = generator.integers(0, trace.n_experts, ranks * draw(st.integers(0, 2)))
-    slots = [
-        generator.permutation(np.append(np.arange(ranks * local), more))
-        for _ in range(trace.n_layers)
-    ]
-    return SlotPlan(np.array(slots).reshape(trace.n_layers, ranks, -1), trace.n_experts)
+    expert_LP = generator.permuted(home.expert_LP, axis=1)
+    return SlotPlan(expert_LP.reshape(home.expert_LRN.shape), trace.n_experts)
 
 
 @settings(max_examples=60, deadline=None)
@@ -53,7 +50,7 @@ def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide
     factors = st.sampled_from((0.4, 1.0, 1.1, 3.0, 20.0 if wide else 0.7))
     factor_XL = [[data.draw(factors) for _ in range(trace.n_layers)] for _ in range(2)]
     sums = CapacityCounter(trace, factor_XL, placement, of).counted()
-    for factor_L, found in zip(factor_XL, sums, strict=True):
+    for factor_L, of_all in zip(factor_XL, sums, strict=True):
         by_layer: list[list[StepCounts]] = [
             [
                 count_step(
@@ -70,21 +67,23 @@ def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide
         ]
         asked_L = np.full(trace.n_layers, trace.expert_TLK[:, 0].size)  # type: ignore[index]
         dropped_L = [sum(count.dropped for count in counts) for counts in by_layer]
-        assert (found.asked_L - found.kept_L).tolist() == dropped_L
-        assert found.slots_L.tolist() == [sum(one.slots for one in counts) for counts in by_layer]
+        assert (of_all.asked_L - of_all.kept_L).tolist() == dropped_L
+        assert of_all.slots_L.tolist() == [
+            sum(count.slots for count in counts) for counts in by_layer
+        ]
         fullest_L = [sum(count.fullest_after for count in counts) for counts in by_layer]
-        assert found.fullest_L.tolist() == fullest_L
-        assert (found.asked_L == asked_L).all()
-        assert found.straggler == pytest.approx(sum(fullest_L) * placement.ranks / asked_L.sum())
+        assert of_all.fullest_L.tolist() == fullest_L
+        assert (of_all.asked_L == asked_L).all()
+        assert of_all.straggler == pytest.approx(sum(fullest_L) * placement.ranks / asked_L.sum())
         every = [count for counts in by_layer for count in counts]
         mass = float(trace.score_TLK.sum()) or 1.0  # type: ignore[union-attr]
         for keeper in ("score", "order", "random"):
             lost = sum(count.dropped_score[keeper] for count in every) / mass
-            assert found.lost[keeper] == pytest.approx(lost, abs=1e-6)
+            assert of_all.lost[keeper] == pytest.approx(lost, abs=1e-6)
         for keeper in ("score", "order"):
             active = sum(count.active[keeper] for count in every)
-            assert found.mean_active(keeper) == pytest.approx(active / len(every))
-        assert (found.mean_active("random") is None) == (of == "device")
+            assert of_all.mean_active(keeper) == pytest.approx(active / len(every))
+        assert (of_all.mean_active("random") is None) == (of == "device")
 
 
 @settings(max_examples=40, deadline=None)
@@ -126,36 +125,29 @@ def test_replicas_take_pairs_in_turn(data: st.DataObject, trace: Trace) -> None:
             assert ranks.tolist() == loads[step, layer].tolist()
 
 
-@settings(max_examples=40, deadline=None)
-@given(traces())
-def test_oea_activates_what_a_loop_counts(trace: Trace) -> None:
-    found = activated_by_oea(trace)
-    assert [one.k0 for one in found] == list(range(1, trace.top_k or 1))
-    for one in found:
-        counts = [
-            count_activated(experts, one.k0)
-            for layer in range(trace.n_layers)
-            for experts, _ in by_steps(trace, layer)
-        ]
-        assert one.active == pytest.approx(sum(count for count, _ in counts) / len(counts))
-        assert one.drop_rate == pytest.approx(
-            sum(lost for _, lost in counts) / trace.expert_TLK.size  # type: ignore[union-attr]
-        )
-    assert activated_by_oea(Trace(trace.n_experts, load_SLE=trace.loads())) == []
-
-
 def test_a_capacity_on_a_placement_by_hand() -> None:
     # Four experts on two ranks; 0 and 1 are hot, and both at home on the first rank.
     trace = Trace(4, load_SLE=np.array([[[6, 4, 1, 1]]]), top_k=1)
-    blocks, parted = contiguous(1, 4, 2), SlotPlan(np.array([[[0, 2], [1, 3]]]), 4)
+    home, parted = contiguous(1, 4, 2), SlotPlan(np.array([[[0, 2], [1, 3]]]), 4)
     both = SlotPlan(np.array([[[0, 1, 2], [1, 3, 0]]]), 4)
-    # C = 6 pairs of a rank: in blocks 10 come, parted 7 and 5, with copies 3+2+1 and 2+1+3.
-    of_devices = [counted(trace, each, "device") for each in (blocks, parted, both)]
-    assert [int(one.kept_L[0]) for one in of_devices] == [8, 11, 12]
+    # C = 6 pairs of a rank: contiguous 10 come, parted 7 and 5, with copies 3+2+1 and 2+1+3.
+    of_devices = [counted(trace, each, "device") for each in (home, parted, both)]
+    assert [int(sums.kept_L[0]) for sums in of_devices] == [8, 11, 12]
     # C = 3 of an expert: the same 4 on both placements, of other ranks.
-    of_experts = [counted(trace, each, "expert") for each in (blocks, parted)]
-    assert [int(one.kept_L[0]) for one in of_experts] == [8, 8]
-    assert [int(one.fullest_L[0]) for one in of_experts] == [6, 4]
+    of_experts = [counted(trace, each, "expert") for each in (home, parted)]
+    assert [int(sums.kept_L[0]) for sums in of_experts] == [8, 8]
+    assert [int(sums.fullest_L[0]) for sums in of_experts] == [6, 4]
+
+
+def test_ranks_that_do_not_divide_the_experts_by_hand() -> None:
+    """Three experts on two ranks: the first has a copy, behind the last."""
+    home = contiguous(1, 3, 2, 2)
+    assert home.expert_LRN.tolist() == [[[0, 1], [2, 0]]]
+    trace = Trace(3, load_SLE=np.array([[[6, 3, 3]]]), top_k=1)
+    sums = counted(trace, home, "device")  # C = 12/2: 3 of each expert come to both ranks
+    assert (int(sums.kept_L[0]), int(sums.fullest_L[0])) == (12, 6)
+    (half,) = CapacityCounter(trace, [[0.5]], home, "device").counted()
+    assert int(half.kept_L[0]) == 6
 
 
 def counted(trace: Trace, placement: SlotPlan, of: Granularity) -> CapacitySums:
@@ -170,7 +162,7 @@ def test_the_factors_of_layers_are_chosen_from_what_loops_count(of: Granularity)
     load_SLE[:, 0, 0] += 30  # one layer likes one expert, the other does not
     load_SLE[:, 1] += 5
     home, gammas = contiguous(2, 4, 2), (1.0, 1.3, 4.0)
-    found = layer_factors(load_SLE, None, gammas, home, of)
+    chosen = layer_factors(load_SLE, None, gammas, home, of)
     offered = grid(2.0 if of == "device" else 4.0)
 
     def curve(factors: Sequence[float], layer: int, what: str) -> list[float]:
@@ -198,7 +190,7 @@ def test_the_factors_of_layers_are_chosen_from_what_loops_count(of: Granularity)
         np.array([curve(offered, layer, what) for layer in range(2)])
         for what in ("dropped", "fullest_after")
     )
-    for gamma, factors in zip(gammas, found, strict=True):
+    for gamma, factors in zip(gammas, chosen, strict=True):
         budget = float(np.mean([curve([gamma], layer, "dropped") for layer in range(2)]))
         if factors is None:
             assert budget == 0.0

@@ -20,6 +20,7 @@ from capmoe_serve.advising import ServingDeployment, advise_on_trace
 from capmoe_serve.planners import plan_eplb
 from capmoe_serve.settings import ServingSetting
 from capmoe_serve.trace import Trace
+from serving.test_balancing import PUBLISHED_LOADS, PUBLISHED_MAP
 from serving.test_front import skewed
 
 Index = Annotated[int, Field(ge=0)]
@@ -87,25 +88,42 @@ def with_layers(trace: Trace, *names: str) -> Trace:
 def test_a_placement_is_the_same_in_all_files() -> None:
     trace = with_layers(skewed(), "model.layers.1.mlp", "model.layers.3.mlp")
     load_LE = trace.loads().sum(axis=0)
-    found = exports.placement_files(trace, 4, 3)
-    assert set(found) == {exports.SGLANG, exports.TENSORRT_LLM, exports.VLLM}
+    files = exports.placement_files(trace, 4, 3)
+    assert set(files) >= {exports.SGLANG, exports.TENSORRT_LLM, exports.VLLM}
 
-    location = ExpertLocation.model_validate_json(found[exports.SGLANG].text)
+    location = ExpertLocation.model_validate_json(files[exports.SGLANG].text)
     assert location.logical_count[1] == load_LE[0].tolist()
     assert location.logical_count[3] == load_LE[1].tolist()
     assert location.logical_count[0] == location.logical_count[2] == [1] * 8  # dense layers
-    assert "--ep-num-redundant-experts 4" in found[exports.SGLANG].usage
-    assert "lp" not in found[exports.SGLANG].usage.split()
+    assert "--ep-num-redundant-experts 4" in files[exports.SGLANG].usage
+    assert "lp" not in files[exports.SGLANG].usage.split()
 
-    content = yaml.safe_load(found[exports.TENSORRT_LLM].text)
+    content = yaml.safe_load(files[exports.TENSORRT_LLM].text)
     balancer = MoeLoadBalancer.model_validate(content)
     planned = plan_eplb(load_LE, 4, 3).expert_LP.tolist()
     assert balancer.initial_global_assignments == {1: planned[0], 3: planned[1]}
     assert (balancer.num_slots, balancer.layer_updates_per_iter) == (12, 0)
 
-    config = EplbConfig.model_validate_json(found[exports.VLLM].text)
-    assert json.loads(found[exports.VLLM].text) == {"num_redundant_experts": 4}
+    config = EplbConfig.model_validate_json(files[exports.VLLM].text)
+    assert json.loads(files[exports.VLLM].text) == {"num_redundant_experts": 4}
     assert config.window_size == 1000
+
+
+def test_vllm_ascend_has_the_experts_of_each_device_once() -> None:
+    """Groups stay on a node: the published example of EPLB, of which no rank has a copy twice."""
+    loads = np.array([PUBLISHED_LOADS])
+    files = exports.placement_files(Trace(12, load_SLE=loads), 8, 2, groups=4, nodes=2)
+    content = json.loads(files[exports.VLLM_ASCEND].text)
+    assert content["moe_layer_count"] == len(content["layer_list"]) == 2
+    for number, layer in enumerate(content["layer_list"]):
+        assert (layer["layer_id"], layer["device_count"]) == (number, 8)
+        devices = layer["device_list"]
+        assert [device["device_id"] for device in devices] == list(range(8))
+        experts = [expert for device in devices for expert in device["device_expert"]]
+        assert experts == PUBLISHED_MAP[number]
+    # Three copies of one expert do not fit on two ranks once each.
+    hot = Trace(2, load_SLE=np.array([[[9, 1]]]))
+    assert exports.VLLM_ASCEND not in exports.placement_files(hot, 2, 2)
 
 
 def test_layers_without_numbers_of_their_own_are_numbered_by_place() -> None:
@@ -115,14 +133,13 @@ def test_layers_without_numbers_of_their_own_are_numbered_by_place() -> None:
     assert exports.layer_numbers(("3", "10000000000")) == (0, 1)  # rows for so many layers
 
 
-def capacity(method: str = "score", granularity: str = "expert", knobs: str = "") -> ServingSetting:
+def capacity(method: str = "score", granularity: str = "expert") -> ServingSetting:
     return ServingSetting.model_validate(
         {
             "kind": "capacity",
             "method": method,
             "gamma": 1.5,
             "granularity": granularity,
-            "knobs": knobs,
             "straggler": 1.0,
             "speedup": 1.5,
         }
@@ -146,7 +163,6 @@ def test_megatron_has_score_of_each_expert_where_its_settings_keep_the_factor() 
         capacity("order"),  # its policy "position" keeps any of equals, not the first
         capacity("random"),
         capacity("score", "device"),
-        capacity("score", "expert", "count_padding=true"),
         capacity().model_copy(update={"placement": "EPLB"}),
         capacity().model_copy(update={"gamma": None, "layer_gammas": (1.0, 1.5)}),
         ServingSetting(kind="unchanged", method="contiguous", straggler=1.0, speedup=1.0),
@@ -158,7 +174,7 @@ def test_the_files_are_those_of_what_is_recommended() -> None:
     trace = skewed()
 
     def advised(**budget: float) -> dict[str, str]:
-        return advise_on_trace(trace, (0.5, 1.0), ServingDeployment(4), Budget(**budget)).files
+        return advise_on_trace(trace, (0.5, 1.0), ServingDeployment(4), Budget(**budget))[1]
 
     balanced = advised(at_least_speedup=1.3)
     assert exports.MEGATRON not in balanced
@@ -168,12 +184,9 @@ def test_the_files_are_those_of_what_is_recommended() -> None:
     assert json.loads(fast[exports.VLLM]) == {"num_redundant_experts": 4}
     assert exports.MEGATRON not in fast
     two = dataclasses.replace(trace, load_SLE=trace.load_SLE[:1])  # type: ignore[index]
-    unplanned = advise_on_trace(
-        two, (1.0,), ServingDeployment(8), Budget(at_least_speedup=2.0)
-    ).files
+    _, unplanned = advise_on_trace(two, (1.0,), ServingDeployment(8), Budget(at_least_speedup=2.0))
     assert "--moe-expert-capacity-factor 1.0" in unplanned[exports.MEGATRON]
     assert advised(at_least_speedup=1.0) == {}  # nothing need change
     even = Trace(8, load_SLE=np.full((4, 1, 8), 5))
-    assert (
-        advise_on_trace(even, (1.0,), ServingDeployment(4), Budget(at_most_points=1.0)).files == {}
-    )
+    served = advise_on_trace(even, (1.0,), ServingDeployment(4), Budget(at_most_points=1.0))
+    assert served[1] == {}

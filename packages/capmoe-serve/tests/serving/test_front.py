@@ -11,11 +11,12 @@ from capmoe_eval.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capmoe_serve.advising import check_deployment, trace_settings
+from capmoe_serve.advising import ServingDeployment, check_deployment, trace_settings
 from capmoe_serve.settings import ServingSetting, cost, speedup, with_front
 from capmoe_serve.trace import Trace
 
 GAMMAS = (0.4, 1.0, 1.1, 3.0)
+DEPLOYMENT = ServingDeployment(4, 3)
 
 
 def skewed(steps: int = 6, experts: int = 8, seed: int = 0) -> Trace:
@@ -33,14 +34,14 @@ def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
     other = trace.load_SLE.copy()
     other[:3] = np.roll(other[:3], 5, axis=2)
     changed = dataclasses.replace(trace, load_SLE=other)
-    before, after = (trace_settings(each, GAMMAS, 4, 3) for each in (trace, changed))
+    before, after = (trace_settings(each, GAMMAS, DEPLOYMENT) for each in (trace, changed))
     changed_by_plan = {
         title
-        for title in {one.title for one in (*before, *after)}
+        for title in {setting.title for setting in (*before, *after)}
         if [s for s in before if s.title == title] != [s for s in after if s.title == title]
     }
     assert {"EPLB+4", "LPLB+4", "score γ=1 per device on EPLB+4"} <= changed_by_plan
-    unplanned = {one.title for one in before if one.placement is None and one.matched is None}
+    unplanned = {s.title for s in before if s.placement is None and s.matched is None}
     assert changed_by_plan & unplanned <= {"EPLB", "EPLB+4", "LPLB+4"}
     plan = next(setting for setting in before if setting.title == "EPLB+4")
     assert plan.speedup > 1.3
@@ -56,32 +57,30 @@ def test_tokens_are_halved_as_their_loads_are() -> None:
     whole = trace.in_steps(30)
     assert whole.second_half() is whole
     assert whole.n_steps == 1
-    only = trace_settings(whole, (1.0,), 2, 4)
+    only = trace_settings(whole, (1.0,), ServingDeployment(2, 4))
     kinds = [setting.kind for setting in only]
-    assert kinds == ["unchanged", "transfers", *["capacity"] * 6, "activation"]
-    assert all(one.placement is None and one.layer_gammas is None for one in only)
+    assert kinds == ["unchanged", "transfers", *["capacity"] * 6]
+    assert all(s.placement is None and s.layer_gammas is None for s in only)
 
 
 def test_a_capacity_that_drops_nothing_changes_nothing_and_a_small_one_does() -> None:
-    found = trace_settings(skewed(), (0.5, 8.0), 4, 3)
-    unchanged = found[0]
-    wide = [one for one in found if one.gamma == 8.0 and one.placement is None]
-    small = [setting for setting in found if setting.gamma == 0.5]
+    every = trace_settings(skewed(), (0.5, 8.0), DEPLOYMENT)
+    unchanged = every[0]
+    wide = [s for s in every if s.gamma == 8.0 and s.placement is None]
+    small = [setting for setting in every if setting.gamma == 0.5]
     assert all(s.straggler == pytest.approx(unchanged.straggler) for s in wide)
     assert all(s.speedup == pytest.approx(1.0) and s.drop_rate == 0.0 for s in wide)
-    assert all(s.reached > 1.5 and s.drop_rate > 0.3 for s in small)
-    assert all(s.dropped_score is None for s in found)  # counts have no scores
+    assert all(s.speedup > 1.5 and s.drop_rate > 0.3 for s in small)
+    assert all(s.dropped_score is None for s in every)  # counts have no scores
     # On a placement a wide one is that placement, and it drops nothing.
-    placed = {one.title: one for one in found if one.kind == "placement"}
-    of_devices = [one for one in found if one.gamma == 8.0 and one.granularity == "device"]
-    for one in of_devices[-2:]:
-        assert one.placement in ("EPLB", "EPLB+4")
-        assert one.drop_rate == 0.0
-        assert one.straggler == pytest.approx(placed[one.placement].straggler)
-        assert (one.extra, one.set_up) == (
-            placed[one.placement].extra,
-            placed[one.placement].set_up,
-        )
+    placed = {s.title: s for s in every if s.kind == "placement"}
+    of_devices = [s for s in every if s.gamma == 8.0 and s.granularity == "device"]
+    for setting in of_devices[-2:]:
+        assert setting.placement in ("EPLB", "EPLB+4")
+        alone = placed[setting.placement]
+        assert setting.drop_rate == 0.0
+        assert setting.straggler == pytest.approx(alone.straggler)
+        assert (setting.extra, setting.set_up) == (alone.extra, alone.set_up)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_the_speedup_has_a_part_of_the_fullest_rank_and_one_of_the_link(
 def many_settings(draw: st.DrawFn) -> list[ServingSetting]:
     """Draw settings whose speedups and costs are often equal."""
     few = st.integers(0, 4)
-    kinds = st.sampled_from(("placement", "transfers", "capacity", "capacity", "activation"))
+    kinds = st.sampled_from(("placement", "transfers", "capacity", "capacity"))
     home = ServingSetting(kind="unchanged", method="contiguous", straggler=1.0, speedup=1.0)
     return [
         home,
@@ -113,8 +112,8 @@ def many_settings(draw: st.DrawFn) -> list[ServingSetting]:
                 method=f"m{number}",
                 gamma=1.0,
                 granularity="expert",
-                loads=draw(st.sampled_from(("trace", "trace", "records"))),
-                speedup=draw(st.one_of(st.none(), few.map(lambda quarter: 1 + quarter / 4))),
+                straggler=1.0,
+                speedup=1 + draw(few) / 4,
                 drop_rate=draw(few) / 4,
             )
             for number in range(draw(st.integers(0, 8)))
@@ -124,25 +123,40 @@ def many_settings(draw: st.DrawFn) -> list[ServingSetting]:
 
 @settings(max_examples=100, deadline=None)
 @given(many_settings())
-def test_the_front_is_what_no_other_beats(found: list[ServingSetting]) -> None:
-    def beats(one: ServingSetting, other: ServingSetting) -> bool:
-        cheaper = cost(one, "pairs") or 0.0, cost(other, "pairs") or 0.0
-        at_least = one.reached >= other.reached and cheaper[0] <= cheaper[1]
-        simpler = one.is_lossless and not other.is_lossless  # and as good
-        return at_least and (one.reached > other.reached or cheaper[0] < cheaper[1] or simpler)
+def test_the_front_is_what_no_other_beats(menu: list[ServingSetting]) -> None:
+    def beats(first: ServingSetting, second: ServingSetting) -> bool:
+        costs = cost(first, "pairs") or 0.0, cost(second, "pairs") or 0.0
+        at_least = first.speedup >= second.speedup and costs[0] <= costs[1]
+        simpler = first.is_lossless and not second.is_lossless  # and as good
+        return at_least and (first.speedup > second.speedup or costs[0] < costs[1] or simpler)
 
-    def is_known(one: ServingSetting) -> bool:
-        return one.speedup is not None and one.loads == "trace" and one.kind != "transfers"
+    rivals = [setting for setting in menu if setting.kind != "transfers"]
+    for marked, setting in zip(with_front(menu, "pairs"), menu, strict=True):
+        beaten = setting.kind == "transfers" or any(beats(other, setting) for other in rivals)
+        assert marked.is_on_front is not beaten
 
-    known = [setting for setting in found if is_known(setting)]
-    for setting in with_front(found, "pairs"):
-        own = setting.model_copy(update={"is_on_front": False})
-        beaten = not is_known(own) or any(beats(other, own) for other in known)
-        assert setting.is_on_front is not beaten
+
+def test_experts_that_ranks_do_not_divide_are_compared_with_copies() -> None:
+    """As 60 experts and 4 copies on 8 ranks; nothing has an expert at home on one rank alone."""
+    trace = Trace(60, load_SLE=np.roll(skewed(experts=60).loads(), 30, axis=2))  # 30 is hot
+    every = trace_settings(trace, (1.0,), ServingDeployment(8, 8))
+    titles = [setting.title for setting in every if setting.is_lossless]
+    assert titles == ["contiguous placement", "EPLB+4", "LPLB+4"]
+    assert {setting.extra for setting in every if setting.is_lossless} == {4.0}
+    unchanged, eplb, lplb = every[:3]
+    assert unchanged.straggler > eplb.straggler >= lplb.straggler >= 1.0
+    assert {setting.granularity for setting in every[3:]} == {"device"}
+    more = trace_settings(trace, (1.0,), ServingDeployment(8, 9))
+    assert {"EPLB+4", "EPLB+12", "LPLB+12"} < {setting.title for setting in more}
 
 
 def test_deployments_that_cannot_be() -> None:
-    for ranks, slots, said in ((1, 8, "ranks=1"), (3, 4, "ranks=3: 8 experts"), (4, 1, "at least")):
-        with pytest.raises(UsageError, match=said):
-            check_deployment(8, ranks, slots)
+    for deployment, part in (
+        (ServingDeployment(1, 8), "ranks=1"),
+        (ServingDeployment(3, 2), "have space for 6 of 8 experts; give at least 3"),
+        (ServingDeployment(4, 9), "needs one of each at most; give 2 to 8"),
+        (ServingDeployment(4, 2, nodes=2), "nodes=2: must divide groups=1"),
+    ):
+        with pytest.raises(UsageError, match=part):
+            check_deployment(8, deployment)
     assert math.isfinite(speedup(0.0, 2.0, 1.0, 0.0))

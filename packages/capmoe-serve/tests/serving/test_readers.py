@@ -6,7 +6,6 @@ Each file is written here from the layout that its reader cites.
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from capmoe_eval.errors import UsageError
 
 from capmoe_serve.readers.formats import read_trace
-from capmoe_serve.summary import summarise
+from capmoe_serve.summary import ALL, summarise
 from capmoe_serve.trace import Trace
 
 # [T=5, L=2, K=2] of 6 experts: two tokens of a prompt, and the answer's.
@@ -70,7 +69,7 @@ def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "said"),
+    ("response", "part"),
     [
         (completion(None), "no response has routed_experts; .*--enable-return-routed-experts"),
         (completion(npy(IDS.astype("f4"))), r"line 1: routed_experts: float32 \[5, 2, 2\]"),
@@ -87,9 +86,9 @@ def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
         ({"error": "no"}, "line 1: no response of vLLM or SGLang"),
     ],
 )
-def test_vllm_refuses_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
+def test_vllm_refuses_in_one_line(response: Any, part: str, tmp_path: Path) -> None:
     path = lines(tmp_path / "out.jsonl", response)
-    with pytest.raises(UsageError, match=said) as refused:
+    with pytest.raises(UsageError, match=part) as refused:
         read_trace(path, 6)
     assert str(refused.value).startswith(str(path))
     assert "\n" not in str(refused.value)
@@ -117,7 +116,7 @@ def test_interleaved_dense_layers_of_a_top_1_model_are_left_out(tmp_path: Path) 
     trace = read_trace(lines(tmp_path / "out.jsonl", completion(npy(ids))), 8)
     assert trace.layers == ("1", "3")
     assert trace.source == "vllm; without layers 0, 2, which recorded no expert"
-    assert summarise(trace.in_steps(8), (1.0,), ranks=8).total.straggler == 1.0
+    assert summarise(trace.in_steps(8), (1.0,), ranks=8).layers.loc[ALL, "straggler"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -279,7 +278,7 @@ def test_tokens_of_zeros_recorded_no_expert(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "said"),
+    ("response", "part"),
     [
         (generated(IDS, routed_experts=None), "sglang|return_routed_experts.: true with each"),
         (generated(IDS, completion_tokens=3), "20 ids are no multiple of 4 tokens"),
@@ -292,8 +291,8 @@ def test_tokens_of_zeros_recorded_no_expert(tmp_path: Path) -> None:
         (completion(None, sglext={"routed_experts": "AAAA"}), "usage is missing"),
     ],
 )
-def test_sglang_responses_are_refused_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=said) as refused:
+def test_sglang_responses_are_refused_in_one_line(response: Any, part: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=part) as refused:
         read_trace(lines(tmp_path / "out.jsonl", response), 6, 2)
     assert "\n" not in str(refused.value)
     assert "vllm" not in str(refused.value)
@@ -316,7 +315,9 @@ def test_a_top_k_that_divides_the_models_is_refused(tmp_path: Path) -> None:
             read_trace(path, 8, part)
 
 
-def recording(**changes: Any) -> dict[str, Any]:
+def recording(
+    rank: int = 0, tokens: tuple[Any, Any] = (IDS[:2], IDS[2:]), **changes: Any
+) -> dict[str, Any]:
     """Return what SGLang dumps in mode ``per_token``: 3 layers, the first dense; 8 places.
 
     Physical experts 6 and 7 are copies of 0 and 1.
@@ -324,18 +325,18 @@ def recording(**changes: Any) -> dict[str, Any]:
     physical = torch.arange(8).repeat(3, 1)
     physical[:, 6:] -= 6
     records = []
-    for number, tokens in ((7, IDS[:2]), (9, IDS[2:])):  # the later pass stands first
-        ids = torch.full((3, len(tokens), 8), -1, dtype=torch.int32)
-        ids[1:, :, :2] = torch.from_numpy(tokens.transpose(1, 0, 2))
+    for number, of_pass in zip((7, 9), tokens, strict=True):  # the later pass stands first
+        ids = torch.full((3, len(of_pass), 8), -1, dtype=torch.int32)
+        ids[1:, :, :2] = torch.from_numpy(of_pass.transpose(1, 0, 2))
         ids[2][ids[2] == 1] = 7
         records.insert(
             0,
             {
                 "forward_pass_id": number,
-                "rank": 0,
+                "rank": rank,
                 "gatherer_key": "primary",
-                "input_ids": [1] * len(tokens),
-                "positions": [0] * len(tokens),
+                "input_ids": [1] * len(of_pass),
+                "positions": [0] * len(of_pass),
                 "extend_seq_lens": None,
                 "forward_mode": 1,
                 "topk_ids_of_layer": ids,
@@ -401,6 +402,86 @@ def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> 
         assert (trace.expert_TLK, trace.layers, trace.n_tokens) == (None, ("1", "2"), None)
 
 
+def test_recordings_of_several_ranks_are_one_trace(tmp_path: Path) -> None:
+    """What two ranks computed in one pass is one step; counts say the same."""
+    ranks = (recording(), recording(1, (IDS[2:3], IDS[:1])))
+    for number, content in enumerate(ranks):
+        torch.save(content, tmp_path / f"{number}.pt")
+    trace = read_trace(tmp_path)
+    assert trace.expert_TLK is not None
+    assert trace.step_T is not None
+    together = np.concatenate([IDS[:2], IDS[2:3], IDS[2:], IDS[:1]])
+    np.testing.assert_array_equal(trace.expert_TLK, together)
+    assert trace.step_T.tolist() == [0] * 3 + [1] * 4
+    assert trace.source.startswith("sglang per_token, ranks 0, 1")
+    ranks[1]["records"][0]["forward_mode"] = 2  # in pass 9, in which the other has prompts
+    torch.save(ranks[1], tmp_path / "1.pt")
+    assert "forward_mode 1 and 2 in one step is neither" in read_trace(tmp_path).source
+    for number, content in enumerate(ranks):
+        for record in content["records"]:
+            del record["topk_ids_of_layer"]
+        torch.save(content, tmp_path / f"{number}.pt")
+    np.testing.assert_array_equal(read_trace(tmp_path).loads(), trace.loads())
+    torch.save(recording(1, last_physical_to_logical_map=None), tmp_path / "1.pt")
+    with pytest.raises(UsageError, match="last_physical_to_logical_map: differs"):
+        read_trace(tmp_path)
+    torch.save(recording(), tmp_path / "1.pt")
+    with pytest.raises(UsageError, match="rank=0: of several files"):
+        read_trace(tmp_path)
+    torch.save({"logical_count": torch.ones(2, 2, 4)}, tmp_path / "1.pt")
+    with pytest.raises(UsageError, match="logical_count: has the counts of all ranks"):
+        read_trace(tmp_path)
+
+
+DUMPS = {  # layer, expert, count; ranks do not end at the same time
+    "rank0_timestamp2.5": [(3, 0, 4), (3, 2, 2), (5, 1, 6)],
+    "rank1_timestamp3.75": [(3, 0, 1), (3, 1, 5), (5, 1, 6)],
+    "rank0_timestamp10.25": [(3, 1, 3), (5, 0, 3)],
+    "rank1_timestamp11.5": [(3, 1, 3), (5, 2, 3)],
+}
+
+
+def test_sglang_csv_of_ranks_and_times(tmp_path: Path) -> None:
+    for name, rows in DUMPS.items():
+        text = "".join(f"{layer},{expert},{count}\n" for layer, expert, count in rows)
+        path = tmp_path / f"expert_distribution_{name}.csv"
+        path.write_text(f"layer_id,expert_id,count\n{text}")
+    trace = read_trace(tmp_path, top_k=2)
+    assert trace.loads().tolist() == [[[5, 5, 2], [0, 12, 0]], [[0, 6, 0], [3, 0, 3]]]
+    assert (trace.layers, trace.n_experts, trace.n_tokens) == (("3", "5"), 3, 9)
+    assert trace.source == "sglang csv, 2 ranks"
+    alone = read_trace(path, 4)  # the last dump, of rank 1
+    assert alone.loads().tolist() == [[[0, 3, 0, 0], [0, 0, 3, 0]]]
+    with pytest.raises(UsageError, match=r"experts=2: .* has expert 2"):
+        read_trace(path, 2)
+    path.unlink()
+    with pytest.raises(UsageError, match="2 of rank 0, 1 of rank 1 files; give as many"):
+        read_trace(tmp_path)
+    for text, part in (
+        ("a,b\n1,2\n", "has columns a, b"),
+        ("layer_id,expert_id,count\n1,2,-3\n", "count: must be whole numbers of at least 0"),
+        ("layer_id,expert_id,count\n1,2.5,3\n", "expert_id: must be whole numbers"),
+        ("layer_id,expert_id,count\n", "must be whole numbers"),
+        ("layer_id,expert_id,count\n1,5000,3\n", "experts=5001: must be a whole number"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=part) as refused:
+            read_trace(path)
+        assert "\n" not in str(refused.value)
+
+
+def test_counts_in_json(tmp_path: Path) -> None:
+    """As SGLang's --init-expert-location reads them, and ``advise`` writes them."""
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps({"logical_count": [[0, 0, 0], [4, 1, 1]]}))
+    trace = read_trace(path)
+    assert trace.loads().tolist() == [[[4, 1, 1]]]
+    assert trace.source == "sglang logical_count; without layer 0, which recorded no expert"
+    path.write_text(json.dumps({"logical_count": [[0.5, 1], [4]]}))
+    with pytest.raises(UsageError, match=r"counts\.json: unexpected layout"):
+        read_trace(path)
+
+
 def test_sglang_counts_that_would_overflow_are_refused(tmp_path: Path) -> None:
     passes = recording()
     for record in passes["records"]:
@@ -424,7 +505,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(tmp_path: 
     with pytest.raises(UsageError, match="weights_only=True") as refused:
         read_trace(tmp_path / "r.pt")
     assert "\n" not in str(refused.value)
-    for content, said in (
+    for content, part in (
         ({"other": 1}, "neither logical_count nor records"),
         ({"records": []}, "neither logical_count nor records"),
         ({"logical_count": torch.zeros(2, 2, 4)}, "all are 0"),
@@ -432,74 +513,18 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(tmp_path: 
         (recording(records=[{"forward_pass_id": 1}]), "unexpected layout"),
     ):
         torch.save(content, tmp_path / "r.pt")
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=part):
             read_trace(tmp_path / "r.pt")
     (tmp_path / "r.pt").write_bytes(b"no")
     with pytest.raises(UsageError, match=r"r\.pt"):
         read_trace(tmp_path / "r.pt")
 
 
-def workload(path: Path, **changes: Any) -> Path:
-    """Write trace v1 of Megatron-LM's benchmark: the tokens of layer 0 of ``IDS``."""
-    (path / "tensors").mkdir(parents=True)
-    ids = torch.from_numpy(IDS[:, 0].astype("i8"))
-    gates = torch.tensor([[0.75, 0.25]]).expand(5, 2).contiguous()
-    tensors: dict[str, Any] = {}
-    source = torch.tensor([0, 0, 1, 1, 1], dtype=torch.int32)
-    all_ = {"token_ids": ids, "gates": gates, "source_rank": source, "expert_ids": ids}
-    for name, tensor in all_.items():
-        file = path / "tensors" / f"{name}.pt"
-        torch.save(tensor, file)
-        tensors[name] = {
-            "file": f"tensors/{name}.pt",
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-            "shape": list(tensor.shape),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-        }
-    manifest = {
-        "schema_version": 1,
-        "producer_commit": "test",
-        "seed": 7,
-        "logical_layer_id": 0,
-        "step_id": 0,
-        "microbatch_id": 0,
-        "logical_num_tokens": 5,
-        "num_experts": 6,
-        "topk": 2,
-        "hidden_size": 8,
-        "world_size": 2,
-        "original_partition": "rank-major",
-        "workload_id": "W1_hot_expert_set",
-        "workload_checksum": "0",
-        "tensors": tensors,
-        "extra": {},
-    }
-    (path / "manifest.json").write_text(json.dumps(manifest | changes))
-    return path
-
-
-def test_megatron_trace(tmp_path: Path) -> None:
-    trace = read_trace(workload(tmp_path / "W1"))
-    assert trace.expert_TLK is not None
-    assert trace.score_TLK is not None
-    np.testing.assert_array_equal(trace.expert_TLK, IDS[:, :1])
-    assert (trace.n_experts, trace.n_steps) == (6, 1)
-    assert trace.score_TLK[:, 0].tolist() == [[0.75, 0.25]] * 5
-    with pytest.raises(UsageError, match="schema_version=2"):
-        read_trace(workload(tmp_path / "later", schema_version=2))
-    with pytest.raises(UsageError, match="top_k=3"):
-        read_trace(workload(tmp_path / "wide", topk=3))
-    torch.save(torch.zeros(5, 2), tmp_path / "W1/tensors/gates.pt")
-    with pytest.raises(UsageError, match=r"tensors\.gates: its SHA-256"):
-        read_trace(tmp_path / "W1")
-
-
 def test_a_path_that_is_no_trace_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("")
-    directory = r"not the directory of a workload of Megatron-LM.*, or a file that ends in \.npz"
+    (tmp_path / "a.txt").write_text("")
     for path, message in (
-        (tmp_path, directory),
-        (tmp_path / "a.csv", r"must be a file that ends in \.npz"),
+        (tmp_path, "is a directory without recordings"),
+        (tmp_path / "a.txt", r"must be a file that ends in \.npz"),
     ):
         with pytest.raises(UsageError, match=message):
             read_trace(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from capmoe_eval.errors import UsageError
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from capmoe_serve import trace as trace_module
 from capmoe_serve.pairs import KEEPERS
 from capmoe_serve.slots import contiguous
-from capmoe_serve.summary import summarise
+from capmoe_serve.summary import ALL, summarise
 from capmoe_serve.trace import Trace
 from serving.capacity_reference import count_step
 
@@ -41,41 +42,47 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @settings(max_examples=60, deadline=None)
-@given(traces(), st.sampled_from(("ceil", "floor")), st.sampled_from((1, 40, 2**22)))
-def test_it_is_what_loops_count(trace: Trace, rounding: str, at_once: int) -> None:
+@given(traces(), st.sampled_from((1, 40, 2**22)))
+def test_it_is_what_loops_count(trace: Trace, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_module, "_AT_ONCE", at_once)  # parts of any size give the same
-        summary = summarise(trace, GAMMAS, rounding=rounding)
+        summary = summarise(trace, GAMMAS)
     assert trace.expert_TLK is not None
     assert trace.score_TLK is not None
     assert trace.step_T is not None
     asked = trace.expert_TLK[:, 0].size
+    mean = asked / (trace.ranks or 1)
     home = contiguous(1, trace.n_experts, trace.ranks or 1)
-    for layer, found in enumerate(summary.layers):
-        assert found.assignments == asked == sum(found.load)
-        for at in found.at:
+    for layer, name in enumerate(trace.layers):
+        assert summary.layers.loc[name, "pairs"] == asked == summary.load_LE[layer].sum()
+        for gamma, at in summary.capacities.loc[name].iterrows():
             steps = [
                 count_step(
                     trace.expert_TLK[trace.step_T == step, layer].tolist(),
                     trace.score_TLK[trace.step_T == step, layer].tolist(),
-                    gamma=at.gamma,
+                    gamma=float(gamma),  # type: ignore[arg-type]
                     n_experts=trace.n_experts,
                     placed=home.expert_LRN[0].tolist(),
-                    rounding=rounding,
                 )
                 for step in np.unique(trace.step_T)
             ]
-            dropped, slots = (sum(getattr(s, name) for s in steps) for name in ("dropped", "slots"))
-            assert at.drop_rate == pytest.approx(dropped / asked)
-            wasted = None if not slots else pytest.approx(1 - (asked - dropped) / slots)
-            assert at.pad_waste == wasted
-            mean = asked / (trace.ranks or 1)
-            assert at.straggler == pytest.approx(sum(s.fullest_after for s in steps) / mean)
-            assert found.straggler == pytest.approx(sum(s.fullest_before for s in steps) / mean)
-            mass = float(trace.score_TLK[:, layer].sum()) or 1.0
-            assert at.dropped_score == pytest.approx(
-                {name: sum(s.dropped_score[name] for s in steps) / mass for name in KEEPERS}
+            dropped, slots, before, after = (
+                sum(getattr(step, name) for step in steps)
+                for name in ("dropped", "slots", "fullest_before", "fullest_after")
             )
+            mass = float(trace.score_TLK[:, layer].sum()) or 1.0
+            lost = {
+                f"lost_{keeper}": sum(step.dropped_score[keeper] for step in steps) / mass
+                for keeper in KEEPERS
+            }
+            expected = {
+                "dropped": dropped / asked,
+                "padding": 1 - (asked - dropped) / slots if slots else math.nan,
+                "straggler": after / mean,
+                **lost,
+            }
+            assert at.to_dict() == pytest.approx(expected, nan_ok=True)
+            assert summary.layers.loc[name, "straggler"] == pytest.approx(before / mean)
 
 
 @settings(max_examples=30, deadline=None)
@@ -84,45 +91,36 @@ def test_counts_alone_give_the_same_without_scores(trace: Trace) -> None:
     counts = Trace(
         n_experts=trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k, ranks=trace.ranks
     )
-    known, counted = summarise(trace, GAMMAS), summarise(counts, GAMMAS)
-    assert counted.tokens == known.tokens
-    assert counted.steps == known.steps
-    for left, right in zip(known.layers, counted.layers, strict=True):
-        assert (left.expert_peak, left.rank_peak, left.load) == (
-            right.expert_peak,
-            right.rank_peak,
-            right.load,
-        )
-        for with_scores, without in zip(left.at, right.at, strict=True):
-            assert without.dropped_score is None
-            assert (with_scores.drop_rate, with_scores.straggler) == (
-                without.drop_rate,
-                without.straggler,
-            )
+    assert (counts.n_tokens, counts.n_steps) == (trace.n_tokens, trace.n_steps)
+    of_tokens, counted = summarise(trace, GAMMAS), summarise(counts, GAMMAS)
+    pd.testing.assert_frame_equal(of_tokens.layers, counted.layers)
+    assert list(counted.capacities) == ["dropped", "padding", "straggler"]
+    pd.testing.assert_frame_equal(
+        of_tokens.capacities[list(counted.capacities)], counted.capacities
+    )
+    assert (of_tokens.load_LE == counted.load_LE).all()
 
 
 @settings(max_examples=30, deadline=None)
 @given(traces())
 def test_more_capacity_drops_less_and_score_loses_least(trace: Trace) -> None:
-    total = summarise(trace, (*GAMMAS, math.inf)).total
-    rates = [at.drop_rate for at in total.at]
-    assert rates[0] == 1
-    assert rates[-1] == 0
+    summary = summarise(trace, (*GAMMAS, math.inf))
+    total = summary.capacities.loc[ALL]
+    rates = total["dropped"].tolist()
+    assert (rates[0], rates[-1]) == (1, 0)
     assert rates == sorted(rates, reverse=True)
-    for at in total.at:
-        assert at.dropped_score is not None
-        assert at.dropped_score["score"] <= min(at.dropped_score.values()) + 1e-9
-        assert at.straggler is not None
-        assert at.straggler <= (total.straggler or 0) + 1e-9
+    lost = total[[f"lost_{keeper}" for keeper in KEEPERS]]
+    assert (total["lost_score"] <= lost.min(axis=1) + 1e-9).all()
+    assert (total["straggler"] <= summary.layers.loc[ALL, "straggler"] + 1e-9).all()
 
 
 def test_peaks_are_those_of_a_step_and_not_of_the_sum() -> None:
     # Two steps, each with all its tokens on one expert: in the sum nobody is busier than another.
     ids = np.array([0, 0, 1, 1], dtype=np.uint8)[:, None, None]
     trace = Trace(2, ids, step_T=np.array([0, 0, 1, 1]), ranks=2)
-    layer = summarise(trace).layers[0]
-    assert layer.load == (2, 2)
-    assert layer.expert_peak.mean == layer.expert_peak.max == layer.straggler == 2.0
-    assert summarise(Trace(2, ids, ranks=2)).layers[0].straggler == 1.0
+    summary = summarise(trace)
+    assert summary.load_LE.tolist() == [[2, 2]]
+    assert set(summary.layers.loc["0"].drop("pairs")) == {2.0}
+    assert summarise(Trace(2, ids, ranks=2)).layers.loc["0", "straggler"] == 1.0
     with pytest.raises(UsageError, match=r"^ranks=3: 2 experts cannot be spread"):
         summarise(trace, ranks=3)
