@@ -87,7 +87,12 @@ def build(
     config = cell_config(subject.overrides)
     plans = contents.table_plans(subject.overrides)
     roots = sorted({plan.root for plan in plans} or {Path(str(config.results_dir))})
-    places = [place for root in roots for place in record_places(root)]
+    places = [
+        (path, place)
+        for root in roots
+        for path, place in record_places(root)
+        if subject.own in (None, path.parts[-3])  # the directory of its model
+    ]
     if all_parts:
         reader.all(places)
     link, broken = contents.linker(out), list[str]()
@@ -96,7 +101,7 @@ def build(
         _refuse_nothing(roots, overrides, out)
     status = 0
     if all_parts:
-        status = _write_parts([f"--out={out}", *overrides], f"--bench={bench}", subject.own, reader)
+        status = _write_parts(subject, f"--out={out}", f"--bench={bench}", reader)
     filled = contents.filled_tables(subject.overrides, reader, bench)
     folder, timings = out / subject.profile, read_bench(bench)
     read_from = [place for root in roots for place in directories(root)]
@@ -194,18 +199,19 @@ def _without_places(page: str, places: Iterable[Path]) -> str:
     return pattern.sub(lambda match: names[match[1]], page)
 
 
-def _write_parts(words: list[str], place: str, own_model: str | None, reader: Reader) -> int:
+def _write_parts(subject: FigurePlans, out: str, bench: str, reader: Reader) -> int:
     """Write tables, figures, and of a profile verdicts and claims; return the highest status."""
     gc.freeze()  # no collection goes through all records again
+    words = [out, *subject.overrides]
     judges = [
         partial(replication.main, words, reader),
-        partial(claims.main, [place, *words], reader),
+        partial(claims.main, [bench, *words], reader),
     ]
     beside = [
-        _start(*([] if own_model else judges)),
-        _start(partial(figures.main, ["all", "--formats=svg", place, *words], reader)),
+        _start(*([] if subject.own else judges)),
+        _start(partial(figures.main, ["all", "--formats=svg", bench, *words], reader)),
     ]
-    _write(partial(tables.main, ["all", place, *words], reader))
+    _write(partial(tables.main, ["all", bench, *words], reader))
     return max(map(_ended, beside))
 
 

@@ -8,7 +8,6 @@ within a text or a tag one space. What is printed is ``{{ "\n" }}``.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -78,17 +77,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     cells = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
     firsts = (row[0].ljust(widths[0]) for row in rows)
     return ["  ".join([first, *others]) for first, (_, *others) in zip(firsts, cells, strict=True)]
-
-
-def text(value: object) -> str:
-    """Return any JSON value as words."""
-    if value is None:
-        return ABSENT
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
 
 
 def render(template: str, package: str = _PACKAGE, /, **values: object) -> str:

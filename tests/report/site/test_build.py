@@ -188,7 +188,8 @@ def test_the_same_input_gives_the_same_bytes(site: Site) -> None:
 
 def test_a_model_of_ones_own_bears_its_name(site: Site, tmp_path: Path) -> None:
     root, out = tmp_path / "results", tmp_path / "reports"
-    made(material.odd_cell(model="mine"), root).write()
+    for model in ("mine", "other"):
+        made(material.odd_cell(model=model), root).write()
     words = ["model=custom", "model.name=mine", f"results_dir={root}"]
     assert build(words, out, site.root / "results/bench", None, False) == 0
     text = (out / CLAIMS).read_text(encoding="utf-8")
