@@ -31,6 +31,7 @@ from capmoe_eval.report.site import contents
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables.filled import cell_config
 from capmoe_eval.report.tables.formats import to_html
+from capmoe_eval.report.tables.sweep import sweep_table
 from capmoe_eval.report.templates import render
 
 PAGES: Final = {
@@ -103,6 +104,8 @@ def build(
     if all_parts:
         status = _write_parts(subject, f"--out={out}", f"--bench={bench}", reader)
     filled = contents.filled_tables(subject.overrides, reader, bench)
+    if subject.own:  # whose sweep need be none of the paper's
+        filled = {"sweep": contents.attempt(partial(sweep_table, roots[0])), **filled}
     folder, timings = out / subject.profile, read_bench(bench)
     read_from = [place for root in roots for place in directories(root)]
     judged = [place / VERDICTS for place in read_from]

@@ -195,6 +195,7 @@ def test_a_model_of_ones_own_bears_its_name(site: Site, tmp_path: Path) -> None:
     text = (out / CLAIMS).read_text(encoding="utf-8")
     assert "model mine" in printed(text)
     assert "not on mine alone" in text
+    assert "Results in results" in (out / TABLES).read_text(encoding="utf-8")
     assert [row[0] for row in rows((out / RECORDS).read_text(encoding="utf-8"))][1:] == ["mine"]
 
 
