@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
+from capmoe_eval.paper.trainings import TRAININGS, read_trainings
 from capmoe_eval.report.replication import command
 from tests.records import layer, record
 
@@ -22,14 +24,6 @@ ONE = (
     "profile.table7=[zoo_olmoe]",
 )
 WORDS = ("profile=zoo", "grid.model=[zoo_olmoe]", *ONE, "limit=2")
-PEAKS = {"scratch": 3.0, "upcycled": 2.0}
-TRAININGS = [
-    {"name": "mixtral", "origin": origin, "seed": seed, "steps": 9, "peaks": [peak + seed / 9]}
-    | {"accuracy": {"boolq": 90.0}}
-    for origin, peak in PEAKS.items()
-    for seed in range(3)
-]
-
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -88,26 +82,21 @@ def test_records_become_verdicts_and_the_same_bytes(run: Run, results: Path) -> 
     assert [path.read_bytes() for path in paths] == before
 
 
-@pytest.mark.slow
-def test_training_seeds_are_those_of_the_zoo_unless_named(run: Run) -> None:
+def test_training_seeds_are_those_of_the_zoo_unless_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The verdicts on trained models, their training seeds included, are of them alone."""
-    file = Path("results/training_seeds.json")
-    file.parent.mkdir()
-    file.write_text(json.dumps({"trainings": TRAININGS}))
-    balance = {}
-    for profile, more in (("zoo", ()), ("tiny", ()), ("tiny", ("--trainings", str(file)))):
-        words = (f"profile={profile}", f"grid.model=[{profile}_olmoe]", "limit=2")
-        plan = plans(composed(["experiment=replicate", *words]))[0]
-        record(plan.cell, plan.root, [1.0] * 12).write()
-        assert run(*words, *more)[0] == 0
-        content = verdicts(Path(f"results/local-{profile}/replication.json"))
-        assert (content["profile"], content["models"]) == (profile, [f"{profile}_olmoe"])
-        balance[profile, more] = content["by_id"]["f"]
-    assert list(balance.values()) == ["confirmed", "not measured", "confirmed"]
-    file.write_text('{"trainings": [{}]}')
-    status, _, err = run("profile=zoo", "grid.model=[zoo_olmoe]", "limit=2")
-    assert status == 2
-    assert err.startswith("error: results/training_seeds.json: not a whole file of trainings")
+    monkeypatch.chdir(tmp_path)
+    assert read_trainings(None, "zoo") == ()
+    TRAININGS.parent.mkdir()
+    one = {"name": "mixtral", "origin": "scratch", "seed": 0, "steps": 9, "peaks": [3.0]}
+    TRAININGS.write_text(json.dumps({"trainings": [one]}))
+    read = [read_trainings(*of) for of in ((None, "zoo"), (None, "tiny"), (TRAININGS, "tiny"))]
+    assert list(map(len, read)) == [1, 0, 1]
+    for text in ('{"trainings": [{}]}', "{}", "["):
+        TRAININGS.write_text(text)
+        with pytest.raises(UsageError, match="not a whole file of trainings"):
+            read_trainings(None, "zoo")
 
 
 def test_nothing_to_judge_gives_one_line(run: Run) -> None:

@@ -100,16 +100,6 @@ def test_p_depends_on_the_differences_alone(
             assert flipped(same) == pytest.approx(p, rel=1e-9)
 
 
-def test_many_models_seeds_and_tasks_are_exact_still() -> None:
-    """Beside a normal approximation with its correction; 10,000 draws could say 1e-4 at least."""
-    rng = np.random.default_rng(5)
-    tasks = [rng.choice(np.arange(-14, 16) / 15, size=size) for size in (300, 300, 150)]
-    deviation = math.sqrt(sum(((task / len(task)) ** 2).sum() for task in tasks))
-    z = abs(sum(task.mean() for task in tasks)) / deviation
-    assert sign_flip(tasks) == pytest.approx(math.erfc(z / math.sqrt(2)), rel=0.02)
-    assert sign_flip([*tasks, np.ones(60)]) < 1e-9
-
-
 @pytest.mark.parametrize("tasks", [[], [[]], [[1.0], []]])
 def test_no_documents_are_refused(tasks: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="every task needs documents"):
