@@ -209,7 +209,7 @@ class CapmoeLM(HFLM):
             if not request.args[1]:
                 raise unscorable(document, 0, self.max_length)
         try:
-            return super().loglikelihood(requests, disable_tqdm)
+            return super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
         finally:
             self._asked = []
 

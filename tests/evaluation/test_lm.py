@@ -193,6 +193,20 @@ def test_an_automatic_batch_is_searched_unmetered() -> None:
     assert automatic.meter.report() == whole.meter.report()
 
 
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_run_shows_its_own_progress_in_place_of_lm_evals_bars(
+    is_shown: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """lm-eval's bar of tokenizing stood between the lines of a run."""
+    lm = build(size=2)
+    told: list[tuple[str, int, int]] = []
+    if is_shown:
+        lm.on_progress = lambda *progress: told.append(progress)
+    lm.loglikelihood([Instance("loglikelihood", {}, pair, 0, ("t", 0, 1)) for pair in PAIRS[:2]])
+    assert bool(capfd.readouterr().err) is not is_shown
+    assert told == ([("requests", 2, 2)] if is_shown else [])
+
+
 TEXTS = ["A bird", "Iron is a metal, and a metal conducts", "Rome is a city, Oslo is a city"]
 
 
