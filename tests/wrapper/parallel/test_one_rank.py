@@ -13,8 +13,8 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.parallel import shard_experts, split_batches
 from capmoe_eval.wrapper.ranks import World
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.bench.ep.test_timing import CPU
 from tests.wrapper.parallel import cases
-from tests.wrapper.parallel.test_timing import CPU
 
 pytestmark = pytest.mark.numeric
 

@@ -26,8 +26,8 @@ from capmoe_eval.wrapper.parallel import shard_experts, split_batches
 from capmoe_eval.wrapper.ranks import World, own_rows
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.bench.ep.test_benchmark_files import QUICK
+from tests.bench.ep.test_timing import CPU, METHODS, setting
 from tests.wrapper.parallel import cases
-from tests.wrapper.parallel.test_timing import CPU, METHODS, setting
 
 BENCH = [*QUICK, "--validate", "--layers", "2"]
 
