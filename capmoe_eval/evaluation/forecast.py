@@ -11,6 +11,7 @@ import math
 import pkgutil
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,13 +70,14 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
     missing = [plan for plan in plans if plan.overwrite or finished_record(plan) is None]
     if not missing:
         return f"Missing cells: 0 of {len(plans)}. Nothing is left to compute."
-    counter, progress = WorkCounter(missing), Progress(len(missing))
+    counter = WorkCounter(missing)
     sandbox, refused = sandbox_for(missing) if calibrate else (None, {})
     # Methods have the same documents, and models, too: a task's requests are made once.
-    for of_task in _grouped(missing, lambda plan: (plan.cell.task, plan.cell.limit)):
-        for first, *_ in _grouped(of_task, loads):
-            progress.stage(f"counting {first.cell.task.name} …")
-            counter.work(first)
+    with closing(Progress()) as progress:
+        for of_task in _grouped(missing, lambda plan: (plan.cell.task, plan.cell.limit)):
+            for first, *_ in _grouped(of_task, loads):
+                progress.stage(f"counting {first.cell.task.name} …")
+                counter.work(first)
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     times: list[float | None] = []

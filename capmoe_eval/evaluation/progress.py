@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,21 +49,32 @@ class Progress:
     ``total`` is the number of cells to compute; ``stream`` is standard error by default.
     """
 
-    def __init__(self, total: int, stream: TextIO | None = None) -> None:
-        self._total = total
+    def __init__(self, total: int = 0, stream: TextIO | None = None) -> None:
+        self.total = total
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
         self._started = self._shown = time.monotonic()
         self._done = 0
         self._cell, self._cell_started = "", 0.0
         self._printed: set[str] = set()  # warnings, by their kinds, and whom the run waited for
+        self._later: threading.Timer | None = None  # prints what takes long
 
     def stage(self, line: str) -> None:
-        """Show what is done before a cell can start."""
+        """Show what is done before a cell can start; in a line of its own if it takes long."""
+        self.close()
         if self._is_terminal:
             self._draw(line)
-        else:
-            self._print(line)
+        else:  # a mistake that is noticed soon is one line
+            self._later = threading.Timer(EVERY, self._print, [line])
+            self._later.daemon = True
+            self._later.start()
+
+    def close(self) -> None:
+        """Show no more of what is done now."""
+        if self._later is not None:
+            self._later.cancel()
+        if self._is_terminal:
+            self._draw("")
 
     def warn(self, line: str, kind: str | None = None) -> None:
         """Print a warning, unless one of its kind (or the same one) was printed before."""
@@ -70,6 +82,7 @@ class Progress:
 
     def start(self, cell: Cell) -> None:
         """Show the cell that starts, whose requests are made from its documents now."""
+        self.close()
         self._cell, self._cell_started = str(cell), time.monotonic()
         if self._is_terminal:
             self._draw(f"{self._place()}{self._cell}: preparing its requests …")
@@ -127,18 +140,19 @@ class Progress:
         self._print(f"{place}{cell}: {result}{left}")
 
     def _place(self) -> str:
-        return f"[{self._done + 1}/{self._total}] "
+        return f"[{self._done + 1}/{self.total}] "
 
     def _time_left(self) -> str:
-        if not 0 < self._done < self._total:
+        if not 0 < self._done < self.total:
             return ""
         each = (time.monotonic() - self._started) / self._done
-        return duration(each * (self._total - self._done))
+        return duration(each * (self.total - self._done))
 
     def _draw(self, line: str) -> None:
         print(_ERASE, line, sep="", end="", file=self._stream, flush=True)
 
     def _print(self, line: str) -> None:
+        self.close()
         self._shown = time.monotonic()
         print(_ERASE if self._is_terminal else "", line, sep="", file=self._stream, flush=True)
 

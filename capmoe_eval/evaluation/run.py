@@ -207,7 +207,8 @@ def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> RunSumma
         check_processes(plan)
     plans = with_documents(plans)
     summary = RunSummary()
-    with reserving(plans):
+    progress = progress or Progress(stream=io.StringIO() if process_rank() else None)
+    with reserving(plans), closing(progress):
         job = _prepare(plans, summary, progress)
         if job is not None:
             numbers = {plan.path: number for number, plan in enumerate(plans)}
@@ -217,9 +218,7 @@ def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> RunSumma
     return summary
 
 
-def _prepare(
-    plans: Sequence[CellPlan], summary: RunSummary, progress: Progress | None
-) -> _Job | None:
+def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress) -> _Job | None:
     """Read the finished records, and refuse what can be refused without a model.
 
     Return what is to be computed, or None if all cells are finished.
@@ -244,7 +243,7 @@ def _prepare(
     for root in sorted({plan.root for plan in missing}):
         check_writable("results_dir", root)
         inputs.prepare(root)
-    progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
+    progress.total = len(missing)
     progress.stage("importing torch, transformers and lm-eval, and reading the tasks …")
     sandbox, forbidden = sandbox_for(missing)
     refused = forbidden | model_refusals(missing)
