@@ -16,7 +16,7 @@ import pytest
 from lm_eval.tasks._index import TaskIndex
 
 from capmoe_eval.__main__ import main
-from capmoe_eval.evaluation import loading
+from capmoe_eval.evaluation import loading, progress
 from tests.bad_input import Row, refusal, rows, snapshot
 
 ROWS = list(rows())
@@ -78,6 +78,7 @@ def test_bad_input_is_one_line_and_status_2(
 ) -> None:
     if not row.words.startswith(OF_THE_MODEL):
         monkeypatch.setattr(loading, "load_lm", lambda *_, **__: pytest.fail("loads the model"))
+    monkeypatch.setattr(progress, "EVERY", 1e6)  # what takes long is a line, too
     monkeypatch.chdir(place)
     words = [row.command, *shlex.split(row.words)]
     monkeypatch.setattr(sys, "argv", ["capmoe-eval", *words])

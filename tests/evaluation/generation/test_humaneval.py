@@ -134,7 +134,7 @@ def test_a_record_says_what_was_executed(tmp_path: Path, sandbox: Sandbox) -> No
     stream = io.StringIO()
     stream.isatty = lambda: True  # type: ignore[method-assign]
     (record,) = run([allowed], Progress(1, stream)).records
-    assert "4 of 4 programs judged" in stream.getvalue()
+    assert "4 of 4 programs, 00:00 left" in stream.getvalue()
     executed = read_record(record.path, tmp_path).capmoe["executed"]
     verdicts = executed.pop("verdicts")
     numbers = {"at_once": programs.at_once(), "tried_again": 0}
