@@ -107,12 +107,12 @@ def test_every_pair_is_counted_once_by_layer_and_phase(
         n_steps.update((phase,) for phase in set(phases))
         for layer in range(2):
             chosen_rows = observed.chosen[layer]
-            for phase, own, kept in zip(phases, chosen_rows, pairs[layer], strict=True):
+            for phase, routed, kept in zip(phases, chosen_rows, pairs[layer], strict=True):
                 key = str(layer), phase
                 expected["routed"][key] += K
-                expected["kept"][key] += len(own & kept)
-                expected["dropped"][key] += len(own - kept)
-                expected["added"][key] += len(kept - own)
+                expected["kept"][key] += len(routed & kept)
+                expected["dropped"][key] += len(routed - kept)
+                expected["added"][key] += len(kept - routed)
     for kind in PAIRS:
         counted = observed[f"capmoe_{kind}_pairs_total"]
         assert counted == {key: n for key, n in expected[kind].items() if n}
@@ -267,8 +267,8 @@ def test_a_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
             used = re.findall(r"([a-z]+)=~?\"", expression)
             used += re.findall(r"[a-z]+", " ".join(re.findall(r"by \(([^)]*)\)", expression)))
             assert set(used) <= labels, expression
-            shown = set(re.findall(r"\{\{([a-z]+)\}\}", legend))
-            assert shown <= set(used), f"{legend} of {expression}"
+            labelled = set(re.findall(r"\{\{([a-z]+)\}\}", legend))
+            assert labelled <= set(used), f"{legend} of {expression}"
             counted = all(FAMILIES[n].kind == "counter" for n in names if n in FAMILIES)
             if "rate(" in expression:
                 assert counted, f"a rate of a gauge: {expression}"

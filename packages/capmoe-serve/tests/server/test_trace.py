@@ -128,8 +128,8 @@ def test_a_trace_ends_with_the_step_that_reaches_the_limit(
     assert capsys.readouterr().err == f"capmoe_eval: writes a trace to {recorded.path}\n"
     for _ in range(4):
         recorded.compute(MIXED)
-    said = f"capmoe_eval: wrote a trace of 28 tokens to {recorded.path}\n"
-    assert capsys.readouterr().err == said
+    message = f"capmoe_eval: wrote a trace of 28 tokens to {recorded.path}\n"
+    assert capsys.readouterr().err == message
     trace = recorded.trace()
     assert trace.n_tokens == 28
     assert trace.source == "a test, the first 28 tokens"
@@ -164,9 +164,10 @@ def test_a_server_goes_on_when_the_disk_is_full(
     for _ in range(3):
         recorded.compute(MIXED)
     recorded.writer.close()
-    _, said = capsys.readouterr().err.splitlines()
+    _, message = capsys.readouterr().err.splitlines()
     assert (
-        said == f"capmoe_eval: writes no trace any more: trace={recorded.path}: cannot be written"
+        message
+        == f"capmoe_eval: writes no trace any more: trace={recorded.path}: cannot be written"
     )
 
 

@@ -93,19 +93,19 @@ def test_ids_alone_count_the_same(data: st.DataObject, trace: Trace) -> None:
     ids = dataclasses.replace(trace, score_TLK=None)
     counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
     factor_XL = [[0.7] * trace.n_layers, [1.5] * trace.n_layers]
-    for known, of_ids, counted in zip(
+    for scored, of_ids, counted in zip(
         *(
             CapacityCounter(each, factor_XL, placement, "device").counted()
             for each in (trace, ids, counts)
         ),
         strict=True,
     ):
-        assert known.straggler == of_ids.straggler == counted.straggler
-        assert known.drop_rate == of_ids.drop_rate == counted.drop_rate
+        assert scored.straggler == of_ids.straggler == counted.straggler
+        assert scored.drop_rate == of_ids.drop_rate == counted.drop_rate
         # Who is kept by score is not known without scores, nor anyone without ids.
         assert list(of_ids.active) == ["order"]
         assert of_ids.lost == {}
-        assert of_ids.mean_active("order") == known.mean_active("order")
+        assert of_ids.mean_active("order") == scored.mean_active("order")
         assert counted.active == {}
         assert counted.mean_active("order") is None
 
