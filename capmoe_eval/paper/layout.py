@@ -118,6 +118,18 @@ class Layout(PaperTable):
     same_documents: bool = False  # all tasks ask the same documents, in the same order
     lower_is_better: bool = False  # of all its numbers
 
+    @property
+    def metrics(self) -> dict[str, list[str]]:
+        """The metrics of its columns, by task; empty for the task's own."""
+        metrics: dict[str, list[str]] = {}
+        for column in self.tasks:
+            metrics.setdefault(column.task, []).append(column.metric)
+        return metrics
+
+    def names(self, field: str) -> bool:
+        """Return whether the labels of its rows say a field, such as ``gamma``."""
+        return any(f"{{{field}}}" in template for _, template in self.labels)
+
     def printed(self, slot: ModelSlot, spec: RowSpec) -> PrintedRow:
         """Return a row as the paper prints it, or raise LookupError if it does not."""
         if not spec.in_print:
@@ -129,20 +141,11 @@ class Layout(PaperTable):
 
 
 @dataclass(frozen=True)
-class TaskSetting:
-    """The paper's settings of a task (``tasks=``): its name, shots and metric as printed."""
-
-    task: str
-    heading: str
-    shots: int
-    metric: str
-
-
-@dataclass(frozen=True)
 class SettingsLayout(PaperTable):
     """A table of evaluation settings; ``metrics`` names the printed metric of each of ours."""
 
-    settings: tuple[TaskSetting, ...]
+    # Of each task: task (``tasks=``), and heading, shots and metric as printed.
+    settings: tuple[Mapping[str, Any], ...]
     metrics: Mapping[str, str]
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, get_origin
 
@@ -83,6 +83,9 @@ class Results(NamedTuple):
 
     - ``cell``: the digest
     - ``setting``: the method with all its knobs but the seed (:func:`setting`)
+    - ``metric``: of which the value is, where it is not the task's own, else an empty text
+    - ``truncated.documents``: those whose prompts were, and the most ``truncated.tokens`` that one
+      lost; missing in records from before this count
     - ``load.…``: the record's further statistics over all layers, such as ``load.mean_load`` and
       ``load.modalities.text.drop_rate``
     - ``proofs.…``: whether each invariant was kept; missing where it does not apply
@@ -181,13 +184,16 @@ def _frame(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(columns))
 
 
-def results_of(records: Iterable[Record], metric: str = "") -> Results:
+def results_of(
+    records: Iterable[Record], metrics: Mapping[str, Collection[str]] | None = None
+) -> Results:
     """Return the results of some records; of several records of a cell, those of the first.
 
     Args:
         records: Of any cells.
-        metric: Of which the values and documents are, as lm-eval names it; empty for each task's
-            own. A record without it is a UsageError.
+        metrics: Of which the values and documents are, by task, as lm-eval names them; a cell has a
+            row for each. An empty text is the task's own, as of a task that is not there. A record
+            without such a metric is a UsageError.
     """
     import numpy as np
     import pandas as pd
@@ -196,28 +202,33 @@ def results_of(records: Iterable[Record], metric: str = "") -> Results:
     by_cell: dict[str, Record] = {}
     for record in records:
         by_cell.setdefault(record.digest, record)
-    cells = _frame([_row(record) for record in by_cell.values()])
-    cells.insert(0, "cell", list(by_cell))
-    methods = (record.identity["method"] for record in by_cell.values())
-    cells.insert(1, "setting", [setting(method) for method in methods])
-    loads = pd.DataFrame((_flat(r.summary["load"], "load") for r in by_cell.values()), cells.index)
+    metrics = metrics or {}
+    rows = [(r, metric) for r in by_cell.values() for metric in metrics.get(r.task, [""])]
+    cells = _frame([_row(record) for record, _ in rows])
+    cells.insert(0, "cell", [record.digest for record, _ in rows])
+    cells.insert(1, "setting", [setting(record.identity["method"]) for record, _ in rows])
+    cells.insert(2, "metric", [metric for _, metric in rows])
+    loads = pd.DataFrame((_flat(r.summary["load"], "load") for r, _ in rows), cells.index)
     loads = loads.reindex(columns=[*dict.fromkeys((*_names(Load, "load"), *loads))])
     cells = cells.join(loads.drop(columns=[f"load.{name}" for name in cells], errors="ignore"))
-    proofs = [record.summary["proofs"] for record in by_cell.values()]
+    proofs = [record.summary["proofs"] for record, _ in rows]
     for name in Proofs.model_fields:
         passed = [(of_cell.get(name) or {}).get("passed") for of_cell in proofs]
         cells[f"proofs.{name}"] = pd.Series(passed, cells.index, dtype=object)
-    parts = [_parts(record) for record in by_cell.values()]
-    tables, of_layers = ([part[place] for part in parts] for place in (0, 1))
-    if metric:
-        scores = [record.score(metric) for record in by_cell.values()]
-        for name in ("value", "stderr", "n"):
-            cells[name] = [getattr(score, name) for score in scores]
-        answers = [{name: vars(part) for name, part in s.documents.items()} for s in scores]
-        tables = [_table([answer]) for answer in answers]
+    for name in ("documents", "tokens"):
+        counts = [getattr(r.truncated, name, math.nan) for r, _ in rows]
+        cells[f"truncated.{name}"] = np.array(counts, dtype=float)
+    parts = {digest: _parts(record) for digest, record in by_cell.items()}
+    tables, of_layers = [parts[r.digest][0] for r, _ in rows], [part[1] for part in parts.values()]
+    for row, (record, metric) in enumerate(rows):
+        if metric:
+            score = record.score(metric)
+            for name in ("value", "stderr", "n"):
+                cells.loc[row, name] = getattr(score, name)
+            tables[row] = _table([{name: vars(part) for name, part in score.documents.items()}])
     documents = pa.concat_tables(tables or [_table([])]).unify_dictionaries().to_pandas()
     of_cell = np.repeat(np.arange(len(cells)), list(map(len, tables)))
-    documents.insert(0, "cell", pd.Categorical.from_codes(of_cell, pd.Index(by_cell)))
+    documents.insert(0, "cell", pd.Categorical(cells["cell"], [*by_cell]).take(of_cell))
     # Fields that some records lack, and lists in which all numbers are missing.
     layers = pa.concat_tables([_layers([]), *of_layers], promote_options="permissive").to_pandas()
     layers.insert(0, "cell", np.repeat(list(by_cell), list(map(len, of_layers))))

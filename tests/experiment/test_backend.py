@@ -100,18 +100,18 @@ def test_a_table_is_of_one_backend(tmp_path: Path) -> None:
     words = (f"results_dir={tmp_path}", "model=zoo_olmoe")
     write_all(planned("experiment=table2", "++grid.model=null", *words), lambda _: (1, 1, 1, 1))
     engine = [*words, "backend=vllm"]
-    empty, _ = measured_table("table2", engine)
-    assert (empty.name, len(empty.entries)) == ("table2_vllm", 0)
-    assert all("backend=vllm" in command for command in empty.missing_commands)
+    empty = measured_table("table2", engine)
+    assert empty.attrs["name"] == "table2_vllm"
+    assert empty["command"].str.contains("backend=vllm").all()
     write_all(planned("experiment=table2", "++grid.model=null", *engine), lambda _: (1, 0, 0, 0))
     filled, static = (
         measured_table("table2", [*engine, "limit=null"]),
         measured_table("table2", words),
     )
-    assert {entry.value for entry in filled[0].entries} == {25.0}
-    assert {entry.value for entry in static[0].entries} == {100.0}
-    assert filled[0].caption.endswith("(backend=vllm).")
-    assert (static[0].name, "backend" in static[0].caption) == ("table2", False)
+    assert set(filled["value"]) == {25.0}
+    assert set(static["value"]) == {100.0}
+    assert filled.attrs["caption"].endswith("(backend=vllm).")
+    assert (static.attrs["name"], "backend" in static.attrs["caption"]) == ("table2", False)
 
 
 def _conditions(**model: Any) -> dict[str, Any]:

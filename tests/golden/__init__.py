@@ -30,7 +30,6 @@ from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.figures.studies import gather_study
 from capmoe_eval.report.figures.write import measured
 from capmoe_eval.report.tables.filled import measured_table, published_table
-from capmoe_eval.report.tables.table import Entry, Table
 from capmoe_eval.results.frames import results_of
 from tests.project import ROOT
 
@@ -38,7 +37,10 @@ FOLDER: Final = Path(__file__).parent
 _RESULTS: Final = ROOT / "results/zoo"
 _BENCH: Final = ROOT / "results/bench"
 _WORDS: Final = ("profile=zoo", f"results_dir={_RESULTS}")
-_TESTS: Final = ("effect", "p", "corrected")
+_NUMBERS: Final = (
+    *("value", "stderr", "truncated", "effect", "p", "corrected", "low", "high"),
+    *("published", "difference", "z"),
+)
 
 
 @functools.cache
@@ -65,36 +67,27 @@ def _evidence() -> Evidence:
 def tables() -> Iterator[dict[str, Any]]:
     """Every cell of every table, measured and as printed: how it is shown, and its numbers."""
     for layout in TABLES:
-        yield from _cells(measured_table(layout.key, _WORDS, _reader(), _BENCH)[0])
+        yield from _cells(measured_table(layout.key, _WORDS, _reader(), _BENCH))
     for printed in PAPER_TABLES:
         yield from _cells(published_table(printed.name, printed.version))
 
 
-def _cells(table: Table) -> Iterator[dict[str, Any]]:
-    line = 0
-    for block in table.blocks:
-        for row, _, texts in block.in_words(table.decimals):
-            line += 1
-            for heading, entry, words in zip(table.columns, row.entries, texts, strict=True):
-                shown = words.words or f"{words.value}{words.mark}{words.cut}"
-                cell = {
-                    "table": table.name,
-                    "line": line,
-                    "row": " | ".join(row.labels),
-                    "column": heading,
-                    "shown": f"**{shown}**" if words.best else shown,
-                }
-                if isinstance(entry, Entry):
-                    cell |= {"value": entry.value, "stderr": entry.stderr}
-                    cell |= dict(zip(("low", "high"), entry.quartiles or (), strict=False))
-                    if there := entry.published:
-                        cell |= {"published": there.value, "difference": there.difference}
-                        cell["z"] = there.z
-                    if entry.test:
-                        cell |= {name: getattr(entry.test, name) for name in _TESTS}
-                    cell["truncated"] = entry.truncated or None
-                    cell["records"] = len(entry.parts)
-                yield cell
+def _cells(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for cell in table.to_dict("records"):
+        shown = cell["text"]
+        if cell["status"] == "measured":
+            shown = f"{cell['value']:.{table.attrs['decimals']}f}{cell['mark']}"
+            shown += "§" * (cell["truncated"] > 0)
+        labels = [cell[name] for name in table.attrs["labels"]]
+        yield {
+            "table": table.attrs["name"],
+            "line": cell["line"] + 1,
+            "row": " | ".join(labels),
+            "column": cell["column"],
+            "shown": f"**{shown}**" if cell["best"] else shown,
+            **{name: cell[name] for name in _NUMBERS},
+            "records": len(cell["records"]) if cell["status"] == "measured" else None,
+        }
 
 
 def effects() -> Iterator[dict[str, Any]]:

@@ -92,17 +92,18 @@ def by_capability(sources: FigureRecords) -> pd.DataFrame:
     methods = [method_title(name) for name in ("baseline", "score", "expanded_drop")]
     sources.notes.append(published_note("figure11"))
     records = [record for part in sources.records.values() for record in part]
+    of_all = results_of(records, {record.task: names for record in records}).cells
+    of_all = of_all.assign(source=sources.title, method=of_all["method"].map(method_title))
     sides = []
     for name in names:
-        cells = results_of(records, name).cells
-        cells = cells.assign(source=sources.title, method=cells["method"].map(method_title))
+        cells = of_all[of_all["metric"] == name]
         numbers = {"score": cells["value"], "stderr": cells["stderr"]}
         ours = cells[["source", "method"]].assign(
             **{column: 100 * values.astype(float) for column, values in numbers.items()}
         )
         theirs = {"source": _PAPER, "method": methods, "score": printed[name]}
         sides += [side.assign(capability=name) for side in (ours, pd.DataFrame(theirs))]
-    rows = pd.concat(sides)
+    rows: pd.DataFrame = pd.concat(sides)
     for end, sign in (("score_low", -1), ("score_high", 1)):
         rows[end] = rows["score"] + sign * rows["stderr"]
     order = rows["source"].eq(_PAPER), rows["method"].map(methods.index)

@@ -32,6 +32,7 @@ from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables.filled import cell_config
 from capmoe_eval.report.tables.formats import to_html
 from capmoe_eval.report.tables.sweep import sweep_table
+from capmoe_eval.report.tables.table import commands as missing_commands
 from capmoe_eval.report.templates import render
 
 PAGES: Final = {
@@ -121,7 +122,8 @@ def build(
         "tasks": sorted({row["cells"][1] for row in rows}),
         "tables": filled,
         "contents": list(contents.table_rows(filled, overrides)),
-        "html_of": lambda table: Markup(to_html(table)),
+        "html_of": lambda table: Markup(to_html(table, "records.html")),
+        "missing_commands": missing_commands,
         "figures": contents.figure_texts(folder / "figures"),
         **_claims([replication_file] if replication_file else judged, folder, subject),
         "bench": timings,
@@ -139,7 +141,7 @@ def build(
     remarks = {
         "files that are none": len(broken),
         "unreadable files of benchmarks": len(timings.broken),
-        "numbers of tables missing": sum(len(table.missing) for table in there),
+        "numbers of tables missing": sum((table["status"] == "missing").sum() for table in there),
     }
     text = "".join(f", {count} {what}" for what, count in remarks.items() if count)
     print(f"{values['subject']}: {len(rows)} records{text}")

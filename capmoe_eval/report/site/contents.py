@@ -28,10 +28,12 @@ from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, eva
 from capmoe_eval.paper.layout import TABLES, Layout
 from capmoe_eval.paper.verdicts import VerdictFile
 from capmoe_eval.report.tables.filled import measured_table
-from capmoe_eval.report.tables.table import Table
+from capmoe_eval.report.tables.table import commands
 from capmoe_eval.report.templates import ABSENT, shown
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from capmoe_eval.paper.benchmarks import Bench
     from capmoe_eval.paper.verdicts import JudgedClaim
 
@@ -104,11 +106,12 @@ def table_plans(overrides: Sequence[str]) -> list[CellPlan]:
     return [plan for part in parts if not isinstance(part, str) for plan in part]
 
 
-def filled_tables(overrides: Sequence[str], reader: Reader, bench: Path) -> dict[str, Table | str]:
+def filled_tables(
+    overrides: Sequence[str], reader: Reader, bench: Path
+) -> dict[str, pd.DataFrame | str]:
     """Return every table by its name, or why it cannot be filled."""
     fill = functools.partial(measured_table, overrides=overrides, reader=reader, bench=bench)
-    tables = {layout.key: attempt(functools.partial(fill, layout.key)) for layout in TABLES}
-    return {key: table if isinstance(table, str) else table[0] for key, table in tables.items()}
+    return {layout.key: attempt(functools.partial(fill, layout.key)) for layout in TABLES}
 
 
 def rows_of(records: Iterable[Record], link: Callable[[Path], str]) -> Iterator[dict[str, Any]]:
@@ -136,7 +139,7 @@ def rows_of(records: Iterable[Record], link: Callable[[Path], str]) -> Iterator[
 
 
 def table_rows(
-    tables: Mapping[str, Table | str], overrides: Sequence[str]
+    tables: Mapping[str, pd.DataFrame | str], overrides: Sequence[str]
 ) -> Iterator[tuple[str, ...]]:
     """Yield of each table its name, how many numbers are there and missing, and what fills it."""
     for name, table in tables.items():
@@ -144,11 +147,12 @@ def table_rows(
         if isinstance(table, str):
             yield to_table, ABSENT, ABSENT, table
         else:
-            missing = len(table.missing)
+            counts = table["status"].value_counts()
+            there, missing = counts.get("measured", 0), counts.get("missing", 0)
             words = " ".join(["capmoe-eval run", f"experiment={name}", *overrides])
-            commands = table.missing_commands
-            command = words if len(commands) > 1 else "".join(commands)
-            yield to_table, f"{len(table.entries):,}", f"{missing:,}", command
+            of_rows = commands(table)
+            command = words if len(of_rows) > 1 else "".join(of_rows)
+            yield to_table, f"{there:,}", f"{missing:,}", command
 
 
 def timing_rows(bench: Bench, link: Callable[[Path], str]) -> Iterator[tuple[str, ...]]:

@@ -6,11 +6,11 @@ settings that happens to lie in the results directory is not mixed in. Needs no 
 
 from __future__ import annotations
 
-import csv
 import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
@@ -22,7 +22,9 @@ from capmoe_eval.paper.benchmarks import check_folder
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
 from capmoe_eval.report.tables.filled import VERSIONS, cell_config, measured_table, published_table
 from capmoe_eval.report.tables.formats import to_markdown, write
-from capmoe_eval.report.tables.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ALL = "all"
 
@@ -53,23 +55,29 @@ def main(words: Sequence[str] | None = None, reader: Reader | None = None) -> No
 
     def render(key: str, version: str | None) -> None:
         if version:
-            table, folder = published_table(key, version), "published"
+            table = published_table(key, version)
         else:
             try:
-                table, folder = measured_table(key, arguments.overrides, reader, arguments.bench)
+                table = measured_table(key, arguments.overrides, reader, arguments.bench)
             except NoModelError as error:
                 if arguments.name != ALL:
                     raise
                 print(f"{key}: {error}")
                 return
-            _refuse_nothing(table, arguments.out / folder)
-        with writing("--out", arguments.out):
-            paths = write(table, arguments.out / folder)
+            _refuse_nothing(table, arguments.out / table.attrs["folder"])
+        paths = save(table)
         if arguments.name == ALL:
             print(f"{_summary(table)}: {paths[0]}")
         else:
-            print(to_markdown(table))
-            print("written: " + ", ".join(str(path) for path in paths))
+            show(table, paths)
+
+    def save(table: pd.DataFrame) -> list[Path]:
+        with writing("--out", arguments.out):
+            return write(table, arguments.out / table.attrs["folder"])
+
+    def show(table: pd.DataFrame, paths: Sequence[Path]) -> None:
+        print(to_markdown(table))
+        print("written: " + ", ".join(map(str, paths)))
 
     def render_sweep() -> int:
         if arguments.published or arguments.overrides:
@@ -79,12 +87,8 @@ def main(words: Sequence[str] | None = None, reader: Reader | None = None) -> No
             )
         from capmoe_eval.report.tables.sweep import sweep_table  # numpy takes its time
 
-        root = Path(arguments.name)
-        table = sweep_table(root)
-        with writing("--out", arguments.out):
-            paths = write(table, arguments.out / root.resolve().name)
-        print(to_markdown(table))
-        print("written: " + ", ".join(map(str, paths)))
+        table = sweep_table(Path(arguments.name))
+        show(table, save(table))
         return 0
 
     def render_all() -> int:
@@ -110,17 +114,17 @@ def _check_results(overrides: Sequence[str]) -> None:
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
 
 
-def _refuse_nothing(table: Table, folder: Path) -> None:
+def _refuse_nothing(table: pd.DataFrame, folder: Path) -> None:
     """Refuse to replace a table that has entries by one that has none (UsageError)."""
-    path = folder / f"{table.name}.csv"
-    if table.entries or not table.missing or not path.is_file():
+    import pandas as pd
+
+    path = folder / f"{table.attrs['name']}.csv"
+    if "missing" not in set(table["status"]) or table["value"].notna().any() or not path.is_file():
         return
-    with path.open(encoding="utf-8", newline="") as file:
-        _, *rows = csv.reader(file)
-    if any(any(row[len(table.label_headings) :]) for row in rows):
+    if pd.read_csv(path).get("value", pd.Series()).notna().any():
         raise UsageError(
-            f"{path}: has entries, and no record of {table.name} is finished now; choose another "
-            "results_dir=DIR or --out=DIR, or delete the table"
+            f"{path}: has entries, and no record of {table.attrs['name']} is finished now; choose "
+            "another results_dir=DIR or --out=DIR, or delete the table"
         )
 
 
@@ -138,10 +142,12 @@ def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
     return names or [(name, published)]  # which is refused when it is rendered
 
 
-def _summary(table: Table) -> str:
+def _summary(table: pd.DataFrame) -> str:
     """Say in one line how much of a table is there."""
-    there, planned = len(table.entries), len(table.entries) + len(table.missing)
-    count = f"{there} of {planned} entries" if planned else "settings"
-    broken = sum(note.startswith(LEFT_OUT) for note in table.notes)
+    counts = table["status"].value_counts()
+    there, missing = counts.get("measured", 0), counts.get("missing", 0)
+    count = f"{there} of {there + missing} entries" if there + missing else "settings"
+    broken = sum(note.startswith(LEFT_OUT) for note in table.attrs["notes"])
     noun = "record" if broken == 1 else "records"
-    return f"{table.name}: {count}" + (f", {broken} {noun} left out" if broken else "")
+    left_out = f", {broken} {noun} left out" if broken else ""
+    return f"{table.attrs['name']}: {count}{left_out}"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, profile_name
-from capmoe_eval.experiment.names import gamma_column, gamma_suffix, gamma_text
-from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import (
     Finished,
@@ -39,7 +38,7 @@ from capmoe_eval.paper.layout import (
     find_layout,
     printed_layout,
 )
-from capmoe_eval.report.tables.entries import Cells, RecordEntries, printed_row
+from capmoe_eval.report.tables.fill import printed_table, table
 from capmoe_eval.report.tables.others import (
     printed_query,
     printed_workloads,
@@ -47,21 +46,16 @@ from capmoe_eval.report.tables.others import (
     settings_table,
     workload_table,
 )
-from capmoe_eval.report.tables.table import ALPHA, Entry, Row, Table
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 GRIDS = ("grid.", "parts.")
 """Overrides of an experiment, which say nothing to a single cell."""
 VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
-RowSource: TypeAlias = Callable[[Layout, ModelSlot, RowSpec], Cells]
-"""The entries of a row for a model, in display units: one per task, then the average."""
 _ADDED: Final = "†: added by the command line; the paper's table has no such row."
-_PUBLISHED = (
-    "published: what the paper prints, and in parentheses our difference to it and its z: over our "
-    "standard error and the sampling error of the printed value on as many documents, as if they "
-    "were other documents; on the same ones z is too small."
-)
 
 
 def cell_config(overrides: Sequence[str]) -> DictConfig:
@@ -78,10 +72,11 @@ def cell_config(overrides: Sequence[str]) -> DictConfig:
 
 def measured_table(
     key: str, overrides: Sequence[str] = (), reader: Reader | None = None, bench: Path = FOLDER
-) -> tuple[Table, str]:
-    """Return a table filled with this suite's own results, and the name of its profile.
+) -> pd.DataFrame:
+    """Return a table filled with this suite's own results.
 
-    A table that does not exist is a UsageError, errors of overrides as :func:`cell_config`.
+    Its ``attrs`` also have ``folder``, the name of its profile. A table that does not exist is a
+    UsageError, errors of overrides as :func:`cell_config`.
     """
     return _measured_table(key, tuple(overrides), reader or Reader(), bench)
 
@@ -90,36 +85,43 @@ def measured_table(
 @functools.lru_cache(maxsize=64)
 def _measured_table(
     key: str, overrides: tuple[str, ...], reader: Reader, bench: Path
-) -> tuple[Table, str]:
-    layout = find_layout(key)
-    if isinstance(layout, (SettingsLayout, WorkloadLayout)):
-        profile = profile_name(cell_config(overrides))
-        if isinstance(layout, WorkloadLayout):
-            return workload_table(layout, read_bench(bench)), profile
-        tasks = [setting.task for setting in layout.settings]
-        return settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks}), profile
-    refuse_experiment(overrides)
-    experiment = layout.records if isinstance(layout, QueryLayout) else key
-    cells = finished([f"experiment={experiment}", *overrides], reader)
-    if isinstance(layout, QueryLayout):
-        return query_table(layout, cells.records), profile_name(cells.config)
-    chosen = cells.config.grid.model is None  # a model of the command line has its own profile
-    folder = str(cells.config.model.profile) if chosen else profile_name(cells.config)
-    return _results_table(layout, cells, overrides), folder
+) -> pd.DataFrame:
+    match layout := find_layout(key):
+        case SettingsLayout() | WorkloadLayout():
+            config = cell_config(overrides)
+            if isinstance(layout, WorkloadLayout):
+                filled = workload_table(layout, read_bench(bench))
+            else:
+                tasks = [setting["task"] for setting in layout.settings]
+                filled = settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks})
+        case QueryLayout():
+            refuse_experiment(overrides)
+            cells = finished([f"experiment={layout.records}", *overrides], reader)
+            filled, config = query_table(layout, cells.records), cells.config
+        case Layout():
+            refuse_experiment(overrides)
+            cells = finished([f"experiment={key}", *overrides], reader)
+            filled, config = _results_table(layout, cells, overrides), cells.config
+            if config.grid.model is None:  # a model of the command line has its own profile
+                filled.attrs["folder"] = str(config.model.profile)
+    filled.attrs.setdefault("folder", profile_name(config))
+    return filled
 
 
-def _results_table(layout: Layout, cells: Finished, overrides: Sequence[str]) -> Table:
+def _results_table(layout: Layout, cells: Finished, overrides: Sequence[str]) -> pd.DataFrame:
     """Return a table filled with the finished records of its experiment."""
+    from capmoe_eval.results.frames import results_of
+
     fills = [word for word in overrides if not word.startswith((*GRIDS, "profile=", "plan="))]
-    source = RecordEntries(cells.records, fills, list(cells.config.profile.seeds))
     slots = _slots(cells.config, layout.key)
-    table = fill(_as_planned(layout, slots, cells.plans), slots, source.row)
-    table = dataclasses.replace(table, notes=(*table.notes, *cells.notes, *cells.broken))
-    backend = str(cells.config.backend)
-    if backend == "transformers":
-        return table
-    caption = f"{table.caption} Evaluated in the steps of an engine (backend={backend})."
-    return dataclasses.replace(table, name=f"{table.name}_{backend}", caption=caption)
+    layout = _as_planned(layout, slots, cells.plans)
+    results = results_of(cells.records, layout.metrics)
+    filled = table(results, layout, slots, fills, list(cells.config.profile.seeds))
+    filled.attrs["notes"] += [*cells.notes, *cells.broken]
+    if (backend := str(cells.config.backend)) != "transformers":
+        filled.attrs["name"] += f"_{backend}"
+        filled.attrs["caption"] += f" Evaluated in the steps of an engine (backend={backend})."
+    return filled
 
 
 def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
@@ -151,30 +153,22 @@ def _as_planned(layout: Layout, slots: Sequence[ModelSlot], cells: Sequence[Cell
     ``tasks`` may name it, has one after the others. A layout whose rows have no names takes no
     other method (UsageError).
     """
-    settings = {_setting(plan.cell.method) for plan in cells}
-    blocks = [
-        tuple(
-            spec
-            for spec in block
-            if any(_setting(spec.method_on(slot)) in settings for slot in slots)
-        )
+    by_key = {slot.key: slot for slot in slots}
+    planned = {(plan.cell.model.name, *_setting(plan.cell.method)) for plan in cells}
+    rows = [
+        [(spec, {(slot.key, *_setting(spec.method_on(slot))) for slot in slots}) for spec in block]
         for block in layout.blocks
     ]
-    slot_by_key = {slot.key: slot for slot in slots}
-    rows = {
-        key: {_setting(spec.method_on(slot)) for spec in itertools.chain(*layout.blocks)}
-        for key, slot in slot_by_key.items()
-    }
+    blocks = [tuple(spec for spec, takes in block if takes & planned) for block in rows]
+    planned -= set().union(*(takes for block in rows for _, takes in block))
     added: dict[float | None, list[RowSpec]] = {}
     for plan in cells:
         method, model = plan.cell.method, plan.cell.model.name
-        if method.is_stock or _setting(method) in rows[model]:
-            continue
-        block = added.setdefault(method.uniform_gamma if _has(layout, "gamma") else None, [])
-        block += [
-            spec for spec in _added_rows(layout, method, slot_by_key[model]) if spec not in block
-        ]
-    if added and not _has(layout, "name"):
+        if (model, *_setting(method)) in planned and not method.is_stock:
+            block = added.setdefault(method.uniform_gamma if layout.names("gamma") else None, [])
+            spec = _added_row(layout, method, by_key[model])
+            block += [spec] if spec not in block else []
+    if added and not layout.names("name"):
         raise UsageError(
             f"{layout.key}: its rows are of one method and have no place for "
             f"{next(iter(added.values()))[0].method}; take another table, such as table2"
@@ -197,60 +191,49 @@ def _setting(method: Method) -> tuple[str, float | None]:
     return method.name, method.uniform_gamma
 
 
-def _has(layout: Layout, field: str) -> bool:
-    """Return True if the labels of a layout's rows say a field."""
-    return any(f"{{{field}}}" in template for _, template in layout.labels)
+def _added_row(layout: Layout, method: Method, slot: ModelSlot) -> RowSpec:
+    """Return the row of a method with its knobs on a model, which a table lacks.
 
-
-def _added_rows(layout: Layout, method: Method, slot: ModelSlot) -> list[RowSpec]:
-    """Return the rows of a method on a model, for a table that has none of the method at its γ.
-
-    A table that has the method at another γ has them like those.
+    Its name says γ, where no label does, and the knobs that are not the model's, or by which the
+    table tells its rows apart.
     """
-    gamma = method.uniform_gamma
-    text = "" if _has(layout, "gamma") else gamma_suffix(gamma, "γ=")
-    same = [spec for spec in itertools.chain(*layout.blocks) if spec.method == method.name]
-    if same and gamma is not None:
-        first = [spec for spec in same if spec.gamma == same[0].gamma]
-        names = [" ".join(filter(None, (spec.name, text, "†"))) for spec in first]
-        return [
-            dataclasses.replace(spec, name=name, gamma=gamma, in_print=False)
-            for spec, name in zip(first, names, strict=True)
-        ]
+    specs = [*itertools.chain(*layout.blocks)]
     plain = create_method(method.name, method.factor, **slot.knobs).identity()
+    apart = {knob for spec in specs for knob in spec.knobs}
     settings = {
         knob: value
         for knob, value in method.identity().items()
-        if knob not in ("gamma", "seed") and value != plain.get(knob)
+        if knob not in ("gamma", "seed") and (value != plain.get(knob) or knob in apart)
     }
-    is_own = gamma == slot.gamma
-    text = "" if is_own else text
-    words = (method.title, text, *(f"{knob}={shown(v)}" for knob, v in settings.items()), "†")
-    return [RowSpec(" ".join(filter(None, words)), method.name, OWN if is_own else gamma, settings)]
+    gamma = method.uniform_gamma
+    is_own = gamma is not None and gamma == slot.gamma
+    text = "" if is_own or layout.names("gamma") else gamma_suffix(gamma, "γ=")
+    name = next((spec.name for spec in specs if spec.method == method.name), method.title)
+    words = (name, text, *(f"{knob}={shown(value)}" for knob, value in settings.items()), "†")
+    return RowSpec(" ".join(filter(None, words)), method.name, OWN if is_own else gamma, settings)
 
 
-def published_table(name: str, version: str = "v2") -> Table:
+def published_table(name: str, version: str = "v2") -> pd.DataFrame:
     """Return a table of the paper with its printed numbers, laid out as measured ones are.
 
     Averages are as printed: the paper truncates some and rounds others, so they are not computed
     again. Printed numbers have no standard errors. A table that is not in that version is a
     UsageError.
     """
-    layout = printed_layout(name, version)
-    note = f"As published ({VERSIONS[version]})."
+    layout, note = printed_layout(name, version), f"As published ({VERSIONS[version]})."
     match layout:
         case SettingsLayout():
-            table = settings_table(layout)
+            printed = settings_table(layout)
         case WorkloadLayout():
-            table = printed_workloads(layout)
+            printed = printed_workloads(layout)
         case QueryLayout():
-            table = printed_query(layout)
+            printed = printed_query(layout)
         case Layout():
-            table = fill(_as_printed(layout), layout.paper_models, printed_row)
+            printed = printed_table(_as_printed(layout))
             note = f"Published numbers ({VERSIONS[version]}), averages as printed."
-    return dataclasses.replace(
-        table, name=f"{name}_published_{version}", notes=(note, *table.notes)
-    )
+    notes = [note, *printed.attrs["notes"]]
+    printed.attrs |= {"name": f"{name}_published_{version}", "folder": "published", "notes": notes}
+    return printed
 
 
 def _as_printed(layout: Layout) -> Layout:
@@ -263,108 +246,3 @@ def _as_printed(layout: Layout) -> Layout:
     if not layout.states_gamma:
         blocks = tuple(tuple(dataclasses.replace(s, gamma=None) for s in b) for b in blocks)
     return dataclasses.replace(layout, tasks=tasks, blocks=blocks)
-
-
-def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Table:
-    """Lay out a table for the given models, in order, with numbers from a source.
-
-    Several models in a layout without a place for their names are a UsageError, and so is a model
-    without a γ of its own in a row that asks for it.
-    """
-    names_model = any("{model}" in template for _, template in layout.labels)
-    if len(slots) != 1 and not names_model:
-        raise UsageError(
-            f"{layout.name} is a table of one model, got {len(slots)}: "
-            f"{', '.join(slot.key for slot in slots) or 'none'}; lay it out for each by itself"
-        )
-    columns = [column.heading for column in layout.tasks]
-    table = Table.of(
-        layout,
-        [heading for heading, _ in layout.labels],
-        columns if layout.average is None else [*columns, layout.average],
-        [
-            [_row(layout, slot, spec, entries) for spec in block]
-            for slot in slots
-            for block in layout.blocks
-        ],
-        decimals=layout.decimals,
-        model=", ".join(slot.title for slot in slots),
-    )
-    if tests := [entry.test for entry in table.entries if entry.test]:
-        from capmoe_eval.paper.statistics import holm
-
-        for test, corrected in zip(tests, holm([test.p for test in tests]), strict=True):
-            test.corrected = corrected
-    return dataclasses.replace(table, notes=tuple(_notes(layout, slots, table)))
-
-
-def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> Row:
-    gamma = spec.gamma_on(slot)
-    labels = [
-        template.format(
-            model=slot.title,
-            name=spec.name,
-            variant=spec.printed_variant,
-            gamma=gamma_column(spec.method, gamma, decimal=True),
-            **spec.labels,
-        )
-        for _, template in layout.labels
-    ]
-    cells = tuple(entries(layout, slot, spec))
-    return Row(tuple(labels), cells, slot.key, spec.method, gamma_column(spec.method, gamma))
-
-
-def _notes(layout: Layout, slots: Sequence[ModelSlot], table: Table) -> Iterator[str]:
-    """Yield the notes on a filled table, in the order in which they are printed."""
-    yield from layout.notes
-    specs = [spec for block in layout.blocks for spec in block]
-    if any(spec.gamma == OWN for spec in specs):
-        gammas = [(slot.title, slot.gamma) for slot in slots if slot.gamma is not None]
-        texts = [f"{title} {gamma_text(gamma, decimal=True)}" for title, gamma in gammas]
-        yield f"γ: {', '.join(texts)}."
-    used = {value for spec in specs for value in spec.knobs.values()}
-    for slot in slots:
-        symbols = [f"{symbol} = {n}" for symbol, n in slot.symbols.items() if symbol in used]
-        if symbols:
-            yield f"On {slot.title}, {', '.join(symbols)}."
-    yield from _entry_notes(table)
-    if any(entry.published for entry in table.entries):
-        yield _PUBLISHED
-
-
-def _entry_notes(table: Table) -> Iterator[str]:
-    """Yield the seeds and documents of entries, and what the marks of paired tests mean."""
-    if counts := sorted({len(entry.seeds) for entry in table.entries if entry.seeds}):
-        number, noun = " or ".join(map(str, counts)), "seed" if counts == [1] else "seeds"
-        note = f"Entries of a random method are means over {number} {noun}."
-        if counts[0] == 1:
-            note += " With one seed the standard error leaves out the spread between seeds."
-        yield note
-    parts = []
-    for index, heading in enumerate(table.columns):
-        entries = (row.entries[index] for row in table.rows)
-        if sizes := sorted({e.documents for e in entries if isinstance(e, Entry) and e.documents}):
-            parts.append(f"{heading} {' or '.join(f'{size:,}' for size in sizes)}")
-    if parts:
-        yield f"Documents: {', '.join(parts)}."
-    if count := sum(entry.test is not None for entry in table.entries):
-        yield (
-            f"▼ worse, ▲ better than the same model's baseline: p < {ALPHA} in a paired test over "
-            "the documents (McNemar's exact test; random sign flips for averages over seeds or "
-            "tasks, and for scores that are fractions), Holm-corrected for the "
-            f"{count} tests of this table."
-        )
-    truncated = [
-        f"{record.model} {part.column} {cut.documents:,} of {record.n:,} (up to {cut.tokens:,})"
-        for entry in table.entries
-        for part in entry.parts
-        if isinstance(record := part.source, Record) and (cut := record.truncated) and cut.documents
-    ]
-    if truncated:
-        yield (
-            "§ prompts were truncated on the left to fit the model; documents, and the most tokens "
-            f"that one lost: {', '.join(dict.fromkeys(truncated))}."
-        )
-    if untested := sum(bool(entry.untested) for entry in table.entries):
-        noun = "entry has" if untested == 1 else "entries have"
-        yield f"{untested} {noun} no paired test: no baseline on the same documents."

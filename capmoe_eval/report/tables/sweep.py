@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from capmoe_eval.experiment.names import gamma_column, method_title
-from capmoe_eval.report.tables.entries import error_over_seeds
-from capmoe_eval.report.tables.table import Entry, Missing, Row, RowBlock, Table
+from capmoe_eval.experiment.names import gamma_column, is_stock, method_title
+from capmoe_eval.paper.layout import PaperTable
+from capmoe_eval.report.tables.fill import error_over_seeds
+from capmoe_eval.report.tables.table import as_table
 from capmoe_eval.results.frames import IDENTITY, read
 from capmoe_eval.routing.registry import method_names
 
@@ -25,7 +26,7 @@ _CAPTION: Final = (
 )
 
 
-def sweep_table(root: Path) -> Table:
+def sweep_table(root: Path) -> pd.DataFrame:
     """Return the results of a directory, of whatever models, methods, knobs and tasks it has.
 
     Seeds of one setting are averaged. Where other knobs differ on a model, method and task, a row
@@ -48,38 +49,44 @@ def sweep_table(root: Path) -> Table:
         str(task): _PERCENT if 0 <= low <= high <= 1 else 1.0
         for task, low, high in tasks.itertuples()
     }
-    rows: dict[str, list[Row]] = {model: [] for model in sorted(set(cells["model"]))}
-    for _, same in cells.groupby(_ROW, dropna=False, sort=False):
-        model, method, gamma, settings = same.iloc[0][_ROW]
-        factor = gamma_column(method, None if math.isnan(gamma) else gamma)
-        entries = [_entry(same[same["task"] == task], scale) for task, scale in scales.items()]
-        means = _PERCENT * same["drop_rate"].mean(), same["load.mean_peak_after"].mean()
-        labels = model, method_title(method), factor, settings
-        rows[model].append(Row(labels, (*entries, *map(Entry, means)), model, method, factor))
-    blocks = [RowBlock(tuple(block), None) for block in rows.values()]
-    return Table(
-        "sweep",
-        f"Results in {root.name}",
-        _CAPTION,
-        ("Model", "Method", "γ", "Settings"),
-        (*scales, "Dropped", "Straggler"),
-        tuple(blocks),
-    )
+    rows: list[dict[str, object]] = []
+    models = sorted(set(cells["model"]))
+    settings = [same for _, same in cells.groupby(_ROW, dropna=False, sort=False)]
+    settings.sort(key=lambda same: models.index(same["model"].iloc[0]))
+    for line, same in enumerate(settings):
+        model, method, gamma, words = same.iloc[0][_ROW]
+        factor = math.inf if is_stock(method) else gamma
+        text = gamma_column(method, None if math.isnan(gamma) else gamma)
+        row = {"line": line, "block": models.index(model), "Model": model, "γ": text}
+        row |= {"Method": method_title(method), "Settings": words}
+        row |= {"model": model, "method": method, "gamma": factor}
+        of_tasks = {
+            task: _mean(same[same["task"] == task], scale) for task, scale in scales.items()
+        }
+        of_tasks["Dropped"] = {"value": _PERCENT * same["drop_rate"].mean()}
+        of_tasks["Straggler"] = {"value": same["load.mean_peak_after"].mean()}
+        rows += [row | {"column": column} | cell for column, cell in of_tasks.items()]
+    layout = PaperTable("sweep", "ours", 0, "Results in {root}", _CAPTION)
+    table = as_table(layout, ["Model", "Method", "γ", "Settings"], rows, root=root.name)
+    table.attrs["folder"] = root.resolve().name
+    return table.assign(best=False)  # of a metric that may be better the lower it is
 
 
-def _entry(same: pd.DataFrame, scale: float) -> Entry | Missing:
+def _mean(same: pd.DataFrame, scale: float) -> dict[str, object]:
     """Return the mean over the seeds of a setting on a task, with its 95 % interval."""
     if same.empty:
-        return Missing("")
+        return {}
     values, errors = (scale * same[name].dropna() for name in ("value", "stderr"))
     mean, error = float(values.mean()), error_over_seeds(values.tolist(), errors.tolist())
-    seeds, count = tuple(sorted(map(int, same["seed"].dropna()))), int(same["n"].iloc[0])
+    seeds, count = sorted(same["seed"].dropna().astype(int)), int(same["n"].iloc[0])
+    cell = {"value": mean, "n": count, "seeds": ", ".join(map(str, seeds))}
+    cell["records"] = tuple(same["path"])
     if error is None:
-        return Entry(mean, seeds=seeds, documents=count)
-    ends = mean - _REACH * error, mean + _REACH * error
+        return cell
+    low, high = mean - _REACH * error, mean + _REACH * error
     if scale == _PERCENT:
-        ends = _interval(mean / scale, error / scale, count)
-    return Entry(mean, error, seeds, count, quartiles=ends)
+        low, high = _interval(mean / scale, error / scale, count)
+    return cell | {"stderr": error, "low": low, "high": high}
 
 
 def _interval(share: float, error: float, documents: int) -> tuple[float, float]:

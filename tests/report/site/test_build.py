@@ -7,7 +7,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
@@ -51,7 +51,13 @@ def test_every_link_leads_somewhere_and_nothing_is_inline(site: Site) -> None:
             assert (parts.scheme, parts.netloc) == ("", ""), link
             target = (site.out / (unquote(parts.path) or path)).resolve()
             assert target.is_file(), (path, link)
-            if parts.fragment:
+            chosen = dict(parse_qsl(parts.fragment))  # what the filters of the records choose
+            if chosen:
+                names = "model", "method", "gamma"
+                model, method, gamma = (re.escape(chosen[name]) for name in names)
+                row = f"<td>{model}</td><td>[^<]*</td><td>{method}</td><td>{gamma}</td>"
+                assert re.search(row, site.pages()[target.name]), (path, link)
+            elif parts.fragment:
                 assert parts.fragment in pages[target.name].ids, (path, link)
 
 

@@ -1,10 +1,14 @@
+"""Tables as the paper prints them, and from runs that measure what it prints."""
+
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from capmoe_eval.errors import UsageError
@@ -14,29 +18,28 @@ from capmoe_eval.paper.layout import (
     PAPER_TABLES,
     Layout,
     ModelSlot,
-    PaperTable,
     RowSpec,
     SettingsLayout,
     find_layout,
 )
 from capmoe_eval.paper.printed import find_row, printed_rows
-from capmoe_eval.report.tables.entries import RecordEntries
-from capmoe_eval.report.tables.filled import fill, published_table
+from capmoe_eval.report.tables.fill import table
+from capmoe_eval.report.tables.filled import published_table
 from capmoe_eval.report.tables.formats import to_markdown
 from capmoe_eval.report.tables.others import settings_table
-from capmoe_eval.report.tables.table import CellText, Entry, Missing, Table
+from capmoe_eval.results.frames import results_of
 from tests.records import result
+from tests.report.tables import cell, measured
 
 GOLDEN = Path(__file__).parent / "golden"
-TABLE5 = find_layout("table5")
-assert isinstance(TABLE5, SettingsLayout)
+OF_PAPER = tuple(layout for layout in LAYOUTS if layout.version != "ours")
 
 
-def rendered_rows(table: Table) -> list[list[str]]:
+def rendered_rows(filled: pd.DataFrame) -> list[list[str]]:
     """Read the cells of the rendered table, without its marks, back from Markdown."""
-    lines = [line for line in to_markdown(table).splitlines() if line.startswith("| ")]
+    lines = [line for line in to_markdown(filled).splitlines() if line.startswith("| ")]
     rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
-    cells = [[cell.strip().replace("**", "") for cell in row] for row in rows]
+    cells = [[text.strip().replace("**", "") for text in row] for row in rows]
     return [cells[0], *cells[2:]]
 
 
@@ -47,26 +50,26 @@ def golden_rows(name: str, version: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(("name", "version"), [(t.name, t.version) for t in PAPER_TABLES])
 def test_table_comes_out_as_printed(name: str, version: str) -> None:
-    assert rendered_rows(published_table(name, version)) == golden_rows(name, version)
-
-
-OF_PAPER = tuple(layout for layout in LAYOUTS if layout.version != "ours")
+    filled = published_table(name, version)
+    assert filled.attrs["name"] == f"{name}_published_{version}"
+    assert rendered_rows(filled) == golden_rows(name, version)
 
 
 @pytest.mark.parametrize("layout", OF_PAPER, ids=lambda layout: layout.key)
-def test_every_number_of_a_printed_table_is_in_it_once(layout: PaperTable) -> None:
-    table = published_table(layout.name, layout.version)
-    shown = [e.value for row in table.rows for e in row.entries if isinstance(e, Entry)]
+def test_every_number_of_a_printed_table_is_in_it_once(layout: Layout) -> None:
+    filled = published_table(layout.name, layout.version)
     printed = [
         value
         for row in printed_rows()
         if (row.table, row.version) == (layout.number, layout.version)
         for value in row.values.values()
     ]
-    assert sorted(shown) == sorted(printed)
+    assert sorted(filled["value"]) == sorted(printed)
+    states_gamma = not any("states no γ" in note for note in filled.attrs["notes"])
+    assert states_gamma == layout.states_gamma
 
 
-def measured(layout: Layout, slot: ModelSlot, spec: RowSpec) -> Iterator[Record]:
+def runs_of(layout: Layout, slot: ModelSlot, spec: RowSpec) -> Iterator[Record]:
     """Runs that measure what the paper prints in a row; several columns may be of one task."""
     numbers = {name: x / layout.scale for name, x in layout.printed(slot, spec).tasks.items()}
     of_tasks: dict[str, dict[str, float]] = {}
@@ -96,91 +99,60 @@ def test_runs_that_measure_the_papers_numbers_give_the_papers_table(layout: Layo
     ]
     printed = tuple(tuple(spec for spec in block if spec.in_print) for block in layout.blocks)
     layout = dataclasses.replace(layout, blocks=printed)
-    runs = itertools.product(slots, itertools.chain(*printed))
-    results = [result for slot, spec in runs for result in measured(layout, slot, spec)]
-    table = fill(layout, slots, RecordEntries(results).row)
-    rows = [row for row in rendered_rows(table) if "_published_" not in row]
+    pairs = itertools.product(slots, itertools.chain(*printed))
+    results = [run for slot, spec in pairs for run in runs_of(layout, slot, spec)]
+    filled = table(results_of(results, layout.metrics), layout, slots)
+    rows = [row for row in rendered_rows(filled) if "_published_" not in row]
     golden = golden_rows(layout.name, layout.version)
     assert [row[:-1] for row in rows[1:]] == [row[:-1] for row in golden[1:]]
     # The paper truncates some averages and rounds others.
     last = 0.11 if layout.decimals == 1 else 0.006
     for row, theirs in zip(rows[1:], golden[1:], strict=True):
         assert float(row[-1]) == pytest.approx(float(theirs[-1]), abs=last), theirs
-    # The same numbers stand below, each with no difference.
-    for row in table.rows:
-        for entry in row.entries[: None if layout.average is None else -1]:
-            assert isinstance(entry, Entry)
-            assert entry.published is not None
-            assert entry.published.difference == pytest.approx(0.0, abs=1e-9)
+    # The same numbers stand beside them, each with no difference.
+    tasks = filled[filled["column"] != layout.average]
+    assert tasks["difference"].abs().max() < 1e-9
+    assert tasks["published"].notna().all()
+
+
+TABLE7 = next(layout for layout in OF_PAPER if layout.key == "table7")
+OLMOE = TABLE7.paper_models[0]
 
 
 def test_another_metric_than_the_papers_has_no_printed_value_beside_it() -> None:
-    layout = next(layout for layout in OF_PAPER if layout.key == "table7")
-    model = layout.paper_models[0]
     results = [
-        result("baseline", None, column.task, 0.5, metric="rougeL", model=model.key)
-        for column in layout.tasks
+        result("baseline", None, column.task, 0.5, metric="rougeL", model=OLMOE.key)
+        for column in TABLE7.tasks
     ]
-    he, nq, mts = fill(layout, [model], RecordEntries(results).row).rows[0].entries
-    assert isinstance(he, Entry)
-    assert isinstance(nq, Entry)
-    assert isinstance(mts, Entry)
-    assert he.published is not None
-    assert nq.published is not None
-    assert mts.published is None
-    task = layout.tasks[2].task
-    scored = result("baseline", None, task, 0.8, metric="bertscore_f1", model=model.key)
-    mts = fill(layout, [model], RecordEntries([*results[:2], scored]).row).rows[0].entries[2]
-    assert isinstance(mts, Entry)
-    assert mts.published is not None
-    assert mts.published.difference == pytest.approx(0.8 - 0.827)
+    row = table(results_of(results), TABLE7, [OLMOE]).head(3)
+    assert row["published"].notna().tolist() == [True, True, False]
+    task = TABLE7.tasks[2].task
+    scored = result("baseline", None, task, 0.8, metric="bertscore_f1", model=OLMOE.key)
+    mts = cell(table(results_of([*results[:2], scored]), TABLE7, [OLMOE]), 0, 2)
+    assert mts.difference == pytest.approx(0.8 - 0.827)
     # A BERTScore is no share: the printed one is taken to vary as ours does.
-    assert mts.published.z == pytest.approx((0.8 - 0.827) / math.hypot(0.02, 0.02))
+    assert mts.z == pytest.approx((0.8 - 0.827) / math.hypot(0.02, 0.02))
 
 
 def test_every_step_under_a_capacity_is_measured_and_not_in_print() -> None:
-    layout = next(layout for layout in OF_PAPER if layout.key == "table7")
-    model = layout.paper_models[0]
+    """What is missing is asked for with what it needs, and only where it needs it."""
     results = [
         result(
-            "score", 1.0, "nq_open", value, model=model.key, knobs={"ep_size": 8, "decode": decode}
+            "score", 1.0, "nq_open", value, model=OLMOE.key, knobs={"ep_size": 8, "decode": decode}
         )
         for decode, value in (("unconstrained", 0.4), ("constrained", 0.3))
     ]
-    rows = fill(layout, [model], RecordEntries(results).row).rows
-    alone, every = rows[1].entries[1], rows[3].entries[1]
-    assert rows[3].labels[1] == "Token Drop, every step"
-    assert isinstance(alone, Entry)
-    assert isinstance(every, Entry)
+    filled = table(results_of(results), TABLE7, [OLMOE])
+    alone, every = cell(filled, 1, 1), cell(filled, 3, 1)
+    assert every["Method"] == "Token Drop, every step"
     assert (alone.value, every.value) == (0.4, 0.3)
-    assert alone.published is not None
-    assert every.published is None
-    # What is missing is asked for with what it needs, and only where it needs it.
-    lacking = rows[1].entries[0]
-    assert isinstance(lacking, Missing)
-    assert "allow_code_execution=true" in lacking.command
-    assert "nq_open" not in lacking.command
-    without = [result("score", 1.0, "humaneval", 0.4, model=model.key, knobs={"ep_size": 8})]
-    lacking = fill(layout, [model], RecordEntries(without).row).rows[1].entries[1]
-    assert isinstance(lacking, Missing)
-    assert "allow_code_execution" not in lacking.command
-
-
-def test_published_tables_say_so_and_keep_their_own_files() -> None:
-    tables = [published_table("table2", version) for version in ("v1", "v2")]
-    assert [t.name for t in tables] == ["table2_published_v1", "table2_published_v2"]
-    assert tables[0].notes[0] == "Published numbers (v1, arXiv), averages as printed."
-    assert "Qwen1.5-MoE-Chat 1.5" in tables[0].notes[1]
-    assert published_table("table1").rows[-1].entries[-1].value == 61.1  # the mean is 61.175
-
-
-def test_renamed_method_kept_its_numbers() -> None:
-    reroute, expanded = published_table("table2", "v1"), published_table("table2", "v2")
-    assert [row.entries for row in reroute.rows] == [row.entries for row in expanded.rows]
-    assert {row.labels[1] for row in reroute.rows} ^ {row.labels[1] for row in expanded.rows} == {
-        "Token Reroute",
-        "Expanded Drop",
-    }
+    assert (math.isnan(alone.published), math.isnan(every.published)) == (False, True)
+    command = cell(filled, 1, 0).command
+    assert "allow_code_execution=true" in command
+    assert "nq_open" not in command
+    without = result("score", 1.0, "humaneval", 0.4, model=OLMOE.key, knobs={"ep_size": 8})
+    command = cell(table(results_of([without]), TABLE7, [OLMOE]), 1, 1).command
+    assert "allow_code_execution" not in command
 
 
 @pytest.mark.parametrize(
@@ -196,55 +168,37 @@ def test_a_printed_row_is_found_by_its_fields(key: dict[str, object], value: flo
     assert find_row(key).values["Avg."] == value
 
 
-def test_a_row_that_is_not_printed_is_named() -> None:
+def test_what_is_not_printed_is_named() -> None:
     with pytest.raises(LookupError, match=r"prints no row .*'Score'.*3\.0"):
         find_row({"table": 1, "model": "OLMoE", "method": "Score", "gamma": 3.0})
-
-
-def test_every_cell_is_printed_once() -> None:
-    lines = (resources.files("capmoe_eval.paper") / "data" / "tables.csv").read_text().splitlines()
-    assert sum(len(row.values) for row in printed_rows()) == len(lines) - 1 == 794
-
-
-def test_unknown_tables_are_refused_with_the_choices() -> None:
     with pytest.raises(UsageError, match="did you mean 'table1'"):
         published_table("tabel1")
     with pytest.raises(UsageError, match=r"version=v3: .*v1, v2"):
         published_table("table1", "v3")
 
 
-def test_no_gamma_is_said_where_the_paper_says_none() -> None:
-    notes = published_table("table6").notes
-    assert not any(note.startswith("γ:") for note in notes)
-    assert any("states no γ" in note for note in notes)
-
-
-def setting(fewshot: int | None, metric: str, answers: str = "none") -> dict[str, object]:
-    return {"fewshot": fewshot, "metric": metric, "filter": answers}
-
-
-KEYS = {printed: key for key, printed in TABLE5.metrics.items()}
-SETTINGS = {one.task: setting(one.shots, KEYS[one.metric]) for one in TABLE5.settings}
-
-
-def test_settings_stand_beside_the_printed_ones() -> None:
-    table = settings_table(TABLE5, SETTINGS)
-    row = next(row for row in table.rows if row.labels == ("HellaSwag",))
-    assert row.entries == tuple(
-        map(CellText, ("10", "Accuracy (Norm)", "–", "10", "Accuracy (Norm)"))
-    )
-    assert table.notes == ("All settings are the paper's. It names no filter of the answers.",)
-
-
 def test_settings_that_differ_are_told() -> None:
-    ours = SETTINGS | {
-        "boolq": setting(None, "acc"),
-        "gsm8k": setting(5, "f1", "strict-match"),
+    layout = find_layout("table5")
+    assert isinstance(layout, SettingsLayout)
+    keys = {printed: key for key, printed in layout.metrics.items()}
+    same = {
+        setting["task"]: {
+            "fewshot": setting["shots"],
+            "metric": keys[setting["metric"]],
+            "filter": "none",
+        }
+        for setting in layout.settings
     }
-    table = settings_table(TABLE5, ours)
-    assert table.notes == (
+    filled = settings_table(layout, same)
+    row = filled[filled["Task"] == "HellaSwag"]["text"]
+    assert row.tolist() == ["10", "Accuracy (Norm)", "–", "10", "Accuracy (Norm)"]
+    assert measured(filled).empty
+    assert len(filled.attrs["notes"]) == 1
+    ours = same | {
+        "boolq": {"fewshot": None, "metric": "acc", "filter": "none"},
+        "gsm8k": {"fewshot": 5, "metric": "f1", "filter": "strict-match"},
+    }
+    assert settings_table(layout, ours).attrs["notes"] == [
         "BoolQ differs: ours lm-eval's, Accuracy; paper 0, Accuracy.",
         "GSM8K differs: ours 5, f1; paper 5, Exact Match.",
-    )
-    row = next(row for row in table.rows if row.labels == ("GSM8K",))
-    assert row.entries[2] == CellText("strict-match")
+    ]
