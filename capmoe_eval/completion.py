@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import Any, Final, Literal, get_args, get_origin
 
 from capmoe_eval.__main__ import subcommands
-from capmoe_eval.bench.options import commands
+from capmoe_eval.bench.command import commands
 from capmoe_eval.experiment.arguments import Parser
 from capmoe_eval.experiment.composition import config_directory, options
 from capmoe_eval.experiment.settings import keys

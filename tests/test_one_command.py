@@ -131,7 +131,7 @@ def test_a_mistyped_subcommand_is_named(word: str, close: str) -> None:
 
 _MODULE = """
 from capmoe_eval.beside import Subcommand
-from capmoe_eval.bench.options import Benchmark
+from capmoe_eval.bench.command import Benchmark
 
 SPEAK = Subcommand("Speak", "say a word", "my_commands:speak", lambda: ("loudly",))
 SPEED = Benchmark("my_commands", "How fast it is.", "In words.", {"--size": {"type": "COUNT"}})

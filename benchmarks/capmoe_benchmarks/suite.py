@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.command import check_names
 from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm

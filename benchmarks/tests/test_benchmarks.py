@@ -21,7 +21,7 @@ from capmoe_eval.zoo.checkpoints import trained_model
 from capmoe_eval.zoo.hub import ready
 from capmoe_serve.summary import ALL, summarise
 from lm_eval.tasks import TaskManager
-from tests.bench.test_commands import bench
+from tests.bench.runs import bench
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
 from capmoe_benchmarks import commands, suite, trace

@@ -33,7 +33,7 @@ def test_every_benchmark_is_an_entry_point() -> None:
 
 def test_help_imports_no_torch() -> None:
     code = (
-        "import sys; from capmoe_eval.bench.options import commands; names = commands();"
+        "import sys; from capmoe_eval.bench.command import commands; names = commands();"
         "print('gpu' in names, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

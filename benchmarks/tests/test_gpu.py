@@ -28,7 +28,7 @@ FEW = ("decision", "waits", "study-breakdown", "training")
 _RUN = """
 from capmoe_benchmarks.options import BENCHMARKS
 from capmoe_eval.bench.command import main
-from capmoe_eval.bench.options import commands
+from capmoe_eval.bench.command import commands
 for words in {commands}:
     try:
         main([*words, "--out", "bench"], commands() | vars(BENCHMARKS))

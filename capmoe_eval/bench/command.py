@@ -3,15 +3,69 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from importlib import import_module
+from importlib import import_module, resources
+from string import Template
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
-from capmoe_eval.bench.options import Benchmark, commands
-from capmoe_eval.beside import check_installed
+from capmoe_eval.beside import check_installed, load_entry_points
+from capmoe_eval.errors import check_choice
+from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
+from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.timings.names import FOLDER
+from capmoe_eval.experiment.timings.studies import STUDIES
+from capmoe_eval.experiment.values import DTYPES
+
+_BENCHMARKS: Final = "capmoe_eval.benchmarks"
+"""The group of entry points, each a :class:`Benchmark`."""
+
+
+class Benchmark(NamedTuple):
+    """A benchmark, which other packages declare by entry points ``capmoe_eval.benchmarks``.
+
+    The entry points have the benchmarks' names. Their module is imported for ``--help``, so it must
+    be light.
+    """
+
+    module: str  # whose ``run`` takes the parsed options; imported when it is called
+    first: str  # what it measures
+    more: str  # and how
+    options: Mapping[str, Mapping[str, Any]]  # the arguments of argparse, by option
+    groups: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # by heading
+
+    def declare(self, parser: ArgumentParser) -> None:
+        """Add the options to a parser."""
+        for title, group in {"": self.options, **self.groups}.items():
+            place = parser.add_argument_group(title) if title else parser
+            for name, fields in group.items():
+                typed = {"type": getattr(arguments, fields["type"])} if "type" in fields else {}
+                place.add_argument(name, **{**fields, **typed})
+
+
+def commands() -> dict[str, Benchmark]:
+    """Return the benchmarks by name, those of installed packages last."""
+    of_suite = read_benchmarks(__package__, studies=", ".join(STUDIES))
+    return {**of_suite, **load_entry_points(_BENCHMARKS), **of_suite}
+
+
+def read_benchmarks(package: str, **words: object) -> dict[str, Benchmark]:
+    """Return the benchmarks of a package's ``options.yaml`` by name, words filled in."""
+    text = (resources.files(package) / "options.yaml").read_text(encoding="utf-8")
+    filled = Template(text).substitute(dtypes=", ".join(DTYPES), **words)
+    return {name: Benchmark(**fields) for name, fields in read_yaml(filled)["benchmarks"].items()}
+
+
+def check_names(model: str, tasks: Sequence[str]) -> None:
+    """Refuse a model or a task that the configuration does not have, and name the closest one."""
+    from capmoe_eval.experiment.composition import options
+
+    check_choice("--model", model, options("model"))
+    for task in tasks:
+        check_choice("--tasks", task, options("tasks"))
 
 
 def main(words: Sequence[str], benchmarks: Mapping[str, Benchmark] | None = None) -> None:
@@ -19,12 +73,14 @@ def main(words: Sequence[str], benchmarks: Mapping[str, Benchmark] | None = None
     benchmarks = commands() if benchmarks is None else benchmarks
     if words and words[0] not in benchmarks:
         check_installed(f"bench {words[0]}")
-    parser = Parser(prog="capmoe-eval bench", description=__doc__)
+    parser = arguments.Parser(prog="capmoe-eval bench", description=__doc__)
     parsers = parser.add_subparsers(dest="command", required=True)
     for name, each in benchmarks.items():
         command = parsers.add_parser(name, help=each.first, description=f"{each.first} {each.more}")
         each.declare(command)
-        command.add_argument("--out", type=PATH, default=FOLDER, help="directory of the JSON file")
+        command.add_argument(
+            "--out", type=arguments.PATH, default=FOLDER, help="directory of the JSON file"
+        )
         command.set_defaults(module=each.module)
     options = parser.parse_args(words)
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.command import check_names
 from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary

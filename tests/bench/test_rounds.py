@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from capmoe_eval.bench.rounds import CPU, alternate, finish, line, measured_on, ratio, timed
+from capmoe_eval.bench.rounds import CPU, alternate, finish, measured_on, ratio, timed
 from capmoe_eval.evaluation.provenance import described
 from capmoe_eval.experiment.timings.spread import Spread, Target
 
@@ -55,16 +55,6 @@ def test_a_target_is_met_by_its_median() -> None:
     assert not Target("t", "", spread, 0.98, at_least=False).met
     assert Target("t", "", spread, 1.01, at_least=False).met
     assert Target("t", "", spread).met is None
-
-
-def test_a_line_has_the_number_its_quartiles_and_the_verdict() -> None:
-    score = Target("score over stock", "", Spread(1.2, 1.1, 1.3), 1.05)
-    words = " ".join(line(score).split())
-    assert words == "score over stock 1.200 × 1.100 × – 1.300 × ≥ 1.050 × met"
-    share = Target("decision", "", Spread(0.2, 0.1, 0.3), 0.1, at_least=False, unit="share")
-    words = " ".join(line(share).split())
-    assert words == "decision 20.00 % 10.00 % – 30.00 % ≤ 10.00 % MISSED"
-    assert "≥" not in line(Target("only said", "", Spread(1.2, 1.1, 1.3)))
 
 
 def test_a_miss_is_written_and_is_no_error(

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from capmoe_eval.bench.command import commands
 from capmoe_eval.bench.ep.emulation import MACHINES, NODE, ReferenceMachine
 from capmoe_eval.bench.ep.layer import SHAPES, find_shape
 from capmoe_eval.bench.ep.measure import EMULATED, Job, JobTimer
 from capmoe_eval.bench.ep.skew import RecordedLoads, Routing, Skew
-from capmoe_eval.bench.options import commands
 from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, measured_on, say
 from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment.processes import process_count, process_rank

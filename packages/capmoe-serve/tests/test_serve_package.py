@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 
 import pytest
 from capmoe_eval.__main__ import subcommands
-from capmoe_eval.bench.options import commands
+from capmoe_eval.bench.command import commands
 from capmoe_eval.beside import BESIDE
 from tests.project import read_toml
 

@@ -4,71 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from capmoe_eval.bench.command import main
 from capmoe_eval.bench.ep.timing import PHASES
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.timings.schema import read_study
 from capmoe_eval.paper.printed import printed_rows
 from capmoe_eval.routing.registry import create_method
+from tests.bench.runs import QUICK, check, status
 from tests.records import layer, record
-
-QUICK = [
-    "ep",
-    "--tokens",
-    "48",
-    "--prompt",
-    "16",
-    "--repeats",
-    "2",
-    "--warmup",
-    "0",
-    "--peaks",
-    "4",
-]
-QUICK += ["--gammas", "1"]
-
-
-def status(*words: str) -> int:
-    with pytest.raises(SystemExit) as done:
-        main(words)
-    return int(done.value.code or 0)
-
-
-def check(content: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """Check a file with one run of one point, and return the run."""
-    assert content["schema"] == 2
-    assert content["study"] is None
-    assert content["scale"] == 1
-    (run,) = content["runs"]
-    (point,) = run["points"]
-    assert run["ranks"] == ranks
-    assert run["experts_per_rank"] == 64 // ranks
-    assert run["model"] is None
-    assert run["shape"]["name"] == "small"
-    assert (point["tokens_per_rank"], point["batch"], point["prompt"]) == (48, 3 * ranks, 16)
-    assert point["routing"]["peak"] == pytest.approx(4, rel=0.25)
-    assert point["routing"]["source"] == "peak"
-    assert point["routing"]["wanted_peak"] == 4
-    names = [row["method"] for row in point["timings"]]
-    assert names == ["dropless", f"score-g1-ep{ranks}", f"expanded_drop-g1-ep{ranks}"]
-    labels = [row["label"] for row in point["timings"]]
-    expert = {"gamma": 1.0, "granularity": "expert"}
-    assert labels == [
-        None,
-        {"name": "score", "candidates": "local", **expert},
-        {"name": "expanded_drop", "candidates": "local", **expert},
-    ]
-    for row in point["timings"]:
-        assert set(row["seconds"]) == {*PHASES[:-1], "total"}
-        assert all(0 < part["low"] <= part["high"] for part in row["seconds"].values())
-        assert sum(row["load"]["rank_load"]) == row["load"]["kept"]
-    assert point["timings"][0]["speedup"]["median"] == 1
-    assert point["timings"][1]["load"]["dropped_share"] > 0.2
-    return dict(run)
 
 
 def test_alone_it_is_emulated_and_says_so(

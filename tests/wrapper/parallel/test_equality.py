@@ -12,7 +12,7 @@ import torch
 
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.ranks import own_rows
-from tests.bench.ep.test_benchmark_files import check
+from tests.bench.runs import check
 from tests.wrapper.parallel import cases, test_timing, worker
 from tests.wrapper.parallel.processes import run_ranks
 

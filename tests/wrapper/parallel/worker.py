@@ -25,8 +25,8 @@ from capmoe_eval.wrapper.dispatch import IMPLEMENTATION
 from capmoe_eval.wrapper.parallel import shard_experts, split_batches
 from capmoe_eval.wrapper.ranks import World, own_rows
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.bench.ep.test_benchmark_files import QUICK
 from tests.bench.ep.test_timing import CPU, METHODS, setting
+from tests.bench.runs import QUICK
 from tests.wrapper.parallel import cases
 
 BENCH = [*QUICK, "--validate", "--layers", "2"]

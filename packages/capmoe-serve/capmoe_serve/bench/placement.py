@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.command import check_names
 from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.evaluate import evaluate

@@ -1,0 +1,66 @@
+"""Runs of benchmarks as commands, and what a file of a layer has to say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval.bench.command import main
+from capmoe_eval.bench.ep.timing import PHASES
+from capmoe_eval.experiment.timings.schema import read_evaluation
+
+QUICK = "ep --tokens 48 --prompt 16 --repeats 2 --warmup 0 --peaks 4 --gammas 1".split()  # noqa: SIM905
+
+
+def status(*words: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(words)
+    return int(done.value.code or 0)
+
+
+def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    """The status of a benchmark, and the file that it wrote."""
+    code = status(*words, "--out", str(out))
+    content = {}
+    path = out / f"{words[0]}.json"
+    if path.exists():
+        content = json.loads(path.read_text())
+        # What the report reads is what was written.
+        assert len(read_evaluation(path).targets) == len(content["targets"])
+    return code, content
+
+
+def check(content: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Check a file with one run of one point, and return the run."""
+    assert content["schema"] == 2
+    assert content["study"] is None
+    assert content["scale"] == 1
+    (run,) = content["runs"]
+    (point,) = run["points"]
+    assert run["ranks"] == ranks
+    assert run["experts_per_rank"] == 64 // ranks
+    assert run["model"] is None
+    assert run["shape"]["name"] == "small"
+    assert (point["tokens_per_rank"], point["batch"], point["prompt"]) == (48, 3 * ranks, 16)
+    assert point["routing"]["peak"] == pytest.approx(4, rel=0.25)
+    assert point["routing"]["source"] == "peak"
+    assert point["routing"]["wanted_peak"] == 4
+    names = [row["method"] for row in point["timings"]]
+    assert names == ["dropless", f"score-g1-ep{ranks}", f"expanded_drop-g1-ep{ranks}"]
+    labels = [row["label"] for row in point["timings"]]
+    expert = {"gamma": 1.0, "granularity": "expert"}
+    assert labels == [
+        None,
+        {"name": "score", "candidates": "local", **expert},
+        {"name": "expanded_drop", "candidates": "local", **expert},
+    ]
+    for row in point["timings"]:
+        assert set(row["seconds"]) == {*PHASES[:-1], "total"}
+        assert all(0 < part["low"] <= part["high"] for part in row["seconds"].values())
+        assert sum(row["load"]["rank_load"]) == row["load"]["kept"]
+    assert point["timings"][0]["speedup"]["median"] == 1
+    assert point["timings"][1]["load"]["dropped_share"] > 0.2
+    return dict(run)
