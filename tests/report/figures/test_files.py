@@ -176,21 +176,6 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
     assert "error: fig11: has none of its 3 records" in capsys.readouterr().err
 
 
-def test_a_figure_of_one_model_is_of_the_first_that_is_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [f"results_dir={tmp_path}", "profile.table1=[zoo_olmoe,zoo_mixtral]"]
-    first, other = (
-        next(plan for plan in FigurePlans(words).plan("baseline") if plan.cell.model.name == name)
-        for name in ("zoo_olmoe", "zoo_mixtral")
-    )
-    plausible(other.cell, tmp_path).write()
-    assert run("fig1", *words, "--out", tmp_path) == 2
-    assert "fig1: has none of its 1 records" in capsys.readouterr().err
-    plausible(first.cell, tmp_path).write()
-    assert gather(get_figure("fig1"), FigurePlans(words)).n_absent == 0
-
-
 MINE = ["model=custom", "model.name=mine"]
 
 
