@@ -172,5 +172,5 @@ def draw_gaps(grouping: Sequence[Grouping]) -> Figure:
 def to_png(figure: Figure) -> bytes:
     """Return a figure as PNG; equal figures give equal bytes."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=192, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=128, metadata={"Software": None})
     return buffer.getvalue()
