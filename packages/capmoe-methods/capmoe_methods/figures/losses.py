@@ -37,7 +37,9 @@ def by_model(sources: FigureRecords, *parts: str) -> dict[str, list[Record]]:
 def rank_peak(records: Iterable[Record], when: When = "after") -> float:
     """Return the fullest rank over the mean load, mean over layers and forwards."""
     layers = (layer for record in records for layer in record.layers)
-    return statistics.fmean(layer.peak[f"device_{when}"]["mean"] for layer in layers)
+    is_before = when == "before"
+    peaks = (layer.peak["device_before" if is_before else "device_after"] for layer in layers)
+    return statistics.fmean(peak["mean"] for peak in peaks)
 
 
 def lost(
