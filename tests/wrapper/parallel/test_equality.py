@@ -12,8 +12,9 @@ import torch
 
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.ranks import own_rows
+from tests.bench.ep import test_timing
 from tests.bench.runs import check
-from tests.wrapper.parallel import cases, test_timing, worker
+from tests.wrapper.parallel import cases, worker
 from tests.wrapper.parallel.processes import run_ranks
 
 Results = dict[str, Any]
