@@ -41,3 +41,8 @@ class Permutation(Part):
     sequences: Positive  # of a batch
     positions: Positive
     changed: Share  # of the positions
+
+    @property
+    def beginnings(self) -> str:
+        """The beginnings of a batch's sequences, in a few words, for ``bench/targets.yaml``."""
+        return "distinct beginnings" if self.is_distinct else "as asked"
