@@ -2,9 +2,9 @@
 
 Needs uv (``pip install uv``). Run it after a change of ``constraints.txt`` or ``pyproject.toml``:
 ``make lock``. Torch has two locks: the package index's build, with NVIDIA's libraries, and a build
-for CPUs, which the index lacks. The hashes of the latter stay while its version does; of another
-version, pip has to find the build on this machine, and the hashes of other Pythons and processors are
-added by hand: torch's index has them (https://download.pytorch.org/whl/cpu/torch).
+for CPUs, which the index lacks. The hashes of the latter stay while its version does. Of another
+version, pip has to find the build on this machine; the hashes of other Pythons and processors are
+added by hand from torch's own index (https://download.pytorch.org/whl/cpu/torch).
 
 The lock of the server's environment, ``server.txt``, keeps the pins of ``constraints.txt`` where
 vLLM can have them. Its other packages keep the versions that the lock has.
