@@ -12,7 +12,7 @@ from typing import Final
 
 from capmoe_eval.beside import Subcommand, check_installed, load_entry_points
 from capmoe_eval.errors import bad_choice
-from capmoe_eval.experiment.application import run_program
+from capmoe_eval.experiment.application import run_command, run_program
 
 PROGRAM: Final = "capmoe-eval"
 
@@ -112,10 +112,11 @@ def main(words: Sequence[str] | None = None) -> int | None:
     if first in ("run", "sweep"):  # before libraries are imported for them
         from capmoe_eval.experiment.settings import check_words
 
-        check_words(words)
+        if status := run_command(lambda: check_words(words)):
+            return status
     chosen = _OF_SUITE.get(first) or subcommands()[first]
-    status: int | None = resolve_name(chosen.function)(words)
-    return status
+    result: int | None = resolve_name(chosen.function)(words)
+    return result
 
 
 def _with_home(word: str) -> str:

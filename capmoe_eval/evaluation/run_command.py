@@ -209,6 +209,10 @@ def main(words: Sequence[str]) -> None:
             raise UsageError(
                 "--experimental-rerun: would run what is pickled in a file; repeat the command line"
             )
+        if any(flag.startswith("--s") for flag in flags):
+            raise UsageError("--shell-completion: capmoe-eval completion bash prints a script")
+        if "--resolve" in flags and not any(flag.startswith(("-c", "--c")) for flag in flags):
+            raise UsageError("--resolve: is for --cfg job, which prints the configuration")
         for word in words:
             if word.startswith("hydra/launcher=") and not flags & {"-m", "--multirun"}:
                 raise UsageError(f"{word}: starts the jobs of a sweep; add -m")

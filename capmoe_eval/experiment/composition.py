@@ -88,11 +88,14 @@ def check_grammar(words: Iterable[str]) -> None:
         except Exception as error:  # of any kind: of a deep nesting it is a RecursionError
             raise UsageError(f"{shown(word)}: {_how_to_write(word, error)}") from error
         group = parsed.key_or_group
-        if parsed.is_sweep_override() or not (group in (*GROUPS, "hydra") or "/" in group):
+        of_group = group in ("", "hydra", *GROUPS) or "/" in group or parsed.package is not None
+        if parsed.is_sweep_override() or not of_group:
             continue
         chosen = parsed.value()
         for name in chosen if isinstance(chosen, list) else [chosen]:
             if not isinstance(name, str):
+                if not group or parsed.package is not None:
+                    raise UsageError(f"{shown(word)}: is no option of a group; --help names them")
                 raise bad_choice(group, parsed.get_value_element_as_str(), options(group))
 
 
