@@ -93,7 +93,7 @@ wheel() {
   "$work/other/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/dist/*.whl
   mkdir "$work/elsewhere"
   cd "$work/elsewhere"
-  PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval run --help | grep -q tiny_olmoe
+  PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval run --help model | grep -q tiny_olmoe
   PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval gamma=1.0 method=score tasks=obqa limit=2
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval method=oea k0=1 2> "$work/refused"
   grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
