@@ -294,6 +294,4 @@ def test_adaptive_factors_stand_beside_the_static_ones() -> None:
 @pytest.mark.slow
 def test_the_committed_records_give_the_golden_figures() -> None:
     golden = read(Path(__file__).with_name("figures.csv"))
-    drawn = ["adaptive", "comparators", "comparators_decode", "comparators_ranks", "images_macs"]
-    assert list(golden["figure"].unique()) == drawn
     assert differences(golden, framed(figures("capmoe_methods"))) == []
