@@ -28,9 +28,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 SERVE = tomllib.loads((ROOT / "packages/capmoe-serve/pyproject.toml").read_text("utf-8"))
 VLLM = SERVE["project"]["optional-dependencies"]["vllm"]
-SERVE = tomllib.loads((ROOT / "packages/capmoe-serve/pyproject.toml").read_text("utf-8"))[
-    "project"
-]["optional-dependencies"]
 # Each lock has what its requirements need and no lock before it has.
 PARTS = {
     # Hatchling builds the project; editables, for `pip install -e`; the others source archives.
