@@ -105,7 +105,7 @@ def test_the_api_has_the_public_names(site: Path) -> None:
     page = (site / "reference" / "api.html").read_text("utf-8")
     for name in (
         "session.capacity_aware",
-        "frame.load_frame",
+        "frames.load_frame",
         "registry.register",
         "Meter.summary",
     ):
