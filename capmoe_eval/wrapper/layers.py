@@ -125,6 +125,13 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             f"model={model_name}: the experts of {name} ({type(experts).__name__}) have kernels of "
             f"their own, which know of no dropped pairs; {_DEQUANTISE}"
         )
+    for module in (parent, experts):
+        if (kernel := _replacement(module)) is not None:
+            raise UsageError(
+                f"model={model_name}: {kernel} replaces the forward of {name} "
+                f"({type(module).__name__}), and calls no router or experts that a capacity could "
+                "bound; load the model without use_kernels and kernel_config"
+            )
     ranks: Ranks = getattr(experts, EXPERTS_RANKS, ALONE)
     if getattr(experts, "_is_expert_parallel", False) and ranks is ALONE:
         raise UsageError(
@@ -154,6 +161,19 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
     )
+
+
+def _replacement(module: nn.Module) -> str | None:
+    """Return the name of what stands in for a module's own forward, as kernels of the hub do.
+
+    transformers' ``use_kernels=True`` gives the module a method of another class, such as
+    ``MegaBlocksMoeMLP.forward``. accelerate wraps the module's own, and keeps it.
+    """
+    held = vars(module)
+    forward = held.get("_old_forward", held.get("forward"))
+    if forward is None or getattr(forward, "__func__", None) is type(module).forward:
+        return None
+    return str(getattr(forward, "__qualname__", forward))
 
 
 def _check_alignment(model_name: str, experts: Any) -> None:

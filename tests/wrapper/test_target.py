@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +50,18 @@ def adapted(model: Any) -> None:
     block.experts = ExpertsAdapter(block.experts)
 
 
+class MegaBlocksMoeMLP(nn.Module):
+    """Computes a whole MoE layer, as the kernel of the hub does."""
+
+    def forward(self, hidden_BSH: Any) -> Any:
+        return hidden_BSH
+
+
+def of_the_hub(model: Any) -> None:
+    block = model.model.layers[1].mlp  # as ``kernels`` puts a layer in the place of a module's own
+    block.forward = MethodType(MegaBlocksMoeMLP.forward, block)
+
+
 def of_odd_width(_: Any) -> nn.Module:
     fields = {"moe_intermediate_size": 36, "num_hidden_layers": 1}
     return build("qwen3_moe", fields, experts="grouped_mm").bfloat16()
@@ -72,6 +84,11 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (
         changed(adapted),
         r"ExpertsAdapter adapts the experts of model\.layers\.1\.mlp\.experts.* merge it first",
+    ),
+    (
+        changed(of_the_hub),
+        r"MegaBlocksMoeMLP.forward replaces the forward of model\.layers\.1\.mlp "
+        r"\(OlmoeSparseMoeBlock\).* without use_kernels",
     ),
     (
         of_odd_width,
