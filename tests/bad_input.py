@@ -110,7 +110,7 @@ MAIN: dict[str, str] = {
     "--gamma 1.0": "write a setting as KEY=VALUE",
     "'method=[score,order]'": "is a list; evaluate each by capmoe-eval sweep method=score,order",
     "tasks=/my/own.yaml": "error: tasks=/my/own.yaml: ",
-    "tasks=mine": "--include_path",
+    "tasks=mine": "tasks=FILE.yaml is a task of your own",
     "model=[[zoo_olmoe]]": "model=[[zoo_olmoe]]: ",
     "@x=1": "@x=1: ",
     "tasks@=1": "tasks@=1: ",

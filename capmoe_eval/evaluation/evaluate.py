@@ -119,6 +119,7 @@ def evaluate(
             lm=lm,
             task_dict=tasks,
             limit=cell.limit,
+            **prompting(cell),
             confirm_run_unsafe_code=sandbox is not None and bool(programs),
         )
     finally:
@@ -225,6 +226,11 @@ def _check_task(parts: dict[str, Any], cell: Cell, lm: AnyLM) -> None:
             f"model={cell.model.name}: reads no images, which {cell.task.name} asks about; choose "
             "a model of images and text"
         )
+    if cell.apply_chat_template and not getattr(lm.reader, "chat_template", None):
+        raise UsageError(
+            f"apply_chat_template=true: the tokenizer of {cell.model.name} has no chat template; "
+            "leave it out, or name a tokenizer that has one with model.tokenizer=…"
+        )
     kinds = {task.OUTPUT_TYPE for task in parts.values()}
     if cell.method.decode == "only" and "generate_until" not in kinds:
         raise UsageError(
@@ -253,11 +259,29 @@ def prepare(parts: dict[str, Any], cell: Cell) -> None:
             task.ask(cell.task)
 
 
-def requests(parts: dict[str, Any], cell: Cell, limit: int | None) -> list[Instance]:
-    """Return lm-eval's requests for the first documents of each (sub)task, in a cell's prompts."""
+def prompting(cell: Cell) -> dict[str, Any]:
+    """Return what lm-eval is told of a cell's prompts; examples are turns where there is a chat."""
+    is_chat = cell.apply_chat_template
+    of_chat = {"apply_chat_template": is_chat, "fewshot_as_multiturn": is_chat}
+    return {"system_instruction": cell.system_instruction, **of_chat}
+
+
+def requests(
+    parts: dict[str, Any], cell: Cell, limit: int | None, chat_template: Any = None
+) -> list[Instance]:
+    """Return lm-eval's requests for the first documents of each (sub)task, in a cell's prompts.
+
+    ``chat_template`` makes a prompt of the turns of a chat, as lm-eval's models do.
+    """
     prepare(parts, cell)
     for task in parts.values():
-        task.build_all_requests(limit=get_sample_size(task, limit), rank=0, world_size=1)
+        task.build_all_requests(
+            limit=get_sample_size(task, limit),
+            rank=0,
+            world_size=1,
+            chat_template=chat_template,
+            **prompting(cell),
+        )
     return [request for task in parts.values() for request in task.instances]
 
 

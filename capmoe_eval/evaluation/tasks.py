@@ -63,7 +63,7 @@ class TaskLibrary:
         setting = setting or f"task={name}"
         key = (source, name, dataset)
         if key not in self._built:
-            manager = task_manager(name)
+            manager = task_manager(name, source.include_path)
             if name not in manager.all_tasks:
                 raise bad_choice("task", name, manager.all_tasks)
             manager._factory = factory = _RootedFactory(source, name, dataset)
@@ -106,13 +106,15 @@ class TaskLibrary:
         return None if None in commits else "+".join(str(commit) for commit in commits)
 
 
-def task_manager(name: str) -> TaskManager:
+def task_manager(name: str, include_path: Path | None = None) -> TaskManager:
     """Return lm-eval's task manager over our tasks and the folders that a task or group needs.
+
+    ``include_path`` is the folder of a user's own tasks.
 
     Parsing all of lm-eval's 14,000 files takes longer than evaluating a small model. All are parsed
     only for a name that no file declares: a tag, or a mistake.
     """
-    folders: list[str] = []
+    folders = [] if include_path is None else [str(include_path)]
     ours = [str(path) for path in OURS]
     while True:
         manager = TaskManager(include_defaults=False, include_path=[*folders, *ours])
@@ -122,7 +124,7 @@ def task_manager(name: str) -> TaskManager:
             return manager
         folder = _folder(missing)
         if folder is None or folder in folders:
-            return TaskManager(include_path=ours)
+            return TaskManager(include_path=[*folders, *ours])
         folders.append(folder)
 
 

@@ -60,7 +60,10 @@ class WorkCounter:
     def work(self, plan: CellPlan) -> CellWork:
         """Return the work of a cell; no tokens where its model's tokenizer is not known."""
         cell = plan.cell
-        of_task = cell.task, plan.source, cell.limit, cell.eval_seed
+        of_task = (
+            *(cell.task, plan.source, cell.limit, cell.eval_seed, cell.system_instruction),
+            cell.model if cell.apply_chat_template else None,
+        )
         key = of_task, cell.model, cell.backend
         if key not in self._works:
             asked = self._requests(plan, of_task)
@@ -87,8 +90,12 @@ class WorkCounter:
         from capmoe_eval.evaluation.evaluate import requests
 
         if self._asked[0] != of_task:
-            parts = self.library.parts(plan.cell.task, plan.source)
-            self._asked = of_task, requests(parts, plan.cell, plan.cell.limit)
+            parts, cell = self.library.parts(plan.cell.task, plan.source), plan.cell
+            chat = functools.partial(chat_prompt, _reader(cell.model))
+            self._asked = (
+                of_task,
+                requests(parts, cell, cell.limit, chat if cell.apply_chat_template else None),
+            )
         return self._asked[1]
 
 
@@ -108,6 +115,19 @@ def _reader(model: ModelId) -> Any:
     from capmoe_eval.evaluation.loading import reader_of
 
     return reader_of(model)
+
+
+def chat_prompt(
+    reader: Any, turns: list[dict[str, str]], add_generation_prompt: bool = True
+) -> str:
+    """Return the prompt that a tokenizer, or processor, makes of a chat, as lm-eval's models do."""
+    prompt: str = reader.apply_chat_template(
+        turns,
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=not add_generation_prompt,
+    )
+    return prompt
 
 
 def _max_length(model: ModelId) -> int:

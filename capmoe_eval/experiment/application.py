@@ -253,7 +253,7 @@ def _hydra_line(error: Exception) -> str | None:
 
 _OTHERS: Final = {
     "model": "; for a checkpoint: model=custom model.name=NAME model.pretrained=PATH",
-    "tasks": "; capmoe-eval lm-eval has lm-eval's other tasks and yours (--include_path)",
+    "tasks": "; tasks=FILE.yaml is a task of your own, and capmoe-eval lm-eval has lm-eval's",
 }
 
 

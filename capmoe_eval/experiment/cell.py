@@ -101,6 +101,8 @@ class TaskId:
     encoder: values.Text | Annotated[None, Field(description="null for no BERTScore")] = None
     layer: Count | Annotated[None, Field(description="null for bert-score's choice")] = None
     rescale: bool = False
+    # Of a user's own task: a hash of its file, and of the files that it needs.
+    file_hash: values.Text | Annotated[None, Field(description="null for a task of lm-eval")] = None
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the task, JSON-ready.
@@ -108,7 +110,12 @@ class TaskId:
         Fields that say nothing are left out, which keeps the digests of cells from before them.
         """
         fields = dict(vars(self))
-        for field, says in (("images", self.images), *((f, self.encoder) for f in BERTSCORE)):
+        of_encoder = ((field, self.encoder) for field in BERTSCORE)
+        for field, says in (
+            ("images", self.images),
+            ("file_hash", self.file_hash),
+            *of_encoder,
+        ):
             if not says:
                 del fields[field]
         return fields
@@ -151,6 +158,12 @@ class Cell:
     # Most rows of a step of an engine; None for transformers, which has no steps.
     max_num_batched_tokens: Annotated[
         Count | Annotated[None, Field(description="null for backend=transformers")], OMIT_DEFAULT
+    ] = None
+    # Whether prompts go through the tokenizer's chat template, few-shot examples as turns.
+    apply_chat_template: Annotated[bool, OMIT_DEFAULT] = False
+    # Stands before every prompt, in a chat as its system message.
+    system_instruction: Annotated[
+        values.Text | Annotated[None, Field(description="null for none")], OMIT_DEFAULT
     ] = None
 
     def __post_init__(self) -> None:

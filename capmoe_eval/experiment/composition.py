@@ -31,6 +31,7 @@ from capmoe_eval.experiment.settings import (
     keys_text,
     methods_row,
 )
+from capmoe_eval.experiment.task_file import store_task_files
 from capmoe_eval.routing.registry import knobs
 
 # ${capmoe.cache:name}, a directory in the user's cache.
@@ -117,9 +118,10 @@ def for_hydra(words: Sequence[str]) -> list[str]:
     """Return the words of a command line, new keys of grids forced on Hydra, which refuses them.
 
     They are checked on expansion. A model that is chosen takes the place of those of an
-    experiment's grid. UsageErrors are those of :func:`check_words`, :func:`check_grammar` and
-    :func:`check_once`.
+    experiment's grid, and a task file becomes a task. UsageErrors are those of
+    :func:`store_task_files`, :func:`check_words`, :func:`check_grammar` and :func:`check_once`.
     """
+    words = [store_task_files(word, options("tasks")) for word in words]
     check_words(words)
     check_grammar(words)
     check_once(words)

@@ -293,7 +293,8 @@ def share(planned: Sequence[CellPlan], shard: str | None) -> list[CellPlan]:
 
 def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
     model, task = config["model"], TASK_DEFAULTS | config["tasks"][task_name]
-    source = data_source(task["data_root"] or config["data"]["root"], config["data"]["name"])
+    root = task["data_root"] or config["data"]["root"]
+    source = data_source(root, config["data"]["name"], task["file"])
     cell = Cell(
         model=ModelId(
             **{field: model[field] for field in MODEL_FIELDS},
@@ -311,6 +312,8 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
         shuffle=config["shuffle"],
         backend=config["backend"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
+        apply_chat_template=config["apply_chat_template"],
+        system_instruction=config["system_instruction"],
     )
     return CellPlan(
         cell=cell,

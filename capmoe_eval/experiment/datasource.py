@@ -38,6 +38,8 @@ class DataSource:
     # The directory in hub layout, with ``<org>/<dataset>/README.md`` (a ``configs:`` header) and
     # parquet files beside it; None for the hub.
     root: Path | None = None
+    # The directory of the file of a user's own task, where lm-eval looks for what that names.
+    include_path: Path | None = None
 
     def directory(self, dataset: str) -> Path | None:
         """Return the directory of a dataset, None for the hub; UsageError if it is not there."""
@@ -106,18 +108,20 @@ def _writable_or_temporary(directory: Path) -> Path:
     return directory
 
 
-def data_source(root: str | None, name: str | None = None) -> DataSource:
+def data_source(root: str | None, name: str | None = None, file: str | None = None) -> DataSource:
     """Return the source for ``data.root`` and ``data.name``.
 
     Args:
         root: None for the hub, an embedded source, or a directory; UsageError if it is none.
         name: Name of a local root in results. By default it is the directory's name, with
             ``local-`` before it if it is ``hub`` or the name of an embedded source.
+        file: That of a user's own task.
     """
+    include_path = Path(file).parent if file else None
     if root is None:
-        return DataSource(HUB)
+        return DataSource(HUB, include_path=include_path)
     if is_embedded(root):
-        return DataSource(root, Path(root))
+        return DataSource(root, Path(root), include_path)
     path = Path(root).expanduser()
     if not path.is_dir():
         raise UsageError(
@@ -126,4 +130,4 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
         )
     path = path.resolve()
     default_name = f"local-{path.name}" if path.name == HUB or is_embedded(path.name) else path.name
-    return DataSource(name or default_name, path)
+    return DataSource(name or default_name, path, include_path)

@@ -75,6 +75,7 @@ _OF_TASK: Final[dict[str, Any]] = {
     "title": values.Text,
     "batch_size": values.BatchSize | _Configured,
     "data_root": values.Text | _Configured,
+    "file": values.Text | _NoText,  # of a user's own task
 }
 """Fields of a task beside those of :class:`TaskId`."""
 _SECTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -118,7 +119,10 @@ COMMON: Final = (
 """The groups of ``conf/``, of whose options a word ``group=option`` chooses one."""
 LISTS: Final = ("tasks", "layer_gammas")
 """The keys whose value may be a list."""
-TASK_DEFAULTS: Final = {"images": False, "batch_size": None, "data_root": None, **BERTSCORE}
+TASK_DEFAULTS: Final = {
+    **{"images": False, "batch_size": None, "data_root": None, "file": None, "file_hash": None},
+    **BERTSCORE,
+}
 """The fields that a task need not have."""
 
 

@@ -7,8 +7,10 @@ import dataclasses
 import json
 import math
 import random
+import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from lm_eval.evaluator import evaluate as lm_eval_evaluate
 from lm_eval.models.huggingface import HFLM
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.evaluate import evaluate, prepare
+from capmoe_eval.evaluation.evaluate import evaluate, prepare, requests
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.evaluation.workload import chat_prompt
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import DeviceConfig
@@ -195,6 +198,54 @@ def test_shots_and_their_seed_are_the_cells_and_else_the_tasks_own(
     parts = [record["capmoe"] for record in records[1:3]]
     assert parts[0]["layers"] != parts[1]["layers"]
     assert [part["provenance"]["seeds"]["eval"] for part in parts] == [1234, 7]
+
+
+TEMPLATE = "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}"
+
+
+def test_a_chat_has_the_instruction_and_its_examples_as_turns(
+    lm: CapmoeLM, library: TaskLibrary, source: DataSource, tmp_path: Path
+) -> None:
+    """The prompts are those that lm-eval makes of its own options of the same names."""
+    chat = {"apply_chat_template": True, "system_instruction": "Be brief."}
+    asked = cell("gsm8k", fewshot=2, **chat)
+    with pytest.raises(UsageError, match="the tokenizer of tiny_olmoe has no chat template"):
+        evaluate(asked, lm, library, source, root=tmp_path)
+    lm.tokenizer.chat_template = TEMPLATE
+    try:
+        kept = tmp_path / "kept.jsonl"
+        record = evaluate(asked, lm, library, source, root=tmp_path, samples=kept)
+        prompts = [json.loads(line)["arguments"] for line in kept.read_text("utf-8").splitlines()]
+        parts = library.parts(asked.task, source)
+        of_plan = requests(parts, asked, 2, partial(chat_prompt, lm.tokenizer))
+        prepare(parts, asked)
+        lm_eval_evaluate(
+            lm,
+            {"tasks": parts, "groups": {}, "group_map": {}},
+            limit=2,
+            fewshot_as_multiturn=True,
+            **chat,
+        )
+    finally:
+        del lm.tokenizer.chat_template
+    expected = [request.args[0] for task in parts.values() for request in task.instances]
+    assert [request.args[0] for request in of_plan] == expected
+    assert {request[0][0] for request in prompts} == set(expected)
+    assert all(
+        re.fullmatch("<system>Be brief.(<user>[^<]*<assistant>[^<]*){2}<user>[^<]*", text)
+        for text in expected
+    )
+    assert read_again(record, tmp_path).cell == asked
+    assert (
+        len(
+            {
+                asked.digest,
+                *(cell("gsm8k", fewshot=2, **{k: chat[k]}).digest for k in chat),
+                cell("gsm8k", fewshot=2).digest,
+            }
+        )
+        == 4
+    )
 
 
 def test_value_and_standard_error_are_over_the_documents(run: Any) -> None:

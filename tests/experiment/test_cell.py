@@ -28,6 +28,8 @@ OTHERS: dict[type, dict[str, Any]] = {
         "shuffle": 0,
         "backend": "vllm",
         "max_num_batched_tokens": 512,
+        "apply_chat_template": True,
+        "system_instruction": "Be brief.",
     },
     ModelId: {
         "name": "other",
@@ -46,6 +48,7 @@ OTHERS: dict[type, dict[str, Any]] = {
         "fewshot": 5,
         "filter": "strict-match",
         "images": True,
+        "file_hash": "0123456789abcdef",
         "encoder": "org/other",
         "layer": 3,
         "rescale": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -72,12 +73,14 @@ def test_a_task_of_ones_own_runs_under_a_capacity(folder: Path) -> None:
     tokenizer = tiny_tokenizer()
     tiny_model("olmoe", vocab_size=len(tokenizer)).save_pretrained(folder / "mine")
     tokenizer.save_pretrained(folder / "mine")
-    (folder / "step.py").write_text(text["python"], encoding="utf-8")
-    command = text["sh"].replace("/models/mine", str(folder / "mine"))
-    printed = execute(f"set -eu\n{command}python step.py", folder)
-    rate, proofs = printed.splitlines()[-2:]
-    assert 0 < float(rate) < 1
-    assert "'bound_holds': True" in proofs
+    printed = execute(
+        f"set -eu\n{text['sh'].replace('/models/mine', str(folder / 'mine'))}", folder
+    )
+    (record,) = (folder / "results" / "mine" / "mine" / "my_animals").glob("*.json")
+    part = json.loads(record.read_text(encoding="utf-8"))["capmoe"]
+    assert part["n"] == 20
+    assert part["proofs"]["bound_holds"]["passed"]
+    assert f"{record.stem}.json" in printed
 
 
 def test_there_are_tutorials() -> None:

@@ -1,0 +1,83 @@
+"""A user's own task file of lm-eval on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.composition import for_hydra, sweep_jobs
+from capmoe_eval.experiment.selection import planned
+
+COMMON = ["model=tiny_olmoe", "method=score", "gamma=1.0"]
+TEXT = """
+include: base.yaml
+task: {name}
+dataset_path: json
+doc_to_text: !function words.text
+metric_list: [{{metric: acc_norm}}, {{metric: acc}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("animals", "plants"):
+        Path(f"{name}.yaml").write_text(TEXT.format(name=f"my_{name}"))
+    Path("base.yaml").write_text("output_type: multiple_choice\nfilter_list: [{name: strict}]\n")
+    Path("words.py").write_text("def text(doc): ...\n")
+    yield
+
+
+def cells(*words: str) -> list[Cell]:
+    return [plan.cell for plan in planned([*COMMON, *words])]
+
+
+def test_a_file_is_a_task_beside_others_and_its_settings_can_be_changed() -> None:
+    _, mine = plans = planned([*COMMON, "tasks=[obqa,animals.yaml]"])
+    assert [plan.cell.task.name for plan in plans] == ["obqa", "my_animals"]
+    task = mine.cell.task
+    assert (task.lm_eval, task.dataset, task.metric) == ("my_animals", "json", "acc_norm")
+    assert (task.filter, task.fewshot, task.images) == ("strict", None, False)
+    assert mine.source.include_path == Path.cwd()
+    (changed,) = cells(f"tasks={Path('animals.yaml').absolute()}", "tasks.my_animals.fewshot=3")
+    assert (changed.task.fewshot, changed.task.file_hash) == (3, task.file_hash)
+    assert "file_hash" not in plans[0].cell.task.identity()
+
+
+def test_each_file_of_a_sweep_is_a_job() -> None:
+    jobs = sweep_jobs(for_hydra(["tasks=animals.yaml,plants.yaml", "gamma=1.0,2.0"]))
+    assert [words[0] for words in jobs] == [
+        f"tasks=my_{n}" for n in ("animals", "plants") for _ in "12"
+    ]
+
+
+@pytest.mark.parametrize("name", ["animals.yaml", "base.yaml", "words.py"])
+def test_a_change_of_any_file_that_a_task_needs_is_another_cell(name: str) -> None:
+    (before,) = cells("tasks=animals.yaml", "limit=1")
+    file = Path(name)
+    file.write_text(f"{file.read_text()}\n# changed\n")
+    (after,) = cells("tasks=animals.yaml", "limit=1", "overwrite=false")
+    assert before.digest != after.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"tasks=x\.yaml: .* is no task file of lm-eval \(no such file"),
+        ("- a", "it is no mapping"),
+        ("group: x\ntask: [a, b]", "declares no task"),
+        ("task: obqa", "obqa is a task of the suite"),
+        ("task: x\ninclude: none.yaml", "no such file: .*none.yaml"),
+        ("task: x\ndoc_to_text: !function none.f", "no such file: .*none.py"),
+        ("a: [", "while parsing"),
+    ],
+)
+def test_a_file_that_is_no_task_is_refused_in_a_line(text: str | None, message: str) -> None:
+    if text is not None:
+        Path("x.yaml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        cells("tasks=x.yaml")
