@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 from hydra.core.config_store import ConfigStore
 
-from capmoe_eval.errors import UsageError, first_line, shown
+from capmoe_eval.errors import UsageError, first_line
 
 _FILE: Final = re.compile(r"[^\s,\[\]()=\"']+\.ya?ml(?=[,\])\"']|$)")
 _TASKS: Final = re.compile(r"\+{0,2}(grid\.|parts\.\w+\.)?tasks=")
@@ -87,16 +87,16 @@ def _config(file: Path, text: str, read: dict[Path, bytes]) -> dict[str, Any]:
     """Return a file's settings over those that it includes; ``read`` gets every file's bytes."""
     try:
         read[file] = file.read_bytes()
-        config = yaml.load(read[file], Loader=_Loader)
+        config: dict[str, Any] = yaml.load(read[file], Loader=_Loader)
         if not isinstance(config, dict):
             raise TypeError("it is no mapping of settings")
         for module in (value for value in config.values() if isinstance(value, Path)):
             read[file.parent / module] = (file.parent / module).read_bytes()
+    except FileNotFoundError as error:
+        raise UsageError(f"tasks={text}: no such file: {error.filename}") from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        why = f"no such file: {error.filename}" if isinstance(error, FileNotFoundError) else error
-        raise UsageError(
-            f"tasks={text}: {shown(str(file))} is no task file of lm-eval ({first_line(why)})"
-        ) from error
+        why = first_line(error)
+        raise UsageError(f"tasks={text}: {file} is no task file of lm-eval ({why})") from error
     above = config.pop("include", [])
     for name in reversed([above] if isinstance(above, str) else above):
         config = _config(file.parent / name, text, read) | config

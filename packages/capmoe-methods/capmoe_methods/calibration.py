@@ -212,7 +212,9 @@ def calibrate(
     """
     parts, split = other_documents(cell.task, source, kind.asked_by)
     per_part = math.ceil(DOCUMENTS / len(parts))
-    asked = sorted(requests(parts, cell, per_part, lm.apply_chat_template), key=attrgetter("request_type"))
+    asked = sorted(
+        requests(parts, cell, per_part, lm.apply_chat_template), key=attrgetter("request_type")
+    )
     lm.set_batches(cell.batch_size, cell.shuffle)
     # Not in its canonical form, the baseline, which has no capacity groups.
     knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}
