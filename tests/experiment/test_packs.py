@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -23,7 +24,7 @@ from capmoe_eval.experiment.reservations import reserve
 from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
 from capmoe_eval.results import packing
 from capmoe_eval.results.frames import write_parquet
-from capmoe_eval.results.packing import main, pack, pack_idle, unpack
+from capmoe_eval.results.packing import main, pack, pack_idle, unpack, write_lm_eval
 from capmoe_eval.routing.registry import create_method
 from tests.records import forge, layer, record_of
 
@@ -283,6 +284,27 @@ def test_a_parquet_file_is_the_frame_until_the_records_change(root: Path) -> Non
     Path(away).write_bytes(b"")
     with pytest.raises(UsageError, match=r"elsewhere.parquet: no data frame"):
         load_frame(away)
+
+
+def test_exported_files_are_lm_evals_with_the_settings_of_the_cell(root: Path) -> None:
+    """The converter of Every Eval Ever 0.3.0 read such files when this was written."""
+    pack(root)
+    loose = record_of(create_method("baseline"), task="rte", root=root)
+    loose.write()
+    assert write_lm_eval(root, root.parent / "exported") == 7
+    records = read_results(root).records
+    for record in records:
+        model, digest = record.cell.model, record.cell.digest
+        file = root.parent / "exported" / model.name / f"results_{digest}.json"
+        result = json.loads(file.read_text(encoding="utf-8"))
+        of_lm_eval = {key: part for key, part in record.content.items() if key != "capmoe"}
+        assert of_lm_eval["results"]
+        assert {key: part for key, part in result.items() if key in record.content} == of_lm_eval
+        settings = dict(word.split("=") for word in result["config"]["model_args"].split(","))
+        assert settings["pretrained"] == result["model_name"] == model.pretrained
+        assert settings["method"] == record.cell.method.name
+        assert float(settings.get("gamma", "inf")) == (record.cell.method.gamma or math.inf)
+        assert result["config"]["capmoe"]["drop_rate"] == record.load.drop_rate
 
 
 def test_the_published_schema_is_current() -> None:
