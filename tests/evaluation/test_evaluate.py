@@ -8,14 +8,11 @@ import json
 import math
 import random
 import re
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from lm_eval.evaluator import evaluate as lm_eval_evaluate
 from lm_eval.models.huggingface import HFLM
@@ -259,42 +256,6 @@ def test_value_and_standard_error_are_over_the_documents(run: Any) -> None:
     correct = [score for part in record.documents.values() for score in part.correct]
     assert record.n == len(correct) == 57 * 2
     assert record.value == pytest.approx(sum(correct) / len(correct))
-
-
-def test_two_roots_with_the_same_layout_are_not_confused(
-    library: TaskLibrary, hub: Path, tmp_path: Path
-) -> None:
-    """datasets keys its cache by names alone and would give one root's rows for the other's."""
-    sources = []
-    for name in ("one", "two"):
-        dataset = tmp_path / name / "baber/piqa"
-        shutil.copytree(hub / "baber/piqa", dataset)
-        (file,) = dataset.glob("default/validation*.parquet")
-        rows = pq.read_table(file).to_pylist()
-        for row in rows:
-            row["goal"] = f"{name}: {row['goal']}"
-        pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(file)), file)
-        sources.append(data_source(str(tmp_path / name)))
-    goals = [library.get("piqa", s)["tasks"]["piqa"].eval_docs[0]["goal"][:5] for s in sources]
-    assert goals == ["one: ", "two: "]
-    assert sources[0].fingerprint("baber/piqa") != sources[1].fingerprint("baber/piqa")
-
-
-@pytest.mark.parametrize(
-    ("name", "root", "line"),
-    [
-        ("gsm8k", "tmp", "no dataset 'openai/gsm8k'"),
-        ("piqa", "hub", r"task=piqa: .*set data\.root=DIR"),
-        ("openbokqa", "miniworld", "did you mean 'openbookqa'"),
-    ],
-)
-def test_what_cannot_be_built_gives_one_line(
-    name: str, root: str, line: str, library: TaskLibrary, source: DataSource, tmp_path: Path
-) -> None:
-    sources = {"tmp": data_source(str(tmp_path)), "hub": DataSource("hub"), "miniworld": source}
-    with pytest.raises(UsageError, match=line) as error:
-        library.get(name, sources[root])
-    assert "\n" not in str(error.value)
 
 
 @pytest.fixture(scope="module")

@@ -67,41 +67,6 @@ def test_the_tokens_are_those_that_a_run_computes(tmp_path: Path, words: Sequenc
     assert warned == [f"warning: {line}" for line in expected]
 
 
-def test_a_forecast_writes_no_record_and_names_each_task(tmp_path: Path) -> None:
-    where = f"results_dir={tmp_path / 'r'}"
-    plans = [plan for task in ("obqa", "rte") for plan in small(f"tasks={task}", where)]
-    text = forecast(plans, calibrate=False)
-    assert "Missing cells: 2 of 2. None was computed now;" in text
-    assert [line.split()[1] for line in text.splitlines()[2:4]] == ["obqa", "rte"]
-    assert "No row has a time yet; plan=calibrate" in text
-    assert "0 s" not in text
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_finished_grid_needs_no_forecast(tmp_path: Path) -> None:
-    plans = small("tasks=obqa", f"results_dir={tmp_path}")
-    run(plans)
-    assert forecast(plans, calibrate=False) == (
-        "Missing cells: 0 of 1. Nothing is left to compute."
-    )
-
-
-def test_an_unknown_tokenizer_leaves_the_documents(tmp_path: Path) -> None:
-    plans = small("tasks=obqa", f"results_dir={tmp_path}")
-    lost = dataclasses.replace(plans[0].cell.model, tokenizer=str(tmp_path / "none"))
-    plans = [dataclasses.replace(p, cell=dataclasses.replace(p.cell, model=lost)) for p in plans]
-    text = forecast(plans, calibrate=False)
-    row = text.splitlines()[2].split()
-    assert row[2:6] == ["1", "3", "12", "?"]
-    assert "its tokens and its memory are not known: model.tokenizer=" in text
-
-
-def test_calibration_times_what_no_record_tells(tmp_path: Path) -> None:
-    text = forecast(small("tasks=obqa", f"results_dir={tmp_path / 'r'}"), calibrate=True)
-    assert text.splitlines()[2].endswith("measured")
-    assert not (tmp_path / "r").exists()
-
-
 def test_a_recorded_rate_is_of_like_records_alone(tmp_path: Path) -> None:
     plans = small("tasks=obqa", "grid.gamma=[1.0,2.0]", f"results_dir={tmp_path}")
     run(plans)
@@ -185,14 +150,3 @@ def test_the_forecast_of_a_batch_is_what_a_batch_needs(
         assert forecast == pytest.approx(peak, rel=0.1)
     kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert batch_bytes(model, sequences=8, longest=6400, new=6336, scored=False) == 100 * kept
-
-
-def test_a_model_whose_forward_needs_values_has_no_forecast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise NotImplementedError("nonzero")
-
-    monkeypatch.setattr("transformers.OlmoeForCausalLM.forward", refuse)
-    text = forecast(small("tasks=obqa", f"results_dir={tmp_path}"), calibrate=False)
-    assert "GiB of weights; this machine has" in text

@@ -3,46 +3,12 @@
 from __future__ import annotations
 
 import gc
-import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
 
-from capmoe_eval.experiment.results import each_record
-from capmoe_eval.results.frames import load_frame
-from capmoe_eval.routing.registry import create_method
 from tests.evaluation.test_parallel import run_here
-from tests.records import cell, record
-
-DOCUMENTS = 2000
-
-
-def written(root: Path, records: int) -> Path:
-    for seed in range(records):
-        of = cell(create_method("random", 1.0, seed=seed))
-        record(of, root, [seed % 2] * DOCUMENTS).write()
-    return root
-
-
-def peak(root: Path) -> int:
-    """Return the most bytes that a frame of all records takes."""
-    tracemalloc.start()
-    frame = load_frame(root)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(frame) == len(list(root.rglob("random*.json")))
-    return peak_bytes
-
-
-def test_a_frame_holds_rows_and_no_records(tmp_path: Path) -> None:
-    few, many = written(tmp_path / "few", 10), written(tmp_path / "many", 40)
-    load_frame(few)  # what is imported and built once does not count
-    tracemalloc.start()
-    records = list(each_record(few, broken=[]))
-    of_record = tracemalloc.get_traced_memory()[0] / len(records)
-    tracemalloc.stop()
-    assert (peak(many) - peak(few)) / 30 < of_record / 4
 
 
 @pytest.mark.slow

@@ -137,27 +137,6 @@ def test_the_file_is_made_from_records_that_lack_it(computed: Record, tmp_path: 
         check(other, tmp_path)
 
 
-def test_records_that_contradict_one_another_are_named(computed: Record, tmp_path: Path) -> None:
-    one = variant(computed, tmp_path)
-    two = variant(computed, tmp_path, method=create_method("score", 1.0), model__weights="0123")
-    one.write()
-    two.write()
-    with pytest.raises(UsageError, match="other weights of model mine") as line:
-        inputs.prepare(tmp_path)
-    assert str(one.path) in str(line.value)
-    assert str(two.path) in str(line.value)
-    assert not (tmp_path / "inputs.json").exists()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 9}', '{"schema": 1, "models": [3], "datasets": []}']
-)
-def test_a_damaged_file_gives_one_line(text: str, computed: Record, tmp_path: Path) -> None:
-    (tmp_path / "inputs.json").write_text(text)
-    with pytest.raises(UsageError, match=rf"{tmp_path}/inputs\.json: cannot be read.*delete it"):
-        check(variant(computed, tmp_path), tmp_path)
-
-
 def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: Path) -> None:
     def one(number: int) -> None:
         record = variant(computed, tmp_path)
@@ -169,14 +148,6 @@ def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: P
         list(pool.map(one, range(24)))
     content = json.loads((tmp_path / "inputs.json").read_text())
     assert len(content["datasets"]) == 24
-
-
-def test_what_a_killed_writer_left_is_removed(computed: Record, tmp_path: Path) -> None:
-    stray = tmp_path / ".inputs.json.999999999.0123abcd.tmp"
-    stray.write_text("{")
-    inputs.note(variant(computed, tmp_path), tmp_path)
-    assert (tmp_path / "inputs.json").exists()
-    assert not stray.exists()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from lm_eval.models.huggingface import HFLM
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.batches import deal, n_scored
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 
@@ -81,17 +80,6 @@ def test_the_last_positions_contain_every_scored_one_and_not_many_more(
     }
     assert scored <= set(range(width - count, width))
     assert count == max(width - min(scored), min(width, 16))
-
-
-def test_no_logits_are_computed_that_lm_eval_does_not_score() -> None:
-    pairs = [(" tea" * 40, " iron"), (" tea" * 38, " iron" * 20), (" tea" * 3, " iron" * 3)]
-    widths: list[int] = []
-    for kind in (CapmoeLM, HFLM):
-        lm = build(kind, size=2)
-        head = lm.model.lm_head
-        head.register_forward_hook(lambda *call: widths.append(call[-1].shape[1]))
-        likelihoods(lm, pairs)
-    assert widths == [20, 5, 57, 5]
 
 
 ZEROS = "<|endoftext|>" * 5
@@ -193,20 +181,6 @@ def test_an_automatic_batch_is_searched_unmetered() -> None:
     assert automatic.meter.report() == whole.meter.report()
 
 
-@pytest.mark.parametrize("is_shown", [False, True])
-def test_a_run_shows_its_own_progress_in_place_of_lm_evals_bars(
-    is_shown: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """lm-eval's bar of tokenizing stood between the lines of a run."""
-    lm = build(size=2)
-    told: list[tuple[str, int, int]] = []
-    if is_shown:
-        lm.on_progress = lambda *progress: told.append(progress)
-    lm.loglikelihood([Instance("loglikelihood", {}, pair, 0, ("t", 0, 1)) for pair in PAIRS[:2]])
-    assert ("%|" in capfd.readouterr().err) is not is_shown  # as tqdm draws
-    assert told == ([("requests", 2, 2)] if is_shown else [])
-
-
 TEXTS = ["A bird", "Iron is a metal, and a metal conducts", "Rome is a city, Oslo is a city"]
 
 
@@ -295,17 +269,6 @@ def test_what_cannot_be_computed_is_refused_in_a_line(
     lm = build(max_length=8)
     with pytest.raises(UsageError, match=line):
         getattr(lm, kind)([Instance(kind, {}, arguments, 0, ("t", 7, 1))])
-
-
-def cell(**fields: Any) -> Cell:
-    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
-    values = {"batch_size": 4, **fields}
-    return Cell(ModelId("m", "p"), create_method("baseline"), task, **values)
-
-
-def several(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    return build()
 
 
 CAPACITY: dict[str, Any] = {"method": "score", "gamma": 1.0}

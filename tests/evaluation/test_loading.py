@@ -25,7 +25,6 @@ from capmoe_eval.evaluation.provenance import (
 )
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import DeviceConfig
-from capmoe_eval.zoo import checkpoints
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 
 CPU = DeviceConfig("cpu")
@@ -183,31 +182,6 @@ def test_a_checkpoint_that_is_not_whole_is_refused(damage: Damage, line: str, co
     assert "\n" not in str(error.value)
     with pytest.raises(UsageError, match=rf"^pretrained={copied}: .*{line}"):
         CapmoeLM(str(copied), device="cpu")  # as lm-eval's command line loads it
-
-
-def test_tensors_of_other_parts_and_tied_ones_are_no_damage(copied: Path) -> None:
-    extra = {"vision.layers.0.weight": torch.ones(2), "model.rotary_emb.inv_freq": torch.ones(2)}
-    without("lm_head")(copied)
-    config(tie_word_embeddings=True)(copied)
-    tensors(lambda stored: stored.update(extra))(copied)
-    load(copied)
-
-
-def test_a_further_training_seed_is_another_model_and_damaged_weights_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(checkpoints.WEIGHTS / "mixtral", tmp_path / "mixtral")
-    other = checkpoints.trained_model("mixtral", dtype=torch.float32)
-    other.get_output_embeddings().weight.data += 1
-    other.save_pretrained(tmp_path / "mixtral_s1")
-    monkeypatch.setattr(checkpoints, "WEIGHTS", tmp_path)
-    lms = (load("zoo:mixtral"), load("zoo:mixtral_s1"))
-    weights = [lm.model.get_output_embeddings().weight for lm in lms]
-    assert weights[0].shape == weights[1].shape
-    assert not torch.equal(*weights)
-    without("experts")(tmp_path / "mixtral")
-    with pytest.raises(UsageError, match="lacks tensors of the model"):
-        load("zoo:mixtral")
 
 
 MARKER = """

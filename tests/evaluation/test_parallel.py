@@ -138,22 +138,6 @@ def compare_traces(ours: Path, theirs: Path) -> None:
         assert bool(whole.decode_steps) == ("gsm8k" in name)
 
 
-@pytest.mark.slow
-def test_a_model_from_a_directory_is_read_in_parts(
-    spread: tuple[Path, list[str]],
-    from_directory: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert not run_here(monkeypatch, *from_directory, f"results_dir={tmp_path}")
-    capsys.readouterr()
-    (ours,), (theirs,) = (
-        list(records(root).values()) for root in (spread[0] / "directory", tmp_path)
-    )
-    assert without_origin(ours) == without_origin(theirs)
-
-
 DEFAULT_WORDS = {"tasks": "tasks=obqa", "parallel": "parallel=ep"}
 
 

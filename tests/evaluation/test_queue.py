@@ -74,11 +74,6 @@ class Other:
         self._held.pop(plan.path).close()
 
 
-def test_alone_it_gives_all_cells_model_by_model(tmp_path: Path) -> None:
-    assert drain(Queue(grid(tmp_path))) == ["a0", "a1", "a2", "b0", "b1", "b2"]
-    assert strays(tmp_path) == []
-
-
 def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
     plans, other, waited = grid(tmp_path, "a"), Other(), []
 
@@ -115,15 +110,6 @@ def test_what_a_killed_process_left_holds_nothing(tmp_path: Path) -> None:
     assert strays(tmp_path) == []
 
 
-def test_a_record_that_appeared_meanwhile_is_not_computed(tmp_path: Path) -> None:
-    plans = grid(tmp_path, "a")
-    found = []
-    for turn in Queue(plans):
-        found.append((name(turn), turn.finished))
-        write_text(plans[2].path, "theirs")
-    assert found == [("a0", False), ("a1", False), ("a2", True)]
-
-
 def test_a_record_that_appeared_before_the_reservation_is_not_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,23 +135,6 @@ def test_processes_spread_over_the_models(tmp_path: Path) -> None:
         assert name(next(turns)) == "b0", "fewest of b are being computed: none"
     for at, other in ((0, first), (2, second)):
         other.end(plans[at], None)
-
-
-def test_who_loses_the_race_for_a_model_takes_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As two that start at the same moment, when nobody holds anything yet."""
-    plans, other = grid(tmp_path), Other()
-
-    def late(record: Path) -> Reservation | None:
-        if record == plans[0].path and holder_of(record) is None:
-            other.take(plans[0])
-        return reserve(record)
-
-    monkeypatch.setattr(queue_module, "reserve", late)
-    with closing(iter(Queue(plans))) as turns:
-        assert name(next(turns)) == "b0"
-    other.end(plans[0])
 
 
 def test_overwriting_computes_each_once(tmp_path: Path) -> None:

@@ -154,14 +154,3 @@ def test_the_tasks_of_a_step_are_ranks(
     assert origin == {"kind": "ep", "ranks": 2, "backend": "gloo"}
     assert without_origin(record) == without_origin(alone[path])
     assert record["results"] == alone[path]["results"]
-
-
-def test_without_parallel_they_share_the_cells(
-    cluster: Slurm, alone: dict[str, Any], tmp_path: Path
-) -> None:
-    out, _ = cluster.srun(2, f"model={MODELS[0]}", *WORDS, GRID, f"results_dir={tmp_path}")
-    computed = [int(number) for number in re.findall(r"(\d+) computed", out)]
-    assert len(computed) == 2
-    assert sum(computed) == 3
-    ours = {path: record for path, record in alone.items() if path.startswith(MODELS[0])}
-    assert contents(records(tmp_path)) == contents(ours)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,10 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation.mts_dialog import (
     METRICS,
-    ROUGE,
     BertScore,
     MtsDialog,
-    check_bertscore,
 )
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
@@ -34,11 +30,6 @@ def built(root: str, name: str | None = None) -> MtsDialog:
     task = TaskLibrary().get(NAME, ready(data_source(root, name)))["tasks"][NAME]
     assert isinstance(task, MtsDialog)
     return task
-
-
-@pytest.fixture(scope="module", name="task")
-def of_the_miniworld() -> MtsDialog:
-    return built("miniworld")
 
 
 def evaluated(task: MtsDialog, answer: Any, limit: int | None = None) -> tuple[Answering, Any]:
@@ -59,14 +50,6 @@ def test_the_real_set_is_asked_for_the_note_of_a_dialogue(real_hub: Path) -> Non
     assert task.doc_to_target(first) == first["section_text"]
 
 
-def test_the_note_itself_scores_full_and_nothing_scores_none(task: MtsDialog) -> None:
-    for answer, score in ((lambda doc: doc["section_text"], 1.0), (lambda doc: "", 0.0)):
-        _, result = evaluated(task, answer)
-        assert {result["results"][NAME][f"{name},none"] for name in ROUGE} == {score}
-        # Short answers are not left out.
-        assert result["n-samples"][NAME]["effective"] == 164
-
-
 def of(**fields: Any) -> TaskId:
     return TaskId("mts_dialog", NAME, "har1/MTS", **{"metric": "rougeL", **fields})
 
@@ -84,24 +67,6 @@ def test_an_encoder_is_part_of_the_identity_and_its_absence_is_not() -> None:
     (other,) = planned("tasks=mts_dialog", "method=baseline")
     assert (other.cell.task.lm_eval, other.cell.task.metric) == (NAME, "rougeL")
     assert "encoder" not in str(cell_command(other.cell, "results/zoo"))
-
-
-OTHER = ("obqa", "openbookqa", "allenai/openbookqa", "acc")
-
-
-@pytest.mark.parametrize(
-    ("call", "line"),
-    [
-        (lambda: of(metric="bertscore_f1"), "tasks.mts_dialog.metric=bertscore_f1: needs an encod"),
-        (lambda: of(encoder="/nowhere/bert", layer=2), "encoder=/nowhere/bert"),
-        (lambda: of(layer=3), "tasks.mts_dialog.layer=3: is of an encoder; name one"),
-        (lambda: TaskId(*OTHER, encoder="x"), "tasks.obqa.encoder=x: obqa has no BERTScore"),
-    ],
-)
-def test_a_bertscore_that_cannot_be_had_is_refused(task: MtsDialog, call: Any, line: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(line)):
-        asked = call()
-        check_bertscore(asked, [task] if asked.lm_eval == NAME else [])
 
 
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "is", "of", "size", "old", ".", ","]

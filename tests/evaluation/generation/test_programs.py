@@ -224,15 +224,6 @@ def test_data_that_cannot_be_tested_are_refused(sandbox: Sandbox, broken: dict[s
         judge(sandbox, DOUBLE._replace(**broken), "    return x * 2\n")
 
 
-def test_all_are_judged_in_their_order(sandbox: Sandbox) -> None:
-    counts: list[tuple[str, int, int]] = []
-    right = [number % 3 == 0 for number in range(12)]
-    pairs = [(DOUBLE, f"    return x * {2 if each else 3}\n") for each in right]
-    verdicts, _ = judge_all(sandbox, pairs, lambda *progress: counts.append(progress))
-    assert verdicts == ["passed" if each else "wrong" for each in right]
-    assert counts == [("programs", done, 12) for done in range(1, 13)]
-
-
 @pytest.mark.slow
 def test_the_mini_worlds_solutions_pass_and_others_fare_as_defined(sandbox: Sandbox) -> None:
     (splits,) = documents("miniworld")[HUMANEVAL].values()

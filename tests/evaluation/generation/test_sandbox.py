@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,13 +125,6 @@ def test_neither_checkout_nor_home_nor_system_can_be_read(sandbox: Sandbox, secr
             if Path(path).exists():
                 assert outside(READ.format(path=path)) == "True\n", path
             assert sandbox.run(READ.format(path=path))[1] == "FileNotFoundError\n", path
-
-
-def test_the_sandbox_has_only_what_python_needs(sandbox: Sandbox) -> None:
-    entries = sandbox.run("import os\nprint(*sorted(os.listdir('/')), *os.listdir('/dev'))")[1]
-    allowed = {"dev", "etc", "given", "script.py", "tmp", "usr", "null", *sandbox.python.parts[1:2]}
-    assert set(entries.split()) <= allowed | {"lib", "lib32", "lib64", "libx32"}
-    assert sandbox.run("import os\nprint(os.listdir('/etc'))")[1] == "['ld.so.cache']\n"
 
 
 WRITE = """
@@ -327,7 +319,6 @@ def test_endless_output_is_cut(sandbox: Sandbox) -> None:
     assert 2**19 < len(output) <= MARK
 
 
-BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
 LOOP = "while True:\n    pass"
 # Uses as much processor time as it says, however long the machine takes to give it.
 WORK = "import time\nwhile time.process_time() < 2.5:\n    pass\nprint('done')"
@@ -349,12 +340,6 @@ def test_a_run_ends_by_its_processor_time_or_by_the_clock_where_it_waits(
 ) -> None:
     limited = dataclasses.replace(sandbox, limits={**LIMITS, **limits, "file": MARK})
     assert limited.run(script) == end
-    assert gone()
-
-
-@pytest.mark.slow
-def test_a_fork_bomb_ends(sandbox: Sandbox) -> None:
-    assert sandbox.run(BOMB)[0] != 0
     assert gone()
 
 
@@ -392,37 +377,6 @@ def test_programs_end_with_a_process_that_is_killed(sandbox: Sandbox) -> None:
 
 
 # The process adopts what is orphaned below it, as the first process of a container does.
-ADOPTS = f"""{IMPORTS}
-import ctypes, psutil
-from concurrent.futures import ThreadPoolExecutor
-
-ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-sandbox = Sandbox.open(file={MARK}, wall_seconds=2)
-with ThreadPoolExecutor(3) as pool:
-    ended = list(pool.map(sandbox.run, ["print(1)", "import time; time.sleep(600)", "x"] * 3))
-assert {{status for status, _ in ended}} == {{0, 1, None}}
-assert psutil.Process().children() == []
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("sandbox")
-def test_no_zombie_stays_in_a_container_that_reaps_nothing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ADOPTS], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_a_run_that_is_ended_while_it_starts_leaves_nothing(sandbox: Sandbox) -> None:
-    """Bubblewrap's two processes wait for each other while they start."""
-    for number in range(30):
-        with sandbox.started(SLEEP):
-            time.sleep(number % 15 / 1000)
-    inherited = [child for child in psutil.Process().children() if child.name() == "bwrap"]
-    assert inherited == []
-    assert gone()
 
 
 FAKE = """#!/bin/sh

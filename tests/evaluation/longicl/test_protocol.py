@@ -3,7 +3,6 @@
 import datasets
 import pytest
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment import longicl as protocol
 
 TRAIN = [
@@ -22,15 +21,6 @@ def test_each_pass_takes_the_next_row_of_each_label_in_order_of_first_appearance
     assert texts(protocol.test_documents(TRAIN, passes=2, limit=4)) == passes[:4]
     # Labels that are used up are left out of further passes.
     assert texts(protocol.test_documents(TRAIN, passes=7, limit=None)) == [*passes, "b three"]
-
-
-@pytest.mark.parametrize(
-    ("shots", "line"),
-    [(3, "shots=3: label 'Alpha' has only 2 train rows"), (0, "shots=0"), (-1, "shots=-1")],
-)
-def test_shots_that_cannot_be_had_are_refused(shots, line):
-    with pytest.raises(UsageError, match=line):
-        protocol.demonstrations(TRAIN, shots)
 
 
 def test_the_prompt_to_the_letter():

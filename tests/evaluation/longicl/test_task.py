@@ -65,12 +65,3 @@ def test_right_answers_score_one_wrong_ones_zero_and_a_mixture_its_mean(manager,
     assert n == len(documents)
     assert mean == share
     assert error == pytest.approx((share * (1 - share) / (len(documents) - 1)) ** 0.5)
-
-
-@pytest.mark.real_data
-def test_the_real_task_asks_100_questions(manager, real_hub):
-    lm = Answering(lambda doc: "card_arrival")
-    result = evaluate(manager, real_hub, lm, shots=5)
-    assert len(lm.requests) == 100
-    # Two passes over 77 labels cut at 100: card_arrival stands first in both.
-    assert result["exact_match,none"] == pytest.approx(0.02)

@@ -56,31 +56,6 @@ def test_an_answer_is_read_by_its_rule(reads, answer, value):
     assert reads(answer) == value
 
 
-COLOR = [  # three pictures: both right, one right, none right
-    Answer("color", "1", 1.0),
-    Answer("color", "1", 1.0),
-    Answer("color", "2", 1.0),
-    Answer("color", "2", 0.0),
-    Answer("color", "3", 0.0),
-    Answer("color", "3", 0.0),
-]
-SCENE = [Answer("scene", "1", 1.0), Answer("scene", "1", 0.0)]
-
-
-@pytest.mark.parametrize(
-    ("answers", "score"),
-    [
-        (COLOR, 100 * 3 / 6 + 100 * 1 / 3),
-        (SCENE, 50),
-        (COLOR + SCENE, 50 + 100 / 3 + 50),
-        # A picture whose second question was left out by a limit.
-        ([*COLOR, Answer("color", "4", 1.0)], 100 * 4 / 7 + 100 * 2 / 4),
-    ],
-)
-def test_a_score_of_mme_is_the_shares_of_questions_and_of_whole_pictures(answers, score):
-    assert scores.mme_score(answers) == pytest.approx(score)
-
-
 def by_a_loop(answers):
     total = 0.0
     for category in {answer.category for answer in answers}:

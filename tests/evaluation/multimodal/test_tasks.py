@@ -47,20 +47,6 @@ def test_right_answers_score_full_and_the_errors_are_metrics(tasks):
     assert {seedbench[name] for name in scores.DIMENSIONS.values()} == {1}
 
 
-@pytest.mark.slow
-def test_a_query_is_a_prompt_and_a_picture(tasks):
-    model, result = evaluated(tasks, "mmbench", lambda doc: doc["answer"], limit=2)
-    text, _, visual = model.requests[0]
-    row = documents("pictures")["lmms-lab/MMBench"]["en"]["dev"][0]
-    lines = [f"{letter}. {row[letter]}" for letter in "ABCD"]
-    assert text == "\n".join(["<image>", row["question"], *lines, "Answer:"])
-    (image,) = visual["visual"]
-    assert (image.size, image.mode) == ((96, 96), "RGB")
-    again = evaluated(tasks, "mmbench", lambda doc: doc["answer"], limit=2)[1]
-    hashes = [[s["doc_hash"] for s in each["samples"]["mmbench"]] for each in (result, again)]
-    assert hashes[0] == hashes[1]  # a decoded picture would be hashed by its place in memory
-
-
 def test_a_task_reads_the_data_set_that_is_named(tmp_path):
     source = ready(data_source("pictures"))
     shutil.copytree(source.root / "lmms-lab/MME", tmp_path / "lmms-lab-encoder/MME")
