@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from capmoe_methods.figures.losses import lost
+from capmoe_methods.losses import lost
 
+from capmoe_eval.results.frames import results_of
 from tests.pages import signed, table
 from tests.pages.names import FAMILIES, records
 from tests.pages.pooling import by_key
@@ -26,7 +27,9 @@ def macs() -> str:
             and record.knobs["reroute"] == "local"
         ]
         if drops and of_macs:
-            interval = lost(of_macs, drops, ["mme"])
+            results = results_of([*drops, *of_macs])
+            is_drop = results.cells["method"] == "score"
+            interval = lost(results, results.cells[~is_drop], results.cells[is_drop], ["mme"])
             assert not isinstance(interval, str), interval
             both = (drops[0].load, of_macs[0].load)
             rows.append(

@@ -9,13 +9,13 @@ from functools import cache
 from typing import Final
 
 import numpy as np
-from capmoe_methods.figures.losses import rank_peak
+import pandas as pd
 from capmoe_methods.trial import (
-    AdaptiveOutcome,
     by_model,
     mean_interval,
     outcomes,
     primary,
+    sentence,
     verdicts,
 )
 
@@ -29,9 +29,10 @@ from capmoe_eval.paper.trainings import NEEDED, dev_losses
 from capmoe_eval.paper.verdicts import Finding, VerdictFile
 from capmoe_eval.report.replication.records import RECORDS, ContrastFile
 from capmoe_eval.report.templates import shown
+from capmoe_eval.results.frames import results_of
 from tests.pages import DOCS, ROOT, paragraph, signed, span, table
 from tests.pages.names import FAMILIES, card, records
-from tests.pages.pooling import by_key, by_task, mean_load
+from tests.pages.pooling import by_key, by_task, mean_load, rank_peak
 
 
 @cache
@@ -238,28 +239,32 @@ def placed_drops() -> str:
 
 
 @cache
-def _adaptive() -> list[AdaptiveOutcome]:
-    compared = outcomes(records("experiment=adaptive"))
-    assert not any(None in (o.static_straggler, o.scores, o.static_least) for o in compared)
+def _adaptive() -> pd.DataFrame:
+    compared = outcomes(results_of(records("experiment=adaptive")))
+    assert not compared.isna().any(axis=None)
     return compared
 
 
 def adaptive() -> str:
     """Return the verdict on a γ for each layer in short."""
     verdict = primary(verdicts(_adaptive()))
+    assert verdict is not None
     gain, model = min((value, model) for model, value in _gains().items())
     return paragraph(
         f"Against one γ for all on {len(_gains())} embedded models, over six budgets of pairs (the "
-        f"primary endpoint): {verdict} {FAMILIES[model]} changes most: {shown(gain, '{:+.3f}')}."
+        f"primary endpoint): {sentence(verdict)} {FAMILIES[model]} changes most: "
+        f"{shown(gain, '{:+.3f}')}."
     )
 
 
-def _of_pairs() -> list[AdaptiveOutcome]:
-    return [outcome for outcome in _adaptive() if outcome.budget_of == "pairs"]
+def _of_pairs() -> pd.DataFrame:
+    compared = _adaptive()
+    return compared[compared["budget_of"] == "pairs"]
 
 
 def _gains() -> dict[str, float]:
-    return dict(by_model(_of_pairs(), lambda outcome: outcome.gain))
+    gains: dict[str, float] = by_model(_of_pairs(), "gain").to_dict()
+    return gains
 
 
 def adaptive_verdict() -> str:
@@ -267,32 +272,29 @@ def adaptive_verdict() -> str:
     judged = verdicts(_adaptive())
     last = primary(judged)
     assert last is not None
-    assert last.straggler_most is not None
-    cells: dict[tuple[str, str], list[float]] = {}
-    for each in _of_pairs():
-        cells.setdefault((each.model, each.task), []).append(each.gain or 0.0)
-    alone = mean_interval([float(np.mean(values)) for values in cells.values()])
-    (scores,) = (v for v in judged if (v.budget_of, v.budget) == ("scores", None))
+    of_pairs = _of_pairs()
+    alone = mean_interval(of_pairs.groupby(["model", "task"])["gain"].mean().tolist())
+    is_all = (judged["budget_of"] == "scores") & judged["budget"].isna()
+    (scores,) = judged[is_all].filter(regex="^straggler").to_numpy()
     assert alone is not None
-    assert scores.straggler is not None
-    apart = [100 * (outcome.apart or 0.0) for outcome in _of_pairs()]
-    beyond = [100 * abs(outcome.drop_rate - outcome.budget) for outcome in _of_pairs()]
+    apart = 100 * of_pairs["apart"]
+    beyond = 100 * (of_pairs["drop_rate"] - of_pairs["budget"]).abs()
     by_name = [f"{FAMILIES[model]} {shown(gain, '{:+.3f}')}" for model, gain in _gains().items()]
     points = [
         "The sampling units of the first interval are models (t), since the tasks of a model "
-        f"share its routers; of the second, documents. If the {last.cells} cells of models and "
+        f"share its routers; of the second, documents. If the {last['cells']} cells of models and "
         f"tasks were independent, the first would be {signed(*alone, 3).partition(' ')[2]}.",
         f"By model: {', '.join(by_name)}.",
         "Static factors around an adaptive setting lie "
         f"{np.median(apart):.1f} points of drops apart (median; {max(apart):.1f} at most). At "
-        f"worst the change is {shown(last.straggler_most, '{:+.3f}')}.",
+        f"worst the change is {shown(last['most'], '{:+.3f}')}.",
         "A budget of scores changes the straggler factor at equal drops by "
-        f"{signed(*scores.straggler, 3)}: it is chosen to lose few scores, not few pairs.",
+        f"{signed(*scores, 3)}: it is chosen to lose few scores, not few pairs.",
         "On the evaluated documents the dropped share differs from the budget of pairs by "
         f"{np.mean(beyond):.1f} points in the mean, and by {max(beyond):.1f} at most.",
     ]
     return (
-        paragraph(str(last), "> ", "> ")
+        paragraph(sentence(last), "> ", "> ")
         + "\nThe rest is exploratory and uncorrected:\n\n"
         + "".join(paragraph(point, "- ", "  ") for point in points)
     )

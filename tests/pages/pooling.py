@@ -29,6 +29,12 @@ def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> 
     return statistics.fmean(means) if means else None
 
 
+def rank_peak(records: Iterable[Record]) -> float:
+    """Return the fullest rank over the mean load after drops, mean over layers and forwards."""
+    layers = (layer for record in records for layer in record.layers)
+    return statistics.fmean(layer.peak["device_after"]["mean"] for layer in layers)
+
+
 def by_key(records: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:
     """Return records, or runs, in groups, in the order of their first members."""
     groups: dict[Any, list[_T]] = {}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from capmoe_methods.figures.losses import rank_peak
 
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.packs import SUFFIX, open_pack
@@ -21,6 +20,7 @@ from capmoe_eval.paper.claims.judge import replication_claims
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords
 from tests.pages import DOCS, ROOT, glance, pages
 from tests.pages.effects import replication
+from tests.pages.pooling import rank_peak
 
 VERDICTS = DOCS / "zoo" / "replication.md"
 REPLICATION = DOCS / "zoo" / "replication.records.json"

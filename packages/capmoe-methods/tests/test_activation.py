@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from capmoe_eval.routing.decision import expert_load
-from capmoe_eval.routing.scores import Assignment, Scores, best_slots
+from capmoe_eval.routing.scores import Assignment, best_slots
 from definitions import sere as reference
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_group
+from tests.routing.problems import Case, cases, decide, kept_pairs
 
 from capmoe_methods.activation import BestFirst
 from capmoe_methods.sere import SERE
@@ -51,28 +51,6 @@ def test_the_share_of_experts_is_parsed_exactly(share: float, experts: int, rank
 
 
 # Two tokens, K = 3; their best experts are 0 and 1. Expert 2 is like 1, 3 like nothing else.
-SCORES = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.0, 0.6, 0.3, 0.1]])
-SIMILARITY = torch.tensor(
-    [[1.0, 0.5, 0.4, 0.1], [0.5, 1.0, 0.8, 0.2], [0.4, 0.8, 1.0, 0.0], [0.1, 0.2, 0.0, 1.0]]
-)
-
-
-@pytest.mark.parametrize(
-    ("min_similarity", "expected"),
-    [
-        (0.3, [(0, 0), (0, 1), (0, 3), (1, 1), (1, 3)]),
-        (0.2, [(0, 0), (0, 1), (1, 1)]),  # a similarity of ρ itself is enough
-        (0.9, [(0, 0), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]),
-    ],
-)
-def test_secondary_experts_give_their_tokens_to_the_most_similar_primary_one(
-    min_similarity: float, expected: list[tuple[int, int]]
-) -> None:
-    """2 gives them to 1, where its second token is already; 3 keeps its own if ρ protects it."""
-    scores = Scores(SCORES, SCORES.topk(3, dim=1).indices)
-    method = SERE(min_similarity=min_similarity)
-    assignment = assign(scores, method, one_group(2), calibrated=SIMILARITY)
-    assert sorted(kept_pairs(assignment)) == expected
 
 
 def weights(assignment: Assignment, weight_TK: torch.Tensor) -> dict[tuple[int, int], float]:

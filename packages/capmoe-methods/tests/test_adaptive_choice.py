@@ -83,19 +83,6 @@ def test_a_hull_is_convex_and_below_every_point(layers: tuple[Array, Array]) -> 
         assert (straggler[within] >= np.interp(dropped[within], d, s) - 1e-9).all()
 
 
-def test_the_budget_goes_where_a_drop_gains_most() -> None:
-    """One layer is level and gains nothing by drops; of the other few drops gain much."""
-    level, skewed = [1.0, 1.0, 1.0], [1.0, 2.0, 6.0]
-    dropped = np.array([[0.5, 0.2, 0.0], [0.4, 0.1, 0.0]])
-    assert choose(dropped, np.array([level, skewed]), 0.05) == [2, 1]
-    assert choose(dropped, np.array([skewed, level]), 0.05) == [2, 2], "0.2 of one is 0.1 of both"
-    assert choose(dropped, np.array([skewed, level]), 0.1) == [1, 2]
-
-
-def test_a_layer_without_gain_keeps_the_largest_factor() -> None:
-    assert choose(np.zeros((1, 3)), np.ones((1, 3)), 0.5) == [2]
-
-
 def test_the_grid_ends_where_nothing_binds() -> None:
     assert grid(1.0)[-2:] == (0.95, 1.0)
     assert len(grid(1.0)) == 20

@@ -47,18 +47,6 @@ def test_a_budget_is_of_what_it_names() -> None:
     assert chosen(calibration, of_scores) == (0.5, 2.0)
 
 
-def test_every_layer_has_curves_of_its_own() -> None:
-    calibration = measured()
-    for layer, curve in zip(calibration.layers, CURVES, strict=True):
-        assert layer == curve
-    exchanged = chosen(measured(CURVES[::-1]), ADAPTIVE)
-    assert exchanged == chosen(calibration, ADAPTIVE)[::-1] == (0.5, 2.0)
-    factors = calibration.applied(ADAPTIVE, "file").calibrated
-    assert factors.drop_rate == pytest.approx(0.01)  # type: ignore[attr-defined]
-    assert factors.dropped_scores == pytest.approx(0.2)  # type: ignore[attr-defined]
-    assert factors.straggler == pytest.approx((4.0 + 1.5) / 2)  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("ep_size", [2, 4])
 def test_a_grid_ends_where_nothing_binds(ep_size: int) -> None:
     """At E/K of an expert, and at R of a device."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
@@ -23,12 +22,11 @@ from capmoe_eval.experiment.record_part import Calibrated
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.observers import Observer
-from pydantic import ValidationError
 from tests.wrapper.models import make
 
 from capmoe_methods import calibration
 from capmoe_methods.macs.measures import ExpertModalities
-from capmoe_methods.sere.calibration import TOKENS, ExpertSimilarity, LayerSimilarity
+from capmoe_methods.sere.calibration import ExpertSimilarity
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 MME = TaskId("mme", "mme", "lmms-lab/MME", "acc", 0, images=True)
@@ -134,34 +132,6 @@ def test_one_calibration_serves_every_setting(
 
 
 @pytest.mark.slow
-def test_records_follow_the_placement(finished: dict[str, Finished]) -> None:
-    placed, of_two, blocks = (record.layers[0] for record in finished["loads"].records)
-    # The first layer's input is the same, and so are its loads before any drop.
-    assert blocks.load_before == placed.load_before
-    assert blocks.peak["device_before"] != placed.peak["device_before"], (
-        "the placement does nothing"
-    )
-    assert blocks.peak["expert_before"] == placed.peak["expert_before"]
-    assert of_two.peak["device_before"]["mean"] < placed.peak["device_before"]["mean"]
-    content = finished["loads"].content
-    sums = {sum(layer["loads"]) for layer in content["layers"]}
-    assert sums == {content["tokens"] * placed.top_k}
-
-
-@pytest.mark.slow
-def test_sere_activates_as_many_experts_as_its_settings_say(finished: dict[str, Finished]) -> None:
-    loads = [record.load for record in finished["similarity"].records]
-    after = [load.activated_after or 0 for load in loads]
-    assert 0 < after[0] < (loads[0].activated_before or 0), "SERE did nothing"
-    assert after[0] < min(after[1:])
-    assert all(record.proofs.best_kept is not None for record in finished["similarity"].records)
-    content = finished["similarity"].content
-    assert 0 < content["compared"] <= min(content["tokens"], TOKENS)
-    for layer in content["layers"]:
-        assert min(layer["similarity"]) == 0 < max(layer["similarity"]) < 1
-
-
-@pytest.mark.slow
 def test_a_threshold_says_the_modalities_of_experts(finished: dict[str, Finished]) -> None:
     macs, strict, without, drop = (record.load for record in finished["modalities"].records)
     layers = finished["modalities"].content["layers"]
@@ -220,11 +190,3 @@ def test_a_calibration_needs_both_modalities() -> None:
     assert (shares.text, shares.image) == ([0.5, 0, 1.0, 0.5], [1.0, 0.5, 0, 0.5])
     with pytest.raises(UsageError, match="the calibration saw 0 tokens of images and 2 of"):
         ExpertModalities.measured(Observer(), [{"name": "mlp"} | text])
-
-
-def test_similarities_are_written_once_for_two_experts() -> None:
-    layer = LayerSimilarity(name="mlp", n_experts=3, similarity=[0.1, 0.2, 0.3])
-    matrix = torch.tensor([[1.0, 0.1, 0.2], [0.1, 1.0, 0.3], [0.2, 0.3, 1.0]])
-    assert torch.equal(layer.matrix(), matrix)
-    with pytest.raises(ValidationError, match="mlp has 3 similarities, not 6"):
-        LayerSimilarity(name="mlp", n_experts=4, similarity=layer.similarity)

@@ -10,11 +10,9 @@ import pytest
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.timings.rows import Balance
 from capmoe_eval.paper.statistics import interval
-from capmoe_eval.report.figures.drawing import BLUE, GREY
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from matplotlib.colors import to_hex
 from tests.golden import figures, framed, read
 from tests.golden.test_golden import differences
 from tests.records import calibrated, of_images, record_of
@@ -52,7 +50,6 @@ def balance(method: str, straggler: float, on: str = "piqa", judged: str = "piqa
 
 DROP = create_method("score", 1.0, ep_size=1)
 OEA = create_method("oea", k0=2)
-STEPS = create_method("xshare", expert_budget=0.25, decode="only")
 RANKS = create_method("score", 1.0, ep_size=8)
 REROUTE = create_method("token_reroute", 1.5, granularity="device", ep_size=8)
 
@@ -90,41 +87,6 @@ def test_a_comparator_stands_at_what_its_records_say_beside_token_drop_and_no_li
     assert "Mine, questions: OEA is left out: not every task is there." in shown.notes
 
 
-def test_the_method_alone_has_a_colour_in_its_panels() -> None:
-    figure = comparators.comparators(on_questions())
-    for axes in figure.axes:
-        colours = {
-            text: to_hex(line.get_color())
-            for line in axes.get_lines()
-            for text in [str(line.get_label())]
-            if not text.startswith("_")
-        }
-        assert {colours["Token Drop"], colours["no limit"]} == {GREY.lower()}
-        assert BLUE.lower() not in colours.values()
-    boxes = [box for axes in figure.axes for box in axes.containers]
-    assert {to_hex(box.lines[0].get_color()) for box in boxes} == {BLUE.lower()}
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "Token Drop",
-        "no limit",
-        "Mine",
-    ]
-
-
-def test_knobs_that_grow_along_a_line_are_in_its_title() -> None:
-    others = [
-        found(create_method("sere", k0=1, min_similarity=least), "obqa", 1, after=9.0)
-        for least in (0.5, 0.0, 0.3)
-    ]
-    axes = comparators.comparators(of_models(sere=others)).axes[0]
-    assert axes.get_title(loc="left") == "SERE: similarity 0 → 0.5"
-
-
-def test_decode_steps_are_a_picture_of_their_own() -> None:
-    rows = comparators.settings(of_models(steps=[found(STEPS, "gsm8k", 30, 6.0, 5.0)]))
-    columns = ["of", "activated", "lost"]
-    assert rows[columns].values.tolist() == [["generation (GSM8K)", 0.25, 75]]
-
-
 def on_ranks(*balances: Balance) -> FigureRecords:
     evidence = of_models(
         ranks=[found(RANKS, "obqa", 2, 1.8), found(RANKS, "piqa", 2, 2.2)],
@@ -132,18 +94,6 @@ def on_ranks(*balances: Balance) -> FigureRecords:
         steps=[found(replace(REROUTE, decode="only"), "gsm8k", 4, 2.4)],
     )
     return replace(evidence, balances=balances)
-
-
-def test_rerouting_stands_beside_token_drop_on_the_same_ranks() -> None:
-    shown = on_ranks()
-    rows = comparators.ranks(shown)
-    assert rows[["of", "line", "rank_peak", "lost"]].values.tolist() == [
-        ["questions (OBQA, PIQA)", "Token Drop", 1.0, pytest.approx(5)],
-        ["questions (OBQA, PIQA)", "Token Reroute, devices", 1.5, 0],
-        ["generation (GSM8K)", "Token Reroute, devices", 1.2, pytest.approx(10)],
-    ]
-    assert rows["unlimited_rank_peak"].tolist() == [2.0] * 3
-    assert any("bench placement" in note for note in shown.notes)
 
 
 def test_balancing_without_loss_is_a_line_across_the_ranks() -> None:

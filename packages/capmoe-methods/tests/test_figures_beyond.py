@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
@@ -18,13 +16,11 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.records import layer
 from tests.report.figures.material import BASELINE, cell, evidence, record, values
 from tests.report.figures.test_data import loads, of_layers
 
-from capmoe_methods.figures import decode, images, quality, waste
+from capmoe_methods.figures import decode, quality, waste
 from capmoe_methods.figures.quality import pareto_front
-from tests import records
 
 
 def test_the_front_is_drawn_over_complete_methods_and_seeds_are_averaged() -> None:
@@ -75,17 +71,6 @@ def test_the_best_gamma_is_that_of_a_loop(load: list[int], penalty: float) -> No
         if penalty * drop + empty < least:
             best, least = gamma, penalty * drop + empty
     assert waste.best_gamma(grid, penalty) == best
-
-
-def test_the_textbooks_numbers() -> None:
-    """Output 17.7.2: the skewed load at c = 1, 1.25, 1.5, 2."""
-    shares = [0.3617, 0.2324, 0.1044, 0.0], [0.3617, 0.3859, 0.4029, 0.5]
-    names = ("gamma", "drop_rate", "pad_waste")
-    grid = pd.DataFrame(dict(zip(names, ([1.0, 1.25, 1.5, 2.0], *shares), strict=True)))
-    # λ=1: .7234, .6183, .5073, .5; λ=0.5: .5426, .5021, .4551, .5; λ=0.1: .3979, .4091, …
-    assert [waste.best_gamma(grid, penalty) for penalty in (1, 0.5, 0.1)] == [2.0, 1.5, 1.0]
-    none = pd.DataFrame({"gamma": [0.0], "drop_rate": [1.0], "pad_waste": [np.nan]})
-    assert waste.best_gamma(none, 1) is None
 
 
 def of_batch(size: int, correct: list[int], shuffle: int | None = None, **seen: str) -> Record:
@@ -150,69 +135,3 @@ def test_decode_steps_have_the_share_that_the_prompt_alone_does_not_lose() -> No
         "Mine: a decode step has 12.0 to 14.0 live sequences, by cell, for which γ after rounding: "
         "0.5 is 0.75, 1 is 1.25.",
     ]
-
-
-def of_images(
-    method: Method,
-    correct: Sequence[int] = (1, 1, 1, 0),
-    *,
-    text: float = 0.0,
-    image: float = 0.0,
-    peak: float = 2.0,
-    bands: Sequence[Sequence[int]] = ((0,) * 8,),
-) -> Record:
-    """A record of MME with these shares of dropped pairs, and drops by eighths in each layer.
-
-    Each eighth of an image has ten tokens, with two experts each.
-    """
-    layers = [layer(name=f"layers.{number}") for number in range(len(bands))]
-    parts = {"layers": layers, "load": {"mean_peak_after": peak}}
-    whole = records.of_images(records.record_of(method, correct, task="mme", parts=parts))
-    content = json.loads(json.dumps(whole.content))
-    shares = content["capmoe"]["load"]["modalities"]
-    shares["text"]["drop_rate"], shares["image"]["drop_rate"] = text, image
-    for part, dropped in zip(content["capmoe"]["layers"], bands, strict=True):
-        part["modalities"]["image"]["bands"] = {"tokens": [10] * 8, "dropped": list(dropped)}
-    return Record.of(content, whole.path)
-
-
-def first(modality: str, gamma: float = 1.0) -> Method:
-    return create_method("score", gamma, modality=modality)
-
-
-def test_the_front_is_of_the_best_at_each_peak_and_images_count_once() -> None:
-    parts = {
-        "images": [of_images(BASELINE, [1, 1, 1, 1], peak=3.0)],
-        "images_priority": [
-            of_images(first("uniform"), [1, 1, 0, 0], peak=1.0),
-            of_images(first("text_first"), [1, 0, 0, 0], peak=1.0),
-            of_images(first("image_first"), [1, 1, 1, 0], peak=1.0),
-        ],
-        "images_drops": [of_images(first("image_first", 2.0), [1, 1, 0, 0], peak=2.0)],
-    }
-    rows = images.by_priority(evidence(**parts))
-    assert "4 questions to 2 images" in rows["asked"].iloc[0]
-    best = rows[rows["front"]].sort_values("peak")
-    assert best[["peak", "right"]].values.tolist() == [[1.0, 75], [3.0, 100]]
-    # Two images with shares of 1 and 0: a standard deviation of √½ and a standard error of ½.
-    at_one = rows[rows["gamma"] == 1]
-    reach = {row["first"]: row["right_high"] - row["right"] for _, row in at_one.iterrows()}
-    assert reach["no modality first"] == pytest.approx(1.96 * 50)
-    assert reach["images first"] == pytest.approx(1.96 * 25)
-
-
-def test_positions_are_shares_of_pairs_over_all_layers() -> None:
-    late = [[0, 0, 0, 0, 0, 0, 0, 20], [0, 0, 0, 0, 0, 0, 10, 20]]
-    early = [bands[::-1] for bands in late]
-    orders = [
-        of_images(create_method("order", 1.0), bands=late),
-        of_images(create_method("reverse_order", 1.0), bands=early),
-    ]
-    priority = [of_images(first("image_first"), bands=early)]
-    rows = images.by_place(evidence(images_order=orders, images_priority=priority))
-    assert values(rows, "line", "dropped_percent") == {
-        "Order": [0, 0, 0, 0, 0, 0, 25, 100],
-        "Reverse Order": [100, 25, 0, 0, 0, 0, 0, 0],
-        "images first": [100, 25, 0, 0, 0, 0, 0, 0],
-    }
-    assert rows["gamma"].unique().tolist() == [1]

@@ -127,19 +127,6 @@ def test_a_decision_that_breaks_the_bound_is_caught(monkeypatch: pytest.MonkeyPa
     assert meter.proofs()["overload_drops"]["passed"] is False
 
 
-def test_a_batch_of_text_is_token_drop_on_capacities_of_no_image() -> None:
-    """Weights are 1 and the visual ratio is 0: at ρ=0 and without rerouting, bit for bit."""
-    model = images.make("llava")
-    inputs = {"input_ids": models.batch(n_sequences=3, n_positions=6)}
-    given = {"rho": 0.0, "reroute": "none"}
-    ours, report = routed(model, inputs, "macs", **given)
-    assert torch.equal(ours, routed(model, inputs, "score")[0])
-    assert report["summary"]["weights"]["image"] is None
-    assert report["summary"]["weights"]["visual_ratio"] == 0
-    adapted, _ = routed(model, inputs, "macs", reroute="none", calibrated=modalities(model))
-    assert not torch.equal(ours, adapted)
-
-
 @pytest.mark.parametrize(
     ("family", "knobs", "line"),
     [
@@ -159,13 +146,3 @@ def test_what_cannot_be_weighed_is_refused_in_one_line(
     model = models.make(family) if family == "olmoe" else images.make(family)
     with pytest.raises(UsageError, match=line), capacity_aware(model, "macs", 0.5, **knobs):
         pass
-
-
-def test_embeddings_that_say_nothing_of_images_are_refused() -> None:
-    model = images.make("llava")
-    embeddings = model.get_input_embeddings()(torch.arange(8)[None])
-    with (
-        capacity_aware(model, "macs", 0.5, rho=0, verify=False),
-        pytest.raises(UsageError, match="method=macs: the model is called with inputs_embeds"),
-    ):
-        model(inputs_embeds=embeddings)

@@ -69,13 +69,6 @@ def test_a_group_without_a_token_has_no_weight_of_images() -> None:
     assert weighted.limit_GE[1].tolist() == [0, 0, 0]
 
 
-def test_weights_do_not_lose_the_precision_of_float32_in_a_model_of_bfloat16() -> None:
-    hidden_TH = torch.randn(40, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
-    groups, image_T = one_group(40), torch.ones(40) > 0
-    low, high = (token_weights(h, image_T, groups, 2.0) for h in (hidden_TH, hidden_TH.float()))
-    assert torch.equal(low, high)
-
-
 def test_an_expert_is_of_the_modality_that_activates_it_most() -> None:
     visual_E, text_E = torch.tensor([[0.6, 0.5, 0.4, 0.0, 0.1], [0.4, 0.5, 0.6, 0.0, 0.0]])
     assert modality_bias(visual_E, text_E, 0.6).tolist() == [1, 0, -1, 0, 1]

@@ -10,13 +10,11 @@ import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
-from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import method_class, method_names
 from capmoe_eval.routing.scores import Scores
-from capmoe_eval.routing.tokens import group_tokens
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.routing.problems import Case, assign, cases, decide, kept_pairs
+from tests.routing.problems import Case, cases, decide, kept_pairs
 
 from capmoe_methods.eplb_placement.calibration import experts_of_ranks
 
@@ -63,16 +61,6 @@ def test_renumbered_experts_in_blocks_decide_as_the_placement(case: Case) -> Non
     blocks = dataclasses.replace(case, scores=renumbered).with_knobs(placement="contiguous")
     pairs = {(token, int(old_E[new])) for token, new in kept_pairs(decide(blocks))}
     assert set(kept_pairs(decide(placed))) == pairs
-
-
-@pytest.mark.parametrize(("placement", "kept"), [("eplb", 8), ("contiguous", 4)])
-def test_a_placement_changes_who_is_dropped(placement: str, kept: int) -> None:
-    """Two busy experts of one block, on two devices: nothing has to be dropped."""
-    scores = Scores(torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 4), torch.tensor([[0, 1]] * 4))
-    method = TokenDrop(gamma=1.0, ep_size=2, granularity="device", placement=placement)
-    placed_RN = torch.tensor([[0, 2], [1, 3]]) if method.is_placed else None
-    groups = group_tokens(torch.ones(1, 4, dtype=torch.bool), ep_size=2)
-    assert int(assign(scores, method, groups, calibrated=placed_RN).keep_TS.sum()) == kept
 
 
 def test_experts_go_by_falling_load_to_the_rank_with_the_lowest_load() -> None:

@@ -11,7 +11,7 @@ import torch
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper import hook, session
+from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.hook import decide as assign
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
@@ -116,16 +116,5 @@ def test_a_placement_that_cannot_be_is_refused(calibrated: Any, line: str) -> No
     with (
         pytest.raises(UsageError, match=line),
         capacity_aware(make("olmoe"), DEVICES, calibrated=calibrated),
-    ):
-        pass
-
-
-def test_a_placement_of_real_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make("olmoe")
-    spread = [dataclasses.replace(of, ranks=mock.Mock(size=4)) for of in find_moe_layers(model)]
-    monkeypatch.setattr(session, "find_moe_layers", lambda _model: spread)
-    with (
-        pytest.raises(UsageError, match="placement=eplb: under parallel=ep the placement is"),
-        capacity_aware(model, DEVICES, calibrated=[SPREAD, SPREAD]),
     ):
         pass

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from capmoe_methods.sere import calibration
 from capmoe_methods.sere.calibration import (
     Similarities,
-    frobenius_similarity,
 )
 
 pytestmark = pytest.mark.numeric
@@ -124,32 +123,6 @@ def test_the_first_tokens_are_compared_on_all_experts(monkeypatch: pytest.Monkey
         assert float(similarity_EE.min()) == 0
         assert bool((similarity_EE.diagonal() == 1).all())
     assert not torch.allclose(*found)
-
-
-def test_decode_steps_alone_are_rerouted() -> None:
-    """The prompt is the stock model's; a step computes nothing but its tokens' best experts."""
-    model = make("olmoe")
-    experts, seen = find_moe_layers(model)[1].experts, []
-    handle = experts.register_forward_pre_hook(lambda _m, args: seen.append(args[1].clone()))
-    method = create_method("sere", min_similarity=0, decode="only")
-    with capacity_aware(model, method, verify=False, calibrated=similarities(model)) as meter:
-        model.generate(TOKENS, max_new_tokens=3, min_new_tokens=3, do_sample=False)
-    handle.remove()
-    prompt, *steps = seen
-    assert prompt.shape[1] == 3
-    assert bool((prompt < 8).all())
-    assert all(len(set(step[step < 8].tolist())) <= len(TOKENS) for step in steps)
-    decode = meter.summary()["decode"]
-    assert decode["activated_after"] <= len(TOKENS) < decode["activated_before"]
-
-
-def test_equal_experts_are_alike() -> None:
-    assert bool((frobenius_similarity(torch.full((3, 3), 7.0).double()) == 1).all())
-
-
-def test_a_method_without_a_calibration_ignores_one() -> None:
-    with capacity_aware(make("olmoe"), "score", 0.5, verify=False, calibrated=[]) as meter:
-        assert meter.calibrated is None
 
 
 @pytest.mark.parametrize(

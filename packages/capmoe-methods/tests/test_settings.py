@@ -223,10 +223,3 @@ def test_committed_calibrations_are_applied_as_their_records_say(kind: str) -> N
         assert applied == record.summary["calibration"]
         calibrations.add(file)
     assert calibrations
-
-
-def test_a_method_that_changes_nothing_is_the_baseline_unless_weights_are_normalised() -> None:
-    for method, knobs in {"xshare": {"expert_budget": 1.0}, "laser": {"peak_mass": 0.0}}.items():
-        for renormalize, is_stock in {"before": True, "after": True, "always": False}.items():
-            results = create_method(method, renormalize=renormalize, **knobs)
-            assert results.is_stock == is_stock

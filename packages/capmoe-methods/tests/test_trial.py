@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
+import pandas as pd
 import pytest
 from capmoe_eval.paper.pairing import Paired
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pages import signed
 
-from capmoe_methods.adaptive_gamma import AdaptiveFactor
 from capmoe_methods.trial import (
-    AdaptiveOutcome,
-    between,
     by_model,
     least,
     mean_interval,
-    points,
+    nearness,
     primary,
+    sentence,
     verdicts,
 )
 
@@ -27,44 +24,53 @@ SHARES = st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_si
 
 
 @given(SHARES, st.floats(-0.1, 1.1))
-def test_it_interpolates_between_neighbours(values: list[float], wanted: float) -> None:
-    others = [3 * value - 1 for value in values]
-    found = between(wanted, values)
+def test_it_interpolates_between_neighbours(shares: list[float], wanted: float) -> None:
+    values = np.array(shares)
+    others = 3 * values - 1
+    weight_N = nearness(wanted, values)
     if not min(values) <= wanted <= max(values):
-        assert found is None
+        assert weight_N is None
         return
-    assert found is not None
-    assert 0 <= found.weight <= 1
-    assert found.mix(values) == pytest.approx(wanted)
+    assert weight_N is not None
+    assert (weight_N >= 0).all()
+    assert (weight_N > 0).sum() <= 2
+    assert weight_N @ values == pytest.approx(wanted)
     order = np.argsort(values)
-    known = np.interp(wanted, np.array(values)[order], np.array(others)[order])
-    assert found.mix(others) == pytest.approx(known)
+    expected = np.interp(wanted, values[order], others[order])
+    assert weight_N @ others == pytest.approx(expected)
 
 
 @given(SHARES, st.floats(0, 1))
-def test_no_convex_curve_is_lower_than_the_least(drops: list[float], wanted: float) -> None:
-    def curve(x: float) -> float:
-        return (x - 1) ** 2
-
-    found = least(wanted, drops, [curve(x) for x in drops])
-    if found is not None:
-        assert found <= curve(wanted) + 1e-9
-        at = between(wanted, drops)
-        assert at is not None
-        assert found <= at.mix([curve(x) for x in drops]) + 1e-9
+def test_no_convex_curve_is_lower_than_the_least(shares: list[float], wanted: float) -> None:
+    drops = np.array(shares)
+    curve = (drops - 1) ** 2
+    lowest = least(wanted, drops, curve)
+    if lowest is not None:
+        assert lowest <= (wanted - 1) ** 2 + 1e-9
+        weight_N = nearness(wanted, drops)
+        assert weight_N is not None
+        assert lowest <= weight_N @ curve + 1e-9
     elif len(drops) > 2:
         assert not min(drops) <= wanted <= max(drops)
 
 
-def test_the_least_is_on_the_lines_beside_a_gap() -> None:
-    assert least(0.3, [0.1, 0.2, 0.4, 0.8], [3.0, 2.0, 1.5, 1.3]) == pytest.approx(1.55)
-    assert least(0.3, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) == pytest.approx(1.0)
-    assert least(0.2, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) == 2.0
-    assert least(0.3, [0.2, 0.4, 0.6], [2.0, 1.5, 0.0]) == 1.75, (
-        "not convex: between its neighbours"
+@pytest.mark.parametrize(
+    ("value", "drops", "stragglers", "expected"),
+    [
+        (0.3, [0.1, 0.2, 0.4, 0.8], [3.0, 2.0, 1.5, 1.3], 1.55),
+        (0.3, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5], 1.0),
+        (0.2, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5], 2.0),
+        (0.3, [0.2, 0.4, 0.6], [2.0, 1.5, 0.0], 1.75),  # not convex: between its neighbours
+        (0.3, [0.2, 0.4], [2.0, 1.5], None),  # no line beside it is known
+        (0.5, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5], None),
+    ],
+)
+def test_the_least_is_on_the_lines_beside_a_gap(
+    value: float, drops: list[float], stragglers: list[float], expected: float | None
+) -> None:
+    assert least(value, np.array(drops), np.array(stragglers)) == (
+        expected if expected is None else pytest.approx(expected)
     )
-    assert least(0.3, [0.2, 0.4], [2.0, 1.5]) is None, "no line beside it is known"
-    assert least(0.5, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) is None
 
 
 def outcome(
@@ -72,49 +78,46 @@ def outcome(
     task: str,
     budget: float,
     gain: float | None,
-    scores: list[float] | None,
-    kind: Literal["pairs", "scores"] = "pairs",
-) -> AdaptiveOutcome:
-    paired = None
-    if scores is not None:
-        paired = Paired((("a", "b"),), np.array(scores), np.full(len(scores), 0.5))
-    static = None if gain is None else 2.0 - gain
-    return AdaptiveOutcome(
-        model=model,
-        task=task,
-        factor=AdaptiveFactor(budget, kind),
-        budget=budget,
-        budget_of=kind,
-        drop_rate=0.1,
-        straggler=2.0,
-        static_straggler=static,
-        static_least=None if static is None else static - 0.5,
-        apart=0.1,
-        scores=paired,
-    )
+    right: list[float] | None,
+    kind: str = "pairs",
+) -> dict[str, object]:
+    scores = None
+    if right is not None:
+        scores = Paired((("a", "b"),), np.array(right), np.full(len(right), 0.5))
+    return {
+        **{"model": model, "task": task, "budget": budget, "budget_of": kind},
+        "static": None if gain is None else 2.0 - gain,
+        "gain": gain,
+        "most": None if gain is None else gain + 0.5,
+        "scores": scores,
+        "points": None if scores is None else 100 * scores.differences.mean(),
+    }
 
 
 def test_a_verdict_counts_each_model_once() -> None:
-    compared = [
-        outcome("olmoe", "obqa", 0.1, -0.2, [1, 1, 0, 1]),
-        outcome("olmoe", "obqa", 0.2, -0.4, [1, 0, 0, 1]),
-        outcome("olmoe", "piqa", 0.1, 0.1, [0, 0, 1, 0]),
-        outcome("olmoe", "piqa", 0.2, None, None),
-        outcome("mixtral", "obqa", 0.1, 0.2, [1, 1, 1, 1]),
-        outcome("mixtral", "obqa", 0.1, 5.0, None, "scores"),
-    ]
-    low, high, both, *_ = judged = verdicts(compared)
-    assert primary(judged) is both
-    assert [(v.budget, v.cells) for v in (low, high, both)] == [(0.1, 3), (0.2, 1), (None, 3)]
-    assert high.straggler is None, "one model has no interval"
-    assert low.straggler is not None
-    assert low.straggler.mean == pytest.approx((-0.05 + 0.2) / 2)
-    assert both.straggler == pytest.approx(mean_interval([-0.1, 0.2])), "models are the units"
-    assert both.straggler_most == pytest.approx(0.05 + 0.5)
+    compared = pd.DataFrame(
+        [
+            outcome("olmoe", "obqa", 0.1, -0.2, [1, 1, 0, 1]),
+            outcome("olmoe", "obqa", 0.2, -0.4, [1, 0, 0, 1]),
+            outcome("olmoe", "piqa", 0.1, 0.1, [0, 0, 1, 0]),
+            outcome("olmoe", "piqa", 0.2, None, None),
+            outcome("mixtral", "obqa", 0.1, 0.2, [1, 1, 1, 1]),
+            outcome("mixtral", "obqa", 0.1, 5.0, None, "scores"),
+        ]
+    )
+    judged = verdicts(compared)
+    low, high, both = (judged.iloc[number] for number in range(3))
+    assert primary(judged) == pytest.approx(both.to_dict(), nan_ok=True)
+    assert judged["cells"].tolist() == [3, 1, 3, 1, 1]
+    assert judged["budget"].tolist() == pytest.approx([0.1, 0.2, np.nan, 0.1, np.nan], nan_ok=True)
+    assert np.isnan(high["straggler"]), "one model has no interval"
+    assert low["straggler"] == pytest.approx((-0.05 + 0.2) / 2)
+    ends = both[["straggler", "straggler_low", "straggler_high"]].tolist()
+    assert ends == pytest.approx(mean_interval([-0.1, 0.2])), "models are the units"
+    assert both["most"] == pytest.approx(0.05 + 0.5)
     # Models count equally, and the tasks of each: 12.5 and −25 of one, 50 of the other.
-    assert both.accuracy is not None
-    assert both.accuracy.mean == pytest.approx(((12.5 - 25) / 2 + 50) / 2)
-    assert by_model(compared[:4], points) == {"olmoe": pytest.approx((12.5 - 25) / 2)}
+    assert both["accuracy"] == pytest.approx(((12.5 - 25) / 2 + 50) / 2)
+    assert by_model(compared[:4], "points").to_dict() == {"olmoe": pytest.approx((12.5 - 25) / 2)}
 
 
 @pytest.mark.parametrize(
@@ -123,11 +126,13 @@ def test_a_verdict_counts_each_model_once() -> None:
 )
 def test_the_words_follow_the_interval(gains: tuple[float, float], words: str) -> None:
     pairs = zip("ab", gains, strict=True)
-    last = primary(verdicts([outcome(name, "obqa", 0.1, gain, None) for name, gain in pairs]))
+    rows = [outcome(name, "obqa", 0.1, gain, None) for name, gain in pairs]
+    verdict = primary(verdicts(pd.DataFrame(rows)))
     interval = mean_interval(gains)
+    assert verdict is not None
     assert interval is not None
-    assert words in str(last)
-    assert signed(*interval, 3) in str(last)
+    assert words in sentence(verdict)
+    assert signed(*interval, 3) in sentence(verdict)
 
 
 def test_the_interval_is_students() -> None:

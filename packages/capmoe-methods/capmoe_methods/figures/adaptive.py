@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
+import math
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.statistics import Interval
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
-from capmoe_methods.figures import losses
-from capmoe_methods.trial import (
-    budget_in,
-    by_model,
-    outcomes,
-    points,
-    primary,
-    straggler,
-    verdicts,
-)
+from capmoe_methods.trial import by_model, outcomes, primary, sentence, stragglers, verdicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,49 +42,45 @@ def against_static(sources: FigureRecords) -> pd.DataFrame:
     """
     import pandas as pd
 
-    of_models = losses.by_model(sources, "baseline", _STATIC, "adaptive")
-    compared = outcomes(record for records in of_models.values() for record in records)
+    results = sources.results
+    cells = results.cells.assign(straggler=stragglers(results))
     rows: list[dict[str, Any]] = []
     for model, title in sources.models.items():
-        groups: dict[Any, list[Record]] = {}
-        for record in of_models.get(model, ()):
-            groups.setdefault(record.cell.method, []).append(record)
+        of_model = cells[cells["model"] == model]
         settings = []
-        for method, same in groups.items():
-            if of_tasks := losses.by_task(same, sources.tasks):
-                means = [statistics.fmean(r.load.drop_rate for r in each) for each in of_tasks]
+        for _, same in of_model.groupby("setting", sort=False):
+            if set(same["task"]) >= sources.tasks.keys():
                 setting = {
                     "quantity": "setting",
                     "model": title,
-                    "budget_of": budget_in(method)[1] or _STATIC,
-                    "dropped_percent": 100 * statistics.fmean(means),
-                    "value": statistics.fmean(straggler(r) for (r,) in of_tasks),
+                    "budget_of": same["budget_of"].fillna(_STATIC).iloc[0],
+                    "dropped_percent": 100 * fmean(same["drop_rate"]),
+                    "value": fmean(same["straggler"]),
                 }
                 settings.append(setting)
         rows += sorted(settings, key=lambda setting: -setting["dropped_percent"])
+    compared = outcomes(results)
     judged = verdicts(compared)
-    for quantity, of_outcome in (("straggler", lambda outcome: outcome.gain), ("accuracy", points)):
-        for verdict in judged:
-            same = [
-                outcome
-                for outcome in compared
-                if outcome.budget_of == verdict.budget_of
-                and verdict.budget in (None, outcome.budget)
-            ]
-            about = {"quantity": quantity, "budget_of": verdict.budget_of, "budget": verdict.budget}
+    for quantity, column in (("straggler", "gain"), ("accuracy", "points")):
+        for _, verdict in judged.iterrows():
+            same = compared[compared["budget_of"] == verdict["budget_of"]]
+            if not math.isnan(verdict["budget"]):
+                same = same[same["budget"] == verdict["budget"]]
+            about = {"quantity": quantity, "budget_of": verdict["budget_of"]}
+            about["budget"] = verdict["budget"]
             rows += [
                 about | {"model": sources.models[model], "value": value}
-                for model, value in by_model(same, of_outcome).items()
+                for model, value in by_model(same, column).items()
             ]
-            mean: Interval | None = getattr(verdict, quantity)
-            if mean is not None:
-                ends = dict(zip(("value", "value_low", "value_high"), mean, strict=True))
+            if not math.isnan(verdict[quantity]):
+                ends = {f"value{end}": verdict[quantity + end] for end in ("", "_low", "_high")}
                 rows.append(about | {"model": _EVERY} | ends)
-    verdict = primary(judged)
-    if verdict is not None:
-        sources.notes.append(f"All budgets of pairs, tasks counting equally: {verdict}")
-    if verdict is not None and verdict.straggler_most is not None:
-        worst = f"{verdict.straggler_most:+.3f}".replace("-", "−")
+    of_pairs = primary(judged)
+    if of_pairs is not None:
+        text = sentence(of_pairs)
+        sources.notes.append(f"All budgets of pairs, tasks counting equally: {text}")
+    if of_pairs is not None and not math.isnan(of_pairs["most"]):
+        worst = f"{of_pairs['most']:+.3f}".replace("-", "−")
         sources.notes.append(
             "Interpolation flatters the adaptive factors: if between two static ones their curve "
             f"were as low as a convex one can be, the first difference would be {worst}."

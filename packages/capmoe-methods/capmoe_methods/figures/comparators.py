@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from capmoe_eval.experiment.names import method_title
-from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
-from capmoe_methods.figures.losses import When, by_model, by_task, lost, rank_peak
+from capmoe_methods.losses import lost, peaks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,85 +55,75 @@ def settings(sources: FigureRecords) -> pd.DataFrame:
     """
     import pandas as pd
 
+    results = sources.results
+    loads: dict[str, pd.Series[float]] = {
+        "rank_peak": peaks(results, "device"),
+        "unlimited_rank_peak": peaks(results, "device", "before"),
+    }
+    for prefix, when in (("", "after"), ("unlimited_", "before")):
+        for name, column in (("activated", "activated"), ("expert_peak", "mean_peak")):
+            loads[prefix + name] = results.cells[f"load.{column}_{when}"].astype(float)
+    # Ranks are known where there are some; stock cells may be older than counts of activation.
+    has_ranks = results.cells["ep_size"].fillna(1) > 1
+    for name in ("rank_peak", "unlimited_rank_peak"):
+        loads[name] = loads[name].where(has_ranks)
+    cells = results.cells.assign(
+        **{knob: results.cells[knob].astype(float).fillna(0.0) for knob in _KNOBS},
+        line=_lines(results.cells),
+        **loads,
+    )
+    limited = cells[cells["cell"].isin(_limited(sources)["cell"])]
+    stock = cells[cells["cell"].isin(sources.cells("stock")["cell"])]
     rows: list[dict[str, Any]] = []
-    stock = by_model(sources, "stock")
-    of_models = by_model(sources, *(part for part in sources.records if part != "stock"))
     for of, kind in _KINDS.items():
         tasks = _tasks(sources, of)
+        of_kind = limited[_is_of(limited, of)]
         for model, title in sources.models.items():
-            groups: dict[Any, list[Record]] = {}
-            for record in of_models.get(model, ()):
-                if _of(record) == of:
-                    groups.setdefault(record.cell.method, []).append(record)
+            of_model = of_kind[of_kind["model"] == model]
             lines: dict[str, list[dict[str, Any]]] = {}
-            for same in groups.values():
-                line, points = _line(same[0]), lost(stock.get(model, ()), same, tasks)
+            for _, same in of_model.groupby("setting", sort=False):
+                line = same["line"].iloc[0]
+                points = lost(results, stock[stock["model"] == model], same, tasks)
                 if isinstance(points, str):
                     sources.notes.append(f"{title}, {kind}: {line} is left out: {points}.")
-                else:
-                    ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
-                    about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
-                    about["line"] = line
-                    row = about | _numbers(same[0]) | ends | _loads(same, tasks)
-                    lines.setdefault(line, []).append(row)
+                    continue
+                ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
+                of_tasks = same.groupby("task")[list(loads)].mean().mean(skipna=False)
+                activated = of_tasks["activated"] / of_tasks["unlimited_activated"]
+                of_tasks["activated"] = activated
+                of_tasks["unlimited_activated"] = 1.0 if pd.notna(activated) else np.nan
+                about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
+                row = about | same.iloc[0][["line", *_KNOBS]].to_dict() | ends | of_tasks.to_dict()
+                lines.setdefault(line, []).append(row)
             for line_rows in lines.values():
                 rows += sorted(line_rows, key=lambda row: [row[knob] for knob in _KNOBS])
-    ends = ("lost", "lost_low", "lost_high")
-    loads = (*_LOADS, *(f"unlimited_{load}" for load in _LOADS))
-    frame = pd.DataFrame(rows, columns=["of", "model", "line", *_KNOBS, *ends, *loads])
-    return frame.astype(dict.fromkeys(loads, float))
+    names = (*_LOADS, *(f"unlimited_{load}" for load in _LOADS))
+    columns = ["of", "model", "line", *_KNOBS, "lost", "lost_low", "lost_high", *names]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(names, float))
+
+
+def _limited(sources: FigureRecords) -> pd.DataFrame:
+    return sources.cells(*(part for part in sources.records if part != "stock"))
 
 
 def _tasks(sources: FigureRecords, of: str) -> dict[str, str]:
     """Return the titles of the tasks that have bounded forwards of a kind."""
-    parts = (records for part, records in sources.records.items() if part != "stock")
-    asked = {record.task for records in parts for record in records if _of(record) == of}
+    cells = _limited(sources)
+    asked = set(cells["task"][_is_of(cells, of)])
     return {task: title for task, title in sources.tasks.items() if task in asked}
 
 
-def _of(record: Record) -> str:
-    return "decode steps" if record.cell.method.decode == "only" else "prompts"
+def _is_of(cells: pd.DataFrame, of: str) -> pd.Series[bool]:
+    """Return which cells bound forwards of a kind."""
+    is_of_steps = cells["decode"] == "only"
+    return is_of_steps if of == "decode steps" else ~is_of_steps
 
 
-def _line(record: Record) -> str:
-    """Return the line that a record's point is on."""
-    method = record.cell.method
-    if getattr(method, "candidates", None) == "global":
-        return "expert choice"
-    return f"{method.title}, devices" if method.granularity == "device" else method.title
-
-
-def _numbers(record: Record) -> dict[str, float]:
-    knobs = record.cell.method.identity()
-    return {name: float(knobs.get(name) or 0) for name in _KNOBS}
-
-
-def _loads(records: Sequence[Record], tasks: Collection[str]) -> dict[str, float | None]:
-    """Return what a method may bound, before and after it; ranks are known where there are some."""
-    whens: dict[str, When] = {"": "after", "unlimited_": "before"}
-    has_ranks = records[0].cell.method.ep_size > 1
-    of_tasks = by_task(records, tasks)
-    loads: dict[str, float | None] = {}
-    for prefix, when in whens.items():
-        for name, field in (("activated", "activated"), ("expert_peak", "mean_peak")):
-            loads[prefix + name] = _mean(of_tasks, f"{field}_{when}")
-        peaks = [rank_peak(same, when) for same in of_tasks if has_ranks]
-        loads[prefix + "rank_peak"] = statistics.fmean(peaks) if peaks else None
-    # Of the forwards themselves: the stock model's records may be older than these counts.
-    before, after = loads["unlimited_activated"], loads["activated"]
-    is_counted = bool(before) and after is not None
-    loads["activated"] = after / before if is_counted and before and after is not None else None
-    loads["unlimited_activated"] = 1.0 if is_counted else None
-    return loads
-
-
-def _mean(of_tasks: Sequence[Sequence[Record]], field: str) -> float | None:
-    """Return the mean of a field of ``load`` over tasks, seeds first; None where one has none."""
-    numbers = [
-        [float(value) for record in same if (value := getattr(record.load, field)) is not None]
-        for same in of_tasks
-    ]
-    return statistics.fmean(map(statistics.fmean, numbers)) if all(numbers) else None
+def _lines(cells: pd.DataFrame) -> pd.Series[str]:
+    """Return the line that each cell's point is on."""
+    titles = cells["method"].map(method_title)
+    titles = titles.mask(cells["granularity"] == "device", titles + ", devices")
+    return titles.mask(cells["candidates"] == "global", "expert choice")
 
 
 @figure(

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Paired
+from capmoe_eval.experiment.names import gamma_suffix, gamma_text, is_stock, method_title
 from capmoe_eval.paper.statistics import interval
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
-from capmoe_methods.figures.losses import by_model, lost, rank_peak
-from capmoe_methods.trial import Between, between, paired_between
+from capmoe_methods.losses import lost, peaks
+from capmoe_methods.trial import nearness, paired_between
 
 if TYPE_CHECKING:
     import pandas as pd
     from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.results.frames import Results
     from matplotlib.figure import Figure
 
 _DROP, _MACS = map(method_title, ("score", "macs"))
@@ -34,47 +33,47 @@ _EQUAL: Final = {
     "expert_peak": ("fullest expert / mean load", "at an equally full expert"),
     "rank_peak": ("fullest rank / mean load", "at an equally full rank"),
 }
-_LOAD_OF: Final[Mapping[str, Callable[[Record], float]]] = {
-    "drop_rate": lambda record: record.load.drop_rate,
-    "expert_peak": lambda record: record.load.mean_peak_after,
-    "rank_peak": lambda record: rank_peak([record]),
-}
 
 
 def losses_and_loads(sources: FigureRecords) -> pd.DataFrame:
     """Return what MACS and Token Drop lose on questions about images, with γ and loads."""
     import pandas as pd
 
+    results = sources.results
+    loads = {"expert_peak": results.cells["load.mean_peak_after"].astype(float)}
+    loads["rank_peak"] = peaks(results, "device")
+    cells = results.cells.assign(**loads, line=_lines(results.cells))
+    cells["is_stock"] = cells["method"].map(is_stock)
     rows: list[dict[str, Any]] = []
     for task, title in sources.tasks.items():
-        asked = [
-            r for r in by_model(sources, *sources.records).get(sources.model, []) if r.task == task
-        ]
-        stock = next((record for record in asked if record.cell.method.is_stock), None)
-        if stock is None:
+        asked = cells[(cells["model"] == sources.model) & (cells["task"] == task)]
+        stock, limited = asked[asked["is_stock"]][:1], asked[~asked["is_stock"]]
+        if stock.empty:
             sources.notes.append(f"{title}: nothing is drawn without the result that has no limit.")
             continue
-        lines: dict[str, list[Record]] = {label: [] for label in _LINES}
-        for record in (record for record in asked if not record.cell.method.is_stock):
-            label, points = _line(record), lost([stock], [record], [task])
+        there = []
+        for place, cell in limited.iterrows():
+            points = lost(results, stock, limited.loc[[place]], [task])
             if isinstance(points, str):
                 sources.notes.append(
-                    f"{title}: {label}{gamma_suffix(record.gamma)} is left out: {points}."
+                    f"{title}: {cell['line']}{gamma_suffix(cell['gamma'])} is left out: {points}."
                 )
                 continue
-            lines[label].append(record)
-            loads = {name: load(record) for name, load in _LOAD_OF.items()}
+            there.append(place)
             ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
-            about = {"task": title, "line": label, "gamma": record.gamma or 0.0}
-            rows.append(about | loads | ends)
-        curve = [stock, *lines[_DROP]]
-        sources.notes.extend(
-            f"{title}: {label}, γ={gamma_text(record.gamma or 0.0)}, less Token Drop: "
-            f"{', '.join(parts)} points."
-            for label in _LINES[2:]
-            for record in lines[label]
-            if (parts := list(_better_by(record, curve)))
-        )
+            about = {"task": title} | cell[["line", *_EQUAL]].to_dict()
+            rows.append(about | ends)
+        limited = limited.loc[there]
+        drops = limited[limited["line"] == _DROP]
+        for label in _LINES[2:]:
+            of_line = limited[limited["line"] == label]
+            for place, gamma in of_line["gamma"].items():
+                parts = list(_better_by(results, of_line.loc[[place]], stock, drops))
+                if parts:
+                    sources.notes.append(
+                        f"{title}: {label}, γ={gamma_text(gamma)}, less Token Drop: "
+                        f"{', '.join(parts)} points."
+                    )
     ends = ("lost", "lost_low", "lost_high")
     return pd.DataFrame(rows, columns=["task", "line", *_EQUAL, *ends])
 
@@ -117,32 +116,33 @@ def images_macs(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def _line(record: Record) -> str:
-    """Return the line that a record's point is on."""
-    knobs = record.knobs
-    if "rho" not in knobs:  # Token Drop
-        return _LINES[record.cell.method.modality != "uniform"]
-    if knobs["rho"] == 0:
-        return _LINES[4]
-    return _LINES[2 if knobs["reroute"] == "local" else 3]
+def _lines(cells: pd.DataFrame) -> pd.Series[str]:
+    """Return the line that each cell's point is on."""
+    has_first = cells["modality"].isin(["image_first", "text_first"])
+    lines = has_first.map({False: _LINES[0], True: _LINES[1]})
+    lines = lines.mask(cells["rho"].notna(), _LINES[2])
+    lines = lines.mask(cells["reroute"] == "none", _LINES[3])
+    return lines.mask(cells["rho"] == 0, _LINES[4])
 
 
-def _better_by(record: Record, curve: Sequence[Record]) -> Iterator[str]:
-    """Say by how many points a record is better than Token Drop at equal γ and equal loads.
+def _better_by(
+    results: Results, cell: pd.DataFrame, stock: pd.DataFrame, drops: pd.DataFrame
+) -> Iterator[str]:
+    """Say by how many points a cell is better than Token Drop at equal γ and equal loads.
 
     Token Drop at a load is interpolated between its two neighbouring γ; where no two are around it,
     there is nothing to say.
     """
-    drops = curve[1:]  # the stock knows no ranks
-    gammas = [other.gamma for other in drops]
-    at_gamma = gammas.index(record.gamma) if record.gamma in gammas else None
-    same = None if at_gamma is None else Between(at_gamma, at_gamma, 0.0)
-    pairs: dict[str, Paired | None] = {"gamma": paired_between(record, drops, same)}
-    for name, load in _LOAD_OF.items():
-        usable = drops if name == "rank_peak" else curve
-        at = between(load(record), [load(other) for other in usable])
-        pairs[name] = paired_between(record, usable, at)
-    for name, paired in pairs.items():
+    import pandas as pd
+
+    curve = pd.concat([stock, drops])
+    for name, (_, words) in _EQUAL.items():
+        # The stock knows neither γ nor ranks.
+        points = drops if name in ("gamma", "rank_peak") else curve
+        (value,), values = cell[name], points[name].to_numpy(float)
+        if name == "gamma" and value not in values:
+            continue
+        paired = paired_between(results, cell, points, nearness(value, values))
         if paired is not None:
             effect, low, high = interval({"": 100 * paired.units})
-            yield f"{_EQUAL[name][1]} {effect:+.1f} [{low:+.1f}, {high:+.1f}]"
+            yield f"{words} {effect:+.1f} [{low:+.1f}, {high:+.1f}]"
