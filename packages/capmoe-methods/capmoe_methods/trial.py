@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import is_stock
-from capmoe_eval.paper.pairing import Floats, Paired, Unpaired, answered_by_cells, pair, pool
+from capmoe_eval.paper.pairing import Floats, Paired, answered_by_cells, pair, pool
 from capmoe_eval.paper.statistics import Interval, interval
 
 from capmoe_methods.losses import peaks
@@ -157,13 +157,12 @@ def paired_between(
         return None
     chosen = points[weight_N > 0]
     own, others = (next(iter(answered_by_cells(results, rows).values())) for rows in (cell, chosen))
-    second: Any = 0.0
-    for weight, other in zip(weight_N[weight_N > 0], others, strict=True):
-        paired = pair(own, [other])
-        if isinstance(paired, Unpaired):
-            return None
-        second = second + weight * paired.second
-    return dataclasses.replace(paired, second=second)
+    pairs = [paired for run in others if isinstance(paired := pair(own, [run]), Paired)]
+    if len(pairs) < len(others):
+        return None
+    weights = weight_N[weight_N > 0].tolist()
+    second = sum(w * paired.second for w, paired in zip(weights, pairs, strict=True))
+    return dataclasses.replace(pairs[0], second=second)
 
 
 def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
@@ -203,7 +202,7 @@ def primary(judged: pd.DataFrame) -> Mapping[str, Any] | None:
     if judged.empty:
         return None
     rows = judged[(judged["budget_of"] == "pairs") & judged["budget"].isna()]
-    return None if rows.empty else rows.iloc[0].to_dict()
+    return None if rows.empty else {str(name): value for name, value in rows.iloc[0].items()}
 
 
 def by_model(compared: pd.DataFrame, column: str) -> pd.Series[float]:
