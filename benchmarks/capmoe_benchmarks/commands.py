@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_eval.errors import UsageError, check_choice
-from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.results.timings import Target
 from capmoe_serve.trace_file import save_trace
 
 from capmoe_benchmarks.cost import cost_of

@@ -22,7 +22,7 @@ from capmoe_eval.bench.rounds import (
     timed,
 )
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware

@@ -13,7 +13,7 @@ from capmoe_eval.bench.ep.skew import check_peak
 from capmoe_eval.bench.ep.skewed import skewed_model
 from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, finish
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.checkpoints import trained_model
 from torch import Tensor

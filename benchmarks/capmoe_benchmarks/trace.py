@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from capmoe_eval.bench.rounds import CPU, finish, say, without_goal
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.results.timings import Target
 from capmoe_serve.trace import STEP_TOKENS, Trace
 from capmoe_serve.trace_file import save_trace
 

@@ -16,7 +16,7 @@ from capmoe_eval.evaluation.loading import load_lm, weightless
 from capmoe_eval.evaluation.workload import CellWork
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import DeviceConfig
-from capmoe_eval.experiment.timings.schema import read_evaluation
+from capmoe_eval.results.timings import read_evaluation, targets
 from capmoe_eval.routing.registry import method_names
 from safetensors import safe_open
 from tests.pages import rehearsal
@@ -160,7 +160,7 @@ def rehearse(out: Path, model: str, *words: str) -> dict[str, Any]:
         main(["rehearsal", *words, *few, "--models", model, *places])
     assert not done.value.code
     content: dict[str, Any] = json.loads((out / "rehearsal.json").read_text())
-    assert len(read_evaluation(out / "rehearsal.json").targets) == len(content["targets"])
+    assert len(targets(read_evaluation(out / "rehearsal.json"))) == len(content["targets"])
     assert [path.name for path in out.iterdir()] == ["rehearsal.json"], "models were left"
     return content
 

@@ -16,9 +16,9 @@ from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.files import check_writable
-from capmoe_eval.experiment.timings.names import FOLDER
-from capmoe_eval.experiment.timings.studies import STUDIES
+from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.values import DTYPES
+from capmoe_eval.results.timings import STUDIES
 
 _BENCHMARKS: Final = "capmoe_eval.benchmarks"
 """The group of entry points, each a :class:`Benchmark`."""
@@ -79,7 +79,7 @@ def main(words: Sequence[str], benchmarks: Mapping[str, Benchmark] | None = None
         command = parsers.add_parser(name, help=each.first, description=f"{each.first} {each.more}")
         each.declare(command)
         command.add_argument(
-            "--out", type=arguments.PATH, default=FOLDER, help="directory of the JSON file"
+            "--out", type=arguments.PATH, default=BENCHMARKS, help="directory of the JSON file"
         )
         command.set_defaults(module=each.module)
     options = parser.parse_args(words)

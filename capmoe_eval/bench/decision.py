@@ -12,6 +12,7 @@ from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
 from capmoe_eval.bench.ep.skew import Skew
+from capmoe_eval.bench.ep.studies import Shape
 from capmoe_eval.bench.rounds import (
     alternate,
     device_and_dtype,
@@ -25,8 +26,7 @@ from capmoe_eval.bench.rounds import (
 )
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.memory import peak_bytes
-from capmoe_eval.experiment.timings.spread import Spread, Target
-from capmoe_eval.experiment.timings.studies import Shape
+from capmoe_eval.results.timings import Spread, Target
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -17,7 +17,6 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.rows import Permutation
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
@@ -33,12 +32,17 @@ def run(arguments: argparse.Namespace) -> None:
     for model in arguments.models:
         check_names(model, arguments.tasks)
     rows = [row for model in arguments.models for row in _of_model(model, arguments)]
-    targets = [target_of("permutation", [row.changed], {"row": row}) for row in rows]
+    targets = [target_of("permutation", [row["changed"]], _words(row)) for row in rows]
     options = ("models", "tasks", "batch", "limit")
-    finish(arguments, CPU, targets, options, permutations=tuple(rows))
+    finish(arguments, CPU, targets, options, permutations=rows)
 
 
-def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Permutation]:
+def _words(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row, and the beginnings of its sequences in a few words."""
+    return {"row": row, "beginnings": "distinct beginnings" if row["is_distinct"] else "as asked"}
+
+
+def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the share of next tokens that change, for each method and task."""
     ranks = int(load_option("model", model).ep_size)
     words = [f"model={model}", f"tasks=[{','.join(arguments.tasks)}]", "method=baseline"]
@@ -62,16 +66,17 @@ def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Permutation
             batches = _batches(prompts, arguments.batch, is_distinct)
             counts = [changed(lm.model, method, *batch) for batch in batches]
             moved, positions = map(sum, zip(*counts, strict=True))
-            yield Permutation(
-                model=model,
-                task=cell.task.name,
-                method=method.name,
-                ranks=method.ep_size,
-                is_distinct=is_distinct,
-                sequences=arguments.batch,
-                positions=positions,
-                changed=moved / positions,
-            )
+            yield {
+                "model": model,
+                "task": cell.task.name,
+                "method": method.name,
+                "ranks": method.ep_size,  # with a capacity each
+                # Every sequence begins with a token of its own: no equal gate scores.
+                "is_distinct": is_distinct,
+                "sequences": arguments.batch,
+                "positions": positions,
+                "changed": moved / positions,
+            }
 
 
 def _batches(

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 
-from capmoe_eval.errors import UsageError, check_choice
+from capmoe_eval.errors import UsageError, check_choice, writing
 from capmoe_eval.evaluation.provenance import described
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.processes import process_rank
-from capmoe_eval.experiment.timings.schema import Evaluation, Machine
-from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.values import DTYPES
+from capmoe_eval.results.timings import EVALUATION_SCHEMA, Spread, Target
 
 CPU = torch.device("cpu")
 _Spent = TypeVar("_Spent")
@@ -56,12 +58,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def measured_on(device: torch.device) -> dict[str, Any]:
     """Return the date (ISO 8601, UTC) and the machine, as the fields of a file."""
-    machine = Machine(
-        device=device.type,
-        name=described(device)["name"],
-        torch=str(torch.__version__),
-        threads=torch.get_num_threads(),
-    )
+    machine = {
+        "device": device.type,
+        "name": described(device)["name"],
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+    }
     now = datetime.datetime.now(datetime.timezone.utc)
     return {"date": now.isoformat(timespec="seconds"), "machine": machine}
 
@@ -170,7 +172,7 @@ def target_of(
 
 def without_goal(target: Target) -> Target:
     """Return a number that is neither met nor missed."""
-    return replace(target, target=None, met=None)
+    return replace(target, target=None)
 
 
 def line(target: Target, width: int = 44) -> str:
@@ -179,6 +181,22 @@ def line(target: Target, width: int = 44) -> str:
     quartiles = f"{text(ratio.low)} – {text(ratio.high)}"
     goal = f"{target.goal}  {'met' if target.met else 'MISSED'}" if target.goal else ""
     return f"{target.name:<{width}}{text(ratio.median):>10}  {quartiles:<22}{goal}".rstrip()
+
+
+def write_evaluation(
+    path: Path, command: str, device: torch.device, targets: Sequence[Target], **more: Any
+) -> None:
+    """Write the file of a benchmark: targets, and further fields as they are."""
+    content = {"schema": EVALUATION_SCHEMA, "command": command, **measured_on(device), **more}
+    content["targets"] = [target.fields() for target in targets]
+    write_file(path, content, sort_keys=True)
+
+
+def write_file(path: Path, content: Mapping[str, Any], *, sort_keys: bool = False) -> None:
+    """Write the file of a benchmark whole; an UnwritableError if that fails."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
+    with writing("--out", path.parent):
+        write_text(path, text + "\n")
 
 
 def finish(
@@ -193,13 +211,7 @@ def finish(
     A target that is missed is a finding, not an error: the file says so.
     """
     path = arguments.out / f"{arguments.command}.json"
-    Evaluation(
-        schema=Evaluation.SCHEMA,
-        command=arguments.command,
-        **measured_on(device),
-        targets=tuple(targets),
-        **{name: getattr(arguments, name) for name in options},
-        **more,
-    ).write(path)
+    more |= {name: getattr(arguments, name) for name in options}
+    write_evaluation(path, arguments.command, device, targets, **more)
     width = max((len(target.name) for target in targets), default=0)
     print(*(line(target, width) for target in targets), f"written: {path}", sep="\n")

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.application import refuse
-from capmoe_eval.experiment.timings.names import FOLDER
+from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.values import NumpySeed, Threads
 from capmoe_eval.routing.factor import parse_factor
 from capmoe_eval.routing.knobs import LARGEST, Count, check
@@ -54,7 +54,7 @@ def report_options(
     parser.add_argument(
         "--bench",
         type=PATH,
-        default=FOLDER,
+        default=BENCHMARKS,
         help="directory of the benchmarks' files (default: %(default)s)",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
 
 from capmoe_eval.routing.factor import NO_LIMIT, CapacityFactor, UniformFactor
@@ -10,6 +11,8 @@ from capmoe_eval.routing.registry import method_class, method_names, method_titl
 
 __all__ = ["NO_LIMIT", "method_title"]  # names of others, beside those of this module
 
+BENCHMARKS: Final = Path("results/bench")
+"""The folder that the benchmarks write to."""
 NO_GAMMA: Final = "–"
 """γ of a method that has none."""
 BITS_PER_BYTE: Final = "bits_per_byte"

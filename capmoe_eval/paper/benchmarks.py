@@ -2,128 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.names import EVALUATIONS, FOLDER
+from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.paper.printed import DEPLOYMENTS, deployment
+from capmoe_eval.results.timings import EVALUATIONS, no_timings, read_evaluation, read_timings
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.rows import Balance
-    from capmoe_eval.experiment.timings.schema import Evaluation, Run, Study
+    import pandas as pd
 
-_File = TypeVar("_File")
-
-
-@dataclass(frozen=True)
-class ShownRun:
-    """A run, and the file that it is in."""
-
-    study: Study
-    run: Run
-
-    @property
-    def kind(self) -> str:
-        """``measured`` or ``EMULATED``, which cannot be overlooked."""
-        return "EMULATED" if self.study.emulated else "measured"
-
-    @property
-    def ranks(self) -> str:
-        """The deployment in a few words."""
-        noun = "expert" if self.run.experts_per_rank == 1 else "experts"
-        return f"{self.run.ranks} ranks × {self.run.experts_per_rank} {noun}"
-
-    @property
-    def widths(self) -> str:
-        """The layer's widths, against the model's own."""
-        scale = self.study.scale
-        return "full widths" if scale == 1 else f"widths 1/{scale:g}"
+RUN = ["path", "run"]
+"""The columns of times that tell runs apart."""
 
 
 @dataclass(frozen=True)
 class Bench:
     """The benchmark files of a directory."""
 
-    folder: Path = FOLDER
-    studies: tuple[Study, ...] = ()  # whole files, in the order of their names
-    evaluations: tuple[Evaluation, ...] = ()  # whole files of the other benchmarks
+    folder: Path = BENCHMARKS
+    # Times of all studies, as :func:`capmoe_eval.results.timings.timings_of` has them.
+    timings: pd.DataFrame = field(default_factory=no_timings)
+    evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # others, by name
     broken: tuple[str, ...] = ()  # the error of each other file, one line each
 
     @property
-    def balances(self) -> list[Balance]:
-        """The measurements of lossless load balancing."""
-        return [row for file in self.evaluations for row in file.balances]
+    def balances(self) -> Sequence[Mapping[str, Any]]:
+        """The measurements of lossless load balancing, as ``placement.json`` has them."""
+        rows: Sequence[Mapping[str, Any]] = self.evaluations.get("placement", {}).get(
+            "balances", ()
+        )
+        return rows
 
     def broken_of(self, study: str) -> list[str]:
         """Return what is wrong with the files of a study that cannot be read."""
         return [line for line in self.broken if f"ep-{study}-" in line]
 
-    def runs(self, study: str) -> list[ShownRun]:
-        """Return every run of a study, of all its files."""
-        return [
-            ShownRun(file, run) for file in self.studies if file.study == study for run in file.runs
-        ]
+    def times(self, study: str) -> pd.DataFrame:
+        """Return the times of every run of a study, of all its files."""
+        return self.timings[self.timings["study"] == study]
 
-    def best(self, study: str) -> list[ShownRun]:
-        """Return one run of each model, in the order of the paper's figures.
+    def best(self, study: str) -> pd.DataFrame:
+        """Return the times of one run of each model, in the order of the paper's figures.
 
         Of several the one with as many ranks as the paper has GPUs is taken: 8 emulated ranks show
         the paper's deployment, 2 measured ones do not. Of those left a measured one goes before
         an emulated one, and a wider layer before a narrow one.
         """
+        times = self.times(study)
+        papers = {key: deployment(key) for key in times["key"].unique()}
+        runs = times.drop_duplicates(RUN)
+        runs = runs.assign(
+            deployed=[
+                (paper := papers[key]) is not None and paper.ranks == ranks
+                for key, ranks in zip(runs["key"], runs["ranks"], strict=True)
+            ],
+            measured=runs["kind"] == "measured",
+            width=-runs["scale"],
+            place=[
+                DEPLOYMENTS.index(paper) if (paper := papers[key]) else len(DEPLOYMENTS)
+                for key in runs["key"]
+            ],
+        )
+        by = ["deployed", "measured", "width", "date", "path"]
+        best = runs.sort_values(by, ascending=False, kind="stable").drop_duplicates("model")
+        return best.sort_values(["place", "model"])[RUN].merge(times, on=RUN)
 
-        def priority(run: ShownRun) -> tuple[object, ...]:
-            file, paper = run.study, deployment(run.run.model)
-            deployed = paper is not None and paper.ranks == run.run.ranks
-            return (deployed, not file.emulated, -file.scale, file.date, file.path.name)
-
-        def place(run: ShownRun) -> tuple[int, str]:
-            paper = deployment(run.run.model)
-            return (DEPLOYMENTS.index(paper) if paper else len(DEPLOYMENTS), run.run.title)
-
-        best: dict[str, ShownRun] = {}
-        for run in sorted(self.runs(study), key=priority, reverse=True):
-            best.setdefault(run.run.title, run)
-        return sorted(best.values(), key=place)
-
-    def fullest(self, study: str) -> list[ShownRun]:
-        """Return the runs of one file: that which has most of them.
+    def fullest(self, study: str) -> pd.DataFrame:
+        """Return the times of the runs of one file: that which has most of them.
 
         For a study over numbers of ranks, whose runs belong together. Of files with equally many a
         measured one goes before an emulated one, and a wider layer before a narrow one.
         """
-        files = [file for file in self.studies if file.study == study]
-        files.sort(key=lambda f: (len(f.runs), not f.emulated, -f.scale, f.date), reverse=True)
-        return [ShownRun(file, run) for file in files[:1] for run in file.runs]
+        times = self.times(study)
+        files = times.drop_duplicates("path")
+        files = files.assign(
+            runs=files["path"].map(times.groupby("path")["run"].nunique()),
+            measured=files["kind"] == "measured",
+            width=-files["scale"],
+        )
+        by = ["runs", "measured", "width", "date"]
+        files = files.sort_values(by, ascending=False, kind="stable")
+        return times[times["path"].isin(files["path"].iloc[:1])]
+
+
+def ranks_text(run: pd.Series[Any]) -> str:
+    """Return the deployment of a run, the first of its times, in a few words."""
+    noun = "expert" if run["experts_per_rank"] == 1 else "experts"
+    return f"{run['ranks']} ranks × {run['experts_per_rank']} {noun}"
+
+
+def widths_text(run: pd.Series[Any]) -> str:
+    """Return the layer's widths, against the model's own."""
+    return "full widths" if run["scale"] == 1 else f"widths 1/{run['scale']:g}"
+
+
+def kind_text(kind: str) -> str:
+    """Return ``measured`` or ``EMULATED``, which cannot be overlooked."""
+    return kind if kind == "measured" else kind.upper()
 
 
 def check_folder(folder: Path) -> None:
     """Refuse a directory that was named and is not there, by a UsageError."""
-    if folder != FOLDER and not folder.is_dir():
-        raise UsageError(f"--bench={folder}: no such directory; leave it out for {FOLDER}")
+    if folder != BENCHMARKS and not folder.is_dir():
+        raise UsageError(f"--bench={folder}: no such directory; leave it out for {BENCHMARKS}")
 
 
-def read_bench(folder: Path = FOLDER) -> Bench:
+def read_bench(folder: Path = BENCHMARKS) -> Bench:
     """Read the files of a directory; a file that is not whole takes no other with it.
 
     A directory that was named and is not there is a UsageError.
     """
     check_folder(folder)
-    from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
-
     broken: list[str] = []
-
-    def whole(read: Callable[[Path], _File], paths: Iterable[Path]) -> Iterator[_File]:
-        for path in paths:
+    timings, evaluations = read_timings(folder, broken), {}
+    for name in EVALUATIONS:
+        if (path := folder / f"{name}.json").is_file():
             try:
-                yield read(path)
+                evaluations[name] = read_evaluation(path)
             except UsageError as error:
                 broken.append(str(error))
-
-    studies = tuple(whole(read_study, sorted(folder.glob("ep-*.json"))))
-    paths = (folder / f"{name}.json" for name in EVALUATIONS)
-    evaluations = tuple(whole(read_evaluation, filter(Path.is_file, paths)))
-    return Bench(folder, studies, evaluations, tuple(broken))
+    return Bench(folder, timings, evaluations, tuple(broken))

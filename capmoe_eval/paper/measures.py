@@ -168,21 +168,20 @@ def permuted(evidence: Evidence) -> list[Finding]:
     side = Side(method="score", gamma=1.0)
     rows = [
         row
-        for file in evidence.bench.evaluations
-        for row in file.permutations
-        if row.method == side.method and row.model in evidence.models
+        for row in evidence.bench.evaluations.get("permutation", {}).get("permutations", ())
+        if row["method"] == side.method and row["model"] in evidence.models
     ]
     findings = []
     for is_split, where in ((False, "one capacity of the batch"), (True, "one of each device")):
         shares = [
             {
-                model: 100 * statistics.fmean(row.changed for row in same)
+                model: 100 * statistics.fmean(row["changed"] for row in same)
                 for model in evidence.models
-                if (same := [row for row in of_kind if row.model == model])
+                if (same := [row for row in of_kind if row["model"] == model])
             }
             for is_distinct in (True, False)
             for of_kind in [
-                [r for r in rows if (r.ranks > 1, r.is_distinct) == (is_split, is_distinct)]
+                [r for r in rows if (r["ranks"] > 1, r["is_distinct"]) == (is_split, is_distinct)]
             ]
         ]
         outcome = unanimous([share <= CHANGED for share in shares[0].values()])
@@ -191,7 +190,7 @@ def permuted(evidence: Evidence) -> list[Finding]:
         label = (
             f"score γ=1, {where}: at most {CHANGED:g} % of the next tokens change with the order"
         )
-        paths = tuple(str(file.path) for file in evidence.bench.evaluations if file.permutations)
+        paths = (str(evidence.bench.folder / "permutation.json"),) if rows else ()
         findings.append(_by_model(label, "% of next tokens", shares[0], outcome, note, paths))
     return findings
 

@@ -10,7 +10,7 @@ import pytest
 
 from capmoe_eval.bench.command import main
 from capmoe_eval.bench.ep.timing import PHASES
-from capmoe_eval.experiment.timings.schema import read_evaluation
+from capmoe_eval.results.timings import read_evaluation, targets
 
 QUICK = "ep --tokens 48 --prompt 16 --repeats 2 --warmup 0 --peaks 4 --gammas 1".split()  # noqa: SIM905
 
@@ -29,7 +29,7 @@ def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     if path.exists():
         content = json.loads(path.read_text())
         # What the report reads is what was written.
-        assert len(read_evaluation(path).targets) == len(content["targets"])
+        assert len(targets(read_evaluation(path))) == len(content["targets"])
     return code, content
 
 

@@ -11,7 +11,7 @@ import torch
 
 from capmoe_eval.bench.rounds import CPU, alternate, finish, measured_on, ratio, timed
 from capmoe_eval.evaluation.provenance import described
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.results.timings import Spread, Target
 
 
 def test_every_round_runs_every_side_and_begins_with_another(
@@ -67,7 +67,7 @@ def test_a_miss_is_written_and_is_no_error(
     assert content["schema"] == 1
     assert content["command"] == "forward"
     assert content["rounds"] == 3
-    assert content["machine"] == measured_on(CPU)["machine"].model_dump()
+    assert content["machine"] == measured_on(CPU)["machine"]
     assert content["machine"]["name"] == described(CPU)["name"]
     assert content["targets"] == [
         {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from capmoe_eval.paper.benchmarks import Bench, read_bench
+from capmoe_eval.results.timings import targets
 from tests.pages import ROOT, paragraph, span, table
 from tests.pages.names import FAMILIES
 
@@ -18,8 +20,7 @@ def bench() -> Bench:
 
 
 def _evaluation(name: str) -> Any:
-    (file,) = (file for file in bench().evaluations if file.path.stem == name)
-    return file
+    return bench().evaluations[name]
 
 
 def sizes() -> str:
@@ -32,7 +33,7 @@ def sizes() -> str:
             f"{cost['cpu_seconds']:.1f}",
             f"{cost['memory_gb']:.2f} GB",
         )
-        for case, cost in _evaluation("trace").cases.items()
+        for case, cost in _evaluation("trace")["cases"].items()
     ]
     return table(("trace", "file", "seconds", "of processor time", "highest memory"), rows)
 
@@ -46,14 +47,15 @@ def balancing() -> str:
     rows: dict[tuple[str, int, str, str], list[str]] = {}
     steps: dict[str, list[int]] = {}
     for column in _COLUMNS:
-        for balance in file.balances:
-            is_column = balance.method.rstrip("0123456789") == column or balance.method == column
-            if is_column and balance.judged_on == balance.planned_on:
-                key = (balance.model, balance.ranks, balance.judged_on, balance.of)
-                steps.setdefault(balance.of, []).append(balance.steps)
-                extra = f" ({balance.moved:.1f} sent)" if balance.moved else ""
-                extra = f" ({balance.drop_rate:.0%} dropped)" if balance.drop_rate else extra
-                text = f"{balance.straggler:.2f}{extra.replace('%', ' %')}"
+        for row in file["balances"]:
+            method, of, lost = row["method"], row["of"], row["drop_rate"]
+            is_column = method.rstrip("0123456789") == column or method == column
+            if is_column and row["judged_on"] == row["planned_on"]:
+                key = (row["model"], row["ranks"], row["judged_on"], of)
+                steps.setdefault(of, []).append(row["steps"])
+                extra = f" ({row['moved']:.1f} sent)" if row["moved"] else ""
+                extra = f" ({lost:.0%} dropped)" if lost else extra
+                text = f"{row['straggler']:.2f}{extra.replace('%', ' %')}"
                 rows.setdefault(key, []).append(text)
     head = (
         *("straggler factor", "contiguous", "EPLB", "EPLB, 1 more slot a rank", "LPLB, the same"),
@@ -64,21 +66,21 @@ def balancing() -> str:
         for (model, ranks, task, of), texts in rows.items()
     ]
     other = [
-        (balance.straggler, contiguous.straggler)
-        for balance in file.balances
-        for contiguous in file.balances
-        if balance.method.startswith("EPLB+")
-        and balance.of == contiguous.of == "prompts"
-        and contiguous.method == "contiguous"
-        and balance.planned_on != balance.judged_on == contiguous.judged_on
-        and balance.model == contiguous.model
+        (balance["straggler"], contiguous["straggler"])
+        for balance in file["balances"]
+        for contiguous in file["balances"]
+        if balance["method"].startswith("EPLB+")
+        and balance["of"] == contiguous["of"] == "prompts"
+        and contiguous["method"] == "contiguous"
+        and balance["planned_on"] != balance["judged_on"] == contiguous["judged_on"]
+        and balance["model"] == contiguous["model"]
     ]
     worse = sum(planned >= contiguous for planned, contiguous in other)
     counted = ", ".join(f"{span(map(float, n), '{:.0f}')} of {of}" for of, n in steps.items())
     return (
         paragraph(
-            f"From `results/bench/placement.json`: {file.limit} documents of each task in batches "
-            f"of {file.batch}, the first half of the steps to plan on, the second to judge "
+            f"From `results/bench/placement.json`: {file['limit']} documents of each task in "
+            f"batches of {file['batch']}, the first half of the steps to plan on, the second to judge "
             f"({counted}). Four straggler factors without loss, then two of Token Drop."
         )
         + "\n"
@@ -94,27 +96,26 @@ def balancing() -> str:
 
 def emulation() -> str:
     """Return by how much the emulation misses two measured ranks."""
-    (study,) = (
-        file
-        for file in bench().studies
-        if file.study == "speedup" and not file.emulated and file.errors
-    )
+    times = bench().times("speedup")
+    times = times[(times["kind"] == "measured") & (times["phase"] == "total")]
+    times = times.dropna(subset="miss_seconds")
+    (path,) = times["path"].unique()
     texts = []
-    for key, title in (("total", "times"), ("speedup", "speedups")):
-        shares = [100 * errors[key] for errors in study.errors]
+    for key, title in (("miss_seconds", "times"), ("miss_speedup", "speedups")):
+        shares = [100 * share for share in times[key]]
         middle = statistics.median(map(abs, shares))
         ends = span(shares, "{:+.0f}")
         texts.append(f"{middle:.1f} % in the median for {title} ({ends} %)")
-    models = len({run.model for run in study.runs})
+    models = times["model"].nunique()
     return paragraph(
-        f"On two gloo ranks (`{study.path.name}`, {models} models) the error of the emulation was "
+        f"On two gloo ranks (`{Path(path).name}`, {models} models) the error of the emulation was "
         f"{' and '.join(texts)}. The emulation does not model the waiting before small exchanges."
     )
 
 
 def server_speed() -> str:
     """Return the speed of vLLM under the plugin, as medians and quartiles of ratios."""
-    ratios = {target.name: target.ratio for target in _evaluation("server").targets}
+    ratios = {target.name: target.ratio for target in targets(_evaluation("server"))}
     sides = ("γ=∞", "γ=1", "γ=0.5")
     rows = []
     for load in dict.fromkeys(name.split(": ")[0] for name in ratios):

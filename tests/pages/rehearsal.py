@@ -10,7 +10,7 @@ from typing import Any
 from capmoe_benchmarks.rehearsal.checkpoint import PUBLISHED
 from capmoe_benchmarks.rehearsal.grid import H100
 
-from capmoe_eval.experiment.timings.schema import read_evaluation
+from capmoe_eval.results.timings import read_evaluation
 from tests.pages import DOCS, ROOT
 
 DOCUMENT = DOCS / "reference" / "rehearsal.md"
@@ -29,13 +29,13 @@ TEXT = (Path(__file__).parent / "rehearsal.md").read_text(encoding="utf-8")
 
 def text() -> str:
     """Return the page."""
-    file: Any = read_evaluation(FILE)
-    rows = file.models
+    file = read_evaluation(FILE)
+    rows = file["models"]
     rehearsed = [row["model"] for row in rows]
     left = [name for each in PUBLISHED for name in each.models if name not in rehearsed]
-    large = dict.fromkeys(row["model"] for row in file.grid if row["gpus"] > 1)
+    large = dict.fromkeys(row["model"] for row in file["grid"] if row["gpus"] > 1)
     return TEXT.format(
-        machine=file.machine,
+        machine="{device}: {name}".format_map(file["machine"]),
         limit=rows[0]["limit"],
         new=rows[0]["new"],
         large=" and ".join(large),
@@ -49,7 +49,7 @@ def text() -> str:
         reading=100 * H100.bandwidth_share,
         host=1000 * H100.layer_seconds,
         slower=H100.compute_share / 0.1,
-        costs=_table(_COSTS, _costs(file.grid)),
+        costs=_table(_COSTS, _costs(file["grid"])),
     )
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.rows import Permutation
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.measures import balance, companions, decay, permuted, removed, text_kept
@@ -184,22 +181,19 @@ def permutations(whole: float, split: float, tied: float) -> Evidence:
     """One capacity of the batch, one of each device, and the first with equal scores."""
     kinds = [("score", 1, True, whole), ("score", 8, True, split), ("score", 1, False, tied)]
     rows = [
-        Permutation(
-            model=model,
-            task="piqa",
-            method=method,
-            ranks=ranks,
-            is_distinct=is_distinct,
-            sequences=16,
-            positions=100,
-            changed=changed,
-        )
+        {
+            "model": model,
+            "method": method,
+            "ranks": ranks,
+            "is_distinct": is_distinct,
+            "changed": changed,
+        }
         for model in ("olmoe", "another")
         for method, ranks, is_distinct, changed in [*kinds, ("order", 1, True, 0.5)]
     ]
-    file = SimpleNamespace(permutations=tuple(rows), path=Path("permutation.json"))
+    bench = Bench(evaluations={"permutation": {"permutations": rows}})
     records = (record_of(create_method("baseline"), model="olmoe"),)
-    return Evidence("zoo", results_of(records), bench=Bench(evaluations=(file,)))  # type: ignore[arg-type]
+    return Evidence("zoo", results_of(records), bench=bench)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import transformers
 from capmoe_eval.bench.decision import kept_map
 from capmoe_eval.bench.rounds import dtype_name, say
 from capmoe_eval.errors import EnforcementError, first_line
-from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop

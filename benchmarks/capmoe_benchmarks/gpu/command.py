@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from capmoe_eval.bench.rounds import (
     measured_on,
     say,
     without_goal,
+    write_evaluation,
 )
 from capmoe_eval.errors import UsageError, check_choice, kind_and_place
 from capmoe_eval.evaluation.provenance import revision
-from capmoe_eval.experiment.timings.schema import Evaluation
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.results.timings import Target, targets
 
 import capmoe_benchmarks
 from capmoe_benchmarks.gpu.items import BY_HAND, ITEMS, GpuSetting, Item
@@ -93,10 +93,10 @@ def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]
     began = time.perf_counter()
     try:
         with _limit(item.limit):
-            targets, more = item.measure(setting)
+            reached, more = item.measure(setting)
         if not goals:
-            targets = [without_goal(target) for target in targets]
-        result = {"state": "done", "targets": list(map(asdict, targets)), **more}
+            reached = [without_goal(target) for target in reached]
+        result = {"state": "done", "targets": [target.fields() for target in reached], **more}
     except _TimeUp:
         result = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
     except ModuleNotFoundError as error:
@@ -137,8 +137,8 @@ class _ListFile:
         self._path, self._rehearsal = path, rehearsal
         self._machine = measured_on(setting.device)["machine"]
         self._key = {
-            "device": self._machine.name,
-            "torch": self._machine.torch,
+            "device": self._machine["name"],
+            "torch": self._machine["torch"],
             "code": _sources(),
             "scale": setting.scale,
         }
@@ -164,9 +164,9 @@ class _ListFile:
     def targets(self, results: Mapping[str, Any], names: list[str]) -> list[Target]:
         """Return the targets of some items."""
         return [
-            Target(**each | {"name": f"{name}: {each['name']}", "ratio": Spread(**each["ratio"])})
+            replace(target, name=f"{name}: {target.name}")
             for name in names
-            for each in results[name].get("targets", ())
+            for target in targets({"targets": [], **results[name]})
         ]
 
     def write(self, results: Mapping[str, Any]) -> None:
@@ -179,14 +179,14 @@ class _ListFile:
             "software": _software(self.setting),
             "items": ordered,
         }
-        Evaluation(
-            schema=Evaluation.SCHEMA,
-            command="gpu",
-            **measured_on(self.setting.device),
-            targets=(share, *self.targets(ordered, list(ordered))),
+        write_evaluation(
+            self._path,
+            "gpu",
+            self.setting.device,
+            [share, *self.targets(ordered, list(ordered))],
             rehearsal=self._rehearsal,
             **more,
-        ).write(self._path)
+        )
 
 
 def _sources() -> str:

@@ -17,10 +17,9 @@ from capmoe_eval.bench.ep.benchmark import emulated_link, planned, study_file
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
 from capmoe_eval.bench.ep.measure import JobTimer
 from capmoe_eval.bench.ep.skewed import skewed_model
-from capmoe_eval.bench.rounds import timed
-from capmoe_eval.experiment.timings.schema import Study
-from capmoe_eval.experiment.timings.spread import Spread, Target
-from capmoe_eval.experiment.timings.studies import STUDIES, Shape, find_studies
+from capmoe_eval.bench.ep.studies import Shape, find_studies
+from capmoe_eval.bench.rounds import timed, write_file
+from capmoe_eval.results.timings import STUDIES, Spread, Target, rows_of
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 
@@ -151,29 +150,33 @@ def _study(name: str, setting: GpuSetting) -> Measured:
     link = emulated_link(arguments, setting.device)
     bench = JobTimer(None, setting.device, setting.dtype, link, arguments)
     file = study_file(bench, *planned(study, arguments, None))
-    more: dict[str, Any] = {"place": study.place, "note": file.note, "link": str(link)}
+    more: dict[str, Any] = {"place": study.place, "note": file["note"], "link": str(link)}
     if full:  # a rehearsal's would stand among the figures
         path = setting.out / f"ep-{name}-emulated-gpu.json"
-        file.write(path)
+        write_file(path, file)
         more["file"] = path.name
     return _speedups(file), more
 
 
-def _speedups(file: Study) -> list[Target]:
+def _speedups(file: Mapping[str, Any]) -> list[Target]:
     """Return the speedup of each run's last point under the least γ; and its rise with the batch.
 
     All others are in the study's own file.
     """
     targets = []
-    for run in file.runs:
-        rows = [point.timings[-1] for point in run.points]
-        words = {"study": file.study, "title": run.title, "ranks": run.ranks}
-        words["method"] = rows[-1].method
-        targets.append(target_of("gpu_study", rows[-1].speedup, words))
-        if file.study == "workload":
-            sizes = [point.tokens_per_rank for point in run.points]
-            least, most = sizes.index(min(sizes)), sizes.index(max(sizes))
-            rise = rows[most].speedup.median / rows[least].speedup.median
+    last: dict[int, dict[int, dict[str, Any]]] = {}  # row by run and point
+    for row in rows_of(file):
+        if (row["part"], row["phase"]) == ("layer", "total"):
+            last.setdefault(row["run"], {})[row["point"]] = row
+    for points in last.values():
+        *_, row = points.values()
+        words = {"study": row["study"], "title": row["model"], "ranks": row["ranks"]}
+        words["method"] = row["label"]
+        speedup = Spread(row["speedup"], row["speedup_q1"], row["speedup_q3"])
+        targets.append(target_of("gpu_study", speedup, words))
+        if row["study"] == "workload":
+            by_size = sorted(points.values(), key=lambda row: row["tokens_per_rank"])
+            rise = by_size[-1]["speedup"] / by_size[0]["speedup"]
             targets.append(target_of("gpu_study_rise", [rise], words))
     return targets
 

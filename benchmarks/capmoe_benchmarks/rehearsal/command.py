@@ -29,8 +29,7 @@ from capmoe_eval.evaluation.preparation import with_documents
 from capmoe_eval.evaluation.workload import CellWork, WorkCounter
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.schema import read_evaluation
-from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.results.timings import Target, read_evaluation
 
 from capmoe_benchmarks.rehearsal.checkpoint import PUBLISHED, Checkpoint
 from capmoe_benchmarks.rehearsal.grid import H100, grid_costs
@@ -76,10 +75,10 @@ def _kept(path: Path, device: torch.device) -> tuple[dict[str, Any], list[Any]]:
     """Return the models of a file by name, and its tables, if it is of this machine."""
     if not path.is_file():
         return {}, []
-    file: Any = read_evaluation(path)
-    if file.machine_ != measured_on(device)["machine"]:
+    file = read_evaluation(path)
+    if file["machine"] != measured_on(device)["machine"]:
         return {}, []
-    return {row["model"]: row for row in file.models}, file.grid
+    return {row["model"]: row for row in file["models"]}, file["grid"]
 
 
 def _rehearsed(

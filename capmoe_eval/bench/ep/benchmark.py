@@ -16,13 +16,7 @@ from capmoe_eval.bench.ep.emulation import MACHINES, NODE, ReferenceMachine
 from capmoe_eval.bench.ep.layer import SHAPES, find_shape
 from capmoe_eval.bench.ep.measure import EMULATED, Job, JobTimer
 from capmoe_eval.bench.ep.skew import RecordedLoads, Routing, Skew
-from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, measured_on, say
-from capmoe_eval.errors import UsageError, check_choice
-from capmoe_eval.experiment.processes import process_count, process_rank
-from capmoe_eval.experiment.record import read_record
-from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.experiment.timings.schema import Study
-from capmoe_eval.experiment.timings.studies import (
+from capmoe_eval.bench.ep.studies import (
     FIGURE_1,
     Link,
     Shape,
@@ -30,7 +24,14 @@ from capmoe_eval.experiment.timings.studies import (
     Workload,
     find_studies,
 )
+from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, measured_on, say, write_file
+from capmoe_eval.errors import UsageError, check_choice
+from capmoe_eval.experiment.processes import process_count, process_rank
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.paper.printed import figure
+from capmoe_eval.results.timings import EMULATED as EMULATED_KIND
+from capmoe_eval.results.timings import STUDY_SCHEMA, rows_of
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.registry import create_method, method_class
@@ -65,8 +66,8 @@ def run(arguments: argparse.Namespace) -> None:
     for name, heading, jobs in files:
         file = study_file(bench, heading, jobs)
         if not process_rank():
-            path = arguments.out / f"ep-{name}-{file.kind}.json"
-            file.write(path)
+            path = arguments.out / f"ep-{name}-{file['kind']}.json"
+            write_file(path, file)
             print(*_lines(file), f"written: {path}\n", sep="\n")
 
 
@@ -90,22 +91,22 @@ def planned(
     return heading, study_jobs(study, processes=processes, results=arguments.results, **sizes)
 
 
-def study_file(bench: JobTimer, heading: Mapping[str, Any], jobs: Sequence[Job]) -> Study:
-    """Return the file of some jobs, which are timed here."""
+def study_file(bench: JobTimer, heading: Mapping[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return the content of the file of some jobs, which are timed here."""
     world = bench.world
-    return Study(
-        schema=Study.SCHEMA,
-        command="ep",
-        **measured_on(bench.device),
-        kind="measured" if world else "emulated",
-        note=None if world else EMULATED,
-        backend=world.backend if world else None,
-        dtype=dtype_name(bench.dtype),
-        repeats=bench.arguments.repeats,
-        warmup=bench.arguments.warmup,
-        runs=tuple(bench.run(job) for job in jobs),
+    return {
+        "schema": STUDY_SCHEMA,
+        "command": "ep",
         **heading,
-    )
+        "kind": "measured" if world else EMULATED_KIND,
+        "note": None if world else EMULATED,
+        **measured_on(bench.device),
+        "backend": world.backend if world else None,
+        "dtype": dtype_name(bench.dtype),
+        "repeats": bench.arguments.repeats,
+        "warmup": bench.arguments.warmup,
+        "runs": [bench.run(job) for job in jobs],
+    }
 
 
 def emulated_link(arguments: argparse.Namespace, device: torch.device) -> Link | ReferenceMachine:
@@ -299,17 +300,17 @@ def _record_layers(path: Path, root: Path | None = None) -> list[RecordedLoads]:
     ]
 
 
-def _lines(study: Study) -> Iterator[str]:
+def _lines(study: Mapping[str, Any]) -> Iterator[str]:
     """Yield the speedups of a file: a line for each method of each point."""
-    yield f"{study.study or 'ep'}, {study.dtype}, {study.machine.name}"
-    yield study.note or f"measured on real processes ({study.backend})"
-    for run in study.runs:
-        yield f"\n{run.title}: {run.shape}; {run.ranks} ranks"
-        for point in run.points:
-            parts = {"layer": point.timings, "prefill": point.prefill and point.prefill.timings}
-            for part, rows in parts.items():
-                for row in rows or ():
-                    speedup = row.speedup
-                    quartiles = f"[{speedup.low:.2f}, {speedup.high:.2f}]"
-                    place = f"{part}, {point.tokens_per_rank} tokens per rank, {row.method}"
-                    yield f"  {place}: {speedup.median:.2f}× {quartiles}"
+    yield f"{study['study'] or 'ep'}, {study['dtype']}, {study['machine']['name']}"
+    yield study["note"] or f"measured on real processes ({study['backend']})"
+    number = None
+    for row in rows_of(study):
+        if row["run"] != number:
+            number = row["run"]
+            shape = Shape(**study["runs"][number]["shape"])
+            yield f"\n{row['model']}: {shape}; {row['ranks']} ranks"
+        if row["phase"] == "total":
+            quartiles = f"[{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}]"
+            place = f"{row['part']}, {row['tokens_per_rank']} tokens per rank, {row['label']}"
+            yield f"  {place}: {row['speedup']:.2f}× {quartiles}"

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import LayerSetting, Rank, Total, layer_weights
-from capmoe_eval.bench.ep.timing import Clock, Pass, from_ends, load_of
-from capmoe_eval.experiment.timings.schema import PairLoad
-from capmoe_eval.experiment.timings.studies import Link
+from capmoe_eval.bench.ep.studies import Link
+from capmoe_eval.bench.ep.timing import Clock, PairLoad, Pass, from_ends, load_of
 from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method

@@ -14,9 +14,9 @@ from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeFo
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 
+from capmoe_eval.bench.ep.studies import Shape
 from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.timings.studies import Shape
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,16 +16,23 @@ from torch import Tensor, nn
 from capmoe_eval.bench.ep.emulation import NODE, EmulatedLayer, ReferenceMachine, balanced
 from capmoe_eval.bench.ep.layer import Lap, LayerSetting, random_model
 from capmoe_eval.bench.ep.skew import Routing, peak_load
-from capmoe_eval.bench.ep.timing import Clock, Pass, RankedLayer, in_step, measured_link
+from capmoe_eval.bench.ep.studies import Link, Shape, Workload
+from capmoe_eval.bench.ep.timing import (
+    Clock,
+    PairLoad,
+    Pass,
+    RankedLayer,
+    in_step,
+    measured_link,
+)
 from capmoe_eval.bench.rounds import alternate, ratio, say
-from capmoe_eval.experiment.timings import schema
-from capmoe_eval.experiment.timings.names import DROPLESS
-from capmoe_eval.experiment.timings.schema import Label, PairLoad, Timing
-from capmoe_eval.experiment.timings.spread import Spread
-from capmoe_eval.experiment.timings.studies import Link, Shape, Workload
+from capmoe_eval.results.timings import DROPLESS, Spread
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.ranks import World
+
+Timing = dict[str, Any]
+"""One method's times and its gain over dropless routing, as in the file."""
 
 _VOCABULARY = 32_000
 _GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
@@ -125,8 +132,8 @@ class JobTimer:
     link: Link | ReferenceMachine  # the emulated link, or the machine whose balance it shall have
     arguments: argparse.Namespace  # repeats, warmup, validate
 
-    def run(self, job: Job) -> schema.Run:
-        """Return the timings of a job; a machine's balance is found at its first point."""
+    def run(self, job: Job) -> dict[str, Any]:
+        """Return what the file says of a job; a machine's balance is taken at its first point."""
         shape = job.shape
         setting = LayerSetting(shape, job.ranks, self.device, self.dtype)
         link = None if self.world else self.link
@@ -134,23 +141,23 @@ class JobTimer:
             logits = job.routings[0].logits(job.batches[0].tokens, shape.n_experts, shape.top_k)
             first = EmulatedLayer(setting, logits, NODE)
             link = balanced(first, link, width=job.scale, tokens=job.fewer_tokens)
-        return schema.Run(
-            model=job.model,
-            shape=shape,
-            ranks=job.ranks,
-            experts_per_rank=shape.n_experts // job.ranks,
-            why=job.why,
-            link=link,
-            points=tuple(
+        return {
+            "model": job.model,
+            "shape": asdict(shape),
+            "ranks": job.ranks,
+            "experts_per_rank": shape.n_experts // job.ranks,
+            "why": job.why,
+            "link": link and asdict(link),
+            "points": [
                 self._point(job, setting, batch, routing, link)
                 for batch in job.batches
                 for routing in job.routings
-            ),
-        )
+            ],
+        }
 
     def _point(
         self, job: Job, setting: LayerSetting, batch: Workload, routing: Routing, link: Link | None
-    ) -> schema.Point:
+    ) -> dict[str, Any]:
         """Return the timings of one batch under one routing.
 
         An emulation beside real ranks is timed in the same rounds, in all processes at the same
@@ -187,21 +194,21 @@ class JobTimer:
         more: dict[str, Any] = {}
         if whole:
             size = {"layers": job.layers, "prompt": batch.prompt}
-            more["prefill"] = schema.Prefill(**size, timings=whole[0])
+            more["prefill"] = {**size, "timings": whole[0]}
         if self.world and link:
             check = _compared(*rows)
             if whole:
-                check["prefill"] = schema.PrefillCheck(**_compared(*whole))
-            more["validation"] = schema.Validation(note=EMULATED, link=link, **check)
-        return schema.Point(
-            tokens_per_rank=tokens,
-            batch=batch.sequences,
-            prompt=batch.prompt,
-            place=batch.place,
-            routing=schema.Routing(**source, peak=peak_load(logits[0], shape.top_k)),
-            timings=rows[0],
+                check["prefill"] = _compared(*whole)
+            more["validation"] = {"note": EMULATED, "link": asdict(link), **check}
+        return {
+            "tokens_per_rank": tokens,
+            "batch": batch.sequences,
+            "prompt": batch.prompt,
+            "place": batch.place,
+            "routing": {**source, "peak": peak_load(logits[0], shape.top_k)},
+            "timings": rows[0],
             **more,
-        )
+        }
 
 
 def time_layers(
@@ -237,27 +244,36 @@ def _rows(
     for name, method in methods.items():
         load, speedup = layer.load(method), ratio(totals[DROPLESS], totals[name])
         ideal = full.fullest_rank / max(1, load.fullest_rank)
-        label = Label(
-            method.name, method.uniform_gamma, method.granularity, method.setting("candidates")
-        )
-        yield Timing(
-            method=name,
-            label=None if name == DROPLESS else label,
-            seconds={part: Spread.of([p[part] for p in passes[name]]) for part in passes[name][0]},
-            speedup=speedup,
-            load=load,
-            ideal_expert=full.fullest_expert / max(1, load.fullest_expert),
-            ideal_rank=ideal,
-            reached=(speedup.median - 1) / (ideal - 1) if ideal > _GAIN else None,
-        )
+        label = {
+            "name": method.name,
+            "gamma": method.uniform_gamma,  # None where it has none
+            "granularity": method.granularity,  # which a capacity bounds
+            "candidates": method.setting("candidates"),  # which experts `expanded_drop` adds
+        }
+        yield {
+            "method": name,
+            "label": None if name == DROPLESS else label,
+            # A measured prefill has the total alone.
+            "seconds": {
+                part: asdict(Spread.of([p[part] for p in passes[name]])) for part in passes[name][0]
+            },
+            "speedup": asdict(speedup),  # of the total, over dropless in the same round
+            "load": asdict(load),
+            # The fullest expert's load before over that after: N_max / max(C, …), the speedup of a
+            # rank with one expert that does nothing else.
+            "ideal_expert": full.fullest_expert / max(1, load.fullest_expert),
+            "ideal_rank": ideal,  # the same of the fullest rank's experts together
+            # The speedup's share of that gain; None if that is too small.
+            "reached": (speedup.median - 1) / (ideal - 1) if ideal > _GAIN else None,
+        }
 
 
 def _compared(measured: Sequence[Timing], emulated: Sequence[Timing]) -> dict[str, Any]:
     """Return emulated rows, and by what share each misses the one that was measured."""
     errors = {
-        ours.method: {
-            "total": theirs.seconds["total"].median / ours.seconds["total"].median - 1,
-            "speedup": theirs.speedup.median / ours.speedup.median - 1,
+        ours["method"]: {
+            "total": theirs["seconds"]["total"]["median"] / ours["seconds"]["total"]["median"] - 1,
+            "speedup": theirs["speedup"]["median"] / ours["speedup"]["median"] - 1,
         }
         for ours, theirs in zip(measured, emulated, strict=True)
     }

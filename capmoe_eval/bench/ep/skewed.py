@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import LayerSetting, random_model
 from capmoe_eval.bench.ep.skew import peak_load, popularity, strength
-from capmoe_eval.experiment.timings.studies import Shape
+from capmoe_eval.bench.ep.studies import Shape
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
 

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import Lap, LayerSetting, Rank, layer_weights
+from capmoe_eval.bench.ep.studies import Link
 from capmoe_eval.bench.rounds import wait
-from capmoe_eval.experiment.timings.schema import PairLoad
-from capmoe_eval.experiment.timings.studies import Link
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.dispatch import announce, run_experts, send_back, send_rows
 from capmoe_eval.wrapper.ranks import Ranks, World
@@ -140,6 +139,19 @@ class RankedLayer(Rank):
 
 
 @torch.no_grad()
+@dataclass(frozen=True)
+class PairLoad:
+    """The pairs that a method leaves to be sent and computed, over all ranks."""
+
+    kept: int  # pairs that are computed
+    dropped_share: float  # pairs of the tokens' own top-k that are not, as a share of all
+    expert_load: list[int]  # pairs of every expert
+    rank_load: list[int]  # pairs of every rank's experts
+    sent_bytes: int  # leave any rank in the first all-to-all; as many come back
+    fullest_expert: int  # its pairs; of several layers, the sum of each one's own
+    fullest_rank: int  # the same of the rank with most
+
+
 def load_of(ranks: Sequence[Rank], method: Method, world: Ranks) -> PairLoad:
     """Return the load of all ranks of a layer, given those of this process."""
     setting, top_k = ranks[0].setting, ranks[0].setting.shape.top_k

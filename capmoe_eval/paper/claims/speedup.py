@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.experiment.timings.names import DROPLESS, bench_command
-from capmoe_eval.experiment.timings.schema import Label, Timing
-from capmoe_eval.experiment.timings.spread import Spread
-from capmoe_eval.paper.benchmarks import Bench, ShownRun
+from capmoe_eval.paper.benchmarks import RUN, Bench
 from capmoe_eval.paper.verdicts import Finding, Outcome, listed
+from capmoe_eval.results.timings import DROPLESS, Spread, bench_command
+from capmoe_eval.results.timings import EMULATED as KIND
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EMULATED: Final = "in direction, emulated"
 """Scope of a verdict on timings that are not all of real ranks."""
@@ -27,7 +29,7 @@ class Pair(NamedTuple):
     label: str  # what is compared
     higher: Spread
     lower: Spread
-    source: ShownRun  # the run that both are from, or the first of two
+    source: pd.Series[Any]  # the row of a run that both are from, or of the first of two
 
     @property
     def outcome(self) -> Outcome:
@@ -65,7 +67,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
         f"{outcomes.count(Outcome.HOLDS)} of {len(pairs)} comparisons{', not in:' if rest else '.'}"
     )
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.UNDECIDED
-    emulated = any(pair.source.study.emulated for pair in pairs)
+    emulated = any(pair.source["kind"] == KIND for pair in pairs)
     scope = EMULATED if emulated else f"in direction, {how}"
     findings = [Finding(verdict=outcome, text=listed(text, rest, most=6), scope=scope)]
     return findings + [
@@ -74,143 +76,146 @@ def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
             verdict=pair.outcome,
             effect=pair.higher.median / pair.lower.median,
             unit="× (EMULATED)" if emulated else "× (measured)",
-            records=(str(pair.source.study.path),),
+            records=(pair.source["path"],),
         )
         for pair in pairs
         if pair.lower.median > 0
     ]
 
 
-def _how(runs: Sequence[ShownRun]) -> str:
+def _how(runs: Sequence[pd.Series[Any]]) -> str:
     """Return how the runs were timed, and on how many ranks."""
-    on = f"on {', '.join(map(str, sorted({run.run.ranks for run in runs})))} ranks"
-    kinds = {run.study.kind for run in runs}
+    on = f"on {', '.join(map(str, sorted({run['ranks'] for run in runs})))} ranks"
+    kinds = {run["kind"] for run in runs}
     if kinds == {"measured"}:
         return f"measured {on}"
-    machines = ", ".join(sorted({run.study.machine.device for run in runs}))
+    machines = ", ".join(sorted({run["device"] for run in runs}))
     return f"{'EMULATED' if len(kinds) == 1 else 'partly EMULATED'} {on} ({machines})"
 
 
 _ONE: Final = Spread(1.0, 1.0, 1.0)
 _EXCHANGE: Final = ("permute", "dispatch", "return")
+_METHOD: Final = ["method", "gamma"]
 
 
-def _labelled(timings: Sequence[Timing]) -> list[tuple[Label, Timing]]:
-    return [(timing.label, timing) for timing in timings if timing.label is not None]
+def _speedup(row: pd.Series[Any]) -> Spread:
+    return Spread(row["speedup"], row["speedup_q1"], row["speedup_q3"])
 
 
-def _layer(run: ShownRun) -> list[tuple[Label, Timing]]:
-    """Return every method's row of a run's first point."""
-    return _labelled(run.run.points[0].timings)
+def _seconds(row: pd.Series[Any]) -> Spread:
+    return Spread(row["seconds"], row["seconds_q1"], row["seconds_q3"])
 
 
-def _name(run: ShownRun, label: Label) -> str:
-    return f"{run.run.title} {label.name}{gamma_suffix(label.gamma)}"
+def _each(times: pd.DataFrame, *by: str) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """Yield the times of each run, or of each value of other columns, in their order."""
+    yield from times.groupby(list(by or RUN), sort=False)
 
 
-def _dropless(timings: Sequence[Timing]) -> Timing:
-    return next(timing for timing in timings if timing.method == DROPLESS)
+def _limited(times: pd.DataFrame, part: str = "layer", phase: str = "total") -> pd.DataFrame:
+    """Return the times of every method with a capacity at the runs' first points."""
+    is_limited = times["method"] != DROPLESS
+    is_first = (times["point"] == 0) & (times["part"] == part) & (times["phase"] == phase)
+    return times[is_limited & is_first]
 
 
-def accelerates(runs: Sequence[ShownRun]) -> Iterator[Pair]:
+def _name(row: pd.Series[Any]) -> str:
+    return f"{row['model']} {row['method']}{gamma_suffix(row['gamma'])}"
+
+
+def accelerates(times: pd.DataFrame) -> Iterator[Pair]:
     """One MoE layer is faster with a capacity than without."""
-    for run in runs:
-        for label, timing in _layer(run):
-            yield Pair(_name(run, label), timing.speedup, _ONE, run)
+    for _, row in _limited(times).iterrows():
+        yield Pair(_name(row), _speedup(row), _ONE, row)
 
 
-def rises(runs: Sequence[ShownRun]) -> Iterator[Pair]:
+def rises(times: pd.DataFrame) -> Iterator[Pair]:
     """One MoE layer gains more with the tightest γ than with the loosest."""
-    for run in runs:
-        series: dict[str, dict[float, Spread]] = {}
-        for label, timing in _layer(run):
-            if label.gamma is not None:
-                series.setdefault(label.name, {})[label.gamma] = timing.speedup
-        for name, speedups in series.items():
-            tight, loose = min(speedups), max(speedups)
-            text = f"{run.run.title} {name}{gamma_suffix(tight)} against{gamma_suffix(loose)}"
-            if tight != loose:
-                yield Pair(text, speedups[tight], speedups[loose], run)
+    rows = _limited(times).dropna(subset="gamma")
+    for _, same in _each(rows, *RUN, "method"):
+        tight, loose = (same.loc[row] for row in (same["gamma"].idxmin(), same["gamma"].idxmax()))
+        if tight["gamma"] != loose["gamma"]:
+            text = f"{_name(tight)} against{gamma_suffix(loose['gamma'])}"
+            yield Pair(text, _speedup(tight), _speedup(loose), tight)
 
 
-def whole_model(runs: Sequence[ShownRun]) -> Iterator[Pair]:
+def whole_model(times: pd.DataFrame) -> Iterator[Pair]:
     """A prefill is faster with a capacity than without, and gains less than one MoE layer."""
-    for run in runs:
-        point = run.run.points[0]
-        layers = {timing.method: timing.speedup for timing in point.timings}
-        for label, timing in _labelled(point.prefill.timings if point.prefill else ()):
-            yield Pair(f"{_name(run, label)}, prefill", timing.speedup, _ONE, run)
-            if layer := layers.get(timing.method):
-                yield Pair(f"{_name(run, label)}, layer", layer, timing.speedup, run)
+    layers = _limited(times).set_index([*RUN, "label"])
+    for _, row in _limited(times, "prefill").iterrows():
+        yield Pair(f"{_name(row)}, prefill", _speedup(row), _ONE, row)
+        if (key := (*row[RUN], row["label"])) in layers.index:
+            yield Pair(f"{_name(row)}, layer", _speedup(layers.loc[key]), _speedup(row), row)
 
 
-def fewer_experts(runs: Sequence[ShownRun]) -> Iterator[Pair]:
+def fewer_experts(times: pd.DataFrame) -> Iterator[Pair]:
     """A layer gains more with the fewest experts per rank than with the most."""
-    for model in dict.fromkeys(run.run.title for run in runs):
-        of_model = [run for run in runs if run.run.title == model]
-        few = min(of_model, key=lambda run: run.run.experts_per_rank)
-        many = max(of_model, key=lambda run: run.run.experts_per_rank)
-        others = dict(_layer(many)) if many is not few else {}
-        for label, timing in _layer(few):
-            if label in others:
-                ranks = f"{few.run.experts_per_rank} against {many.run.experts_per_rank} experts"
-                text = f"{model} {label.name}, {ranks} per rank"
-                yield Pair(text, timing.speedup, others[label].speedup, few)
+    label = [*_METHOD, "granularity", "candidates"]
+    for model, same in _each(_limited(times), "model"):
+        runs = same.groupby(RUN, sort=False)["experts_per_rank"].first()
+        few, many = (same.set_index(RUN).loc[[run]] for run in (runs.idxmin(), runs.idxmax()))
+        count, most = few["experts_per_rank"].iloc[0], many["experts_per_rank"].iloc[0]
+        others = many.set_index(label)
+        for _, row in few.reset_index().iterrows():
+            if count < most and (key := tuple(row[label])) in others.index:
+                text = f"{model} {row['method']}, {count} against {most} experts per rank"
+                yield Pair(text, _speedup(row), _speedup(others.loc[key]), row)
 
 
-def phases_shrink(runs: Sequence[ShownRun]) -> Iterator[Pair]:
+def phases_shrink(times: pd.DataFrame) -> Iterator[Pair]:
     """A capacity shortens permutation, communication and experts; candidates are local."""
-    for run in runs:
-        for label, timing in _layer(run):
-            if label.candidates == "local":
-                dropless = _dropless(run.run.points[0].timings)
-                yield from _phases(run, label, dropless, timing, *_EXCHANGE, "experts")
+    for _, of_run in _each(times):
+        first = of_run[(of_run["point"] == 0) & (of_run["part"] == "layer")]
+        dropless = first[first["method"] == DROPLESS]
+        for _, of_method in _each(first[first["candidates"] == "local"], "label"):
+            yield from _phases(of_method, dropless, of_method, *_EXCHANGE, "experts")
 
 
-def global_costs(runs: Sequence[ShownRun]) -> Iterator[Pair]:
+def global_costs(times: pd.DataFrame) -> Iterator[Pair]:
     """Candidates on all ranks make permutation and communication longer than local ones do."""
-    for run in runs:
-        rows = _layer(run)
-        local = {(x.name, x.gamma): timing for x, timing in rows if x.candidates == "local"}
-        for label, timing in rows:
-            same = local.get((label.name, label.gamma))
-            if label.candidates == "global" and same:
-                yield from _phases(run, label, timing, same, *_EXCHANGE)
+    for _, of_run in _each(times):
+        first = of_run[(of_run["point"] == 0) & (of_run["part"] == "layer")]
+        local = dict(_each(first[first["candidates"] == "local"], *_METHOD))
+        for key, of_method in _each(first[first["candidates"] == "global"], *_METHOD):
+            if key in local:
+                yield from _phases(of_method, of_method, local[key], *_EXCHANGE)
 
 
 def _phases(
-    run: ShownRun, label: Label, higher: Timing, lower: Timing, *phases: str
+    of_method: pd.DataFrame, higher: pd.DataFrame, lower: pd.DataFrame, *phases: str
 ) -> Iterator[Pair]:
+    """Yield the phases that two methods of a run have, named by the first frame's method."""
+    high, low = (rows.set_index("phase") for rows in (higher, lower))
+    row = of_method.iloc[0]
     for phase in phases:
-        if phase in higher.seconds and phase in lower.seconds:
-            text = f"{_name(run, label)}, {phase}"
-            yield Pair(text, higher.seconds[phase], lower.seconds[phase], run)
+        if phase in high.index and phase in low.index:
+            text = f"{_name(row)}, {phase}"
+            yield Pair(text, _seconds(high.loc[phase]), _seconds(low.loc[phase]), row)
 
 
-def device_gains_more(runs: Sequence[ShownRun]) -> Iterator[Pair]:
+def device_gains_more(times: pd.DataFrame) -> Iterator[Pair]:
     """A capacity of γ=1 for each device gains more than one of γ=1.5 for each expert."""
-    for run in runs:
-        point = run.run.points[0]
-        parts = {"layer": point.timings, "prefill": point.prefill.timings if point.prefill else ()}
-        for part, timings in parts.items():
-            rows = {(label.granularity, label.gamma): t for label, t in _labelled(timings)}
-            device, expert = rows.get(("device", 1.0)), rows.get(("expert", 1.5))
-            if device and expert:
-                yield Pair(f"{run.run.title}, {part}", device.speedup, expert.speedup, run)
+    for _, of_run in _each(times):
+        for part in ("layer", "prefill"):
+            rows = _limited(of_run, part).set_index(["granularity", "gamma"])
+            if ("device", 1.0) in rows.index and ("expert", 1.5) in rows.index:
+                device, expert = rows.loc[("device", 1.0)], rows.loc[("expert", 1.5)]
+                text = f"{device['model']}, {part}"
+                yield Pair(text, _speedup(device), _speedup(expert), device)
 
 
-def slower_when_uneven(runs: Sequence[ShownRun]) -> Iterator[Pair]:
+def slower_when_uneven(times: pd.DataFrame) -> Iterator[Pair]:
     """Without a capacity a layer takes longer the higher the peak load, with as many pairs."""
-    for run in runs:
-        points = sorted(run.run.points, key=lambda point: point.routing.peak)
-        for first, last in itertools.pairwise(points):
-            if first.tokens_per_rank == last.tokens_per_rank:
-                peaks = f"peak {last.routing.peak:.1f} against {first.routing.peak:.1f}"
-                slow, fast = (_dropless(point.timings).seconds["total"] for point in (last, first))
-                yield Pair(f"{run.run.title}, {peaks}, seconds", slow, fast, run)
+    is_whole = (times["part"] == "layer") & (times["phase"] == "total")
+    for _, points in _each(times[is_whole & (times["method"] == DROPLESS)]):
+        rows = [row for _, row in points.sort_values("peak", kind="stable").iterrows()]
+        for first, last in itertools.pairwise(rows):
+            if first["tokens_per_rank"] == last["tokens_per_rank"]:
+                peaks = f"peak {last['peak']:.1f} against {first['peak']:.1f}"
+                text = f"{last['model']}, {peaks}, seconds"
+                yield Pair(text, _seconds(last), _seconds(first), last)
 
 
-FACTS: Final[Mapping[str, tuple[str, Callable[[Sequence[ShownRun]], Iterator[Pair]]]]] = {
+FACTS: Final[Mapping[str, tuple[str, Callable[[pd.DataFrame], Iterator[Pair]]]]] = {
     fact.__name__: (study, fact)
     for study, fact in (
         *(("speedup", fact) for fact in (accelerates, rises, whole_model)),

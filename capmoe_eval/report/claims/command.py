@@ -11,8 +11,8 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.composition import check_once, options
 from capmoe_eval.experiment.files import check_writable, write_text
+from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.results import LOCAL, Reader, read_results, record_places
-from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.judge import judge, paper_claims
 from capmoe_eval.paper.evidence import Evidence, pooled_models
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
 
 
 def evidence_of(
-    results: Path, profile: str, bench: Path = FOLDER, reader: Reader | None = None
+    results: Path, profile: str, bench: Path = BENCHMARKS, reader: Reader | None = None
 ) -> Evidence:
     """Return what the claims are judged by: the records of a directory, timings and trainings."""
     records, timed = read_results(results, reader), read_bench(bench)

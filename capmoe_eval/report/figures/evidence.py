@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from omegaconf import open_dict
 
@@ -32,7 +32,6 @@ from capmoe_eval.routing.registry import knobs
 if TYPE_CHECKING:
     import pandas as pd
 
-    from capmoe_eval.experiment.timings.rows import Balance
     from capmoe_eval.paper.benchmarks import Bench
 
 
@@ -49,7 +48,8 @@ class FigureRecords(Sources):
     records: Mapping[str, Sequence[Record]]  # by part; only those that are there and whole
     models: Mapping[str, str]  # titles by their keys
     tasks: Mapping[str, str]  # titles by their keys
-    balances: Sequence[Balance] = ()  # of a figure that shows a benchmark beside its records
+    # Rows of `placement.json`, of a figure that shows that benchmark beside its records.
+    balances: Sequence[Mapping[str, Any]] = ()
 
     @property
     def model(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
+from capmoe_eval.paper.benchmarks import RUN, ranks_text, widths_text
 from capmoe_eval.paper.printed import (
     GRANULARITY,
     MACHINE,
@@ -52,20 +53,20 @@ SPREAD: Final = {
 """What the captions of speedups have in common."""
 
 
-def _first_points(sources: FigureStudies) -> pd.DataFrame:
+def _first_points(sources: FigureStudies, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the times at each run's first point, which is shown; note the number of others."""
-    for run in sources.runs:
-        if others := len(run.run.points) - 1:
+    for (_, _, title), points in rows.groupby([*RUN, "model"], sort=False)["point"]:
+        if others := points.max():
             noun = "point is" if others == 1 else "points are"
-            sources.notes.append(f"{run.run.title}: {others} further {noun} not shown.")
-    return sources.timings[sources.timings["point"] == 0]
+            sources.notes.append(f"{title}: {others} further {noun} not shown.")
+    return rows[rows["point"] == 0]
 
 
 def _gains(sources: FigureStudies, paper: Callable[[pd.Series[Any]], float | None]) -> pd.DataFrame:
     """Return the speedups at first points, of layers and prefills, with what the paper prints."""
     sources.notes.append(_PRINT_NOTE)
     sources.note_repetitions()
-    rows = _first_points(sources)
+    rows = _first_points(sources, sources.timings)
     rows = rows[rows["method"] != DROPLESS]
     printed: Any = [paper(row) for _, row in rows.iterrows()]
     return rows.assign(paper=printed).astype({"paper": float})
@@ -73,7 +74,7 @@ def _gains(sources: FigureStudies, paper: Callable[[pd.Series[Any]], float | Non
 
 def shown(rows: pd.DataFrame) -> pd.DataFrame:
     """Return times without the columns that no figure has."""
-    return rows.drop(columns=["key", "point", "seconds"])
+    return rows.drop(columns=[*RUN, "key", "point"])
 
 
 def of_layers(sources: FigureStudies) -> pd.DataFrame:
@@ -213,10 +214,8 @@ def head(canvas: Figure, rows: pd.DataFrame, columns: int) -> None:
 
 def _how(row: pd.Series[Any]) -> str:
     """Return what must be known of a panel's run, in two lines."""
-    noun = "expert" if row["experts_per_rank"] == 1 else "experts"
-    ranks = f"{row['measured']}, {row['ranks']} ranks × {row['experts_per_rank']} {noun}"
-    widths = "full widths" if row["scale"] == 1 else f"widths 1/{row['scale']:g}"
-    return f"{ranks},\n{widths}, peak {row['peak']:.1f} × mean"
+    ranks = f"{row['measured']}, {ranks_text(row)}"
+    return f"{ranks},\n{widths_text(row)}, peak {row['peak']:.1f} × mean"
 
 
 def phases_of_layers(sources: FigureStudies) -> pd.DataFrame:
@@ -224,20 +223,23 @@ def phases_of_layers(sources: FigureStudies) -> pd.DataFrame:
     import pandas as pd
 
     sources.notes.append(published_note("figure6"))
-    rows = _first_points(sources)
+    rows = _first_points(sources, sources.phases)
     rows = rows[rows["part"] == "layer"].assign(order=-rows["gamma"].fillna(np.inf))
     parts = []
     for _, of_model in d.each(rows, "model"):
-        for _, row in of_model.sort_values("order", kind="stable").iterrows():
-            total = row["seconds"]["total"]
-            rest = {name: 1e3 * s.median for name, s in row["seconds"].items() if name != "total"}
+        for _, same in d.each(of_model.sort_values("order", kind="stable"), "label"):
+            milliseconds = (1e3 * same.set_index("phase")["seconds"]).to_dict()
+            row = same[same["phase"] == "total"].iloc[0]
+            total = milliseconds.pop("total")
             times = {
-                bar: sum(rest.pop(name, 0.0) for name in names) for bar, names in _PHASES.items()
+                bar: sum(milliseconds.pop(name, 0.0) for name in names)
+                for bar, names in _PHASES.items()
             }
-            times |= {"other": sum(rest.values()), _WHOLE: 1e3 * total.median}
+            times |= {"other": sum(milliseconds.values()), _WHOLE: total}
             bars = pd.DataFrame({"phase": list(times), "ms": list(times.values())})
             is_whole = bars["phase"] == _WHOLE
-            bars.loc[is_whole, ["ms_low", "ms_high"]] = 1e3 * total.low, 1e3 * total.high
+            ends = 1e3 * row["seconds_q1"], 1e3 * row["seconds_q3"]
+            bars.loc[is_whole, ["ms_low", "ms_high"]] = ends
             names = ("model", "measured", "ranks", "experts_per_rank", "scale", "peak", "gamma")
             parts.append(bars.assign(method=row["method_name"], **row[list(names)]))
     return pd.concat(parts, ignore_index=True)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import method_title
-from capmoe_eval.experiment.timings.names import bench_command
-from capmoe_eval.paper.benchmarks import Bench, ShownRun
+from capmoe_eval.paper.benchmarks import RUN, Bench, kind_text, ranks_text
 from capmoe_eval.paper.printed import deployment
 from capmoe_eval.report.figures.catalogue import Sources, Spec, because
+from capmoe_eval.results.timings import DROPLESS as TIMED_DROPLESS
+from capmoe_eval.results.timings import bench_command
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from capmoe_eval.experiment.timings.schema import Label, Timing
 
 DROPLESS = "Dropless"
 
@@ -25,154 +25,134 @@ DROPLESS = "Dropless"
 class FigureStudies(Sources):
     """The runs that a figure shows."""
 
-    runs: Sequence[ShownRun]  # in the order of the paper
-    there: Sequence[ShownRun]  # all runs of the study
+    times: pd.DataFrame  # of these runs, in the order of the paper
+    there: pd.DataFrame  # of all runs of the study
+
+    @functools.cached_property
+    def phases(self) -> pd.DataFrame:
+        """The times of the runs: a row for each point, part, method and phase, dropless included.
+
+        ``method_name`` is as the paper calls it. ``speedup`` is the median over rounds,
+        ``speedup_low`` and ``speedup_high`` are the ends over repeated runs, if there are some.
+        """
+        names = {
+            key: method_name(same.iloc[0]) for key, same in self.times.groupby("label", sort=False)
+        }
+        keys = ["point", "part", "label"]
+        again = repeats(self.times, self.there)
+        again = again[again["phase"] == "total"]
+        spread = again.groupby(["setting", *keys])["speedup"].agg(["min", "max"]).reset_index()
+        rows = self.times.merge(spread, "left", ["setting", *keys])
+        is_dropless = rows["method"] == TIMED_DROPLESS
+        return rows.assign(
+            measured=rows["kind"].map(kind_text),
+            method=rows["method"].mask(is_dropless, DROPLESS),
+            method_name=rows["label"].map(names),
+            speedup_low=rows["min"].clip(upper=rows["speedup"]),
+            speedup_high=rows["max"].clip(lower=rows["speedup"]),
+        )
 
     @functools.cached_property
     def timings(self) -> pd.DataFrame:
-        """The times of the runs: a row for each point, part and method, dropless included.
-
-        ``part`` is a layer or a prefill, ``point`` counts from 0. ``speedup`` is the median over
-        rounds, ``speedup_low`` and ``speedup_high`` are the ends over repeated runs, if there are
-        some. ``ideal`` is what the fullest rank's number of pairs would gain, ``reached`` the share
-        of that gain; ``seconds`` has the times of the phases.
-        """
-        import pandas as pd
-
-        rows = []
-        for run in self.runs:
-            again = [dict(_timings(other)) for other in repeats(run, self.there)]
-            for key, row in _timings(run):
-                routing, label = run.run.points[key[0]].routing, row.label
-                medians = [o[key].speedup.median for o in again if key in o]
-                spread = [row.speedup.median, *medians] if medians else []
-                rows.append(
-                    {
-                        "key": run.run.model,
-                        "model": run.run.title,
-                        "measured": run.kind,
-                        "ranks": run.run.ranks,
-                        "experts_per_rank": run.run.experts_per_rank,
-                        "scale": run.study.scale,
-                        "peak": routing.peak,
-                        "together": routing.together,
-                        "point": key[0],
-                        "part": key[1],
-                        "method": label.name if label else DROPLESS,
-                        "method_name": method_name(label) if label else DROPLESS,
-                        "gamma": label.gamma if label else None,
-                        "granularity": label.granularity if label else None,
-                        "speedup": row.speedup.median,
-                        "speedup_low": min(spread, default=None),
-                        "speedup_high": max(spread, default=None),
-                        "ideal": row.ideal_rank,
-                        "reached": row.reached,
-                        "seconds": row.seconds,
-                    }
-                )
-        numbers = dict.fromkeys(("gamma", "speedup_low", "speedup_high", "reached"), float)
-        return pd.DataFrame(rows).astype(numbers)
+        """The times of the runs: a row for each point, part and method, dropless included."""
+        return self.phases.loc[self.phases["phase"] == "total", [*RUN, *_COLUMNS]]
 
     def note_repetitions(self) -> None:
         """Note of which runs there is a repetition, which whiskers need."""
-        files = {
-            run.run.title: [other.study.path.name for other in repeats(run, self.there)]
-            for run in self.runs
-        }
-        for title, names in files.items():
-            if names:
-                text = f"{title}: whiskers over {len(names) + 1} runs"
-                self.notes.append(f"{text}, repeated in {', '.join(names)}.")
-        if once := [title for title, names in files.items() if not names]:
+        again = repeats(self.times, self.there)
+        once = []
+        for (_, _, title), run in self.times.groupby([*RUN, "model"], sort=False):
+            same = again[again["setting"] == run["setting"].iloc[0]].drop_duplicates(RUN)
+            if same.empty:
+                once.append(title)
+            else:
+                text = f"{title}: whiskers over {len(same) + 1} runs"
+                names = ", ".join(Path(path).name for path in same["path"])
+                self.notes.append(f"{text}, repeated in {names}.")
+        if once:
             self.notes.append(
                 f"One run of {', '.join(once)}: how far a repetition differs is not known, and no "
                 "whiskers are drawn."
             )
 
 
-def _timings(run: ShownRun) -> Iterator[tuple[tuple[int, str, str], Timing]]:
-    """Yield the rows of a run, by the place of its point, the part and the method."""
-    for place, point in enumerate(run.run.points):
-        parts = {"layer": point.timings, "prefill": point.prefill.timings if point.prefill else ()}
-        for part, rows in parts.items():
-            yield from (((place, part, row.method), row) for row in rows)
+_COLUMNS: Final = [
+    *("key", "model", "measured", "ranks", "experts_per_rank", "scale", "peak", "together"),
+    *("point", "part", "method", "method_name", "gamma", "granularity", "speedup"),
+    *("speedup_low", "speedup_high", "ideal", "reached"),
+]
 
 
-def repeats(run: ShownRun, there: Iterable[ShownRun]) -> list[ShownRun]:
-    """Return the runs in other files that repeat one: all is the same, the machine included."""
-    others = (other for other in there if other.study is not run.study)
-    return [other for other in others if _setting(other) == _setting(run)]
-
-
-def _setting(study_run: ShownRun) -> tuple[object, ...]:
-    study, run = study_run.study, study_run.run
-    points = [(point.tokens_per_rank, point.prompt, point.routing) for point in run.points]
-    of_file = study.kind, study.scale, study.dtype, study.machine
-    return run.title, run.ranks, run.experts_per_rank, points, *of_file
+def repeats(times: pd.DataFrame, there: pd.DataFrame) -> pd.DataFrame:
+    """Return the times in other files that repeat runs: all is the same, the machine included."""
+    is_other = ~there["path"].isin(times["path"])
+    return there[is_other & there["setting"].isin(times["setting"])]
 
 
 def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
     """Return the runs of a figure; a file that cannot be read is left out and named in a note."""
-    runs = bench.best(spec.study) if spec.runs == "best" else bench.fullest(spec.study)
-    lacking: Sequence[str] = [] if runs else [spec.study]
+    times = bench.best(spec.study) if spec.runs == "best" else bench.fullest(spec.study)
+    lacking: Sequence[str] = [spec.study] if times.empty else []
     if spec.models:  # any other shape is not of this figure
-        names = [shape.name if (shape := deployment(run.run.model)) else "" for run in runs]
-        runs = [run for run, name in zip(runs, names, strict=True) if name in spec.models]
-        lacking = [name for name in spec.models if name not in names]
+        keys = {key: deployment(key) for key in times["key"].unique()}
+        names = {key: shape.name for key, shape in keys.items() if shape}
+        times = times[times["key"].map(names).isin(spec.models)]
+        lacking = [name for name in spec.models if name not in names.values()]
     broken = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
-    kinds = {run.kind for run in runs}
-    there = bench.runs(spec.study)
-    notes = [*broken, *_circumstances(runs), *_others(runs, there)]
-    if lacking and runs:
+    kinds = {kind_text(kind) for kind in times["kind"]}
+    there = bench.times(spec.study)
+    notes = [*broken, *_circumstances(times), *_others(times, there)]
+    if lacking and len(times):
         notes.append(f"No run of {', '.join(lacking)}.")
     return FigureStudies(
         profile=profile,
         planned=len(spec.models) or 1,
-        digests=list(dict.fromkeys(run.study.digest for run in runs)),
+        digests=list(times["digest"].unique()),
         nothing=f"no file of study {spec.study} in {bench.folder}{because(broken)}; measure it",
         names={"kind": "partly EMULATED" if len(kinds) == 2 else "".join(kinds)},
         unit="runs",
         n_absent=len(lacking),
         absent=[bench_command(spec.study)] if lacking else [],
         notes=notes,
-        runs=runs,
+        times=times,
         there=there,
     )
 
 
-def _circumstances(runs: Iterable[ShownRun]) -> Iterator[str]:
+def _circumstances(times: pd.DataFrame) -> Iterator[str]:
     """Yield what must be said of emulations, sizes, routing and machines."""
-    for of_run in runs:
-        study, run = of_run.study, of_run.run
-        if study.note:
-            yield f"{study.note}."
-        if study.why:
-            yield f"Sizes: {study.why.rstrip('.')}."
-        if run.why:
-            yield f"Routing of {run.title}: {run.why.rstrip('.')}."
-        if run.link:
+    for _, run in times.drop_duplicates(RUN).iterrows():
+        if run["note"]:
+            yield f"{run['note']}."
+        if run["why"]:
+            yield f"Sizes: {run['why'].rstrip('.')}."
+        if run["loads_why"]:
+            yield f"Routing of {run['model']}: {run['loads_why'].rstrip('.')}."
+        if run["link"]:
             # What follows the semicolon is of this one run, and in the numbers.
-            yield f"The emulated exchange: {run.link.source.partition('; ')[0]}."
+            yield f"The emulated exchange: {run['link'].partition('; ')[0]}."
         yield (
-            f"{study.path.name}: {study.machine}; {study.dtype}, median of {study.repeats} rounds, "
-            f"{study.date[:10]}."
+            f"{Path(run['path']).name}: {run['machine']}; {run['dtype']}, median of "
+            f"{run['rounds']} rounds, {run['date'][:10]}."
         )
 
 
-def _others(runs: Sequence[ShownRun], there: Sequence[ShownRun]) -> list[str]:
+def _others(times: pd.DataFrame, there: pd.DataFrame) -> list[str]:
     """Say which runs of the study are neither shown nor repeat one, a line for each file."""
-    used = [*runs, *(same for run in runs for same in repeats(run, there))]
+    used = {run for part in (times, repeats(times, there)) for run in part.groupby(RUN).groups}
     files: dict[str, list[str]] = {}
-    for run in there:
-        if run not in used:
-            name = f"{run.study.path.name} ({run.kind})"
-            files.setdefault(name, []).append(f"{run.run.title} on {run.ranks}")
+    for _, run in there.drop_duplicates(RUN).iterrows():
+        if (run["path"], run["run"]) not in used:
+            name = f"{Path(run['path']).name} ({kind_text(run['kind'])})"
+            files.setdefault(name, []).append(f"{run['model']} on {ranks_text(run)}")
     return [f"Not shown, from {name}: {', '.join(runs)}." for name, runs in files.items()]
 
 
-def method_name(label: Label) -> str:
+def method_name(row: pd.Series[Any]) -> str:
     """Return a method as the paper calls it, with what is unusual about it."""
-    name = method_title(label.name)
-    if label.candidates != "local":
-        name += f" ({label.candidates})"
-    return name if label.granularity == "expert" else f"{name}, {label.granularity} level"
+    if row["method"] == TIMED_DROPLESS:
+        return DROPLESS
+    name = method_title(row["method"])
+    if row["candidates"] != "local":
+        name += f" ({row['candidates']})"
+    return name if row["granularity"] == "expert" else f"{name}, {row['granularity']} level"

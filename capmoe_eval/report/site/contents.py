@@ -24,12 +24,19 @@ from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import planned
-from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
+from capmoe_eval.paper.benchmarks import kind_text
 from capmoe_eval.paper.layout import TABLES, Layout
 from capmoe_eval.paper.verdicts import VerdictFile
 from capmoe_eval.report.tables.filled import measured_table
 from capmoe_eval.report.tables.table import commands
 from capmoe_eval.report.templates import ABSENT, shown
+from capmoe_eval.results.timings import (
+    EVALUATIONS,
+    STUDIES,
+    bench_command,
+    evaluation_command,
+    targets,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,32 +164,29 @@ def table_rows(
 
 def timing_rows(bench: Bench, link: Callable[[Path], str]) -> Iterator[tuple[str, ...]]:
     """Yield file, subject, kind, machine, date and what it says, of each file of benchmarks."""
-    from capmoe_eval.experiment.timings.studies import STUDIES
-
     anchor = Markup('<a href="{}">{}</a>')
-    for study in bench.studies:
-        about = STUDIES[study.study] if study.study else "a layer that was asked for by hand"
-        models = ", ".join(dict.fromkeys(f"{run.title}, {run.ranks} ranks" for run in study.runs))
-        kind = "EMULATED" if study.emulated else "measured"
-        name = anchor.format(link(study.path), study.path.stem)
-        yield name, about, kind, str(study.machine), study.date[:10], models
-    for file in bench.evaluations:
-        targets = []
-        for target in file.targets:
+    for path, times in bench.timings.groupby("path", sort=False):
+        first, place = times.iloc[0], Path(str(path))
+        about = STUDIES[first["study"]] if first["study"] else "a layer that was asked for by hand"
+        ranks = times["model"] + ", " + times["ranks"].astype(str) + " ranks"
+        name, models = anchor.format(link(place), place.stem), ", ".join(ranks.unique())
+        kind, machine = kind_text(first["kind"]), first["machine"]
+        yield name, about, kind, machine, first["date"][:10], models
+    for name, content in bench.evaluations.items():
+        rehearsal, texts = content.get("rehearsal"), []
+        for target in targets(content):
             goal = f" ({target.goal}: {'met' if target.met else 'missed'})" if target.goal else ""
-            verdict = "" if file.rehearsal else goal
-            targets.append(f"{target.name} {target.shown(target.ratio.median)}{verdict}")
-        name, kind = anchor.format(link(file.path), file.name), file.rehearsal or "measured"
-        texts = "; ".join(targets)
-        yield name, EVALUATIONS[file.name], kind, file.machine, file.date[:10], texts
+            verdict = "" if rehearsal else goal
+            texts.append(f"{target.name} {target.shown(target.ratio.median)}{verdict}")
+        file = anchor.format(link(bench.folder / f"{name}.json"), name)
+        machine, kind = "{device}: {name}".format_map(content["machine"]), rehearsal or "measured"
+        yield file, EVALUATIONS[name], kind, machine, content["date"][:10], "; ".join(texts)
 
 
 def unmeasured(bench: Bench) -> list[str]:
     """Return the commands of the studies and benchmarks that have no file."""
-    from capmoe_eval.experiment.timings.studies import STUDIES
-
-    studies = STUDIES.keys() - {study.study for study in bench.studies}
-    files = EVALUATIONS.keys() - {file.name for file in bench.evaluations}
+    studies = STUDIES.keys() - set(bench.timings["study"])
+    files = EVALUATIONS.keys() - bench.evaluations.keys()
     return [
         *(bench_command(name) for name in STUDIES if name in studies),
         *(evaluation_command(name) for name in EVALUATIONS if name in files),

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, profile_name
-from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import (
     Finished,
@@ -23,7 +23,6 @@ from capmoe_eval.experiment.selection import (
     planned,
     refuse_experiment,
 )
-from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import (
     ALL_TASKS,
@@ -71,7 +70,7 @@ def cell_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def measured_table(
-    key: str, overrides: Sequence[str] = (), reader: Reader | None = None, bench: Path = FOLDER
+    key: str, overrides: Sequence[str] = (), reader: Reader | None = None, bench: Path = BENCHMARKS
 ) -> pd.DataFrame:
     """Return a table filled with this suite's own results.
 

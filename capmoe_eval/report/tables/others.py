@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.experiment.timings.names import bench_command
-from capmoe_eval.paper.benchmarks import Bench, ShownRun
+from capmoe_eval.paper.benchmarks import Bench, kind_text, ranks_text, widths_text
 from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.printed import MACHINE, find_rows
 from capmoe_eval.report.tables.table import as_table
+from capmoe_eval.results.timings import EMULATED, bench_command
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from capmoe_eval.experiment.timings.schema import Point, Prefill, Timing
 
 _PRINTED = ("Number of few-shot", "Metric")
 _BOTH = ("Shots", "Metric", "Filter", "Shots (paper)", "Metric (paper)")
@@ -89,41 +88,46 @@ def printed_query(layout: QueryLayout) -> pd.DataFrame:
 def workload_table(layout: WorkloadLayout, bench: Bench) -> pd.DataFrame:
     """Return a table of speedups: of one MoE layer, of a prefill, and the ideal of the layer."""
     printed = _printed_speedups(layout)
-    run = next((run for run in bench.best(STUDY) if run.run.model == layout.model), None)
+    times = bench.best(STUDY)
+    times = times[(times["key"] == layout.model) & (times["phase"] == "total")]
     places = layout.workloads.values()
-    points = {p.place: p for p in run.run.points if p.place} if run else {}
-    prefills = {place: point.prefill for place, point in points.items() if point.prefill}
-    files = (str(run.study.path),) if run else ()
+    # Where a capacity bounds each expert, which is the first of those with one γ.
+    of_method = times[(times["method"] == layout.method) & (times["gamma"] == layout.gamma)]
+    timed = {key: rows.iloc[0] for key, rows in of_method.groupby(["part", "place"])}
 
-    def row(timed: Mapping[str, Point] | Mapping[str, Prefill]) -> list[dict[str, Any]]:
-        timings = {p: _timing(layout, timed[p]) if p in timed else None for p in places}
+    def row(part: str) -> list[dict[str, Any]]:
         return [
-            {"command": bench_command(STUDY)}
-            if timing is None
-            else {
-                "value": timing.speedup.median,
-                "low": timing.speedup.low,
-                "high": timing.speedup.high,
+            {
+                "value": timing["speedup"],
+                "low": timing["speedup_q1"],
+                "high": timing["speedup_q3"],
                 "published": printed[place],
-                "ideal": timing.ideal_rank,
-                "records": files,
+                "ideal": timing["ideal"],
+                "records": (timing["path"],),
             }
-            for place, timing in timings.items()
+            if (timing := timed.get((part, place))) is not None
+            else {"command": bench_command(STUDY)}
+            for place in places
         ]
 
-    layer = row(points)
+    layer = row("layer")
     rows = {"one MoE layer": layer}
-    if prefills:
-        count = next(iter(prefills.values())).layers
-        rows[f"prefill, {count} MoE {'layer' if count == 1 else 'layers'}"] = row(prefills)
+    prefills = times.loc[(times["part"] == "prefill") & (times["place"] != ""), "layers"]
+    if len(prefills):
+        count = prefills.iloc[0]
+        rows[f"prefill, {count} MoE {'layer' if count == 1 else 'layers'}"] = row("prefill")
     if any("value" in cell for cell in layer):
         rows["ideal of the layer"] = [
-            {"value": cell["ideal"], "records": files} if "value" in cell else cell
+            {"value": cell["ideal"], "records": cell["records"]} if "value" in cell else cell
             for cell in layer
         ]
-    notes = list(_notes(run, [points[p] for p in places if p in points])) if run else []
+    shown = times[times["place"].isin(places)].drop_duplicates("point")
+    order = {place: number for number, place in enumerate(places)}
+    shown = shown.sort_values("place", key=lambda names: names.map(order), kind="stable")
+    notes = list(_notes(shown)) if len(shown) else []
     notes += [f"{LEFT_OUT}: {line}" for line in bench.broken_of(STUDY)]
-    return _of_workloads(layout, rows, notes, f" ({run.kind})" if run else "")
+    kind = f" ({kind_text(times['kind'].iloc[0])})" if len(times) else ""
+    return _of_workloads(layout, rows, notes, kind)
 
 
 def printed_workloads(layout: WorkloadLayout) -> pd.DataFrame:
@@ -151,29 +155,23 @@ def _cells(
             yield {"line": line, "block": line, heading: label, "column": column, **cell}
 
 
-def _timing(layout: WorkloadLayout, timed: Point | Prefill) -> Timing | None:
-    """Return the timing of the table's method, where a capacity bounds each expert."""
-    key = (layout.method, layout.gamma)
-    timings = (t for t in timed.timings if t.label and (t.label.name, t.label.gamma) == key)
-    return next(timings, None)
-
-
-def _notes(run: ShownRun, points: Sequence[Point]) -> Iterator[str]:
-    study = run.study
-    peaks = sorted({f"{point.routing.peak:.1f}" for point in points})
-    timed = ", ".join(f"{point.batch} × {point.prompt}" for point in points)
-    yield f"{study.note}." if study.note else f"Measured on real ranks ({study.backend})."
+def _notes(points: pd.DataFrame) -> Iterator[str]:
+    """Yield how the points of a table, a row each, were timed."""
+    run = points.iloc[0]
+    peaks = sorted({f"{peak:.1f}" for peak in points["peak"]})
+    timed = ", ".join(f"{row.batch} × {row.prompt}" for row in points.itertuples())
+    yield f"{run['note']}." if run["note"] else f"Measured on real ranks ({run['backend']})."
     yield (
-        f"Layer {run.run.shape.name}: {run.ranks}, {run.widths}, {study.dtype}, peak load "
+        f"Layer {run['shape']}: {ranks_text(run)}, {widths_text(run)}, {run['dtype']}, peak load "
         f"{' or '.join(peaks)} × mean; batch × prompt as timed: {timed}."
     )
-    if study.why:
-        yield f"Sizes: {study.why.rstrip('.')}."
-    if run.run.why:
-        yield f"Routing: {run.run.why.rstrip('.')}."
+    if run["why"]:
+        yield f"Sizes: {run['why'].rstrip('.')}."
+    if run["loads_why"]:
+        yield f"Routing: {run['loads_why'].rstrip('.')}."
     yield (
-        f"Medians, and in brackets quartiles, of {study.repeats} rounds on {study.machine} "
-        f"({study.path.name})."
+        f"Medians, and in brackets quartiles, of {run['rounds']} rounds on {run['machine']} "
+        f"({Path(run['path']).name})."
     )
     yield "Ideal: pairs of the fullest rank without a capacity over those with one."
     yield (
@@ -181,7 +179,7 @@ def _notes(run: ShownRun, points: Sequence[Point]) -> Iterator[str]:
         "difference to it. It does not say whether a layer or the model was timed: its number "
         "stands beside both."
     )
-    if study.emulated:
+    if run["kind"] == EMULATED:
         yield "No emulation confirms or refutes a printed speedup."
 
 

@@ -11,12 +11,12 @@ from capmoe_eval.bench.ep.benchmark import figure_1, study_jobs
 from capmoe_eval.bench.ep.layer import SHAPES
 from capmoe_eval.bench.ep.measure import Job
 from capmoe_eval.bench.ep.skew import RecordedLoads
+from capmoe_eval.bench.ep.studies import PLANS, find_studies
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.experiment.timings.names import EVALUATIONS
-from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
 from capmoe_eval.paper.benchmarks import read_bench
+from capmoe_eval.results.timings import EVALUATIONS, STUDIES
 from capmoe_eval.routing.decision import expert_load
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
@@ -25,13 +25,10 @@ RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 def test_the_committed_measurements_are_whole() -> None:
     bench = read_bench(RESULTS.parent / "bench")
     assert bench.broken == ()
-    assert {study.study for study in bench.studies} == set(STUDIES)
-    names = {evaluation.name for evaluation in bench.evaluations}
-    assert set(EVALUATIONS) - names <= {"commands"}  # measured beside another checkout
-    for read in (*bench.studies, *bench.evaluations):
-        assert read.text() == read.path.read_text(), read.path  # nothing is lost or made up
-    measured = [study for study in bench.studies if not study.emulated]
-    assert {study.study for study in measured} == {"speedup", "breakdown"}
+    studies, is_measured = bench.timings["study"], bench.timings["kind"] == "measured"
+    assert set(studies) == set(STUDIES) == {plan.name for plan in PLANS}
+    assert set(EVALUATIONS) - bench.evaluations.keys() <= {"commands"}  # beside another checkout
+    assert set(studies[is_measured]) == {"speedup", "breakdown"}
 
 
 def jobs(name: str, processes: int | None = None, scale: int = 4) -> list[Job]:

@@ -19,11 +19,10 @@ from capmoe_eval.bench.ep.emulation import (
 from capmoe_eval.bench.ep.layer import SHAPES, LayerSetting
 from capmoe_eval.bench.ep.measure import TimedPrefill, summed, time_layers
 from capmoe_eval.bench.ep.skew import Skew
-from capmoe_eval.bench.ep.timing import PHASES, Pass
+from capmoe_eval.bench.ep.studies import Link, Shape
+from capmoe_eval.bench.ep.timing import PHASES, PairLoad, Pass
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.schema import PairLoad
-from capmoe_eval.experiment.timings.spread import Spread
-from capmoe_eval.experiment.timings.studies import Link, Shape
+from capmoe_eval.results.timings import Spread
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 

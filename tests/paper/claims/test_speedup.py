@@ -12,8 +12,8 @@ from capmoe_eval.paper.claims.judge import judge, paper_claims
 from capmoe_eval.paper.claims.speedup import FACTS, check
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.verdicts import Outcome
-from tests.experiment.timings import files
 from tests.paper.fabricate import label
+from tests.results import timing_files as files
 
 # In the made-up studies Expanded Drop at γ = 2 gains 1.05 ± 5 %, which is not apart from 1, and
 # saves 0.945 ± 5 % of what is sent; the prefill's and the first model's layer's gains are equal.

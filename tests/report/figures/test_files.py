@@ -22,8 +22,8 @@ from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.figures.sweep import SWEEP, SweepResults
 from capmoe_eval.results.frames import IDENTITY, read
-from tests.experiment.timings import files
 from tests.records import plausible
+from tests.results import timing_files as files
 
 NAMES = list(figures())
 OF_RECORDS = [spec.name for spec in figures().values() if spec.parts]

@@ -15,7 +15,7 @@ from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.studies import FigureStudies, gather_study
 from capmoe_eval.report.figures.write import describe, measured
-from tests.experiment.timings import files
+from tests.results import timing_files as files
 
 FIGURES = ("fig4", "fig6", "granularity")
 METHODS = ("Token Drop", "Expanded Drop")

@@ -16,8 +16,8 @@ from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.site import contents
 from capmoe_eval.report.site.command import PAGES, build
 from tests import records
-from tests.experiment.timings import files
 from tests.report.site import material
+from tests.results import timing_files as files
 
 
 def made(cell: Cell, root: Path, right: int = 30, n: int = 40, **parts: Any) -> Record:

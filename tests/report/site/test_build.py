@@ -14,9 +14,9 @@ import pytest
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.site import contents
 from capmoe_eval.report.site.command import PAGES, _without_places, build, main
-from tests.experiment.timings import files
 from tests.report.site import material
 from tests.report.site.conftest import Site, made
+from tests.results import timing_files as files
 
 INDEX, TABLES, FIGURES, CLAIMS, RECORDS = PAGES
 

@@ -9,8 +9,8 @@ import pytest
 from capmoe_eval.report.tables.filled import measured_table
 from capmoe_eval.report.tables.formats import to_markdown
 from capmoe_eval.report.tables.table import commands
-from tests.experiment.timings import files
 from tests.report.tables import cell
+from tests.results import timing_files as files
 
 COMMAND = "capmoe-eval bench ep --study workload"
 

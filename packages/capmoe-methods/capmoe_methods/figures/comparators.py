@@ -200,13 +200,14 @@ def ranks(sources: FigureRecords) -> pd.DataFrame:
         tasks, judged = _tasks(sources, of), set()
         for model, title in sources.models.items():
             for row in sources.balances:
-                line = next((kind for kind in _LOSSLESS if row.method.startswith(kind)), None)
-                is_own = (row.model, row.of, row.planned_on) == (model, of, row.judged_on)
-                if line is not None and is_own and row.judged_on in sources.tasks:
-                    judged.add(sources.tasks[row.judged_on])
+                line = next((kind for kind in _LOSSLESS if row["method"].startswith(kind)), None)
+                on = row["judged_on"]
+                is_own = (row["model"], row["of"], row["planned_on"]) == (model, of, on)
+                if line is not None and is_own and on in sources.tasks:
+                    judged.add(sources.tasks[on])
                     about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
                     balanced.append(
-                        about | {"line": _LOSSLESS[line][0], "rank_peak": row.straggler}
+                        about | {"line": _LOSSLESS[line][0], "rank_peak": row["straggler"]}
                     )
         # Only where there is a panel for it.
         if judged and rows["of"].str.startswith(kind).any():

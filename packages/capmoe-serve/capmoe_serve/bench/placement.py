@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from capmoe_eval.bench.command import check_names
@@ -20,8 +20,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.rows import Balance, Steps
-from capmoe_eval.experiment.timings.spread import Target
+from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.wrapper.observers.recorder import Recorder
 from capmoe_eval.zoo.hub import ready
@@ -32,6 +31,9 @@ from capmoe_serve.slots import Counts, contiguous
 from capmoe_serve.trace import Trace
 
 # Shape suffixes: S steps, L layers, E experts.
+
+Steps = Literal["prompts", "decode steps"]
+"""Forwards whose loads are balanced: decode steps, of a task whose answers are generated."""
 
 GAMMAS: Final = (2.0, 1.5, 1.0)
 """Capacity factors of Token Drop beside the balancing methods."""
@@ -55,10 +57,10 @@ def run(arguments: argparse.Namespace) -> None:
         check_names(model, arguments.tasks)
     rows = [row for model in arguments.models for row in _of_model(model, arguments)]
     options = ("models", "tasks", "batch", "limit")
-    finish(arguments, CPU, list(map(_target, rows)), options, balances=tuple(rows))
+    finish(arguments, CPU, list(map(_target, rows)), options, balances=rows)
 
 
-def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Balance]:
+def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield what each method makes of a model's routing, on each task and with stale plans."""
     ranks = int(load_option("model", model).ep_size)
     words = [f"model={model}", f"tasks=[{','.join(arguments.tasks)}]"]
@@ -72,16 +74,16 @@ def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[Balance]:
         if planned_on.steps != judged_on.steps:
             continue
         for outcome in outcomes(planned_on, judged_on, ranks):
-            yield Balance(
-                model=model,
-                ranks=ranks,
-                planned_on=planned_on.task,
-                judged_on=judged_on.task,
-                of=judged_on.steps,
-                steps=len(outcome.asked_SL),
-                method=outcome.method,
+            yield {
+                "model": model,
+                "ranks": ranks,
+                "planned_on": planned_on.task,
+                "judged_on": judged_on.task,
+                "of": judged_on.steps,
+                "steps": len(outcome.asked_SL),
+                "method": outcome.method,
                 **outcome.summary()._asdict(),
-            )
+            }
 
 
 def record_routing(plan: CellPlan, lm: CapmoeLM, library: TaskLibrary) -> TaskRouting:
@@ -144,8 +146,12 @@ def capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
     return np.array(limits, dtype=np.int64)[:, None, None]
 
 
-def _target(row: Balance) -> Target:
+def _target(row: dict[str, Any]) -> Target:
     """Return a row's straggler factor as a number of the efficiency page."""
-    plan = "" if row.planned_on == row.judged_on else f", planned on {row.planned_on}"
-    dropped = f"{100 * row.drop_rate:.1f} % dropped" if row.drop_rate else "nothing dropped"
-    return target_of("placement", [row.straggler], {"row": row, "plan": plan, "dropped": dropped})
+    is_own, lost = row["planned_on"] == row["judged_on"], row["drop_rate"]
+    words = {
+        "row": row,
+        "plan": "" if is_own else f", planned on {row['planned_on']}",
+        "dropped": f"{100 * lost:.1f} % dropped" if lost else "nothing dropped",
+    }
+    return target_of("placement", [row["straggler"]], words)

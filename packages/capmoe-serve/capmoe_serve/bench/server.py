@@ -19,7 +19,7 @@ from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
 from capmoe_eval.bench.ep.skewed import skewed_model
 from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.results.timings import Spread, Target
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS

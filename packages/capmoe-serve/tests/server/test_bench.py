@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from capmoe_eval.bench.command import main
-from capmoe_eval.experiment.timings.schema import read_evaluation
+from capmoe_eval.results.timings import read_evaluation, targets
 from capmoe_eval.routing.registry import create_method
 
 from capmoe_serve.bench import server
@@ -51,10 +51,10 @@ def test_every_side_of_a_real_engine_is_timed(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "capmoe_eval", "bench", *words]
     subprocess.run(program, cwd=REPOSITORY, check=True, capture_output=True)
     file = read_evaluation(tmp_path / "server.json")
-    names = [target.name for target in file.targets]
+    names = [target.name for target in targets(file)]
     assert len(names) == len(set(names)) == 2 * 2 * len(server.SIDES) * 3
-    with_goal = [target for target in file.targets if target.target is not None]
+    with_goal = [target for target in targets(file) if target.target is not None]
     assert [server.AT_INFINITY in target.name for target in with_goal] == [True] * 4
-    for details in file.models.values():  # type: ignore[attr-defined]
+    for details in file["models"].values():
         shares = details["prefill"]["dropped_share"]
         assert shares["γ=∞"] == 0 < shares["γ=1"] < shares["γ=0.5"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -17,6 +16,7 @@ from pydantic import TypeAdapter
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.record_part import Amount, Count, Positive
+from capmoe_eval.results.timings import STUDIES
 
 FIGURE_1 = "figure 1"
 """The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
@@ -94,7 +94,6 @@ class StudyPlan:
     """A place of the paper, and what is timed for it."""
 
     name: str  # as ``--study`` takes it
-    about: str  # the question in a few words
     place: str
     why: str  # why these sizes
     models: Sequence[ModelCase]
@@ -117,9 +116,6 @@ def _plans() -> tuple[StudyPlan, ...]:
 
 PLANS: Final = _plans()
 """Every study, in the order of ``--study all``."""
-
-STUDIES: Final = MappingProxyType({plan.name: plan.about for plan in PLANS})
-"""Every study, and what it is about."""
 
 
 def find_studies(name: str) -> tuple[StudyPlan, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,42 +11,47 @@ from typing import Any
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.schema import Label, read_study
-from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.paper.benchmarks import read_bench
-from tests.experiment.timings import files
+from capmoe_eval.results.timings import read_study
+from tests.results import timing_files as files
 
 AGAIN = "make it again: capmoe-eval bench ep --study speedup"
 
 
 def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
-    study = read_study(files.write(tmp_path, files.speedup_study(why="small")))
-    assert (study.study, study.kind, study.scale, study.why) == ("speedup", "emulated", 8, "small")
-    assert str(study.machine) == "cpu: a CPU, 1 thread, torch 2.9.0"
-    assert [run.model for run in study.runs] == list(files.MODELS)
-    assert [run.experts_per_rank for run in study.runs] == [8, 8, 10, 1]
-    point = study.runs[0].points[0]
-    assert (point.batch, point.prompt, point.place) == (64, 512, "batch 8K x prompt 512")
-    assert (point.routing.peak, point.routing.wanted_peak) == (4.0, 4.0)
-    dropless, row = point.timings[:2]
-    assert dropless.label is None
-    assert row.label == Label("score", 2.0, "expert", "local")
-    assert row.speedup == Spread(1.1, 1.1 * 0.95, 1.1 * 1.05)
-    assert row.seconds["gate"].median == 0.001 / 1.1
-    assert (row.load.dropped_share, row.ideal_rank, row.ideal_expert) == (0.125, 2.0, 3.0)
-    assert row.reached == pytest.approx(0.1)
-    assert dropless.reached is None
-    assert point.prefill is not None
-    assert point.prefill.layers == 16
+    path = files.write(tmp_path, files.speedup_study(why="small"))
+    times = read_study(path)
+    first = times.iloc[0]
+    about = ["study", "kind", "scale", "why", "path", "machine"]
+    machine = "cpu: a CPU, 1 thread, torch 2.9.0"
+    assert first[about].tolist() == ["speedup", "emulated", 8, "small", str(path), machine]
+    runs = times.drop_duplicates("run")
+    assert runs["model"].tolist() == list(files.MODELS)
+    assert runs["experts_per_rank"].tolist() == [8, 8, 10, 1]
+    place = "batch 8K x prompt 512"
+    assert first[["batch", "prompt", "place", "peak"]].tolist() == [64, 512, place, 4.0]
+    layer = times[(times["run"] == 0) & (times["part"] == "layer")]
+    dropless, row = layer[layer["phase"] == "total"].iloc[:2].to_dict("records")
+    assert dropless["method"] == "dropless"
+    label = [row[name] for name in ("method", "gamma", "granularity", "candidates")]
+    assert label == ["score", 2.0, "expert", "local"]
+    speedup = [row[name] for name in ("speedup", "speedup_q1", "speedup_q3")]
+    assert speedup == [1.1, 1.1 * 0.95, 1.1 * 1.05]
+    gate = layer[(layer["phase"] == "gate") & (layer["label"] == row["label"])]
+    assert gate["seconds"].tolist() == [0.001 / 1.1]
+    assert (row["dropped_share"], row["ideal"]) == (0.125, 2.0)
+    assert row["reached"] == pytest.approx(0.1)
+    assert math.isnan(dropless["reached"])
+    assert set(times.loc[times["part"] == "prefill", "layers"]) == {16}
 
 
 def test_errors_of_a_validation(tmp_path: Path) -> None:
-    errors = {"errors": {"score": {"total": -0.1, "speedup": 0.2}}, "timings": [files.row()]}
-    link = {"bandwidth": 1.0, "latency": 0.0, "source": "measured"}
-    check = errors | {"note": files.EMULATED, "link": link, "prefill": errors}
-    point = files.point([files.row()], validation=check)
-    study = read_study(files.write(tmp_path, files.study("skew", [files.run([point])])))
-    assert study.errors == [{"total": -0.1, "speedup": 0.2}] * 2
+    errors = {"dropless": {"total": -0.1, "speedup": 0.2}}
+    check = {"errors": errors, "timings": [files.row()]}
+    point = files.point([files.row()], prefill=[files.row()], validation=check | {"prefill": check})
+    times = read_study(files.write(tmp_path, files.study("skew", [files.run([point])])))
+    whole = times[times["phase"] == "total"]
+    assert whole[["miss_seconds", "miss_speedup"]].values.tolist() == [[-0.1, 0.2]] * 2
 
 
 def set_at(content: Any, path: str, value: object) -> None:
@@ -64,17 +70,18 @@ FIRST = "runs.0.points.0"
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
-        ("schema", 1, "the file has schema 1, this version of capmoe_eval reads schema 2"),
-        ("schema", None, "the file has schema none"),
-        ("study", "spedup", "field 'study': it is none of speedup, granularity"),
-        ("note", "all fine", "field 'note': it does not say that it is EMULATED"),
-        ("machine.threads", 1.5, "field 'machine.threads': Input should be a valid integer"),
-        ("runs.0.link.source", None, "field 'runs[0].link.source' is missing"),
-        (f"{FIRST}.routing.peak", -1, "should be greater than or equal to 0, not '-1'"),
-        (f"{FIRST}.timings.0.method", "first", "timings': they do not have one row 'dropless'"),
-        (f"{FIRST}.timings.1.speedup.low", 9, "speedup': median 1.1 is not between low and high"),
-        (f"{FIRST}.timings.1.seconds.total", None, "timings[1].seconds': they have no total"),
-        (f"{FIRST}.prefill.timings.0.ideal_rank", None, "timings[0].ideal_rank' is missing"),
+        ("schema", 1, "it has schema 1, this version of capmoe_eval reads schema 2"),
+        ("schema", None, "it has schema none"),
+        ("study", "spedup", "study spedup is none of speedup, granularity"),
+        ("note", "all fine", "note does not say that it is EMULATED"),
+        ("machine.name", None, "name is missing"),
+        ("runs.0.link.source", None, "source is missing"),
+        (f"{FIRST}.routing.peak", "high", "could not convert string to float: 'high'"),
+        (f"{FIRST}.timings.0.label", files.label("score", 1.0), "not have one row 'dropless'"),
+        (f"{FIRST}.timings.1.speedup.low", 9, "speedup: a median is not between its quartiles"),
+        (f"{FIRST}.timings.1.seconds.gate.low", -1, "seconds: a median is not between"),
+        (f"{FIRST}.timings.1.seconds.total", None, "total is missing"),
+        (f"{FIRST}.prefill.timings.0.ideal_rank", None, "ideal_rank is missing"),
     ],
 )
 def test_what_is_wrong_is_one_line(path: str, value: object, told: str, tmp_path: Path) -> None:
@@ -107,7 +114,7 @@ def test_a_file_that_is_none_takes_no_other_with_it(
     files.write_all(tmp_path)
     damage(tmp_path / "ep-skew-emulated.json")
     bench = read_bench(tmp_path)
-    assert len(bench.studies) == len(files.ALL) - 1
+    assert bench.timings["path"].nunique() == len(files.ALL) - 1
     (line,) = bench.broken
     assert bench.broken_of("skew") == [line]
     assert bench.broken_of("speedup") == []
@@ -121,7 +128,7 @@ def test_no_directory_is_no_files_and_a_named_one_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bench = read_bench()
-    assert (bench.studies, bench.evaluations, bench.broken) == ((), (), ())
+    assert (len(bench.timings), bench.evaluations, bench.broken) == (0, {}, ())
     with pytest.raises(UsageError, match=r"^--bench=none: no such directory; leave it out"):
         read_bench(Path("none"))
 
@@ -136,10 +143,8 @@ def test_of_several_runs_the_paper_s_deployment_is_shown(tmp_path: Path) -> None
         )
 
     def shown() -> list[str]:
-        return [
-            one.study.path.stem.removeprefix("ep-speedup-")
-            for one in read_bench(tmp_path).best("speedup")
-        ]
+        paths = read_bench(tmp_path).best("speedup")["path"].unique()
+        return [Path(path).stem.removeprefix("ep-speedup-") for path in paths]
 
     write("2-measured", "measured", 2, 1)
     assert shown() == ["2-measured"]
@@ -159,19 +164,15 @@ def test_of_several_files_the_fullest_is_shown_whole(tmp_path: Path) -> None:
     files.write(tmp_path, files.placement_study())
     one = files.run([files.point([files.row()])], ranks=8)
     files.write(tmp_path, files.study("placement", [one], "measured"))
-    assert [shown.run.ranks for shown in read_bench(tmp_path).fullest("placement")] == [
-        64,
-        32,
-        8,
-        4,
-    ]
+    ranks = read_bench(tmp_path).fullest("placement")["ranks"]
+    assert ranks.unique().tolist() == [64, 32, 8, 4]
 
 
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
-        ("schema", 2, "the file has schema 2, this version of capmoe_eval reads schema 1"),
-        ("targets.0.met", False, "field 'targets[0]': met is not what ratio and target say"),
+        ("schema", 2, "it has schema 2, this version of capmoe_eval reads schema 1"),
+        ("targets.0.met", False, "stock: met is not what ratio and target say"),
     ],
 )
 def test_targets_that_are_none(path: str, value: object, told: str, tmp_path: Path) -> None:

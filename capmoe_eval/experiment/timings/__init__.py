@@ -1,1 +1,0 @@
-"""The files of ``results/bench/``: their studies, types, units and commands."""
