@@ -31,6 +31,7 @@ from capmoe_eval.experiment.results import (
     result_directories,
     uncollected,
 )
+from capmoe_eval.results.timings import no_timings, read_timings
 from capmoe_eval.routing.factor import gamma_number
 from capmoe_eval.routing.registry import knobs
 
@@ -106,24 +107,37 @@ class Results(NamedTuple):
     for each level, such as ``peak.expert_before.mean``. Lists have a number for each expert
     (``load_before``, ``score_by_rank``), or for each γ (``grid.gamma``, ``grid.drop_rate``):
     ``layers.explode(["load_before", "load_after"])`` has a row for each expert.
+
+    ``timings`` has a row for each time of a study of expert parallelism
+    (:func:`capmoe_eval.results.timings.timings_of`), of what :func:`read` finds in ``bench/``.
     """
 
     cells: pd.DataFrame
     documents: pd.DataFrame
     layers: pd.DataFrame
+    timings: pd.DataFrame
 
 
 def read(*roots: Path | str) -> Results:
     """Return the results in some directories; of a cell in several, those of the first.
 
-    A file that is no whole record is left out, with a warning that names it. The documents of packs
-    are kept in the user's cache as Parquet, by the packs' digests.
+    The times are those of ``bench/`` in a directory or beside it. A file that is not whole is left
+    out, with a warning that names it. The documents of packs are kept in the user's cache as
+    Parquet, by the packs' digests.
 
     Raises:
         UsageError: If there is no whole record.
     """
+    import pandas as pd
+
+    paths, broken = [*map(Path, roots)], list[str]()
     with uncollected():
-        return results_of(_whole(*map(Path, roots)))
+        results = results_of(_whole(*paths))
+    folders = dict.fromkeys(path / "bench" for root in paths for path in (root, root.parent))
+    times = [part for folder in folders if len(part := read_timings(folder, broken))]
+    for line in broken:
+        warnings.warn(f"left out: {line}", stacklevel=2)
+    return results._replace(timings=pd.concat(times, ignore_index=True)) if times else results
 
 
 def load_frame(root: Path | str) -> pd.DataFrame:
@@ -239,7 +253,7 @@ def results_of(
         task = task.cat.add_categories(subtasks.difference(tasks.categories))
         task = task.where(task != MIX, documents["subtask"].astype(task.dtype))
     documents.insert(1, "task", task)
-    return Results(cells, documents, layers)
+    return Results(cells, documents, layers, no_timings())
 
 
 def _row(record: Record) -> dict[str, object]:

@@ -80,8 +80,8 @@ def balancing() -> str:
     return (
         paragraph(
             f"From `results/bench/placement.json`: {file['limit']} documents of each task in "
-            f"batches of {file['batch']}, the first half of the steps to plan on, the second to judge "
-            f"({counted}). Four straggler factors without loss, then two of Token Drop."
+            f"batches of {file['batch']}, the first half of the steps to plan on, the second to "
+            f"judge ({counted}). Four straggler factors without loss, then two of Token Drop."
         )
         + "\n"
         + table(head, lines)

@@ -106,6 +106,12 @@ def _seconds(row: pd.Series[Any]) -> Spread:
     return Spread(row["seconds"], row["seconds_q1"], row["seconds_q3"])
 
 
+def _by(times: pd.DataFrame, *columns: str) -> dict[tuple[Any, ...], pd.Series[Any]]:
+    """Return the first of the times that have some values in columns, by these values."""
+    first = times.drop_duplicates(list(columns))
+    return {tuple(row[list(columns)]): row for _, row in first.iterrows()}
+
+
 def _each(times: pd.DataFrame, *by: str) -> Iterator[tuple[Any, pd.DataFrame]]:
     """Yield the times of each run, or of each value of other columns, in their order."""
     yield from times.groupby(list(by or RUN), sort=False)
@@ -132,7 +138,8 @@ def rises(times: pd.DataFrame) -> Iterator[Pair]:
     """One MoE layer gains more with the tightest γ than with the loosest."""
     rows = _limited(times).dropna(subset="gamma")
     for _, same in _each(rows, *RUN, "method"):
-        tight, loose = (same.loc[row] for row in (same["gamma"].idxmin(), same["gamma"].idxmax()))
+        by_gamma = same.sort_values("gamma", kind="stable")
+        tight, loose = by_gamma.iloc[0], by_gamma.iloc[-1]
         if tight["gamma"] != loose["gamma"]:
             text = f"{_name(tight)} against{gamma_suffix(loose['gamma'])}"
             yield Pair(text, _speedup(tight), _speedup(loose), tight)
@@ -140,25 +147,26 @@ def rises(times: pd.DataFrame) -> Iterator[Pair]:
 
 def whole_model(times: pd.DataFrame) -> Iterator[Pair]:
     """A prefill is faster with a capacity than without, and gains less than one MoE layer."""
-    layers = _limited(times).set_index([*RUN, "label"])
-    for _, row in _limited(times, "prefill").iterrows():
+    layers = _by(_limited(times), *RUN, "label")
+    for key, row in _by(_limited(times, "prefill"), *RUN, "label").items():
         yield Pair(f"{_name(row)}, prefill", _speedup(row), _ONE, row)
-        if (key := (*row[RUN], row["label"])) in layers.index:
-            yield Pair(f"{_name(row)}, layer", _speedup(layers.loc[key]), _speedup(row), row)
+        if key in layers:
+            yield Pair(f"{_name(row)}, layer", _speedup(layers[key]), _speedup(row), row)
 
 
 def fewer_experts(times: pd.DataFrame) -> Iterator[Pair]:
     """A layer gains more with the fewest experts per rank than with the most."""
-    label = [*_METHOD, "granularity", "candidates"]
     for model, same in _each(_limited(times), "model"):
-        runs = same.groupby(RUN, sort=False)["experts_per_rank"].first()
-        few, many = (same.set_index(RUN).loc[[run]] for run in (runs.idxmin(), runs.idxmax()))
-        count, most = few["experts_per_rank"].iloc[0], many["experts_per_rank"].iloc[0]
-        others = many.set_index(label)
-        for _, row in few.reset_index().iterrows():
-            if count < most and (key := tuple(row[label])) in others.index:
-                text = f"{model} {row['method']}, {count} against {most} experts per rank"
-                yield Pair(text, _speedup(row), _speedup(others.loc[key]), row)
+        count, most = same["experts_per_rank"].min(), same["experts_per_rank"].max()
+        few, many = (
+            _by(same[same["experts_per_rank"] == number], *_METHOD, "granularity", "candidates")
+            for number in (count, most)
+        )
+        for key in few if count < most else ():
+            if key not in many:
+                continue
+            text = f"{model} {few[key]['method']}, {count} against {most} experts per rank"
+            yield Pair(text, _speedup(few[key]), _speedup(many[key]), few[key])
 
 
 def phases_shrink(times: pd.DataFrame) -> Iterator[Pair]:
@@ -184,21 +192,20 @@ def _phases(
     of_method: pd.DataFrame, higher: pd.DataFrame, lower: pd.DataFrame, *phases: str
 ) -> Iterator[Pair]:
     """Yield the phases that two methods of a run have, named by the first frame's method."""
-    high, low = (rows.set_index("phase") for rows in (higher, lower))
+    high, low = _by(higher, "phase"), _by(lower, "phase")
     row = of_method.iloc[0]
     for phase in phases:
-        if phase in high.index and phase in low.index:
-            text = f"{_name(row)}, {phase}"
-            yield Pair(text, _seconds(high.loc[phase]), _seconds(low.loc[phase]), row)
+        if (key := (phase,)) in high and key in low:
+            yield Pair(f"{_name(row)}, {phase}", _seconds(high[key]), _seconds(low[key]), row)
 
 
 def device_gains_more(times: pd.DataFrame) -> Iterator[Pair]:
     """A capacity of γ=1 for each device gains more than one of γ=1.5 for each expert."""
     for _, of_run in _each(times):
         for part in ("layer", "prefill"):
-            rows = _limited(of_run, part).set_index(["granularity", "gamma"])
-            if ("device", 1.0) in rows.index and ("expert", 1.5) in rows.index:
-                device, expert = rows.loc[("device", 1.0)], rows.loc[("expert", 1.5)]
+            rows = _by(_limited(of_run, part), "granularity", "gamma")
+            device, expert = rows.get(("device", 1.0)), rows.get(("expert", 1.5))
+            if device is not None and expert is not None:
                 text = f"{device['model']}, {part}"
                 yield Pair(text, _speedup(device), _speedup(expert), device)
 

@@ -60,11 +60,11 @@ class FigureStudies(Sources):
     def note_repetitions(self) -> None:
         """Note of which runs there is a repetition, which whiskers need."""
         again = repeats(self.times, self.there)
-        once = []
+        once: list[str] = []
         for (_, _, title), run in self.times.groupby([*RUN, "model"], sort=False):
             same = again[again["setting"] == run["setting"].iloc[0]].drop_duplicates(RUN)
             if same.empty:
-                once.append(title)
+                once.append(str(title))
             else:
                 text = f"{title}: whiskers over {len(same) + 1} runs"
                 names = ", ".join(Path(path).name for path in same["path"])

@@ -169,9 +169,9 @@ def timing_rows(bench: Bench, link: Callable[[Path], str]) -> Iterator[tuple[str
         first, place = times.iloc[0], Path(str(path))
         about = STUDIES[first["study"]] if first["study"] else "a layer that was asked for by hand"
         ranks = times["model"] + ", " + times["ranks"].astype(str) + " ranks"
-        name, models = anchor.format(link(place), place.stem), ", ".join(ranks.unique())
+        file, models = anchor.format(link(place), place.stem), ", ".join(ranks.unique())
         kind, machine = kind_text(first["kind"]), first["machine"]
-        yield name, about, kind, machine, first["date"][:10], models
+        yield file, about, kind, machine, first["date"][:10], models
     for name, content in bench.evaluations.items():
         rehearsal, texts = content.get("rehearsal"), []
         for target in targets(content):

@@ -198,7 +198,7 @@ def test_nothing_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (tmp_path / "ep-granularity-emulated.json").write_text('{"schema": 1}')
     assert run("granularity", "--bench", tmp_path, "--out", tmp_path) == 2
     error = capsys.readouterr().err
-    assert "the file has schema 1" in error
+    assert "it has schema 1" in error
     assert error.count("\n") == 1
     assert run("fig4", "--missing", "--bench", tmp_path) == 0
     assert capsys.readouterr().out == "capmoe-eval bench ep --study speedup\n"
