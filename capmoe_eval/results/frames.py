@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import math
-import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, g
 
 from pydantic_core import from_json
 
-from capmoe_eval.errors import UsageError, reading, writing
+from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.cell import CELL_FIELDS, OMITTED, ModelId, TaskId
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.files import whole_file
@@ -25,8 +23,6 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer, Load, Part, Proofs
 from capmoe_eval.experiment.results import (
     Reader,
-    directories,
-    files_with_records,
     record_places,
     result_directories,
     uncollected,
@@ -39,8 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-PARQUET: Final = ".parquet"
-_ABOUT: Final = b"capmoe"
 MIX: Final = "zero_shot_mix"
 """The task whose requests, of four tasks, meet in one batch."""
 _VERSION: Final = 2
@@ -141,7 +135,7 @@ def read(*roots: Path | str) -> Results:
 
 
 def load_frame(root: Path | str) -> pd.DataFrame:
-    """Return one row per record of a results directory or a Parquet file, in their paths' order.
+    """Return one row per record of a results directory, in their paths' order.
 
     The first columns are :data:`IDENTITY`, every field of a cell's identity: two cells differ in
     one of them at least. A field is missing where it has no effect, such as ``gamma`` where the
@@ -164,11 +158,8 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     several (``results``).
 
     Raises:
-        UsageError: If there is no such directory, or no whole record in it; or if the records are
-            no longer those of which :func:`write_parquet` wrote the file.
+        UsageError: If there is no such directory, or no whole record in it.
     """
-    if Path(root).suffix == PARQUET:
-        return _read_parquet(Path(root))
     with uncollected():
         return _frame([_row(record) for record in _whole(Path(root))])
 
@@ -440,52 +431,9 @@ def write_parquet(root: Path, file: Path) -> None:
 
     Values of several types and tuples are JSON there. Errors as :func:`load_frame`.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    version, frame = _version(root), load_frame(root)
-    mixed = [name for name in frame if frame[name].dtype == object]
-    for name in mixed:
-        frame[name] = [value if value is None else json.dumps(value) for value in frame[name]]
-    place = os.path.relpath(root, file.parent)
-    about = json.dumps({"results": place, "version": version, "json": mixed})
-    table = pa.Table.from_pandas(frame)
-    table = table.replace_schema_metadata({**table.schema.metadata, _ABOUT: about})
+    frame = load_frame(root)
+    for name in frame:
+        if frame[name].dtype == object:
+            frame[name] = [None if value is None else json.dumps(value) for value in frame[name]]
     with writing("parquet", file), whole_file(file) as stream:
-        parquet.write_table(table, stream)
-
-
-def _read_parquet(file: Path) -> pd.DataFrame:
-    """Return the frame of a Parquet file, unless the records are there and no longer its own."""
-    import pandas as pd
-    from pyarrow import parquet
-
-    with reading(file, "no data frame of records", "write it with capmoe-eval pack --parquet FILE"):
-        table = parquet.read_table(file)
-        about = json.loads(table.schema.metadata[_ABOUT])
-        frame: pd.DataFrame = table.to_pandas()
-        for name in about["json"]:
-            frame[name] = pd.Series(map(_from_json, frame[name]), dtype=object)
-    root = file.parent / about["results"]
-    if root.is_dir() and _version(root) != about["version"]:
-        raise UsageError(
-            f"{file}: the records of {root} are others now; write it again with capmoe-eval pack "
-            f"results_dir={root} --parquet {file}, or read the directory"
-        )
-    return frame
-
-
-def _from_json(text: str | None) -> object:
-    value = None if text is None else json.loads(text)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _version(root: Path) -> str:
-    """Return a digest over the names, sizes and times of all files that have records."""
-    digest = hashlib.sha256()
-    for directory in map(directories, result_directories(root)):
-        for file in itertools.chain(*(map(files_with_records, directory))):
-            status = file.stat()
-            digest.update(f"{file.relative_to(root.parent)} {status.st_size} ".encode())
-            digest.update(f"{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+        frame.to_parquet(stream)

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.errors import UsageError, unwritable
-from capmoe_eval.experiment import application
-from capmoe_eval.experiment.application import run_all, run_command
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.interrupts import INTERRUPTED
@@ -69,15 +68,6 @@ def test_an_interrupt_of_which_a_library_makes_an_error_is_one(
     assert (run_command(command), capsys.readouterr().err) == (status, f"{INTERRUPTED}\n")
 
 
-def test_an_ignored_signal_stays_ignored() -> None:
-    """Under nohup a command goes on when its terminal goes."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert run_command(lambda: os.kill(os.getpid(), signal.SIGHUP)) == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
@@ -100,26 +90,6 @@ def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
     assert files
     # A signal between two steps of a lock leaves its file, which the next command removes.
     assert [path for path in files if path.suffix not in {".json", ".lock"}] == []
-
-
-def test_a_full_disk_ends_all(capsys: pytest.CaptureFixture[str]) -> None:
-    def full() -> int:
-        raise unwritable("--out", Path("there"), OSError(errno.ENOSPC, "No space left on device"))
-
-    called: list[str] = []
-    assert run_command(lambda: run_all([full, lambda: called.append("next")])) == 2
-    assert not called
-    assert "--out=there: cannot be written (No space" in capsys.readouterr().err
-
-
-def test_a_reader_that_has_read_enough_loses_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> int:
-        raise BrokenPipeError
-
-    monkeypatch.setattr(application, "_discard_output", lambda: None)
-    called: list[str] = []
-    assert run_all([broken, lambda: called.append("next")]) == 0
-    assert called == ["next"]
 
 
 def test_no_question_is_answered(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import inputs
 from capmoe_eval.evaluation.preparation import check_backend
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.commands import cell_command, sweeps
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import EngineRun
 from capmoe_eval.paper.evidence import Evidence, Side
@@ -34,15 +32,6 @@ def test_an_engine_has_the_tokens_of_one_rank() -> None:
     assert of("model=zoo_olmoe", "backend=vllm").method.ep_size == 1
     grid = ("++grid.backend=[transformers,vllm]", "++grid.model=[zoo_olmoe]", "tasks=[obqa]")
     assert [plan.cell.method.ep_size for plan in planned(*grid)] == [8, 1]
-
-
-def test_an_engine_is_part_of_the_identity() -> None:
-    engine, static = of(*VLLM), of(*STATIC)
-    assert engine.digest != static.digest
-    assert str(engine) == "zoo_olmoe obqa score-g1 (vllm)"
-    assert engine.identity().keys() - static.identity() == {"backend", "max_num_batched_tokens"}
-    assert of(*VLLM, "max_num_batched_tokens=64").digest != engine.digest
-    assert of(*STATIC, "max_num_batched_tokens=64") == static
 
 
 @pytest.mark.parametrize(
@@ -136,17 +125,3 @@ def test_both_backends_are_of_the_same_weights(tmp_path: Path) -> None:
         inputs.check(tmp_path, of(*VLLM), _conditions(**model | {"weights": "other"}))
     with pytest.raises(UsageError, match="has other attention than its results here"):
         inputs.check(tmp_path, of(*STATIC, "limit=4"), alike)
-
-
-def test_commands_compute_cells_of_an_engine_again(tmp_path: Path) -> None:
-    cells = [of(*VLLM), of(*VLLM, "max_num_batched_tokens=64"), of(*STATIC)]
-    for cell in cells:
-        command = cell_command(cell, str(tmp_path))
-        assert command is not None
-        assert of(*command.split()[2:]) == cell
-        assert ("backend" in command) == (cell.backend == "vllm")
-        assert ("max_num_batched_tokens" in command) == ("64" in command)
-    (command,) = sweeps(cells[:2], ["backend=vllm", "limit=4"])
-    assert command.startswith("capmoe-eval sweep limit=4 ")
-    assert "backend=vllm max_num_batched_tokens=2048,64" in command
-    assert "backend" not in sweeps([dataclasses.replace(cells[2])])[0]

@@ -50,6 +50,7 @@ def again(cell: Cell, directory: Path | None = None) -> Cell:
         ["model=zoo_llava_olmoe", "tasks=mme", "tasks.mme.dataset=lmms-lab-encoder/MME"],
         ["model=zoo_olmoe", "tasks=rte", "data.root=null", "model.revision='1e5'"],
         ["model=tiny_olmoe", "method=token_reroute", "gamma=0", "rounds=2", "tasks=rte"],
+        ["model=zoo_olmoe", "tasks=obqa", "backend=vllm", "max_num_batched_tokens=64"],
     ],
 )
 def test_it_names_the_cell(words: list[str]) -> None:
@@ -99,13 +100,6 @@ def test_a_model_of_ones_own_and_its_data(tmp_path: Path) -> None:
 
 def test_a_task_that_no_longer_exists_has_no_command() -> None:
     assert cell_command(odd_cell(task="own_task"), "again") is None
-
-
-def test_defaults_are_not_said() -> None:
-    cell = known("model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=piqa")
-    assert cell_command(cell, "again") == (
-        "capmoe-eval run model=zoo_olmoe method=score gamma=1.0 tasks=piqa results_dir=again"
-    )
 
 
 @pytest.mark.parametrize(

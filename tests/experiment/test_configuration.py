@@ -11,7 +11,6 @@ from capmoe_eval.experiment.composition import load_option, load_options, option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
     expand_parts,
-    model_notes,
     plans,
     share,
 )
@@ -91,12 +90,6 @@ def test_a_task_may_have_documents_of_its_own() -> None:
     assert second.cell.data == "easy_vqa"
     words = ["tasks=easy_vqa", "tasks.easy_vqa.data_root=null", "data.root=miniworld"]
     assert planned(*words)[0].cell.data == "miniworld"
-
-
-def test_a_caution_names_a_further_training_seed_only_without_its_model() -> None:
-    models = "grid.model=[zoo_olmoe,zoo_olmoe_s1,zoo_mixtral_s2]"
-    (caution,) = model_notes(planned("experiment=table1", models))
-    assert caution.startswith("zoo_olmoe, zoo_mixtral_s2: trained on a closed mini-world")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -5,8 +5,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tty
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,14 +29,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert [p.name for p in path.parent.iterdir()] == ["file.json"]
 
 
-def test_a_written_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
-    (tmp_path / "plain").write_text("")
-    atomic.write_text(tmp_path / "ours", "ü")
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "ours")]
-    assert modes[0] == modes[1]
-    assert (tmp_path / "ours").read_bytes() == "ü".encode()
-
-
 # What is not a plain path: links, devices, descriptors, and what is refused.
 
 
@@ -56,28 +46,6 @@ def test_a_link_stays_and_the_file_that_it_names_is_replaced(tmp_path: Path) -> 
     assert target.read_text() == "new"
     assert target.stat().st_ino != before, "replaced, whole"
     assert [path.name for path in target.parent.iterdir()] == ["file.json"]
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[tuple[Path, int]]:
-    """A path of a terminal and the terminal's other end."""
-    master, slave = os.openpty()
-    os.set_blocking(master, False)
-    tty.setraw(slave)
-    path = tmp_path / "device.json"
-    path.symlink_to(os.ttyname(slave))
-    yield path, master
-    os.close(master)
-    os.close(slave)
-
-
-def test_a_device_is_written_through(device: tuple[Path, int], tmp_path: Path) -> None:
-    path, other_end = device
-    before = path.lstat()
-    atomic.write_text(path, "whole")
-    assert os.read(other_end, 100) == b"whole"
-    assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
-    assert list(tmp_path.iterdir()) == [path]
 
 
 _STDOUT = (

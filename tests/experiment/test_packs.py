@@ -12,20 +12,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from capmoe_eval import load_frame
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.packs import SUFFIX, file_with, pack_path, record_bytes
 from capmoe_eval.experiment.record import json_schema, read_record
 from capmoe_eval.experiment.reservations import reserve
 from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
-from capmoe_eval.results import packing
 from capmoe_eval.results.frames import write_parquet
 from capmoe_eval.results.packing import main, pack, pack_idle, unpack, write_lm_eval
 from capmoe_eval.routing.registry import create_method
-from tests.records import forge, layer, record_of
+from tests.records import layer, record_of
 
 METHODS = [create_method("score", gamma, ep_size=2) for gamma in (0.5, 1.0, 1.5)]
 
@@ -146,21 +145,6 @@ def test_what_another_process_computes_again_stays(root: Path) -> None:
     assert read_record(path, root).value == 1.0
 
 
-def test_what_is_computed_again_while_it_is_packed_stays(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    again = record_of(METHODS[0], [1.0] * 4, root=root)
-
-    def write(file: Path, data: bytes) -> None:
-        write_bytes(file, data)
-        again.write()
-
-    monkeypatch.setattr(packing, "write_bytes", write)
-    pack(root)
-    assert loose_paths(root) == [again.path]
-    assert read_record(again.path, root).value == 1.0
-
-
 def test_a_broken_record_beside_a_pack_is_named_and_stays(root: Path, obqa: Path) -> None:
     path = record_paths(root)[0]
     path.parent.mkdir()
@@ -209,19 +193,6 @@ def test_a_pack_in_another_place_is_refused(root: Path, obqa: Path) -> None:
     assert read_results(root).broken == (f"{other}: the pack of another place, which is m/obqa",)
 
 
-def test_what_nothing_registers_is_packed_and_counted(root: Path) -> None:
-    """It was written by an extension that is not installed here."""
-    other = record_of(create_method("score", 2.0, ep_size=2), root=root)
-    other.capmoe["cell"]["method"]["method"] = "mine"
-    forge(other)
-    lines: list[str] = []
-    pack(root, say=lines.append)
-    assert [line.partition(";")[0] for line in lines] == [
-        f"not packed: {other.path}: method=mine is not registered"
-    ]
-    assert loose_paths(root) == [other.path]
-
-
 def test_the_end_of_a_run_packs_many_files_where_nobody_computes(root: Path) -> None:
     assert pack_idle(root) == []
     for gamma in range(2, 12):
@@ -231,6 +202,17 @@ def test_the_end_of_a_run_packs_many_files_where_nobody_computes(root: Path) -> 
     with other:
         assert pack_idle(root) == []
     assert pack_idle(root) == [root / f"m/obqa{SUFFIX}"]
+
+
+def test_a_parquet_file_has_the_frame(root: Path) -> None:
+    layers = [layer(name=f"layers.{n}", gamma=gamma) for n, gamma in enumerate((0.5, 1.0))]
+    method = create_method("score", layer_gammas=(0.5, 1.0))
+    record_of(method, root=root, parts={"layers": layers}).write()
+    write_parquet(root, file := root.parent / "frame.parquet")
+    written, frame = pd.read_parquet(file), load_frame(root)
+    assert written["value"].equals(frame["value"])
+    assert list(written) == list(frame)
+    assert "[0.5, 1.0]" in set(written["layer_gammas"])
 
 
 @pytest.mark.parametrize(
@@ -258,31 +240,6 @@ def test_the_command_packs(
         main([*words, *place])
     assert ended.value.code == status
     assert line in "".join(capsys.readouterr())
-
-
-def test_a_parquet_file_is_the_frame_until_the_records_change(root: Path) -> None:
-    record_of(
-        create_method("score", layer_gammas=(0.5, 1.0)),
-        root=root,
-        parts={
-            "layers": [
-                layer(name=f"layers.{number}", gamma=gamma)
-                for number, gamma in enumerate((0.5, 1.0))
-            ]
-        },
-    ).write()
-    pack(root)
-    file = root.parent / "frame.parquet"
-    write_parquet(root, file)
-    assert load_frame(file).equals(load_frame(root))
-    record_of(create_method("baseline"), root=root).write()
-    with pytest.raises(UsageError, match="are others now; write it again with capmoe-eval pack"):
-        load_frame(file)
-    away = shutil.move(file, root / "elsewhere.parquet")
-    assert len(load_frame(away)) == 7
-    Path(away).write_bytes(b"")
-    with pytest.raises(UsageError, match=r"elsewhere.parquet: no data frame"):
-        load_frame(away)
 
 
 def test_exported_files_are_lm_evals_with_the_settings_of_the_cell(tmp_path: Path) -> None:

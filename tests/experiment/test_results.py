@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import capmoe_eval
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run
@@ -18,7 +17,7 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import directories, read_results
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.results.frames import IDENTITY, load_frame
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
@@ -77,11 +76,6 @@ def test_own_results_are_read_with_the_shipped(both: tuple[Path, Path]) -> None:
     assert sorted(whole["method"]) == ["baseline", "expert_drop", "random"]
     assert load_frame(mine).equals(whole)
     assert len(load_frame(shipped)) == 2
-
-
-@pytest.mark.parametrize("name", ["zoo", "local-", "mine", "local"])
-def test_any_other_directory_stands_alone(name: str) -> None:
-    assert directories(Path("results", name)) == (Path("results", name),)
 
 
 def values_of(identity: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -175,26 +169,6 @@ def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) 
     assert list(frame["path"]) == [str(whole.path)]
 
 
-def test_a_frame_has_the_knobs_of_a_method_that_was_registered_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import capmoe_eval.results.frames as module
-
-    made.record(made.cell(create_method("baseline")), tmp_path).write()
-    made.record(
-        made.cell(create_method("expanded_drop", 1.0, m=2, candidates="ranked")), tmp_path
-    ).write()
-    monkeypatch.setattr(module, "IDENTITY", tuple(name for name in IDENTITY if name != "m"))
-    assert sorted(load_frame(tmp_path)["m"].dropna()) == [2.0]
-
-
-def test_rows_of_the_shipped_results_differ_in_their_identity() -> None:
-    root = Path(__file__).parents[2] / "results/real_text"
-    frame = load_frame(root)
-    assert not frame.duplicated(list(IDENTITY)).any()
-    assert frame["results_dir"].unique().tolist() == [str(root)]
-
-
 def test_a_frame_of_a_wrong_path_is_refused(records: list[Record], tmp_path: Path) -> None:
     fix = "name the directory of a profile, such as results/zoo"
     (tmp_path / "file").write_text("")
@@ -209,10 +183,3 @@ def test_a_frame_of_a_wrong_path_is_refused(records: list[Record], tmp_path: Pat
     }.items():
         with pytest.raises(UsageError, match=f"^{root}: {wrong}; {fix}"):
             load_frame(root)
-
-
-def test_the_public_names_are_there() -> None:
-    for name in capmoe_eval.__all__:
-        assert getattr(capmoe_eval, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'capacity_awre'"):
-        capmoe_eval.capacity_awre  # noqa: B018

@@ -156,7 +156,7 @@ def whole_model(times: pd.DataFrame) -> Iterator[Pair]:
 
 def fewer_experts(times: pd.DataFrame) -> Iterator[Pair]:
     """A layer gains more with the fewest experts per rank than with the most."""
-    for model, same in _each(_limited(times), "model"):
+    for (model,), same in _each(_limited(times), "model"):
         count, most = same["experts_per_rank"].min(), same["experts_per_rank"].max()
         few, many = (
             _by(same[same["experts_per_rank"] == number], *_METHOD, "granularity", "candidates")
