@@ -162,11 +162,10 @@ def fewer_experts(times: pd.DataFrame) -> Iterator[Pair]:
             _by(same[same["experts_per_rank"] == number], *_METHOD, "granularity", "candidates")
             for number in (count, most)
         )
-        for key in few if count < most else ():
-            if key not in many:
-                continue
-            text = f"{model} {few[key]['method']}, {count} against {most} experts per rank"
-            yield Pair(text, _speedup(few[key]), _speedup(many[key]), few[key])
+        for key, row in few.items():
+            if count < most and key in many:
+                text = f"{model} {row['method']}, {count} against {most} experts per rank"
+                yield Pair(text, _speedup(row), _speedup(many[key]), row)
 
 
 def phases_shrink(times: pd.DataFrame) -> Iterator[Pair]:
