@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--unpack", action="store_true", help="give every record a file of its own again"
     )
     parser.add_argument(
-        "--parquet", type=PATH, metavar="FILE", help="also write a data frame, for load_frame(FILE)"
+        "--parquet", type=PATH, metavar="FILE", help="also write a data frame, for pandas"
     )
     parser.add_argument(
         "--lm-eval",

@@ -17,10 +17,12 @@ import pytest
 
 from capmoe_eval import load_frame
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.packs import SUFFIX, file_with, pack_path, record_bytes
 from capmoe_eval.experiment.record import json_schema, read_record
 from capmoe_eval.experiment.reservations import reserve
 from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
+from capmoe_eval.results import packing
 from capmoe_eval.results.frames import write_parquet
 from capmoe_eval.results.packing import main, pack, pack_idle, unpack, write_lm_eval
 from capmoe_eval.routing.registry import create_method
@@ -265,3 +267,18 @@ def test_exported_files_are_lm_evals_with_the_settings_of_the_cell(tmp_path: Pat
 def test_the_published_schema_is_current() -> None:
     path = Path(__file__).parents[2] / "docs/record.schema.json"
     assert json.loads(path.read_text()) == json_schema()
+
+
+def test_what_is_computed_again_while_it_is_packed_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = record_of(METHODS[0], [1.0] * 4, root=root)
+
+    def write(file: Path, data: bytes) -> None:
+        write_bytes(file, data)
+        again.write()
+
+    monkeypatch.setattr(packing, "write_bytes", write)
+    pack(root)
+    assert loose_paths(root) == [again.path]
+    assert read_record(again.path, root).value == 1.0

@@ -286,3 +286,11 @@ def test_images_and_metrics_are_those_of_the_documents(lists: dict[str, Any], sa
     content["capmoe"]["documents"]["mme"] |= lists
     with pytest.raises(ValueError, match=said):
         Record.of(content, Path("x.json"))
+
+
+def test_what_lm_eval_could_not_compute_is_null(tmp_path: Path) -> None:
+    made = record(cell(create_method("baseline")), tmp_path)
+    made.content["results"] = {"obqa": {"acc,none": 0.75, "f1,none": NAN, "all": [INFINITE]}}
+    made.write()
+    found = read_record(made.path, tmp_path).content["results"]["obqa"]
+    assert found == {"acc,none": 0.75, "f1,none": None, "all": [None]}

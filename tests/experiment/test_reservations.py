@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.records import planned
 HERE = f"{socket.gethostname()}:{os.getpid()}"
 KILLED = """\
 import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from capmoe_eval.experiment.reservations import reserve
 record = Path(sys.argv[1])
@@ -158,4 +160,20 @@ def test_where_there_are_no_locks_the_file_is_the_lock(
     with first:
         assert holder_of(record) == HERE
         assert reserve(record) is None
+    assert left(record) == []
+
+
+def test_a_file_is_held_by_one_at_a_time(record: Path) -> None:
+    """Also between the removal of a lock's file and the next who makes it."""
+    inside, most = [], []
+
+    def work(_: int) -> None:
+        with hold(record):
+            inside.append(None)
+            most.append(len(inside))
+            inside.pop()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(40)))
+    assert most == [1] * 40
     assert left(record) == []
