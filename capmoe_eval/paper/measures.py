@@ -190,7 +190,8 @@ def permuted(evidence: Evidence) -> list[Finding]:
         label = (
             f"score γ=1, {where}: at most {CHANGED:g} % of the next tokens change with the order"
         )
-        paths = (str(evidence.bench.folder / "permutation.json"),) if rows else ()
+        is_there = "permutation" in evidence.bench.evaluations
+        paths = (str(evidence.bench.folder / "permutation.json"),) if is_there else ()
         findings.append(_by_model(label, "% of next tokens", shares[0], outcome, note, paths))
     return findings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,7 +192,7 @@ def permutations(whole: float, split: float, tied: float) -> Evidence:
         for model in ("olmoe", "another")
         for method, ranks, is_distinct, changed in [*kinds, ("order", 1, True, 0.5)]
     ]
-    bench = Bench(evaluations={"permutation": {"permutations": rows}})
+    bench = Bench(Path(), evaluations={"permutation": {"permutations": rows}})
     records = (record_of(create_method("baseline"), model="olmoe"),)
     return Evidence("zoo", results_of(records), bench=bench)
 
