@@ -16,6 +16,7 @@ from omegaconf.errors import MissingMandatoryValue
 from capmoe_eval.beside import check_installed
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, shown
 from capmoe_eval.experiment.cell import (
+    CELL_FIELDS,
     HUB_NAME,
     MODEL_FIELDS,
     TASK_FIELDS,
@@ -305,15 +306,11 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
             config["method"], config["gamma"], **{knob: config[knob] for knob in knobs()}
         ),
         task=TaskId(task_name, **{field: task[field] for field in TASK_FIELDS}),
-        batch_size=task["batch_size"] or config["batch_size"],
-        limit=config["limit"],
-        data=source.name,
-        eval_seed=config["eval_seed"],
-        shuffle=config["shuffle"],
-        backend=config["backend"],
-        max_num_batched_tokens=config["max_num_batched_tokens"],
-        apply_chat_template=config["apply_chat_template"],
-        system_instruction=config["system_instruction"],
+        **{
+            **{field: config[field] for field in CELL_FIELDS},
+            "batch_size": task["batch_size"] or config["batch_size"],
+            "data": source.name,
+        },
     )
     return CellPlan(
         cell=cell,
