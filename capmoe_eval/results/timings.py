@@ -102,7 +102,7 @@ class Target:
 
     @property
     def met(self) -> bool | None:
-        """Whether the median reaches the target; None where there is none."""
+        """True if the median reaches the target; None where there is none."""
         if self.target is None:
             return None
         reached = self.ratio.median

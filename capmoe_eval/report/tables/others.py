@@ -121,10 +121,10 @@ def workload_table(layout: WorkloadLayout, bench: Bench) -> pd.DataFrame:
             {"value": cell["ideal"], "records": cell["records"]} if "value" in cell else cell
             for cell in layer
         ]
-    shown = times[times["place"].isin(places)].drop_duplicates("point")
+    points = times[times["place"].isin(places)].drop_duplicates("point")
     order = {place: number for number, place in enumerate(places)}
-    shown = shown.sort_values("place", key=lambda names: names.map(order), kind="stable")
-    notes = list(_notes(shown)) if len(shown) else []
+    points = points.sort_values("place", key=lambda names: names.map(order), kind="stable")
+    notes = list(_notes(points)) if len(points) else []
     notes += [f"{LEFT_OUT}: {line}" for line in bench.broken_of(STUDY)]
     kind = f" ({kind_text(times['kind'].iloc[0])})" if len(times) else ""
     return _of_workloads(layout, rows, notes, kind)
