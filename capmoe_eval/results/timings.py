@@ -192,7 +192,7 @@ def no_timings() -> pd.DataFrame:
     """Return the times of no study."""
     import pandas as pd
 
-    return pd.DataFrame(columns=_COLUMNS)
+    return pd.DataFrame(columns=[*COLUMNS])
 
 
 def _benchmark(path: Path, command: str) -> Any:
@@ -211,32 +211,11 @@ def _content(data: bytes, schema: int) -> dict[str, Any]:
 def timings_of(content: Mapping[str, Any]) -> pd.DataFrame:
     """Return the times of a study's content: a row for each point, part, method and phase.
 
-    A text that is not there is empty.
-
-    - of the file: ``study`` (none for a layer that was asked for by hand), ``kind`` (``emulated``
-      or ``measured``), ``note`` (the warning of an emulation), ``why`` (the reason for its sizes),
-      ``date``, ``device``, ``machine`` (in words), ``backend``, ``dtype``, ``rounds``, ``scale``
-      (the divisor of widths); of a file that was read ``path`` and ``digest``
-    - of the run, which is a layer over some ranks: ``run`` (from 0), ``key`` (the paper's model),
-      ``model`` (that, or the shape's name), ``shape``, ``ranks``, ``experts_per_rank``,
-      ``loads_why`` (the reason for the routing), ``link`` (the source of an emulated exchange), and
-      ``setting``, equal in runs that repeat one another on one machine
-    - of the point, which is a batch under a routing: ``point`` (from 0), ``tokens_per_rank``,
-      ``batch``, ``prompt``, ``place`` (the workload of the paper), ``peak`` (the fullest expert's
-      load over the mean), ``together`` (one rank has the popular experts)
-    - ``part`` (``layer``, or ``prefill`` of a whole model) and its number of MoE ``layers``
-    - ``label``, and of what it is made: ``method`` (:data:`DROPLESS` without a capacity),
-      ``gamma``, ``granularity``, ``candidates``
-    - ``phase``, ``total`` for all of them, and its ``seconds`` with the quartiles over rounds,
-      ``seconds_q1`` and ``seconds_q3``
-    - of the total: ``speedup`` over the dropless pass of the same round, ``speedup_q1``,
-      ``speedup_q3``; ``ideal`` (pairs of the fullest rank without a capacity over those with one),
-      ``reached`` (the share of that gain), ``dropped_share``; and the share by which an emulation
-      beside a measurement misses it, ``miss_seconds`` and ``miss_speedup``
+    :data:`COLUMNS` says what each column means.
     """
     import pandas as pd
 
-    frame = pd.DataFrame(rows_of(content), columns=_COLUMNS)
+    frame = pd.DataFrame(rows_of(content), columns=[*COLUMNS])
     if frame.empty:
         raise ValueError("it has no times")
     frame = frame.astype(dict.fromkeys(_NUMBERS, float))
@@ -247,15 +226,63 @@ def timings_of(content: Mapping[str, Any]) -> pd.DataFrame:
     return frame
 
 
-_COLUMNS: Final = (
-    *("study", "path", "digest", "kind", "note", "why", "date", "device", "machine", "backend"),
-    *("dtype", "rounds", "scale", "run", "key", "model", "shape", "ranks", "experts_per_rank"),
-    *("loads_why", "link", "setting", "point", "tokens_per_rank", "batch", "prompt", "place"),
-    *("peak", "together", "part", "layers", "label", "method", "gamma", "granularity"),
-    *("candidates", "phase", "seconds", "seconds_q1", "seconds_q3", "speedup", "speedup_q1"),
-    *("speedup_q3", "ideal", "reached", "dropped_share", "miss_seconds", "miss_speedup"),
-)
-_NUMBERS: Final = ("peak", "gamma", *_COLUMNS[_COLUMNS.index("seconds") :])
+COLUMNS: Final = {
+    # of the file
+    "study": "empty for a layer that was asked for by hand",
+    "path": "of a file that was read",
+    "digest": "the beginning of its SHA-256",
+    "kind": "emulated or measured",
+    "note": "the warning of an emulation",
+    "why": "the reason for its sizes",
+    "date": "ISO 8601",
+    "device": "cpu or cuda",
+    "machine": "in words",
+    "backend": "the library that connects real ranks",
+    "dtype": "",
+    "rounds": "counted rounds, over which medians and quartiles are",
+    "scale": "the divisor of the model's widths",
+    # of the run, a layer over some ranks
+    "run": "its number in the file, from 0",
+    "key": "the paper's model of this shape, or empty",
+    "model": "that, or the name of the shape",
+    "shape": "the name of the layer's sizes",
+    "ranks": "",
+    "experts_per_rank": "",
+    "loads_why": "the reason for the routing",
+    "link": "the source of an emulated exchange",
+    "setting": "equal in runs that repeat one another on one machine",
+    # of the point, a batch under a routing
+    "point": "its number in the run, from 0",
+    "tokens_per_rank": "",
+    "batch": "sequences over all ranks",
+    "prompt": "tokens of each",
+    "place": "the workload of the paper that it stands for",
+    "peak": "the fullest expert's load over the mean",
+    "together": "whether one rank has the popular experts",
+    # of the part, the method and the phase
+    "part": "layer, or prefill of a whole model",
+    "layers": "MoE layers of the part",
+    "label": "the method with all its knobs",
+    "method": "dropless without a capacity",
+    "gamma": "",
+    "granularity": "what a capacity bounds: expert or device",
+    "candidates": "which experts expanded_drop adds",
+    "phase": "total for all of them together",
+    "seconds": "the median, with quartiles",
+    "seconds_q1": "",
+    "seconds_q3": "",
+    # of the total
+    "speedup": "over the dropless pass of the same round",
+    "speedup_q1": "",
+    "speedup_q3": "",
+    "ideal": "pairs of the fullest rank without a capacity over those with one",
+    "reached": "the speedup's share of that gain",
+    "dropped_share": "pairs of the tokens' top-k that are not computed",
+    "miss_seconds": "the share by which an emulation beside a measurement misses it",
+    "miss_speedup": "the same of the speedup",
+}
+"""The columns of :func:`timings_of`; a text that is not there is empty."""
+_NUMBERS: Final = ("peak", "gamma", *[*COLUMNS][[*COLUMNS].index("seconds") :])
 
 
 def rows_of(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

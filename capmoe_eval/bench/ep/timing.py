@@ -138,7 +138,6 @@ class RankedLayer(Rank):
         return load_of([self], method, self.world)
 
 
-@torch.no_grad()
 @dataclass(frozen=True)
 class PairLoad:
     """The pairs that a method leaves to be sent and computed, over all ranks."""
@@ -152,6 +151,7 @@ class PairLoad:
     fullest_rank: int  # the same of the rank with most
 
 
+@torch.no_grad()
 def load_of(ranks: Sequence[Rank], method: Method, world: Ranks) -> PairLoad:
     """Return the load of all ranks of a layer, given those of this process."""
     setting, top_k = ranks[0].setting, ranks[0].setting.shape.top_k
