@@ -19,20 +19,14 @@ from capmoe_eval.routing.registry import create_method, method_class
 from capmoe_eval.wrapper import session
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from capmoe_eval.wrapper.observers import invariants
-from tests.satellites import HAS_METHODS
 from tests.wrapper import images, models
 
 # The real tokens of five sequences in two forwards. Both have 46, but the two ranks, the first
 # three sequences and the others, have other numbers of them each time.
 LENGTHS = ((12, 7, 10, 12, 5), (10, 12, 12, 7, 5))
-# Few tokens, whose experts are not all of them; of these both forwards have 8.
-FEW = ((2, 1, 2, 2, 1), (1, 2, 2, 1, 2))
-# More, of which a choice by the whole batch still depends: 16.
-SOME = ((3, 4, 4, 3, 2), (4, 3, 2, 3, 4))
-MODALITY_E = torch.tensor([1, 1, 1, 0, 0, -1, -1, -1])
-"""The modality of each expert, for MACS; every other layer has it the other way round."""
-PLACED_2RN = torch.tensor([[[0, 3, 5, 6], [1, 2, 4, 7]], [[0, 1, 4, 7], [2, 3, 5, 6]]])
-"""The experts of each rank under a placement, of even and of odd layers."""
+
+Calibration = Callable[[Any, int], list[Tensor]]
+"""Returns the calibrated tensor of each layer, from a model and the number of its layers."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class Setting:
     family: str = "olmoe"
     lengths: tuple[tuple[int, ...], ...] = LENGTHS
     tied: bool = False  # the last router gives all experts of all tokens the same score
-    coarse: bool = False  # the calibrated similarities have few values
+    calibration: Calibration | None = None  # of a method that needs one
 
     @property
     def has_images(self) -> bool:
@@ -105,38 +99,28 @@ def with_knobs(method: Method, *, name: str | None = None, **knobs: Any) -> Meth
     return method.converted(kind, **{knob: knobs[knob] for knob in knobs.keys() & fields})
 
 
-def _capped(name: str, gamma: float = 0.7, family: str = "olmoe", **knobs: Any) -> Setting:
+def capped(name: str, gamma: float = 0.7, family: str = "olmoe", **knobs: Any) -> Setting:
     return Setting(create_method(name, gamma, ep_size=2, **knobs), family)
 
 
 SETTINGS = {
-    "order": _capped("order"),
-    "reverse_order": _capped("reverse_order"),
-    "random": _capped("random", seed=3),
-    "score": _capped("score"),
+    "order": capped("order"),
+    "reverse_order": capped("reverse_order"),
+    "random": capped("random", seed=3),
+    "score": capped("score"),
     "expert_drop": Setting(create_method("expert_drop")),
-    "expanded_drop local": _capped("expanded_drop"),
-    "expanded_drop ranked": _capped("expanded_drop", candidates="ranked", m=3),
-    "expanded_drop global": _capped("expanded_drop", candidates="global"),
-    "expanded_drop protect_topk": _capped("expanded_drop", protect_topk=True),
-    "expanded_drop max_k": _capped("expanded_drop", 0.9, candidates="global", max_k=True),
-    "expanded_drop device": _capped("expanded_drop", granularity="device"),
-    "token_reroute": _capped("token_reroute"),
-    "device_drop": _capped("score", granularity="device"),
-    "score image_first": _capped("score", family="llava", modality="image_first"),
-    "score text_first": _capped("score", family="llava", modality="text_first"),
+    "expanded_drop local": capped("expanded_drop"),
+    "expanded_drop ranked": capped("expanded_drop", candidates="ranked", m=3),
+    "expanded_drop global": capped("expanded_drop", candidates="global"),
+    "expanded_drop protect_topk": capped("expanded_drop", protect_topk=True),
+    "expanded_drop max_k": capped("expanded_drop", 0.9, candidates="global", max_k=True),
+    "expanded_drop device": capped("expanded_drop", granularity="device"),
+    "token_reroute": capped("token_reroute"),
+    "device_drop": capped("score", granularity="device"),
+    "score image_first": capped("score", family="llava", modality="image_first"),
+    "score text_first": capped("score", family="llava", modality="text_first"),
 }
-"""Every method, by a name."""
-if HAS_METHODS:
-    _on_ranks = create_method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2)
-    SETTINGS |= {
-        "device_drop eplb": _capped("score", granularity="device", placement="eplb"),
-        "oea": Setting(create_method("oea", k0=1), lengths=FEW),
-        "xshare": Setting(create_method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
-        "xshare device": Setting(_on_ranks, lengths=FEW),
-        "sere": Setting(create_method("sere", k0=1, min_similarity=0.6), lengths=FEW),
-        "macs": _capped("macs", family="llava"),
-    }
+"""The methods of the paper, each by a name."""
 
 
 @functools.cache
@@ -152,16 +136,7 @@ def _model(family: str, tied: bool) -> tuple[Any, list[MoeLayer]]:
 @functools.cache
 def _calibrated(setting: Setting) -> list[Tensor] | None:
     model, layers = _model(setting.family, setting.tied)
-    numbers = range(len(layers))
-    match setting.method.calibration:
-        case "expert_modalities":
-            return [MODALITY_E * (-1) ** layer for layer in numbers]
-        case "expert_loads":
-            return [PLACED_2RN[layer % 2] for layer in numbers]
-        case "expert_similarity":
-            similarities = models.similarities(model)
-            return [(5 * s).round() / 5 for s in similarities] if setting.coarse else similarities
-    return None
+    return None if setting.calibration is None else setting.calibration(model, len(layers))
 
 
 @functools.cache

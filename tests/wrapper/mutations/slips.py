@@ -316,16 +316,6 @@ _CAPACITIES = [
         )
         for name, change in _RANK_OF.items()
     ),
-    wrapped("rank_of")(
-        "a placement is read in its own order",
-        lambda _: lambda expert, local, placed_RN: placed_RN.flatten()[expert] // local,
-        lambda s: s.method.is_placed and s.by_device,
-    ),
-    decided_by("calibrated")(
-        "two experts of a placement are swapped",
-        lambda call: call["calibrated"].flatten()[[4, *range(1, 4), 0, *range(5, 8)]].view(2, 4),
-        lambda s: s.method.is_placed,
-    ),
 ]
 
 # Forwards and layers.
@@ -562,7 +552,7 @@ def _over_kept(weight_TS: Tensor, call: Any) -> Tensor:
     return weight_TS / kept_TS.sum(dim=1, keepdim=True).clamp_min(1e-9)
 
 
-def _over_topk(_weight_TS: Tensor, call: Any) -> Tensor:
+def over_topk(_weight_TS: Tensor, call: Any) -> Tensor:
     return call.layer.gate.weights(call.scores, call.assignment.index_TS)
 
 
@@ -588,13 +578,6 @@ def _to_best(weight_TS: Tensor, call: Any) -> Tensor:
     return weight_TS.scatter_add(1, keep_TS.long().argmax(dim=1, keepdim=True), lost_T[:, None])
 
 
-def _largest(_weight_TS: Tensor, call: Any) -> Tensor:
-    """Give SERE's merged pair the largest of its weights instead of their sum."""
-    slots = torch.arange(call.assignment.index_TS.shape[1])
-    taken_TKS = call.weight_TK[:, :, None] * (call.assignment.slot_TK[:, :, None] == slots)
-    return taken_TKS.amax(dim=1)
-
-
 def _of_text(setting: Setting) -> bool:
     return not setting.has_images
 
@@ -612,7 +595,7 @@ _WEIGHTS = [
     ),
     weights(
         "weights are normalised over the top-k where they are over the kept pairs",
-        _over_topk,
+        over_topk,
         lambda s: _of_text(s) and s.name != "sere",
         of("olmoe_normalised", renormalize="after"),
     ),
@@ -632,26 +615,9 @@ _WEIGHTS = [
         lambda s: s.adds and _of_text(s),
         GROUPED,
     ),
-    weights("moved pairs have the weight of their new expert", _over_topk, named("sere")),
-    weights("pairs that meet have the larger weight", _largest, named("sere")),
 ]
 
 # Experts of a whole batch.
-
-
-def _of_tokens(tokens: slice) -> Callable[[Scores], Scores]:
-    """Count the demand of some tokens alone."""
-
-    def change(scores: Scores) -> Scores:
-        parts = {field.name: getattr(scores, field.name) for field in dataclasses.fields(scores)}
-        some = {name: part if part is None else part[tokens] for name, part in parts.items()}
-        return Scores(**some)
-
-    return change
-
-
-def _coarse(setting: Setting) -> Setting:
-    return dataclasses.replace(setting, coarse=True).under(min_similarity=0.6)
 
 
 _BATCH = [
@@ -662,36 +628,6 @@ _BATCH = [
         lambda setting: dataclasses.replace(setting, lengths=((2, 2, 3),)),
     ),
     of_first_call("disabled_experts", named("expert_drop")),
-    of_first_call("batch_demand", named("oea", "xshare", "sere")),
-    of_first_call("LayerHook.calibrated_on", named("sere", "macs")),
-    of_first_call("token_weights", named("macs")),
-    *(
-        argument("batch_demand", 0)(
-            f"the demand is of {which}", _of_tokens(tokens), named("oea", "xshare", "sere")
-        )
-        for which, tokens in {"the first token": slice(1), "the first four": slice(4)}.items()
-    ),
-    argument("substitutes", 2)(
-        "the threshold itself is not enough", lambda least: least + 1e-6, named("sere"), _coarse
-    ),
-]
-
-# MACS.
-
-
-def _unweighted(decide: Decide, call: Call) -> Any:
-    """Decide by tokens that all weigh 1, and tell the true weights."""
-    decided = decide(**call | {"image_T": None, "calibrated": None})
-    return dataclasses.replace(decided, details=decide(**call).details)
-
-
-_MACS = [
-    decision("the bounds are Token Drop's", _unweighted, named("macs")),
-    argument("token_weights", 2)(
-        "the ranks share their mean entropy",
-        lambda groups: regrouped(0 * groups.group_T, groups, 1),
-        named("macs"),
-    ),
 ]
 
 MUTATIONS = [
@@ -704,5 +640,4 @@ MUTATIONS = [
     *_REROUTE,
     *_WEIGHTS,
     *_BATCH,
-    *_MACS,
 ]

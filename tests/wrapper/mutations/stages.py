@@ -5,7 +5,7 @@ Not every change has an effect at every stage; some change of every stage has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,7 +108,7 @@ GROUPS: dict[str, Callable[[list[int]], list[int]]] = {
 }
 
 
-def _first(kind: Kind) -> Kind:
+def first(kind: Kind) -> Kind:
     """Take a change of one value for one that gets other things, too."""
     return lambda name, change, *more: kind(name, lambda value, *_, **__: change(value), *more)
 
@@ -120,7 +120,7 @@ def _moved(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutatio
     return kinds.outcome(name, other, *more)
 
 
-def _in_argument(name: str) -> Kind:
+def in_argument(name: str) -> Kind:
     return lambda title, change, *more: kinds.decided_by(name)(
         title, lambda call: change(call[name]), *more
     )
@@ -205,54 +205,41 @@ def everywhere(_setting: Setting) -> bool:
     return True
 
 
-_SETS, _DEMANDS = named("oea", "xshare"), named("oea", "xshare", "sere")
-_MACS, _SERE, _PLACED = named("macs"), named("sere"), lambda s: s.method.is_placed
 _LOCAL: Concerns = lambda s: s.rule == "local"  # noqa: E731
 _BY_SCORE: Concerns = lambda s: s.by_score  # noqa: E731
 
-STAGES: list[tuple[str, Kind, Mapping[str, Any], Concerns]] = [
+Stage = tuple[str, Kind, Mapping[str, Any], Concerns]
+"""A stage, the kind of its mutations, their changes, and whom they concern."""
+
+STAGES: list[Stage] = [
     # what a decision is made from
-    ("the mask of real tokens is", _first(result("new_columns")), MASKS, everywhere),
+    ("the mask of real tokens is", first(result("new_columns")), MASKS, everywhere),
     ("the mask that the caller gave is", _of_caller, MASKS, everywhere),
     ("the tokens that count are", argument("group_tokens", 0), MASKS, everywhere),
-    ("a token's group is", _first(result("group_tokens", "group_T")), NUMBERS, has_capacity),
+    ("a token's group is", first(result("group_tokens", "group_T")), NUMBERS, has_capacity),
     ("a token's rank is", decided_by_part("groups", "rank_T"), NUMBERS, _LOCAL),
     ("T is", decided_by_part("groups", "tokens"), GROUPS, _capped),
     ("the scores are", decided_by_part("scores", "score_TE"), SCORES, _BY_SCORE),
-    ("the gate's scores are", _first(result("Gate.scores", "score_TE")), SCORES, _BY_SCORE),
-    ("images are", _in_argument("image_T"), MASKS, _has_images),
-    ("images are found to be", _first(result("ImageFinder.find")), MASKS, _has_images),
+    ("the gate's scores are", first(result("Gate.scores", "score_TE")), SCORES, _BY_SCORE),
+    ("images are", in_argument("image_T"), MASKS, _has_images),
+    ("images are found to be", first(result("ImageFinder.find")), MASKS, _has_images),
     ("scores of other experts are", _of_others, SCORES, lambda s: s.adds and s.by_score),
-    ("a similarity is", _in_argument("calibrated"), SCORES, _SERE),
-    ("a random number is", _first(result("RandomDrop.random_numbers")), NUMBERS, named("random")),
+    ("a random number is", first(result("RandomDrop.random_numbers")), NUMBERS, named("random")),
     # capacities, devices, candidates
-    ("C is", _first(result("capacity")), WHOLE, lambda s: s.has_capacity and s.name != "macs"),
-    ("C is", _first(result("base_capacity")), WHOLE, _MACS),
-    ("the Cs are", _first(result("Method.limits")), GROUPS, _capped),
+    ("C is", first(result("capacity")), WHOLE, lambda s: s.has_capacity and s.name != "macs"),
+    ("the Cs are", first(result("Method.limits")), GROUPS, _capped),
     ("amounts by rank are", argument("by_rank", 0), NUMBERS, _LOCAL),
-    ("what may be added is", _first(result("addable")), MASKS, lambda s: s.rule in "local global"),
+    ("what may be added is", first(result("addable")), MASKS, lambda s: s.rule in "local global"),
     # experts of a whole batch
-    ("the silent experts are", _first(result("disabled_experts")), MASKS, named("expert_drop")),
-    ("the set of experts is", argument("assign_within", 1), MASKS, _SETS),
-    ("the demand is", _first(result("batch_demand")), NUMBERS, _DEMANDS),
-    ("the budget is", _first(result("activation_budget")), WHOLE, named("xshare")),
-    ("primary experts are", argument("substitutes", 0), MASKS, _SERE),
-    ("an expert is served by", _first(result("substitutes")), EXPERTS, _SERE),
-    ("the weight of a token is", _first(result("token_weights")), NUMBERS, _MACS),
-    ("a limit by weight is", _first(result("weighted_limits")), NUMBERS, _MACS),
-    ("images' share is", argument("weighted_limits", 2), NUMBERS, _MACS),
-    ("an expert's modality is", argument("weighted_limits", 3), NUMBERS, _MACS),
-    ("hidden states are", argument("token_weights", 0), NUMBERS, _MACS),
-    ("what fits is", _first(result("keep_until_full")), MASKS, _MACS),
+    ("the silent experts are", first(result("disabled_experts")), MASKS, named("expert_drop")),
     # what comes of it
-    ("kept pairs are", _first(kinds.kept), MASKS, everywhere),
+    ("kept pairs are", first(kinds.kept), MASKS, everywhere),
     ("the expert of a pair is", _moved, EXPERTS, everywhere),
-    ("weights are", _first(kinds.weights), WEIGHTS, everywhere),
-    ("the kernel's sums are", _first(result("kernel.combine")), WEIGHTS, everywhere),
+    ("weights are", first(kinds.weights), WEIGHTS, everywhere),
+    ("the kernel's sums are", first(result("kernel.combine")), WEIGHTS, everywhere),
     ("the kernel's own copy of the experts is", _of_kernel, COPIES, everywhere),
     ("the kernel weighs a pair by", _of_rows, FACTORS, everywhere),
 ]
-"""A stage, the kind of its mutations, their changes, and whom they concern."""
 
 KNOBS: dict[str, list[Any]] = {
     "name": ["order", "reverse_order", "random", "score", "token_reroute"],
@@ -261,7 +248,6 @@ KNOBS: dict[str, list[Any]] = {
     "scope": ["sequence"],
     "rounding": ["floor"],
     "granularity": ["expert", "device"],
-    "placement": ["contiguous"],
     "modality": ["image_first", "text_first", "uniform"],
     "seed": [0, 4],
     "candidates": ["local", "ranked", "global"],
@@ -269,16 +255,11 @@ KNOBS: dict[str, list[Any]] = {
     "protect_topk": [False, True],
     "max_k": [False, True],
     "rounds": [1, 2, 4],
-    "k0": [1, 2, 3],
-    "expert_budget": [0.2, 0.6],
-    "min_similarity": [0.0, 0.75, 1.0],
-    "delta": [-0.1, 1.0],
-    "reroute": ["none"],
 }
 """Other values of knobs, under each of which decisions are made."""
 
 
-def _with(knob: str, value: Any) -> list[Mutation]:
+def _with(knob: str, value: Any) -> Mutation:
     def concerns(setting: Setting) -> bool:
         method = setting.method
         if knob == "name":
@@ -287,14 +268,19 @@ def _with(knob: str, value: Any) -> list[Mutation]:
             return False
         return getattr(method, knob, value) != value
 
-    return [kinds.knobs(f"other knobs: {knob}={value}", lambda _: {knob: value}, concerns)]
+    return kinds.knobs(f"other knobs: {knob}={value}", lambda _: {knob: value}, concerns)
 
 
-MUTATIONS = [
-    *(
-        kind(f"{stage}: {name}", change, concerns)
-        for stage, kind, changes, concerns in STAGES
-        for name, change in changes.items()
-    ),
-    *(each for knob, values in KNOBS.items() for value in values for each in _with(knob, value)),
-]
+def mutations(stages: Sequence[Stage], knobs: Mapping[str, list[Any]]) -> list[Mutation]:
+    """Return each stage with each of its changes, and each knob with each of its other values."""
+    return [
+        *(
+            kind(f"{stage}: {name}", change, concerns)
+            for stage, kind, changes, concerns in stages
+            for name, change in changes.items()
+        ),
+        *(_with(knob, value) for knob, values in knobs.items() for value in values),
+    ]
+
+
+MUTATIONS = mutations(STAGES, KNOBS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -81,13 +81,20 @@ def survey(
     return names
 
 
-QUICK = {"random", "expert_drop", "expanded_drop device", "xshare", "sere"} & SETTINGS.keys()
+QUICK = {"random", "expert_drop", "expanded_drop device"}
 """Methods of several kinds."""
 
 
 @pytest.mark.parametrize("method", nightly_but(QUICK, SETTINGS))
 def test_every_wrong_decision_is_refused(method: str) -> None:
-    names = survey(SETTINGS[method])
+    every_wrong_decision_is_refused(SETTINGS[method])
+
+
+def every_wrong_decision_is_refused(
+    setting: Setting, mutations: Sequence[Mutation] = MUTATIONS
+) -> None:
+    """Check that all mutations that change a run are refused, at least :data:`LEAST`."""
+    names = survey(setting, mutations)
     assert names.without_effect == []
     assert names.accepted == []
     assert len(names.refused) >= LEAST
@@ -114,21 +121,23 @@ def test_groups_and_capacities_are_checked_in_every_forward() -> None:
 
 
 LONG = ("order", "random", "score", "expanded_drop ranked", "token_reroute", "device_drop")
-LONG += ("expert_drop", "oea", "sere", "macs")
+LONG += ("expert_drop",)
 """Methods of all kinds, for runs of many forwards."""
 MOST = 60
 """Forwards of a long run at most."""
 
 
 @functools.cache
-def representatives(method: str) -> list[Mutation]:
+def representatives(
+    setting: Setting, mutations: tuple[Mutation, ...] = tuple(MUTATIONS)
+) -> list[Mutation]:
     """Return of each stage, and of each function that a slip changes, one mutation.
 
     It is the first that has an effect in the first forward, and whose world is the setting.
     """
-    setting, chosen = SETTINGS[method], dict[str, Mutation]()
-    mutations = (of for of in MUTATIONS if of.concerns(setting) and of.world(setting) == setting)
-    for mutation in mutations:
+    chosen = dict[str, Mutation]()
+    concerned = (of for of in mutations if of.concerns(setting) and of.world(setting) == setting)
+    for mutation in concerned:
         changed = mutation.stage if ":" in mutation.name else mutation.target
         if changed not in chosen and mutated_run(mutation, setting, n_forwards=1)[1]:
             chosen[changed] = mutation
@@ -153,14 +162,20 @@ def forwards_until_met(setting: Setting, scope: str) -> int | None:
     ids=" ".join,
 )
 def test_a_fault_is_refused_in_the_first_forward_that_examines_it(case: tuple[str, str]) -> None:
-    """Which layers are examined follows from the record's seed.
+    faults_are_refused_when_examined(SETTINGS[case[0]], case[1])
 
-    A forward is refused if its first layer that is not the true one is examined; the layers behind
-    it have other inputs. Wrong groups and capacities are refused in any forward.
+
+def faults_are_refused_when_examined(
+    setting: Setting, scope: str, mutations: tuple[Mutation, ...] = tuple(MUTATIONS)
+) -> None:
+    """Check in a long run that each fault is refused in the first forward that examines it.
+
+    Which layers are examined follows from the record's seed. A forward is refused if its first
+    layer that is not the true one is examined; the layers behind it have other inputs. Wrong groups
+    and capacities are refused in any forward.
     """
-    setting, scope = SETTINGS[case[0]], case[1]
     seed, until_met = examination_seed(setting.method), forwards_until_met(setting, scope)
-    for mutation in representatives(case[0]):
+    for mutation in representatives(setting, mutations):
         mutated, differences = mutated_run(mutation, setting, scope, until_met or MOST)
         if mutated.refused_by:
             last = len(mutated.forwards) - 1
@@ -186,25 +201,29 @@ def kind_of(mutation: Mutation) -> str:
     return next((kind for kind, of in KINDS.items() if mutation.target in of), "decision")
 
 
-def share(method: str, scope: str) -> Counter[tuple[str, bool]]:
-    """Return how many faults of each kind a long run has, and how many are refused."""
-    counts = Counter[tuple[str, bool]]()
-    for mutation in representatives(method):
-        mutated, differences = mutated_run(mutation, SETTINGS[method], scope, MOST)
-        if differences or mutated.refused_by:
-            counts[kind_of(mutation), bool(mutated.refused_by)] += 1
-    return counts
-
-
-if __name__ == "__main__":
-    surveys = {method: survey(setting) for method, setting in SETTINGS.items()}
-    for method, names in surveys.items():
+def print_numbers(
+    settings: Mapping[str, Setting], mutations: Sequence[Mutation], long: Collection[str]
+) -> None:
+    """Print how many wrong decisions are refused, by method, and in long runs by kind."""
+    total = 0
+    for method, setting in settings.items():
+        names = survey(setting, mutations)
         wrong = len(names.refused) + len(names.accepted)
         print(f"{method}: {len(names.refused)} of {wrong} wrong decisions are refused")
-    print(f"all methods: {sum(len(names.refused) for names in surveys.values())} are refused")
-    print(f"runs of {MOST} forwards, {', '.join(LONG)}:")
+        total += len(names.refused)
+    print(f"all methods: {total} are refused")
+    print(f"runs of {MOST} forwards, {', '.join(long)}:")
     for scope in SCOPES:
-        counts = sum((share(method, scope) for method in LONG), Counter[tuple[str, bool]]())
+        counts = Counter[tuple[str, bool]]()  # by kind, and whether it is refused
+        for setting in map(settings.__getitem__, long):
+            for mutation in representatives(setting, tuple(mutations)):
+                mutated, differences = mutated_run(mutation, setting, scope, MOST)
+                if differences or mutated.refused_by:
+                    counts[kind_of(mutation), bool(mutated.refused_by)] += 1
         for kind in sorted({kind for kind, _ in counts}):
             refused = counts[kind, True]
             print(f"{scope}: {kind}: {refused} of {refused + counts[kind, False]} are refused")
+
+
+if __name__ == "__main__":
+    print_numbers(SETTINGS, MUTATIONS, LONG)

@@ -1,0 +1,196 @@
+"""Every wrong decision of these methods is refused by an invariant, as those of the suite's are.
+
+``python packages/capmoe-methods/tests/test_wrong_decisions.py`` prints the numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.scores import Scores
+from tests.nightly import nightly_but
+from tests.wrapper import models
+from tests.wrapper.mutations import stages, test_mutations
+from tests.wrapper.mutations.mutation import (
+    Call,
+    Decide,
+    argument,
+    decided_by,
+    decision,
+    of_first_call,
+    result,
+    weights,
+    wrapped,
+)
+from tests.wrapper.mutations.settings import Setting, capped
+from tests.wrapper.mutations.slips import over_topk, regrouped
+from tests.wrapper.mutations.stages import (
+    EXPERTS,
+    MASKS,
+    NUMBERS,
+    SCORES,
+    WHOLE,
+    Stage,
+    first,
+    in_argument,
+    named,
+)
+from torch import Tensor
+
+# Shape suffixes: E experts, R ranks, N experts of a rank, T tokens, K = top-k, S slots.
+
+# The real tokens of five sequences in two forwards. Few, whose experts are not all of them; of
+# these both forwards have 8.
+FEW = ((2, 1, 2, 2, 1), (1, 2, 2, 1, 2))
+# More, of which a choice by the whole batch still depends: 16.
+SOME = ((3, 4, 4, 3, 2), (4, 3, 2, 3, 4))
+
+
+def _modalities(_model: Any, n_layers: int) -> list[Tensor]:
+    """Return the modality of each expert; every other layer has it the other way round."""
+    modality_E = torch.tensor([1, 1, 1, 0, 0, -1, -1, -1])
+    return [modality_E * (-1) ** layer for layer in range(n_layers)]
+
+
+def _placements(_model: Any, n_layers: int) -> list[Tensor]:
+    """Return the experts of each rank [R, N], of even and of odd layers."""
+    placed_2RN = torch.tensor([[[0, 3, 5, 6], [1, 2, 4, 7]], [[0, 1, 4, 7], [2, 3, 5, 6]]])
+    return [placed_2RN[layer % 2] for layer in range(n_layers)]
+
+
+def _similarities(model: Any, _n_layers: int) -> list[Tensor]:
+    return models.similarities(model)
+
+
+def _coarse_similarities(model: Any, _n_layers: int) -> list[Tensor]:
+    """Return similarities of few values."""
+    return [(5 * similarity_EE).round() / 5 for similarity_EE in models.similarities(model)]
+
+
+def _calibrated(setting: Setting, calibration: Callable[[Any, int], list[Tensor]]) -> Setting:
+    return dataclasses.replace(setting, calibration=calibration)
+
+
+SETTINGS = {
+    "device_drop eplb": _calibrated(
+        capped("score", granularity="device", placement="eplb"), _placements
+    ),
+    "oea": Setting(create_method("oea", k0=1), lengths=FEW),
+    "xshare": Setting(create_method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
+    "xshare device": Setting(
+        create_method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2),
+        lengths=FEW,
+    ),
+    "sere": _calibrated(
+        Setting(create_method("sere", k0=1, min_similarity=0.6), lengths=FEW), _similarities
+    ),
+    "macs": _calibrated(capped("macs", family="llava"), _modalities),
+}
+_DEMANDS, _MACS, _SERE = named("oea", "xshare", "sere"), named("macs"), named("sere")
+
+STAGES: list[Stage] = [
+    ("a similarity is", in_argument("calibrated"), SCORES, _SERE),
+    ("C is", first(result("base_capacity")), WHOLE, _MACS),
+    ("the set of experts is", argument("assign_within", 1), MASKS, named("oea", "xshare")),
+    ("the demand is", first(result("batch_demand")), NUMBERS, _DEMANDS),
+    ("the budget is", first(result("activation_budget")), WHOLE, named("xshare")),
+    ("primary experts are", argument("substitutes", 0), MASKS, _SERE),
+    ("an expert is served by", first(result("substitutes")), EXPERTS, _SERE),
+    ("the weight of a token is", first(result("token_weights")), NUMBERS, _MACS),
+    ("a limit by weight is", first(result("weighted_limits")), NUMBERS, _MACS),
+    ("images' share is", argument("weighted_limits", 2), NUMBERS, _MACS),
+    ("an expert's modality is", argument("weighted_limits", 3), NUMBERS, _MACS),
+    ("hidden states are", argument("token_weights", 0), NUMBERS, _MACS),
+    ("what fits is", first(result("keep_until_full")), MASKS, _MACS),
+]
+KNOBS: dict[str, list[Any]] = {
+    "placement": ["contiguous"],
+    "k0": [1, 2, 3],
+    "expert_budget": [0.2, 0.6],
+    "min_similarity": [0.0, 0.75, 1.0],
+    "delta": [-0.1, 1.0],
+    "reroute": ["none"],
+}
+
+
+def _of_tokens(tokens: slice) -> Callable[[Scores], Scores]:
+    """Count the demand of some tokens alone."""
+
+    def change(scores: Scores) -> Scores:
+        parts = {field.name: getattr(scores, field.name) for field in dataclasses.fields(scores)}
+        some = {name: part if part is None else part[tokens] for name, part in parts.items()}
+        return Scores(**some)
+
+    return change
+
+
+def _coarse(setting: Setting) -> Setting:
+    return _calibrated(setting, _coarse_similarities).under(min_similarity=0.6)
+
+
+def _largest(_weight_TS: Tensor, call: Any) -> Tensor:
+    """Give SERE's merged pair the largest of its weights instead of their sum."""
+    slots = torch.arange(call.assignment.index_TS.shape[1])
+    taken_TKS = call.weight_TK[:, :, None] * (call.assignment.slot_TK[:, :, None] == slots)
+    return taken_TKS.amax(dim=1)
+
+
+def _unweighted(decide: Decide, call: Call) -> Any:
+    """Decide by tokens that all weigh 1, and tell the true weights."""
+    decided = decide(**call | {"image_T": None, "calibrated": None})
+    return dataclasses.replace(decided, details=decide(**call).details)
+
+
+SLIPS = [
+    wrapped("rank_of")(
+        "a placement is read in its own order",
+        lambda _: lambda expert, local, placed_RN: placed_RN.flatten()[expert] // local,
+        lambda s: s.method.is_placed,
+    ),
+    decided_by("calibrated")(
+        "two experts of a placement are swapped",
+        lambda call: call["calibrated"].flatten()[[4, *range(1, 4), 0, *range(5, 8)]].view(2, 4),
+        lambda s: s.method.is_placed,
+    ),
+    weights("moved pairs have the weight of their new expert", over_topk, _SERE),
+    weights("pairs that meet have the larger weight", _largest, _SERE),
+    of_first_call("batch_demand", _DEMANDS),
+    of_first_call("LayerHook.calibrated_on", named("sere", "macs")),
+    of_first_call("token_weights", _MACS),
+    *(
+        argument("batch_demand", 0)(f"the demand is of {which}", _of_tokens(tokens), _DEMANDS)
+        for which, tokens in {"the first token": slice(1), "the first four": slice(4)}.items()
+    ),
+    argument("substitutes", 2)(
+        "the threshold itself is not enough", lambda least: least + 1e-6, _SERE, _coarse
+    ),
+    decision("the bounds are Token Drop's", _unweighted, _MACS),
+    argument("token_weights", 2)(
+        "the ranks share their mean entropy",
+        lambda groups: regrouped(0 * groups.group_T, groups, 1),
+        _MACS,
+    ),
+]
+MUTATIONS = (*test_mutations.MUTATIONS, *stages.mutations(STAGES, KNOBS), *SLIPS)
+LONG = ("oea", "sere", "macs")
+
+
+@pytest.mark.parametrize("method", nightly_but({"xshare", "sere"}, SETTINGS))
+def test_every_wrong_decision_is_refused(method: str) -> None:
+    test_mutations.every_wrong_decision_is_refused(SETTINGS[method], MUTATIONS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", [*itertools.product(LONG, test_mutations.SCOPES)], ids=" ".join)
+def test_a_fault_is_refused_in_the_first_forward_that_examines_it(case: tuple[str, str]) -> None:
+    test_mutations.faults_are_refused_when_examined(SETTINGS[case[0]], case[1], MUTATIONS)
+
+
+if __name__ == "__main__":
+    test_mutations.print_numbers(SETTINGS, MUTATIONS, LONG)
