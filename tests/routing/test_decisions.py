@@ -9,12 +9,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from capmoe_eval.routing import definition
+from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.token_drop import RandomDrop, TokenDrop
@@ -25,25 +28,74 @@ from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups
 from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_group
 from tests.routing.reference import assign_reference
-from tests.wrapper.test_invariants import routed_tokens
 
 METHODS = method_names()
 STREAMS = st.tuples(st.integers(0, 3), st.integers(0, 3))
 FIRST = ("image_first", "text_first")
 
 
+def routed_tokens(case: Case, stream: tuple[int, int]) -> RoutedTokens:
+    """The tokens of a random problem, with groups and capacities from its mask alone."""
+    method, counted_BS = case.method, case.counted_BS.numpy()
+    sequence_T = np.nonzero(counted_BS)[0]
+    group_T, rank_T = definition.capacity_groups(
+        sequence_T, len(counted_BS), ep_size=method.ep_size, scope=method.scope
+    )
+    score_TE = case.scores.score_TE.numpy()
+    eligible_TE, calibrated = case.scores.eligible_TE, case.calibrated
+    calibrated = None if calibrated is None else calibrated.numpy()
+    by_device, placed_RN = method.granularity == "device", calibrated if method.is_placed else None
+    rank_E = definition.expert_ranks(case.n_experts, method.ep_size, placed_RN)
+    limit_G = None
+    if method.bounds_pairs:
+        limit_G = definition.capacities(
+            method.factor.uniform,
+            np.bincount(group_T),
+            top_k=case.top_k,
+            n_experts=case.n_experts,
+            rounding=method.rounding,
+            sharing=case.n_experts // method.ep_size if by_device else 1,
+        )
+    return RoutedTokens(
+        *stream,
+        score_TE=score_TE,
+        ranking_TE=case.scores.ranking_TE.numpy(),
+        eligible_TE=np.ones(score_TE.shape, bool) if eligible_TE is None else eligible_TE.numpy(),
+        topk_TK=case.scores.topk_TK.numpy(),
+        weight_TK=case.scores.score_TE.gather(1, case.scores.topk_TK).double().numpy(),
+        weight_eps=torch.finfo(torch.float32).eps,
+        weight_smallest=torch.finfo(torch.float32).smallest_normal,
+        group_T=group_T,
+        rank_T=rank_T,
+        rank_E=rank_E,
+        unit_E=rank_E if by_device else np.arange(case.n_experts),
+        limit_G=limit_G,
+        image_T=case.image_T.numpy(),
+        hidden_TH=case.hidden_TH.numpy(),
+        calibrated=calibrated,
+        details=decide(case, stream).details,
+    )
+
+
 @pytest.mark.parametrize("name", METHODS)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), stream=STREAMS)
-def test_tensors_agree_with_the_definition(
+def test_decision_loops_and_definition_agree(
     name: str, data: st.DataObject, stream: tuple[int, int]
 ) -> None:
+    """The decision's tensors, the loops of ``reference.py``, and the NumPy of the invariants."""
     case = data.draw(cases((name,)))
     assignment = decide(case, stream)
     pairs = kept_pairs(assignment)
     assert len(pairs) == len(set(pairs)), "a pair is kept twice"
     assert set(pairs) == assign_reference(case.problem(stream), case.method)
     assert torch.equal(assignment.index_TS[:, : case.top_k], case.scores.topk_TK)
+    tokens = routed_tokens(case, stream)
+    kept_TE = case.method.kept_pairs(tokens)
+    assert kept_TE is not None, "every method of ours has a definition"
+    assert set(zip(*map(np.ndarray.tolist, np.nonzero(kept_TE)), strict=True)) == set(pairs)
+    assert definition.buckets_beyond(tokens, kept_TE) == 0
+    assert case.method.details_off(tokens) == 0
 
 
 def called(function: Callable[[], Any]) -> set[str]:
@@ -71,8 +123,8 @@ def test_a_definition_shares_no_function_with_the_decision(name: str, data: st.D
     case = data.draw(cases((name,), gammas=(0.75,)))
     tokens = routed_tokens(case, (0, 0))
     of_decision = called(lambda: decide(case))
-    for definition in (case.method.kept_pairs, case.method.combine_weights):
-        assert called(lambda of=definition: of(tokens)) & of_decision == set()  # type: ignore[misc]
+    for defined in (case.method.kept_pairs, case.method.combine_weights):
+        assert called(lambda of=defined: of(tokens)) & of_decision == set()  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "baseline"])

@@ -16,7 +16,7 @@ from capmoe_eval.wrapper.observers.modalities import Modalities
 from capmoe_eval.wrapper.plan import BANDS, ImageFinder, image_bands
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images
-from tests.wrapper.parallel.cases import kept_pairs
+from tests.wrapper.models import called
 
 
 @torch.no_grad()
@@ -75,10 +75,11 @@ def test_a_model_with_images_knows_the_modality_of_each_token(family: str) -> No
 def test_the_meter_counts_as_a_loop_over_pairs_does(method: str) -> None:
     model, inputs = images.make("llava"), images.batch("llava", (1, 2, 1, 0))
     knobs = {"ep_size": 2, "modality": "image_first", "verify": False}
-    with capacity_aware(model, "baseline"), kept_pairs(model) as chosen:
+    with capacity_aware(model, "baseline"), called(model) as stock_calls:
         logits(model, inputs)
-    with capacity_aware(model, method, 0.5, **knobs) as meter, kept_pairs(model) as computed:
+    with capacity_aware(model, method, 0.5, **knobs) as meter, called(model) as calls:
         logits(model, inputs)
+    chosen, computed = ([index for index, _ in of] for of in (stock_calls, calls))
     width, report = inputs["input_ids"].shape[1], meter.report()["layers"]
     tokens = inputs["input_ids"].flatten().tolist()
     real = inputs["attention_mask"].flatten().tolist()
@@ -130,15 +131,13 @@ class Writes(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor(self.token), 0.0)
 
 
-@pytest.mark.parametrize("family", images.FAMILIES)
 @pytest.mark.parametrize(
-    ("cache", "decode", "written"),
+    ("family", "cache", "decode", "written"),
     [
-        ({}, "unconstrained", None),
-        ({"use_cache": False}, "unconstrained", None),
-        ({"cache_implementation": "static"}, "unconstrained", None),
-        ({}, "constrained", images.IMAGE),
-        ({"cache_implementation": "static"}, "constrained", images.VIDEO),
+        *((family, {}, "constrained", images.IMAGE) for family in images.FAMILIES),
+        ("llava", {"use_cache": False}, "unconstrained", None),
+        ("molmoe", {"cache_implementation": "static"}, "unconstrained", None),
+        ("qwen3_vl_moe", {"cache_implementation": "static"}, "constrained", images.VIDEO),
     ],
 )
 def test_a_generation_has_its_images_in_the_prompt(

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import batch, during, logits, make
+from tests.wrapper.models import batch, logits, make
 
 pytestmark = pytest.mark.numeric
 
@@ -31,6 +32,7 @@ def twins() -> tuple[Any, Any]:
 def test_two_models_of_one_configuration_run_under_two_capacities() -> None:
     first, other = twins()
     stock, stock_of_other = logits(first), logits(other)
+    loops = dict(vars(GenerationMixin))
     with capacity_aware(first, "score", gamma=0.5):
         alone = logits(first)
     with capacity_aware(other, "order", gamma=1.0):
@@ -41,9 +43,11 @@ def test_two_models_of_one_configuration_run_under_two_capacities() -> None:
         with capacity_aware(other, "order", gamma=1.0) as other_meter:
             assert torch.equal(logits(first), alone)
             assert torch.equal(logits(other), other_alone)
+        assert dict(vars(GenerationMixin)) != loops
         assert torch.equal(logits(first), alone)
         assert torch.equal(logits(other), stock_of_other)
     assert torch.equal(logits(first), stock)
+    assert dict(vars(GenerationMixin)) == loops
     assert (meter.forwards, other_meter.forwards) == (2, 1)
 
 
@@ -69,22 +73,6 @@ def test_a_stock_kernel_that_is_chosen_inside_is_used(monkeypatch: pytest.Monkey
 
 
 # Training.
-
-
-def test_every_part_keeps_its_mode_and_the_entry_is_proven_in_evaluation_mode() -> None:
-    model = make("olmoe")
-    model.train()
-    model.model.layers[1].eval()
-    modes = {name: module.training for name, module in model.named_modules()}
-    seen: list[bool] = []
-    first = model.model.layers[0]
-    with (
-        during(first, lambda: seen.append(first.training)),
-        capacity_aware(model, "score", gamma=0.5),
-    ):
-        assert modes == {name: module.training for name, module in model.named_modules()}
-    assert modes == {name: module.training for name, module in model.named_modules()}
-    assert set(seen) == {False}
 
 
 def gradients(model: Any, seeds: list[int], **knobs: Any) -> dict[str, Tensor]:
@@ -123,6 +111,3 @@ def test_a_backward_pass_of_an_older_forward_is_refused() -> None:
         losses = [model(batch(seed), labels=batch(seed)).loss for seed in (0, 1)]
         with pytest.raises(EnforcementError, match="computes another forward again"):
             losses[0].backward()
-
-
-# Without a head.

@@ -23,9 +23,7 @@ def tiny(name: str) -> Case:
 
 
 def spread(family: str) -> Case:
-    tokens_BS, mask_BS = cases.batch()
-    inputs = {"input_ids": tokens_BS, "attention_mask": mask_BS.long()}
-    return cases.model(family, 2), inputs, cases.ROUNDING
+    return cases.model(family, 2), cases.inputs(family), cases.ROUNDING
 
 
 def with_images(family: str) -> Case:
@@ -36,7 +34,7 @@ def with_images(family: str) -> Case:
     ("make", "name"),
     [
         *((tiny, name) for name in models.SUPPORTED),
-        *((spread, family) for family in cases.FAMILIES),
+        *((spread, family) for family in cases.TINY_FAMILIES),
         *((with_images, family) for family in images.FAMILIES),
     ],
 )

@@ -111,15 +111,12 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("module_of", "line"), REFUSED)
-@pytest.mark.parametrize("verify", [False, True])
 def test_what_cannot_have_a_capacity_is_refused_in_one_line(
-    module_of: Callable[[Any], Any], line: str, verify: bool
+    module_of: Callable[[Any], Any], line: str
 ) -> None:
     target = module_of(make("olmoe"))
-    with (
-        pytest.raises(UsageError, match=line) as error,
-        capacity_aware(target, "score", gamma=0.5, verify=verify),
-    ):
+    refused = pytest.raises(UsageError, match=line)
+    with refused as error, capacity_aware(target, "score", gamma=0.5, verify=False):
         pass
     assert str(error.value).startswith("model=")
     assert "\n" not in str(error.value)

@@ -16,7 +16,6 @@ from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from definitions.macs import weights as weights_by_loops
 from tests.wrapper import images, models
-from tests.wrapper.parallel.cases import kept_pairs
 from tests.wrapper.test_modality import logits, routed
 from torch import nn
 
@@ -68,7 +67,7 @@ def test_the_meter_weighs_what_the_experts_are_called_with() -> None:
     knobs: dict[str, Any] = {"ep_size": 2, "delta": 2.0, "verify": False}
     with (
         capacity_aware(model, "macs", 0.5, calibrated=modalities(model), **knobs) as meter,
-        kept_pairs(model) as computed,
+        models.called(model) as computed,
         ExitStack() as hooks,
     ):
         for layer in layers:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from capmoe_eval.routing.method import Method
@@ -17,16 +15,18 @@ from capmoe_eval.routing.registry import create_method, method_names
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo import tiny
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model
-from tests.wrapper.models import similarities
+from tests.wrapper import images
+from tests.wrapper.models import called, similarities
 
-FAMILIES = TINY_FAMILIES
+WITH_IMAGES = ("llava", "qwen3_vl_moe")
+FAMILIES = (*TINY_FAMILIES, *WITH_IMAGES)
 VOCABULARY = 97
 ROUNDING = {"rtol": 0.0, "atol": 3e-4}
 """By how much two computations of a model's logits may differ (``test_rounding.py``)."""
 _DEVICE = {"granularity": "device"}
 
 
-def methods(size: int) -> dict[str, Method]:
+def methods(family: str, size: int) -> dict[str, Method]:
     """Return every method and variant by a name, for that many ranks."""
     knobs: dict[str, tuple[str, float | None, dict[str, Any]]] = {
         "baseline": ("baseline", None, {}),
@@ -52,6 +52,16 @@ def methods(size: int) -> dict[str, Method]:
         "laser": ("laser", None, {"peak_mass": 1.0, "viable_score": 0.1}),
         "by_layer": ("score", None, {"layer_gammas": (0.5, float("inf"), 1.5)}),
     }
+    if family in WITH_IMAGES:  # every bound, and one group over all processes
+        first = {"modality": "image_first"}
+        knobs = {
+            "baseline": ("baseline", None, {}),
+            "score": ("score", 0.5, first),
+            "device": ("score", 0.5, {"modality": "text_first", **_DEVICE}),
+            "sequence": ("score", 0.5, {"scope": "sequence", **first}),
+            "expanded": ("expanded_drop", 0.5, {"max_k": True, **first}),
+            "reroute": ("token_reroute", 0.5, first),
+        }
     return {
         key: create_method(name, gamma, ep_size=size, **more)
         for key, (name, gamma, more) in knobs.items()
@@ -59,7 +69,7 @@ def methods(size: int) -> dict[str, Method]:
     }
 
 
-CASES = tuple(methods(1))
+CASES = [(family, case) for family in FAMILIES for case in methods(family, 1)]
 #: Batches that a rank must survive: the real tokens of each sequence.
 EDGES = {
     "one_sequence": [12],
@@ -81,10 +91,13 @@ EDGE_METHODS = {
     "deepseek_v2": ("score",),
 }
 """The methods that meet :data:`EDGES`, by family."""
+GENERATING = ("olmoe", *WITH_IMAGES)
 
 
 def model(family: str, size: int) -> PreTrainedModel:
     """Return a tiny model whose experts can be spread over that many ranks."""
+    if family in WITH_IMAGES:
+        return images.make(family)
     changes: dict[str, Any] = {}
     if family == "qwen2_moe" and 30 % size:
         changes = {"num_experts": 28}
@@ -103,93 +116,80 @@ def batch(lengths: list[int] | None = None) -> tuple[Tensor, Tensor]:
     return tokens_BS.masked_fill(~mask_BS, 1), mask_BS
 
 
-def edge_batch(name: str) -> tuple[Tensor, Tensor]:
-    return batch(EDGES[name])
+Inputs = dict[str, Tensor]
 
 
-@contextmanager
-def kept_pairs(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Note the indices [N, S] that each layer's experts are called with."""
-    seen: list[Tensor] = []
-    handles = [
-        module.register_forward_pre_hook(lambda _m, args: seen.append(args[1].clone()))
-        for module in model.modules()
-        if hasattr(module, "_is_expert_parallel")
-    ]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+def inputs(family: str, lengths: list[int] | None = None) -> Inputs:
+    """Return the batch of a family; with images, some ranks have none."""
+    if family in WITH_IMAGES:
+        return images.batch(family, (1, 2, 0, 0, 1), width=20)
+    tokens_BS, mask_BS = batch(lengths)
+    return {"input_ids": tokens_BS, "attention_mask": mask_BS.long()}
 
 
 @torch.no_grad()
 def measure(
     model: PreTrainedModel,
     method: Method,
-    tokens_BS: Tensor,
-    mask_BS: Tensor,
+    inputs: Inputs,
     *,
     out_of_band: bool = False,
     forwards: int = 1,
 ) -> dict[str, Any]:
-    """Return logits, kept pairs and the meter's report of forwards of a batch.
+    """Return logits, the experts of each layer's slots, and the meter's report.
 
     Args:
         model: The model.
         method: The method.
-        tokens_BS: The batch.
-        mask_BS: Which tokens are real.
-        out_of_band: Whether the mask is said to the meter instead of the model.
+        inputs: The batch.
+        out_of_band: Whether the meter is told the mask instead of the model.
         forwards: How many; the last one is returned.
     """
     calibrated = similarities(model) if method.name == "sere" else None
     with (
         capacity_aware(model, method, verify=False, calibrated=calibrated) as meter,
-        kept_pairs(model) as seen,
+        called(model) as calls,
     ):
         for _ in range(forwards):
-            seen.clear()
+            calls.clear()
             if out_of_band:
-                with meter.real_tokens(mask_BS):
-                    logits = model(tokens_BS).logits
+                with meter.real_tokens(inputs["attention_mask"]):
+                    logits = model(inputs["input_ids"]).logits
             else:
-                logits = model(tokens_BS, attention_mask=mask_BS.long()).logits
-    return {"logits": logits, "kept": list(seen), "report": meter.report()}
+                logits = model(**inputs).logits
+    return {"logits": logits, "kept": [index for index, _ in calls], "report": meter.report()}
 
 
 @torch.no_grad()
-def generate(model: PreTrainedModel, method: Method, num_beams: int = 1) -> dict[str, Any]:
+def generate(
+    family: str, model: PreTrainedModel, method: Method, num_beams: int = 1
+) -> dict[str, Any]:
     """Return what a model writes after a left-padded batch."""
-    tokens_BS, mask_BS = batch()
+    prompt = inputs(family)
+    if family not in WITH_IMAGES:
+        prompt = {name: value.flip(1) for name, value in prompt.items()}
+    length = {"max_new_tokens": 6, "do_sample": False}
     with capacity_aware(model, method, verify=False) as meter:
-        written = model.generate(
-            tokens_BS.flip(1),
-            attention_mask=mask_BS.flip(1).long(),
-            max_new_tokens=6,
-            do_sample=False,
-            num_beams=num_beams,
-        )
+        written = model.generate(**prompt, num_beams=num_beams, **length)
     return {"logits": written, "report": meter.report()}
 
 
 def everything(family: str, model: PreTrainedModel, size: int) -> dict[str, dict[str, Any]]:
     """Return the results of all cases on one model."""
-    tokens_BS, mask_BS = batch()
+    of_family = methods(family, size)
     results = {
-        name: measure(model, method, tokens_BS, mask_BS, forwards=1 + (method.name == "random"))
-        for name, method in methods(size).items()
+        name: measure(model, method, inputs(family), forwards=1 + (method.name == "random"))
+        for name, method in of_family.items()
     }
     for edge, name in itertools.product(EDGES, EDGE_METHODS.get(family, ())):
-        results[f"{edge}/{name}"] = measure(
-            model, methods(size)[name], *edge_batch(edge), out_of_band=True
-        )
+        at_edge = inputs(family, EDGES[edge])
+        results[f"{edge}/{name}"] = measure(model, of_family[name], at_edge, out_of_band=True)
+    if family in GENERATING:
+        results["generate"] = generate(family, model, of_family["score"])
     if family == "olmoe":
-        score = methods(size)["score"]
         constrained = create_method("score", 0.5, ep_size=size, decode="constrained")
-        results["generate"] = generate(model, score)
-        results["generate_constrained"] = generate(model, constrained)
+        results["generate_constrained"] = generate(family, model, constrained)
         # 15 beams: those of the third sequence lie on two ranks.
-        results["generate_beams"] = generate(model, score, num_beams=3)
-        results["generate_beams_constrained"] = generate(model, constrained, num_beams=3)
+        results["generate_beams"] = generate(family, model, of_family["score"], num_beams=3)
+        results["generate_beams_constrained"] = generate(family, model, constrained, num_beams=3)
     return results

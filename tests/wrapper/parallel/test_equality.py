@@ -14,6 +14,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.ranks import own_rows
 from tests.bench.ep import test_timing
 from tests.bench.runs import check
+from tests.wrapper import images
 from tests.wrapper.parallel import cases, worker
 from tests.wrapper.parallel.processes import run_ranks
 
@@ -32,7 +33,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     def start(size: int) -> tuple[Path, list[str]]:
         if size not in launched:
             directory = tmp_path_factory.mktemp("ranks")
-            launched[size] = directory, run_ranks(worker.main, directory, size=size, timeout=180)
+            launched[size] = directory, run_ranks(worker.main, directory, size=size, timeout=600)
         return launched[size]
 
     return start
@@ -70,6 +71,11 @@ def pairs(kept: list[torch.Tensor], n_experts: int, first_row: int = 0) -> set[t
     }
 
 
+def close(family: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    rounding = images.ROUNDING if family in cases.WITH_IMAGES else cases.ROUNDING
+    torch.testing.assert_close(ours, theirs, **rounding)
+
+
 def same(ours: Any, theirs: Any, where: str = "") -> None:
     """Compare two reports: counts exactly, what was computed in floating point closely."""
     if isinstance(theirs, dict):
@@ -86,24 +92,21 @@ def same(ours: Any, theirs: Any, where: str = "") -> None:
         assert ours == theirs, where
 
 
-@pytest.mark.parametrize("case", cases.CASES)
-@pytest.mark.parametrize("family", cases.FAMILIES)
+@pytest.mark.parametrize(("family", "case"), cases.CASES)
 def test_ranks_give_what_the_emulation_gives(
     family: str, case: str, ranks: list[Results], emulated: dict[str, Results]
 ) -> None:
     expected = emulated[family][case]
-    tokens_BS, mask_BS = cases.batch()
+    mask_BS = cases.inputs(family)["attention_mask"].bool()
     if case == "score_pads_count":
         mask_BS = torch.ones_like(mask_BS)
     counted = set(mask_BS.flatten().nonzero().flatten().tolist())
-    n_sequences, n_positions = tokens_BS.shape
+    n_sequences, n_positions = mask_BS.shape
     n_experts = expected["report"]["layers"][0]["n_experts"]
     kept: set[tuple[int, ...]] = set()
     for number, rank in enumerate(ranks):
         ours = rank[family][case]
-        torch.testing.assert_close(
-            ours["logits"][mask_BS], expected["logits"][mask_BS], **cases.ROUNDING
-        )
+        close(family, ours["logits"][mask_BS], expected["logits"][mask_BS])
         same(ours["report"], expected["report"])
         first = own_rows(n_sequences, number, len(ranks)).start * n_positions
         kept |= pairs(ours["kept"], n_experts, first)
@@ -118,6 +121,9 @@ def test_ranks_give_what_the_emulation_gives(
         # The two least loaded experts of the other families have no load to lose.
         dropped = expected["report"]["summary"]["dropped"]
         assert bool(dropped) == (case not in ("baseline", "infinity")), "the case tests nothing"
+    if family in cases.WITH_IMAGES:
+        order = expected["report"]["proofs"]["modality_order"]
+        assert order["passed"] is (None if case == "baseline" else True)
 
 
 @pytest.mark.parametrize(
@@ -129,54 +135,44 @@ def test_ranks_without_sequences_or_tokens_take_part(
     edge: str, family: str, method: str, ranks: list[Results], emulated: dict[str, Results]
 ) -> None:
     expected = emulated[family][f"{edge}/{method}"]
-    _, mask_BS = cases.edge_batch(edge)
+    mask_BS = cases.inputs(family, cases.EDGES[edge])["attention_mask"].bool()
     for rank in ranks:
         ours = rank[family][f"{edge}/{method}"]
-        torch.testing.assert_close(
-            ours["logits"][mask_BS], expected["logits"][mask_BS], **cases.ROUNDING
-        )
+        close(family, ours["logits"][mask_BS], expected["logits"][mask_BS])
         same(ours["report"], expected["report"])
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["generate", "generate_constrained", "generate_beams", "generate_beams_constrained"],
+    ("family", "case"),
+    [
+        *((family, "generate") for family in cases.GENERATING),
+        ("olmoe", "generate_constrained"),
+        ("olmoe", "generate_beams"),
+        ("olmoe", "generate_beams_constrained"),
+    ],
 )
-def test_they_write_the_same(case: str, ranks: list[Results], emulated: dict[str, Results]) -> None:
-    expected = emulated["olmoe"][case]
-    for rank in ranks:
-        assert torch.equal(rank["olmoe"][case]["logits"], expected["logits"])
-        same(rank["olmoe"][case]["report"], expected["report"])
-
-
-def test_a_rank_may_be_called_with_its_own_sequences(
-    ranks: list[Results], emulated: dict[str, Results]
+def test_they_write_the_same(
+    family: str, case: str, ranks: list[Results], emulated: dict[str, Results]
 ) -> None:
+    expected = emulated[family][case]
+    for rank in ranks:
+        assert torch.equal(rank[family][case]["logits"], expected["logits"])
+        same(rank[family][case]["report"], expected["report"])
+
+
+@pytest.mark.parametrize("how", ["own", "native"])
+def test_other_calls_and_another_loading_give_the_same(
+    how: str, ranks: list[Results], emulated: dict[str, Results]
+) -> None:
+    """A rank may be called with its own sequences alone, and transformers may spread the model."""
     expected = emulated["olmoe"]["score"]
-    tokens_BS, mask_BS = cases.batch()
+    mask_BS = cases.inputs("olmoe")["attention_mask"].bool()
     for number, rank in enumerate(ranks):
-        rows = own_rows(len(tokens_BS), number, len(ranks))
-        width = rank["own"]["logits"].shape[1]
+        rows = own_rows(len(mask_BS), number, len(ranks)) if how == "own" else slice(None)
+        width = rank[how]["logits"].shape[1]
         real_BS = mask_BS[rows, :width]
-        torch.testing.assert_close(
-            rank["own"]["logits"][real_BS],
-            expected["logits"][rows, :width][real_BS],
-            **cases.ROUNDING,
-        )
-        same(rank["own"]["report"], expected["report"])
-
-
-def test_transformers_own_loading_gives_the_same(
-    ranks: list[Results], emulated: dict[str, Results]
-) -> None:
-    expected = emulated["olmoe"]["score"]
-    _, mask_BS = cases.batch()
-    for rank in ranks:
-        ours = rank["native"]
-        torch.testing.assert_close(
-            ours["logits"][mask_BS], expected["logits"][mask_BS], **cases.ROUNDING
-        )
-        same(ours["report"], expected["report"])
+        close("olmoe", rank[how]["logits"][real_BS], expected["logits"][rows, :width][real_BS])
+        same(rank[how]["report"], expected["report"])
 
 
 def test_every_rank_proves_the_stock_logits(ranks: list[Results]) -> None:
@@ -194,6 +190,8 @@ def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) 
     assert (
         messages["disagree"] == "parallel=ep: the processes disagree about cells; start them alike"
     )
+    assert messages["images"].startswith("parallel=ep: 3 images have 16 tokens in all")
+    assert messages["sound"].startswith("parallel=ep: input_features cannot be dealt")
     assert "already" in messages["twice"]
     assert "torch.no_grad()" in messages["gradients"]
     if size == 4:

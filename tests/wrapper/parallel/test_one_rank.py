@@ -27,20 +27,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("family", [pytest.param("olmoe", marks=pytest.mark.slow), "deepseek_v2"])
-def test_it_gives_what_the_emulation_gives(family: str) -> None:
-    spread = cases.model(family, 1)
+def test_it_gives_what_the_emulation_gives() -> None:
+    """The cases of a few methods; ``test_equality.py`` has all of them, on several ranks."""
+    spread, alone = cases.model("olmoe", 1), cases.model("olmoe", 1)
     shard_experts(spread)
     split_batches(spread)
-    ours = cases.everything(family, spread, 1)
-    theirs = cases.everything(family, cases.model(family, 1), 1)
-    assert ours.keys() == theirs.keys()
-    for name, expected in theirs.items():
-        logits = [result["logits"] for result in (ours[name], expected)]
-        if name == "by_layer":  # one process computes pads in the layer that drops nothing
-            logits = [of_all[cases.batch()[1]] for of_all in logits]
-        torch.testing.assert_close(*logits, **cases.ROUNDING, msg=name)
-        assert ours[name]["report"]["summary"] == expected["report"]["summary"], name
+    of_family = cases.methods("olmoe", 1)
+    for name in ("baseline", "random", "expanded_local", "score_device"):
+        ours, theirs = (
+            cases.measure(model, of_family[name], cases.inputs("olmoe"))
+            for model in (spread, alone)
+        )
+        torch.testing.assert_close(ours["logits"], theirs["logits"], **cases.ROUNDING, msg=name)
+        assert ours["report"]["summary"] == theirs["report"]["summary"], name
 
 
 def test_the_stock_logits_are_proven() -> None:

@@ -49,7 +49,15 @@ def main(directory: Path) -> None:
         results["proof"] = meter.proofs()
     results["own"] = _own_batches(world)
     results["native"] = _native(directory, world)
+    pictured = cases.model("llava", world.size)
+    shard_experts(pictured)
+    split_batches(pictured)
+    pixels = cases.inputs("llava")["pixel_values"]
     results["refused"] = {
+        "images": _refusal(
+            lambda: pictured(**cases.inputs("llava") | {"pixel_values": pixels[:3]})
+        ),
+        "sound": _refusal(lambda: pictured(**cases.inputs("llava"), input_features=pixels)),
         "ranks": _refusal(lambda: capacity_aware(olmoe, "score", gamma=1.0).__enter__()),
         "twice": _refusal(lambda: shard_experts(olmoe)),
         "disagree": _refusal(lambda: world.agree("cells", str(world.rank))),
@@ -97,11 +105,13 @@ def _own_batches(world: World) -> dict[str, Any]:
     """Call the model with this rank's sequences alone, in a batch of its own width."""
     model = cases.model("olmoe", world.size)
     shard_experts(model)
-    tokens_BS, mask_BS = cases.batch()
-    rows = own_rows(len(tokens_BS), world.rank, world.size)
-    width = int(mask_BS[rows].sum(dim=1).max())
-    score = cases.methods(world.size)["score"]
-    return cases.measure(model, score, tokens_BS[rows, :width], mask_BS[rows, :width])
+    inputs = cases.inputs("olmoe")
+    rows = own_rows(len(inputs["input_ids"]), world.rank, world.size)
+    width = int(inputs["attention_mask"][rows].sum(dim=1).max())
+    score = cases.methods("olmoe", world.size)["score"]
+    return cases.measure(
+        model, score, {name: value[rows, :width] for name, value in inputs.items()}
+    )
 
 
 def _stock(implementation: str) -> str:
@@ -124,8 +134,8 @@ def _native(directory: Path, world: World) -> dict[str, Any]:
         directory / "model", distributed_config=spread
     ).eval()
     split_batches(model)
-    score = cases.methods(world.size)["score"]
-    return [cases.measure(model, score, *cases.batch()) for _ in range(2)][1]
+    score = cases.methods("olmoe", world.size)["score"]
+    return [cases.measure(model, score, cases.inputs("olmoe")) for _ in range(2)][1]
 
 
 def _refusal(call: object) -> str:
