@@ -24,9 +24,13 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.utils import is_vision_available, resolve_revision
 
 from capmoe_eval.errors import UsageError, first_line, kind_and_place
-from capmoe_eval.wrapper.molmoe import MolmoeConfig
-from capmoe_eval.wrapper.molmoe.images import MolmoImageProcessor, MolmoProcessor
-from capmoe_eval.wrapper.molmoe.model import CHECKPOINT_NAMES, MolmoeForConditionalGeneration
+from capmoe_eval.wrapper.molmoe import (
+    CHECKPOINT_NAMES,
+    MolmoeConfig,
+    MolmoeForConditionalGeneration,
+    MolmoImageProcessor,
+    MolmoProcessor,
+)
 
 
 @functools.cache

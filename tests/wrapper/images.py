@@ -11,8 +11,11 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig, OlmoeConfig, PreTrainedModel
 from transformers import LlavaForConditionalGeneration as Llava
 
-from capmoe_eval.wrapper.molmoe import MolmoeConfig, MolmoeVisionConfig
-from capmoe_eval.wrapper.molmoe.model import MolmoeForConditionalGeneration
+from capmoe_eval.wrapper.molmoe import (
+    MolmoeConfig,
+    MolmoeForConditionalGeneration,
+    MolmoeVisionConfig,
+)
 from tests.wrapper.architectures import EXCEPTIONS, SMALL, VOCABULARY, small_config, with_opinions
 
 IMAGE, VIDEO, AUDIO, START, PAD = 90, 91, 92, 93, 0

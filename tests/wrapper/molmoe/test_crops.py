@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.wrapper.molmoe.images import NOWHERE, Geometry, Marks, cut
+from capmoe_eval.wrapper.molmoe import NOWHERE, Geometry, cut
 
-MARKS = Marks(start=1, end=2, patch=3, column=4)
+START, END, PATCH, ROW_END = MARKS = (1, 2, 3, 4)
 GEOMETRIES = st.builds(
     Geometry,
     crop=st.sampled_from([12, 16, 24]),
@@ -78,8 +78,8 @@ def test_a_crop_shows_its_part_of_the_image() -> None:
             np.testing.assert_allclose(pixels, expected[y : y + 2, x : x + 2].ravel(), atol=1e-5)
     tokens = np.array(crops.tokens_T)
     placed = crops.position_NI[crops.position_NI >= 0].numpy()
-    assert sorted(placed) == np.flatnonzero(tokens == MARKS.patch).tolist()
-    assert tokens[[0, -1]].tolist() == [MARKS.start, MARKS.end]
+    assert sorted(placed) == np.flatnonzero(tokens == PATCH).tolist()
+    assert tokens[[0, -1]].tolist() == [START, END]
 
 
 def test_padding_is_marked() -> None:

@@ -1,0 +1,672 @@
+"""MolmoE for transformers 5, by its checkpoint's own names.
+
+The hub has MolmoE as code of its own, for transformers 4.46 to 4.53. Its language model is an OLMoE
+with a larger vocabulary, which transformers has; here are its configuration, the tower that reads
+images, the names of the tensors, and the processor. `docs/reference/image_tasks.md` says how it was
+compared with that code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    BatchFeature,
+    GenerationMixin,
+    OlmoeConfig,
+    OlmoeModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ProcessorMixin,
+)
+from transformers.activations import ACT2FN
+from transformers.core_model_loading import Chunk, Concatenate, WeightConverter, WeightRenaming
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.image_utils import (
+    OPENAI_CLIP_MEAN,
+    OPENAI_CLIP_STD,
+    make_nested_list_of_images,
+)
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+# Shape suffixes. Of images: Y, X of pixels (or tokens of a grid), C colours, N crops, P patches of
+# a crop, D numbers of a patch, I tokens of a crop, T tokens of an image with those around it. Of
+# the tower: N crops (or windows), Q queries, C its width, F its features (several layers side by
+# side). Of the language model: B sequences, S positions, H width.
+
+SPECIAL_TOKENS = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>")
+"""Molmo's own tokens; their ids follow the ``vocab_size`` of its configuration."""
+
+
+class MolmoeVisionConfig(PreTrainedConfig):
+    """Sizes of the tower and of what joins it to the language model.
+
+    The defaults are those of MolmoE-1B.
+    """
+
+    model_type = "molmoe_vision"
+
+    hidden_size: int = 1024
+    intermediate_size: int = 4096
+    num_hidden_layers: int = 23
+    num_attention_heads: int = 16
+    patch_size: int = 14  # pixels
+    num_positions: int = 577  # of the patches of a crop, and one of the class
+    norm_eps: float = 1e-5
+    layers: list[int] | tuple[int, ...] = (-2, -9)  # whose outputs, side by side, are the features
+
+    @property
+    def patches_per_side(self) -> int:
+        """Patches in a row, and in a column, of a crop."""
+        return math.isqrt(self.num_positions - 1)
+
+
+class MolmoeConfig(PreTrainedConfig):
+    """Configuration of MolmoE: an OLMoE, a tower, and the tokens that an image becomes.
+
+    ``vocab_size`` counts the tokens that have logits; the language model knows a few more.
+    """
+
+    model_type = "molmo"
+    sub_configs_defaults: ClassVar = {
+        "text_config": OlmoeConfig,
+        "vision_config": MolmoeVisionConfig,
+    }
+
+    text_config: dict[str, Any] | PreTrainedConfig | None = None
+    vision_config: dict[str, Any] | PreTrainedConfig | None = None
+    vocab_size: int = 50304
+    image_token_id: int = 50282  # stands for 2 × 2 patches
+    image_row_end_id: int = 50283  # behind every row of them
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the configuration of a ``config.json``, the hub's or one that was saved from here.
+
+        Raises:
+            ValueError: If it is of another Molmo.
+        """
+        if "text_config" not in config_dict:
+            config_dict = _from_hub(config_dict)
+        return super().from_dict(config_dict, **kwargs)
+
+
+def _from_hub(hub: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a ``config.json`` of the hub."""
+    if not hub.get("moe_num_experts") or "d_model" not in hub:
+        raise ValueError(
+            "this Molmo has no experts; of Molmo, MolmoE alone is known here (MolmoE-1B-0924)"
+        )
+    vision = hub.get("vision_backbone") or {}
+    emb_dim, heads = vision["image_emb_dim"], vision["image_num_heads"]
+    width = hub["d_model"]
+    logits = hub.get("embedding_size") or hub["vocab_size"]
+    inner = hub.get("mlp_hidden_size") or hub["mlp_ratio"] * width
+    return {
+        "architectures": ["MolmoeForConditionalGeneration"],
+        "dtype": hub.get("torch_dtype"),
+        "vocab_size": logits,
+        "image_token_id": hub["vocab_size"] + SPECIAL_TOKENS.index("<im_patch>"),
+        "image_row_end_id": hub["vocab_size"] + SPECIAL_TOKENS.index("<im_col>"),
+        "text_config": {
+            "vocab_size": logits + (hub.get("additional_vocab_size") or 0),
+            "hidden_size": width,
+            "intermediate_size": inner // 2,  # the halves of a SwiGLU
+            "num_hidden_layers": hub["n_layers"],
+            "num_attention_heads": hub["n_heads"],
+            "max_position_embeddings": hub.get("max_position_embeddings")
+            or hub["max_sequence_length"],
+            "rms_norm_eps": hub.get("layer_norm_eps") or 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": hub["rope_theta"]},
+            "num_experts": hub["moe_num_experts"],
+            "num_experts_per_tok": hub["moe_top_k"],
+            "norm_topk_prob": False,
+            "eos_token_id": hub["vocab_size"] - 1,
+        },
+        "vision_config": {
+            "hidden_size": emb_dim,
+            "intermediate_size": vision["image_mlp_dim"],
+            "num_hidden_layers": vision["image_num_layers"],
+            "num_attention_heads": heads,
+            "patch_size": vision["image_patch_size"],
+            "num_positions": vision["image_num_pos"],
+            "norm_eps": vision["image_norm_eps"],
+            "layers": list(hub["vit_layers"]),
+        },
+    }
+
+
+# The model: a tower for images, and transformers' OLMoE, to whose embeddings it adds.
+
+
+class Attention(nn.Module):
+    """Attention of a few queries over patches, in float32."""
+
+    def __init__(self, config: MolmoeVisionConfig, width: int) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.wq = nn.Linear(width, config.hidden_size)
+        self.wk = nn.Linear(width, config.hidden_size)
+        self.wv = nn.Linear(width, config.hidden_size)
+        self.wo = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, queries_NQC: Tensor, patches_NPC: Tensor) -> Tensor:
+        """Return one vector per query [N, Q, C]."""
+        query, key, value = (
+            projected.unflatten(-1, (self.heads, -1)).transpose(1, 2).float()
+            for projected in (self.wq(queries_NQC), self.wk(patches_NPC), self.wv(patches_NPC))
+        )
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        output: Tensor = self.wo(mixed.transpose(1, 2).flatten(2).to(queries_NQC.dtype))
+        return output
+
+
+class Block(nn.Module):
+    """A block of the tower: attention and linear layers, each behind a norm."""
+
+    def __init__(self, config: MolmoeVisionConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.attention = Attention(config, width)
+        self.feed_forward = nn.Sequential(
+            OrderedDict(
+                w1=nn.Linear(width, inner), act=ACT2FN["quick_gelu"], w2=nn.Linear(inner, width)
+            )
+        )
+        self.attention_norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.ffn_norm = nn.LayerNorm(width, eps=config.norm_eps)
+
+    def forward(self, hidden_NPC: Tensor) -> Tensor:
+        """Return the states after this block [N, P, C]."""
+        normed_NPC = self.attention_norm(hidden_NPC)
+        hidden_NPC = hidden_NPC + self.attention(normed_NPC, normed_NPC)
+        output_NPC: Tensor = hidden_NPC + self.feed_forward(self.ffn_norm(hidden_NPC))
+        return output_NPC
+
+
+class Tower(nn.Module):
+    """CLIP's vision transformer, which reads patches as rows of numbers."""
+
+    def __init__(self, config: MolmoeVisionConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.class_embedding = nn.Parameter(torch.zeros(width))
+        self.positional_embedding = nn.Parameter(torch.zeros(config.num_positions, width))
+        self.patch_embedding = nn.Linear(3 * config.patch_size**2, width, bias=False)
+        self.pre_ln = nn.LayerNorm(width, eps=config.norm_eps)
+        self.transformer = nn.ModuleDict(
+            {"resblocks": nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))}
+        )
+
+    def forward(self, patches_NPD: Tensor) -> list[Tensor]:
+        """Return the states after every block [N, 1 + P, C], the class first."""
+        embedded_NPC = self.patch_embedding(patches_NPD)
+        first_N1C = self.class_embedding.expand(len(embedded_NPC), 1, -1)
+        hidden_NPC = torch.cat([first_N1C, embedded_NPC], dim=1) + self.positional_embedding
+        hidden_NPC = self.pre_ln(hidden_NPC)
+        states = []
+        for block in self.transformer["resblocks"].children():
+            hidden_NPC = block(hidden_NPC)
+            states.append(hidden_NPC)
+        return states
+
+
+class Projector(nn.Module):
+    """The SwiGLU that leads from the tower to the language model."""
+
+    def __init__(self, width: int, inner: int, output: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(width, inner, bias=False)
+        self.w2 = nn.Linear(inner, output, bias=False)
+        self.w3 = nn.Linear(width, inner, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return vectors of the language model's width."""
+        output: Tensor = self.w2(nn.functional.silu(self.w1(hidden)) * self.w3(hidden))
+        return output
+
+
+class VisionBackbone(nn.Module):
+    """The tower, what marks padding, the pooling of 2 × 2 patches, and the projector."""
+
+    def __init__(self, config: MolmoeVisionConfig, inner: int, output: int) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size * len(config.layers)
+        self.pad_embed = nn.Parameter(torch.zeros(2, width))  # of patches all and partly padding
+        self.image_vit = Tower(config)
+        self.image_pooling_2d = Attention(config, width)
+        self.image_projector = Projector(config.hidden_size, inner, output)
+
+    def forward(self, patches_NPD: Tensor, image_masks_NP: Tensor) -> Tensor:
+        """Return the features of the tokens of every crop [N, I, H].
+
+        Args:
+            patches_NPD: The pixels of the patches of each crop.
+            image_masks_NP: Share of each patch that is no padding.
+        """
+        states = self.image_vit(patches_NPD)
+        features_NPF = torch.cat([states[layer][:, 1:] for layer in self.config.layers], dim=-1)
+        # The remote code sets the features of a crop with the number −1 in it to zero, as one that
+        # fills up a batch. Such a crop's tokens have no place, and in bfloat16 many a pixel is −1.
+        padding_NP = image_masks_NP == 0
+        partly_NP = (image_masks_NP < 1) & ~padding_NP
+        dtype = features_NPF.dtype
+        for mark_F, where_NP in zip(self.pad_embed, (padding_NP, partly_NP), strict=True):
+            features_NPF = features_NPF + mark_F * where_NP[..., None].float()
+        windows = _windows(features_NPF.to(dtype), self.config.patches_per_side)
+        pooled = self.image_pooling_2d(windows.mean(dim=1, keepdim=True), windows)
+        tokens_NIC = pooled.view(len(patches_NPD), -1, pooled.shape[-1])
+        projected_NIH: Tensor = self.image_projector(tokens_NIC)
+        return projected_NIH
+
+
+def _windows(features_NPF: Tensor, side: int) -> Tensor:
+    """Return the four patches of every window of 2 × 2 [N · P/4, 4, F], row by row of the crop."""
+    grid = features_NPF.view(len(features_NPF), side // 2, 2, side // 2, 2, -1)
+    return grid.transpose(2, 3).reshape(-1, 4, features_NPF.shape[-1])
+
+
+_LAYER = r"^model\.transformer\.blocks\.(\d+)\."
+CHECKPOINT_NAMES = [
+    WeightRenaming(r"^model\.vision_backbone\.", "vision_backbone."),
+    WeightRenaming(r"^model\.transformer\.ln_f\.", "language_model.norm."),
+    WeightRenaming(_LAYER + r"attn\.attn_norm\.", r"language_model.layers.\1.input_layernorm."),
+    WeightRenaming(
+        _LAYER + r"mlp\.ff_norm\.", r"language_model.layers.\1.post_attention_layernorm."
+    ),
+    WeightRenaming(_LAYER + r"attn\.attn_out\.", r"language_model.layers.\1.self_attn.o_proj."),
+    WeightRenaming(_LAYER + r"attn\.", r"language_model.layers.\1.self_attn."),
+    WeightRenaming(_LAYER + r"mlp\.", r"language_model.layers.\1.mlp."),
+    WeightConverter(
+        source_patterns="self_attn.att_proj.weight",
+        target_patterns=[f"self_attn.{part}_proj.weight" for part in "qkv"],
+        operations=[Chunk(dim=0)],
+    ),
+    WeightConverter(
+        source_patterns=[
+            r"model.transformer.wte.embedding",
+            r"model.transformer.wte.new_embedding",
+        ],
+        target_patterns="language_model.embed_tokens.weight",
+        operations=[Concatenate(dim=0)],
+    ),
+]
+"""From the checkpoint's names of tensors to the modules of :class:`MolmoeForConditionalGeneration`.
+
+The experts are merged as those of every OLMoE.
+"""
+
+
+class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
+    """MolmoE with its head."""
+
+    config_class = MolmoeConfig
+    input_modalities = ("image", "text")
+    _no_split_modules: ClassVar = ["OlmoeDecoderLayer", "Block"]
+    _skip_keys_device_placement: ClassVar = ["cache", "past_key_values"]  # to and from 5.24
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: MolmoeConfig) -> None:
+        super().__init__(config)
+        text: Any = config.text_config
+        self.language_model = OlmoeModel(text)
+        vision: Any = config.vision_config
+        self.vision_backbone = VisionBackbone(vision, text.intermediate_size, text.hidden_size)
+        self.lm_head = nn.Linear(text.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embeddings of the language model."""
+        embeddings: nn.Module = self.language_model.get_input_embeddings()
+        return embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        image_masks: Tensor | None = None,
+        image_input_idx: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **kwargs: Any,
+    ) -> MoeCausalLMOutputWithPast:
+        """Return the logits of a batch, and the cache.
+
+        Args:
+            input_ids: Tokens [B, S], or ``inputs_embeds`` in their place.
+            attention_mask: 1 for tokens and 0 for pads, of the cache as well.
+            position_ids: The number of each position; by default pads have none.
+            inputs_embeds: Embeddings [B, S, H].
+            pixel_values: Crops of the sequences' images as patches [B, N, P, D].
+            image_masks: Share of each patch that is no padding [B, N, P].
+            image_input_idx: Position of each token of the crops [B, N, I]; negative for one that
+                has none, as all of a crop that fills up the batch.
+            logits_to_keep: How many positions from the end get logits; 0 for all.
+            **kwargs: Passed to the language model, the cache among them, whatever its name.
+
+        Raises:
+            ValueError: If the crops' tokens are not where the placeholders are.
+        """
+        if inputs_embeds is None:
+            inputs_embeds = self.get_input_embeddings()(input_ids)
+        assert inputs_embeds is not None
+        if pixel_values is not None:
+            assert image_masks is not None
+            assert image_input_idx is not None
+            features = self.vision_backbone(pixel_values.flatten(0, 1), image_masks.flatten(0, 1))
+            inputs_embeds = self._with_images(inputs_embeds, input_ids, features, image_input_idx)
+        if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
+            numbers_BS = attention_mask.long().cumsum(dim=-1) - 1
+            position_ids = numbers_BS.clamp_min(0)[:, -inputs_embeds.shape[1] :]
+        outputs = self.language_model(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs["last_hidden_state"][:, -logits_to_keep:])
+        rest = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return MoeCausalLMOutputWithPast(logits=logits, **rest)
+
+    def _with_images(
+        self,
+        embeddings_BSH: Tensor,
+        input_ids: Tensor | None,
+        features: Tensor,
+        image_input_idx: Tensor,
+    ) -> Tensor:
+        """Return the embeddings with the features of each crop's tokens added in their places."""
+        position_BT = image_input_idx.flatten(1)
+        row_N, token_N = (position_BT >= 0).nonzero(as_tuple=True)
+        position_N = position_BT[row_N, token_N]
+        if input_ids is not None:
+            told_BS = torch.zeros_like(input_ids, dtype=torch.bool)
+            told_BS[row_N, position_N] = True
+            if not torch.equal(told_BS, input_ids == self.config.image_token_id):
+                raise ValueError(
+                    "image_input_idx: the tokens of the images are not at the placeholders (token "
+                    f"{self.config.image_token_id}); give what MolmoE's own processor returns"
+                )
+        features_BTH = features.view(*position_BT.shape, -1).to(embeddings_BSH)
+        with_images_BSH = embeddings_BSH.clone()
+        with_images_BSH[row_N, position_N] += features_BTH[row_N, token_N]
+        return with_images_BSH
+
+
+# Images and prompts as the model's inputs, by the hub's ``preprocessor_config.json``.
+
+NOWHERE = -100
+"""Position of a crop's token that stands for nothing: a neighbour has it."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of crops, in patches unless they say otherwise."""
+
+    crop: int  # of a side
+    margin: int  # that a crop gives up on each side where it has a neighbour
+    patch: int  # pixels of a side
+    max_crops: int  # in the grid
+
+    @property
+    def window(self) -> int:
+        """Patches from one crop to the next."""
+        return self.crop - 2 * self.margin
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a side of a crop."""
+        return self.crop // 2
+
+    def tiling(self, height: int, width: int) -> tuple[int, int]:
+        """Return the rows and columns of the grid for an image of that many pixels.
+
+        Of the grids that need no shrinking, the one that enlarges least; if all need it, the one
+        that shrinks least. Of equals, the one with fewest crops, then fewest rows.
+        """
+        most = range(1, self.max_crops + 1)
+        grids = [(i, j) for i in most for j in most if i * j <= self.max_crops]
+        grids.sort(key=lambda grid: (grid[0] * grid[1], grid[0]))
+        margins = 2 * self.margin * self.patch
+        # In float32, as the numbers that it was trained with.
+        inner = np.array([height - margins, width - margins], dtype=np.float32)
+        sides = (np.array(grids) * self.window * self.patch).astype(np.float32)
+        with np.errstate(divide="ignore"):
+            scales = (sides / inner).min(axis=1)
+        if (scales < 1).all():
+            return grids[int(scales.argmax())]
+        return grids[int(np.where(scales < 1, np.float32(10e9), scales).argmin())]
+
+    def positions(self, rows: int, columns: int) -> Tensor:
+        """Return for each crop of a grid, row by row, the place of its tokens [N, I].
+
+        Places are counted over the grid's tokens with one more token behind every row; a token
+        that a neighbouring crop has is :data:`NOWHERE`.
+        """
+        step, margin = self.window // 2, self.margin // 2
+        y, x = (torch.arange(step * n + 2 * margin, device="cpu") for n in (rows, columns))
+        row_Y = ((y - margin) // step).clip(0, rows - 1)  # the crop that has each token
+        column_X = ((x - margin) // step).clip(0, columns - 1)
+        crop_NI = _tiles(row_Y[:, None] * columns + column_X, self.tokens, step).flatten(1)
+        place_NI = _tiles(y[:, None] * (len(x) + 1) + x, self.tokens, step).flatten(1)
+        number_N = torch.arange(len(crop_NI), device="cpu")
+        return place_NI.where(crop_NI == number_N[:, None], NOWHERE)
+
+
+@dataclass(frozen=True)
+class Crops:
+    """An image as MolmoE reads it."""
+
+    patches_NPD: Tensor  # the whole image first, then the grid row by row
+    masks_NP: Tensor  # share of each patch that is no padding
+    tokens_T: list[int]
+    position_NI: Tensor  # of each crop's tokens in ``tokens_T``; NOWHERE if negative
+
+
+Marks = tuple[int, int, int, int]
+"""Ids of the tokens that begin and end a picture, stand for 2 × 2 patches, and end a row."""
+
+
+def _picture(marks: Marks, rows: int, columns: int) -> list[int]:
+    """Return the tokens of a picture with ``rows`` rows of ``columns`` tokens."""
+    start, end, patch, row_end = marks
+    return [start, *([patch] * columns + [row_end]) * rows, end]
+
+
+def cut(
+    image: NDArray[np.uint8],
+    geometry: Geometry,
+    marks: Marks,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Crops:
+    """Return the crops of an image of red, green and blue pixels, 0 to 255 [Y, X, C].
+
+    From each colour, 0 to 1, ``mean`` is subtracted, then it is divided by ``std``.
+    """
+    rows, columns = geometry.tiling(*image.shape[:2])
+    numbers = (torch.tensor(of, dtype=torch.float32, device="cpu") for of in (mean, std))
+    mean_C11, std_C11 = (number_C[:, None, None] for number_C in numbers)
+    patch, side, step = (n * geometry.patch for n in (1, geometry.crop, geometry.window))
+
+    def normalised(height: int, width: int) -> tuple[Tensor, Tensor]:
+        pixels_CYX, inside_YX = _fitted(image, height, width)
+        return (pixels_CYX - mean_C11) / std_C11, inside_YX
+
+    whole_CYX, _ = normalised(side, side)
+    large_CYX, inside_YX = normalised(*(step * (n - 1) + side for n in (rows, columns)))
+    crops_CNYX = torch.cat([whole_CYX[:, None], _tiles(large_CYX, side, step)], dim=1)
+    masks_NP = _tiles(_tiles(inside_YX, side, step), patch, patch).flatten(2).mean(dim=2)
+    # MolmoE was trained with the masks one crop too early: the whole image has the first crop's,
+    # and the last crop none, which is written −1.
+    masks_NP = torch.cat([masks_NP, torch.full_like(masks_NP[:1], -1)])
+    first = _picture(marks, geometry.tokens, geometry.tokens)
+    sides = (geometry.window // 2 * n + geometry.margin for n in (rows, columns))
+    second = _picture(marks, *sides)
+    positions = [
+        shifted(geometry.positions(1, 1), 1),
+        shifted(geometry.positions(rows, columns), len(first) + 1),
+    ]
+    patches_NPD = _tiles(crops_CNYX, patch, patch).movedim(0, -1).flatten(2)
+    return Crops(patches_NPD, masks_NP, first + second, torch.cat(positions))
+
+
+def shifted(position_NI: Tensor, places: int) -> Tensor:
+    """Return positions behind so many more tokens; those that are :data:`NOWHERE` stay so."""
+    return torch.where(position_NI < 0, position_NI, position_NI + places)
+
+
+def _fitted(image: NDArray[np.uint8], height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return an image in the middle of a black canvas, 0 to 1 [C, Y, X], and 1 where it is."""
+    scale = min(
+        np.float32(space) / np.float32(side)
+        for space, side in zip((height, width), image.shape[:2], strict=True)
+    )
+    scaled = tuple(int(np.float32(side) * scale) for side in image.shape[:2])
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
+    pixels = nn.functional.interpolate(
+        pixels, scaled, mode="bilinear", align_corners=False, antialias=True
+    )
+    top, left = (height - scaled[0]) // 2, (width - scaled[1]) // 2
+    around = (left, width - scaled[1] - left, top, height - scaled[0] - top)
+    pixels_CYX = pixels[0].clip(0, 1)
+    return (
+        nn.functional.pad(pixels_CYX, around),
+        nn.functional.pad(torch.ones_like(pixels_CYX[0]), around),
+    )
+
+
+def _tiles(picture: Tensor, side: int, step: int) -> Tensor:
+    """Return the squares of a picture […, Y, X] that begin every ``step`` […, N, side, side]."""
+    return picture.unfold(-2, side, step).unfold(-2, side, step).flatten(-4, -3)
+
+
+class MolmoImageProcessor(BaseImageProcessor):
+    """The sizes of crops and the statistics of pixels, under the hub's names."""
+
+    model_input_names: ClassVar = ["pixel_values", "image_masks", "image_input_idx"]
+
+    def __init__(
+        self,
+        max_crops: int = 12,
+        overlap_margins: Sequence[int] = (4, 4),
+        base_image_input_size: Sequence[int] = (336, 336),
+        image_patch_size: int = 14,
+        image_mean: Sequence[float] = OPENAI_CLIP_MEAN,
+        image_std: Sequence[float] = OPENAI_CLIP_STD,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.max_crops = max_crops
+        self.overlap_margins = list(overlap_margins)
+        self.base_image_input_size = list(base_image_input_size)
+        self.image_patch_size = image_patch_size
+        self.image_mean = list(image_mean)
+        self.image_std = list(image_std)
+
+    def crops(self, image: Image.Image, marks: Marks) -> Crops:
+        """Return an image's crops and tokens.
+
+        Raises:
+            ValueError: If the settings are of crops that are not square or not alike.
+        """
+        height, width = self.base_image_input_size
+        before, after = self.overlap_margins
+        side, rest = divmod(height, self.image_patch_size)
+        if height != width or before != after or rest or side % 2 or before % 2:
+            raise ValueError(
+                f"base_image_input_size={self.base_image_input_size}, "
+                f"overlap_margins={self.overlap_margins}: crops must be square, of an even number "
+                "of patches, with equal and even margins"
+            )
+        geometry = Geometry(side, before, self.image_patch_size, self.max_crops)
+        pixels = np.array(image.convert("RGB"))
+        return cut(pixels, geometry, marks, tuple(self.image_mean), tuple(self.image_std))
+
+
+class MolmoProcessor(ProcessorMixin):
+    """MolmoE's images and prompts, each prompt in the form that it was trained with.
+
+    The images of a prompt come first, and the prompt becomes ``User: … Assistant:``.
+    """
+
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(image_processor, tokenizer, **kwargs)
+        start, end, patch, row_end, _ = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
+        self.marks = (start, end, patch, row_end)
+        self.image_token = tokenizer.convert_ids_to_tokens(patch)
+
+    def __call__(self, images: Any = None, text: Any = None, **_kwargs: Any) -> BatchFeature:
+        """Return a batch of prompts with their images, padded on the tokenizer's side.
+
+        Args:
+            images: The images of each prompt, a list of lists; or one prompt's, a list.
+            text: The prompts, each with one :attr:`image_token` for each of its images.
+            **_kwargs: What other processors take (``truncation``, ``padding``); none is asked.
+
+        Raises:
+            ValueError: If a prompt has another number of placeholders than images.
+        """
+        prompts = [text] if isinstance(text, str) else list(text)
+        none = images is None or images == []
+        of_prompts = [[] for _ in prompts] if none else make_nested_list_of_images(images)
+        rows = [self._row(*pair) for pair in zip(prompts, of_prompts, strict=True)]
+        words = {"input_ids": [tokens for tokens, _ in rows]}
+        data = dict(self.tokenizer.pad(words, return_tensors="pt", verbose=False))
+        pads = data["attention_mask"].argmax(dim=1).tolist()  # before each prompt
+        all_crops = [crops for _, crops in rows]
+        if any(all_crops):
+            data["pixel_values"] = _filled([[c.patches_NPD for c in row] for row in all_crops], 0)
+            data["image_masks"] = _filled([[c.masks_NP for c in row] for row in all_crops], 0)
+            places = [
+                [shifted(crops.position_NI, before) for crops in row]
+                for row, before in zip(all_crops, pads, strict=True)
+            ]
+            data["image_input_idx"] = _filled(places, NOWHERE)
+        return BatchFeature(data)
+
+    def _row(self, prompt: str, images: Sequence[Image.Image]) -> tuple[list[int], list[Crops]]:
+        """Return a prompt's tokens, those of its images among them, and its images' crops."""
+        if prompt.count(self.image_token) != len(images):
+            raise ValueError(
+                f"text: {prompt.count(self.image_token)} placeholders {self.image_token} for "
+                f"{len(images)} images in {prompt[:60]!r}"
+            )
+        question = prompt.replace(self.image_token, "").strip()
+        words = self.tokenizer.encode(f" User: {question} Assistant:", add_special_tokens=False)
+        first = self.tokenizer.bos_token_id
+        tokens = [self.tokenizer.eos_token_id if first is None else first]
+        all_crops = []
+        for image in images:
+            crops = self.image_processor.crops(image, self.marks)
+            place_NI = shifted(crops.position_NI, len(tokens))
+            all_crops.append(dataclasses.replace(crops, position_NI=place_NI))
+            tokens += crops.tokens_T
+        return tokens + words, all_crops
+
+
+def _filled(rows: Sequence[list[Tensor]], value: float) -> Tensor:
+    """Return the crops of all sequences as one tensor, the shorter sequences filled up."""
+    none = next(parts[0] for parts in rows if parts)[:0]
+    return pad_sequence(
+        [torch.cat([none, *parts]) for parts in rows], batch_first=True, padding_value=value
+    )
