@@ -41,12 +41,12 @@ def capacity(
 
 
 def exact_ratio(number: float) -> tuple[int, int]:
-    """Return the numerator and the denominator of a number, as the decimal that it is written."""
+    """Return the exact numerator and denominator of a number's shortest decimal."""
     return Fraction(repr(float(number))).as_integer_ratio()
 
 
 def rounded(numerator: int, denominator: int, rounding: str = "ceil") -> int:
-    """Return a fraction of whole numbers, rounded up or down."""
+    """Return ``numerator / denominator`` in whole numbers, rounded up or down."""
     return -(-numerator // denominator) if rounding == "ceil" else numerator // denominator
 
 

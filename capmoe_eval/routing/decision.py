@@ -37,7 +37,7 @@ def _same(count: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """One layer in one forward, as a decision sees it; on the device of the scores."""
+    """What a decision knows of its layer and forward, on the device of the scores."""
 
     limit_G: Tensor | None = None  # C of a unit in each group; None without a capacity
     random_TE: Tensor | None = None  # of a method that draws numbers
@@ -81,7 +81,7 @@ class LayerContext:
 
 
 def by_rank(amount_E: Tensor, ranks: int, placed_RN: Tensor | None) -> Tensor:
-    """Return amounts of experts […, E] as those of the experts of each rank […, R, N]."""
+    """Return the amounts of experts […, E], grouped by the rank that holds them […, R, N]."""
     if placed_RN is None:
         return amount_E.view(*amount_E.shape[:-1], ranks, amount_E.shape[-1] // ranks)
     return amount_E[..., placed_RN]

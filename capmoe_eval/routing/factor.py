@@ -35,7 +35,7 @@ class CapacityFactor(ABC):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> CapacityFactor:
-        """Return the factor by the form's knobs; raise a UsageError if they do not say one."""
+        """Return the factor that the form's knobs describe, or raise a UsageError."""
         raise NotImplementedError
 
     @property
@@ -48,7 +48,7 @@ class CapacityFactor(ABC):
         """Return the γ of a MoE layer, by its number from 0."""
 
     def check_layers(self, layers: int) -> None:
-        """Raise a UsageError if a model of so many MoE layers cannot have this factor."""
+        """Raise a UsageError if the factor does not fit a model with ``layers`` MoE layers."""
         return
 
     @property
@@ -62,7 +62,7 @@ class CapacityFactor(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return the keys of a method's identity that say the factor, JSON-ready."""
+        """Return the factor's part of a method's identity, JSON-ready."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def gamma_json(gamma: float | None) -> float | str | None:
 
 
 def gamma_number(value: Any) -> float | None:
-    """Return the γ that :func:`gamma_json` wrote; None for a form's keyword, which is none yet."""
+    """Return the number that :func:`gamma_json` wrote; None for the keyword of a form."""
     if value == "inf":
         return math.inf
     return None if isinstance(value, str) else value

@@ -49,12 +49,12 @@ _BOUNDS: Final = {
 
 
 def says(rule: str) -> Any:
-    """Return an annotation that says what a value must be, where its type does not say it."""
+    """Return an annotation with the rule in words, for a type that does not state it."""
     return Field(json_schema_extra={"rule": rule})
 
 
 def check(field: str, value: object, annotation: Any) -> Any:
-    """Return a value as its type has it: a whole number becomes a float for a float, -0.0 is 0.0.
+    """Return a value of its declared type: for a float, 1 becomes 1.0 and -0.0 becomes 0.0.
 
     A whole number of another library, such as NumPy, becomes Python's; nothing else is converted. A
     tuple takes a list where its ``Field`` has ``strict=False``.
@@ -79,7 +79,7 @@ def check(field: str, value: object, annotation: Any) -> Any:
 
 @functools.cache
 def field_types(kind: Any) -> dict[str, Any]:
-    """Return name → annotation of a dataclass's fields, without those that hold other objects.
+    """Return the annotations of a dataclass's fields that hold plain values, by name.
 
     An inherited field has the base's annotation, the same object.
     """

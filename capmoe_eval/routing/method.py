@@ -36,7 +36,7 @@ _FIRST = (
 
 @dataclass(frozen=True)
 class LabelPart:
-    """Mark how a knob stands in a file name: by a short name, and also at its default if asked."""
+    """Say how a file name shows a knob: its short name, and whether it stands at its default."""
 
     short: str
     always: bool = False
@@ -44,7 +44,7 @@ class LabelPart:
 
 @dataclass(frozen=True)
 class CalibratedRule:
-    """A rule of a layer's calibrated tensor, in words for an error, and as a check."""
+    """The rule of a layer's calibrated tensor: in words for errors, and as a check."""
 
     asked_by: str  # the setting that needs the tensor, for example method=sere
     content: str  # what the tensor has, for example "the similarity of the experts"
@@ -95,7 +95,7 @@ class Method:
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
-        """Raise a UsageError if the method is not to ignore a knob that it does not have.
+        """Raise a UsageError for a knob that the method lacks and must not ignore.
 
         ``settings`` are the knobs of :func:`create_method`, also those of other methods.
         """
@@ -127,7 +127,7 @@ class Method:
     def random_numbers(
         self, tokens: TokenGroups, n_experts: int, layer: int, forward: int
     ) -> Tensor | None:
-        """Return random numbers [T, E] that a decision needs, drawn on the host; None for none."""
+        """Return a decision's random numbers [T, E], drawn on the host; None without any."""
 
     # What is bounded, and what the method must know before it runs.
 
@@ -165,7 +165,7 @@ class Method:
 
     @property
     def modality_setting(self) -> str | None:
-        """The setting by which a decision depends on which tokens are an image's, or None."""
+        """The setting that makes a decision depend on the image tokens, or None."""
         return None
 
     @property
@@ -174,7 +174,7 @@ class Method:
         return "ep_size" in self.effective()
 
     def calibrated_rule(self, n_experts: int) -> CalibratedRule | None:
-        """Return what a calibration must say of a layer that the decision reads; None for none."""
+        """Return the rule of a layer's calibrated tensor; None if the decision reads none."""
         if not self.is_placed:
             return None
         return CalibratedRule(
@@ -240,7 +240,7 @@ class Method:
         return self.at(self.factor.of_layer(number))
 
     def at(self, gamma: object) -> Method:
-        """Return the method at another γ; it must have a capacity."""
+        """Return the method, which has a capacity, at another γ."""
         return dataclasses.replace(self, gamma=gamma)  # type: ignore[type-var]
 
     def setting(self, knob: str) -> Any:
@@ -295,7 +295,7 @@ class Method:
         """
 
     def combine_weights(self, tokens: RoutedTokens) -> tuple[Array, Array] | None:
-        """Return the weight of every pair [T, E] by the definition, and which are rounded.
+        """Return the weight of every pair [T, E] by the definition, and a mask of the rounded ones.
 
         None where a pair of the router's own choice has the router's own weight, and another its
         score over the same denominator.
@@ -303,11 +303,11 @@ class Method:
         return None
 
     def details_off(self, tokens: RoutedTokens) -> int:
-        """Return how many numbers of the decision's details are not those of the definition."""
+        """Return how many numbers in the decision's details differ from the definition's."""
         return 0
 
     def wrongly_computed(self, demand_E: Tensor, kept_E: Tensor) -> Tensor | None:
-        """Return how many experts compute that must not [], beside what a capacity says.
+        """Return how many experts compute something although the method disables them [].
 
         Args:
             demand_E: Loads of the whole batch by the router's own choice.

@@ -141,7 +141,7 @@ class Bounded(Capped, ByUnit, Combining):
 
     @property
     def modality_setting(self) -> str | None:
-        """The setting by which a decision depends on which tokens are an image's, or None."""
+        """The setting that makes a decision depend on the image tokens, or None."""
         return None if self.modality == "uniform" else f"modality={self.modality}"
 
     @property
@@ -188,7 +188,7 @@ class Bounded(Capped, ByUnit, Combining):
         return names
 
     def never_binding(self, n_experts: int, top_k: int) -> Method:
-        """Return the method at γ=E, in prompts, in contiguous placement."""
+        """Return the method at γ=E, for prompts, with contiguous placement."""
         return dataclasses.replace(
             self, gamma=float(n_experts), decode="unconstrained", placement=CONTIGUOUS
         )

@@ -149,20 +149,20 @@ def knobs() -> Mapping[str, Knob]:
 
 
 def methods_with(knob: str) -> tuple[str, ...]:
-    """Return the methods that have a knob; those of a form of γ are of every method with a γ."""
+    """Return the methods that have a knob; every method with a γ has the knobs of its forms."""
     field = "gamma" if any(knob in form.knobs for form in factor_forms()) else knob
     return tuple(name for name in method_names() if field in declared_knobs(method_class(name)))
 
 
 def methods_in_words(knob: str) -> str:
-    """Return the methods that have a knob, or all but those that lack it if these are fewer."""
+    """Return the methods with a knob as a list in words, or as "all but …" if that is shorter."""
     having = methods_with(knob)
     lacking = [name for name in method_names() if name not in having]
     return f"all but {', '.join(lacking)}" if len(lacking) < len(having) else ", ".join(having)
 
 
 def without_effect(knob: str, methods: Iterable[str]) -> str | None:
-    """Return why a knob has no effect, in words, as none of the named methods has it; else None."""
+    """Return in words why a knob has no effect on the named methods; None if it has one."""
     names = dict.fromkeys(methods)
     if knob not in ("gamma", *knobs()) or names.keys() & {*methods_with(knob)}:
         return None
@@ -170,7 +170,7 @@ def without_effect(knob: str, methods: Iterable[str]) -> str | None:
 
 
 def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
-    """Return the method of a name with its knobs, in its canonical form.
+    """Return the method with a name and knobs, in its canonical form.
 
     Knobs of other methods are checked and have no effect, so that one configuration serves a sweep
     over methods.

@@ -58,7 +58,7 @@ def score_units(score: Tensor) -> Tensor:
 def bucket_loads(
     cell_T: Tensor, index_TS: Tensor, amount_TS: Tensor, shape: Sequence[int]
 ) -> Tensor:
-    """Return the sum of the amounts of slots from each cell of tokens to each expert [*shape].
+    """Return the sums of the slots' amounts by cell of tokens and expert [*shape].
 
     ``shape`` is that of the cells, then E; ``cell_T`` numbers them as a flat tensor does.
     """
@@ -94,7 +94,7 @@ def ranked_experts(scores: Scores) -> Tensor:
 
 
 def best_slots(scores: Scores, most: int) -> Tensor:
-    """Return a mask [T, K] of the slots of each token's own top-k with its best experts."""
+    """Return a mask [T, K] of the slots with a token's ``most`` best experts."""
     best_T1M = ranked_experts(scores)[:, None, : min(most, scores.topk_TK.shape[1])]
     return (scores.topk_TK[:, :, None] == best_T1M).any(dim=2)
 

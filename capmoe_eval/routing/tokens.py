@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on ``device``; the host does not wait for a copy of what it has itself.
+    """Return a tensor on ``device``, without waiting for a copy from the host.
 
     CUDA has read such a source when the call returns, since its memory is not pinned.
     """
@@ -47,11 +47,11 @@ class TokenGroups:
         return len(self.rows_T) == self.n_rows
 
     def counted(self, value_N: Tensor) -> Tensor:
-        """Return what the counted tokens [T, …] have of the values of every row [N, …]."""
+        """Return the values of the counted tokens [T, …] from those of every row [N, …]."""
         return value_N if self.every_row_counts else value_N.index_select(0, self.rows_T)
 
     def every_row(self, value_TS: Tensor, other: float) -> Tensor:
-        """Return values of every row [N, S]: those of counted tokens, ``other`` for the others."""
+        """Return a value for every row [N, S]: a counted token's own, ``other`` for other rows."""
         if self.every_row_counts:
             return value_TS
         value_NS = value_TS.new_full((self.n_rows, value_TS.shape[1]), other)

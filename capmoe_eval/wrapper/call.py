@@ -41,11 +41,12 @@ def read_call(
 
 
 def check_unpacked(position_ids: Any, real_BS: Tensor | None) -> None:
-    """Refuse the positions of several sequences in a row of a call without an ``attention_mask``.
+    """Refuse ``position_ids`` by which one row holds several sequences (packing).
 
-    As in transformers, another sequence begins wherever a position is not the next one. Of the
-    positions of a model of images [3, B, S], those in time stand still within an image, and go
-    back to another sequence alone. Between pads nothing begins, if ``real_BS`` says which they are.
+    It concerns calls without an ``attention_mask``. As in transformers, another sequence begins
+    where a position is not its predecessor plus one. A model of images has positions [3, B, S]; the
+    first, in time, stand still within an image and fall only where another sequence begins. Pads,
+    which ``real_BS`` marks, begin no sequence.
 
     Raises:
         UsageError: If a row has several sequences.
@@ -97,7 +98,7 @@ def cached_positions(arguments: Mapping[str, Any]) -> int:
 
 
 def _is_filled(name: str, value: Any) -> bool:
-    """Return whether an argument is a filled cache, but none of transformers'."""
+    """Return whether an argument is a filled cache of a kind that transformers does not have."""
     if value is None or isinstance(value, (Cache, bool)):
         return False
     if hasattr(value, "get_seq_length"):

@@ -107,7 +107,7 @@ def load_checkpoint(
 
 
 def load_tokenizer(field: str, name: str, revision: str) -> Any:
-    """Load a tokenizer as :func:`load_checkpoint` loads a model."""
+    """Load a tokenizer, or refuse it in one line."""
     with one_line(field, name, revision):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     check_tokenizer(field, name, tokenizer)
@@ -134,7 +134,7 @@ def check_tokenizer(field: str, name: str, tokenizer: Any) -> None:
 
 
 def load_processor(field: str, name: str, revision: str) -> Any:
-    """Load the processor of images and text of a model, as :func:`load_tokenizer` a tokenizer."""
+    """Load a model's processor of images and text, or refuse it in one line."""
     with one_line(field, name, revision):
         processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
         if not isinstance(processor, ProcessorMixin):
@@ -181,7 +181,7 @@ def one_line(field: str, name: str | Path, revision: str | None = None) -> Itera
 
 
 def _absent_revision(field: str, name: str | Path, revision: str | None) -> str | None:
-    """Return the line for a revision that is not in the cache, where others of its name are."""
+    """Return an error's text if the cache has other revisions of a repository alone."""
     try:
         repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos if revision else ()
     except CacheNotFound:

@@ -104,7 +104,7 @@ def send_back(done_AH: Tensor, exchange: Exchange, group: Any) -> Tensor:
 
 
 def combine_rows(rows_PH: Tensor, packed: Packed, weight_TS: Tensor) -> Tensor:
-    """Weigh and sum the outputs of each token's pairs [T, H], as the single-process kernel does.
+    """Return the weighted sum of each token's outputs [T, H], as the single-process kernel does.
 
     A pair is weighed in the rows' precision and added in float32, a token's pairs in slot order:
     the bits are the same. The rows are weighed in place, since they are the largest tensor here.

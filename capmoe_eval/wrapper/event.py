@@ -146,7 +146,7 @@ class PairCounts:
 
 
 def by_modality(count_CT: Tensor, image_T: Tensor | None) -> Tensor:
-    """Return the sums [C, M] of whole numbers of tokens."""
+    """Return the counts of tokens by modality [C, M]."""
     total_C = count_CT.sum(dim=1)
     if image_T is None:
         return total_C[:, None]

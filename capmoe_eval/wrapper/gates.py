@@ -245,7 +245,7 @@ def _fits(gate: Gate, probes: Sequence[RouterOutput]) -> bool:
 
 
 def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
-    """Return the factor on a router's weights: one of its own numbers, 1 or 1/K."""
+    """Return the factor on a router's weights: 1, 1/K, or one of the numbers that it holds."""
     numbers = [float(n) for n in vars(router).values() if type(n) in (int, float) and n > 0]
     ratio = float((weight_TK.float() / expected_TK).median())
     return min([1.0, *numbers, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
@@ -263,5 +263,5 @@ def _choices(gate: Gate) -> Iterator[Gate]:
 
 
 def is_grouped(router: nn.Module) -> bool:
-    """Return whether a router has groups of experts, which it may or may not use."""
+    """Return whether a router declares groups of experts; it need not use them."""
     return int(getattr(router, "num_group", None) or 1) > 1

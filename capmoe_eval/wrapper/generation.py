@@ -44,7 +44,7 @@ class Decoding:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the forwards of a ``with`` block for none of this generation's."""
+        """Mark the forwards of a ``with`` block as no steps of this generation."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -52,7 +52,7 @@ class Decoding:
             self.is_paused = before
 
     def finish(self, done_B: Tensor) -> None:
-        """Note which sequences are finished [B], beside those that were."""
+        """Add the sequences that are finished now [B] to those that were."""
         before_B = self.finished_B
         self.finished_B = done_B if before_B is None else before_B | done_B
 
@@ -178,7 +178,7 @@ class _Processors(LogitsProcessorList):  # type: ignore[misc]
 
 
 class _Criteria(StoppingCriteriaList):  # type: ignore[misc]
-    """Stopping criteria that tell which sequences they found finished."""
+    """Stopping criteria that note which sequences have finished."""
 
     def __init__(self, criteria: Any, decoding: Decoding, *, follows: bool) -> None:
         super().__init__(criteria)
@@ -230,7 +230,7 @@ def _restore_loops() -> None:
 
 
 def _followed(stock: Any, follow: Any) -> Callable[..., Any]:
-    """Return a decoding loop, or the prompt's part of all, that open blocks follow."""
+    """Return transformers' function, wrapped so that open blocks follow what it decodes."""
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -249,7 +249,7 @@ def _followed(stock: Any, follow: Any) -> Callable[..., Any]:
 
 
 def _refused(stock: Any) -> Callable[..., Any]:
-    """Return continuous batching that is refused for models of open blocks."""
+    """Return the start of continuous batching, wrapped so that models of open blocks refuse it."""
 
     @functools.wraps(stock)
     def start(generating: Any, *args: Any, **kwargs: Any) -> Any:
@@ -264,7 +264,7 @@ def _refused(stock: Any) -> Callable[..., Any]:
 
 
 def _generates(concerns: Callable[[Any], bool]) -> bool:
-    """Return whether this thread is inside ``generate`` of an object that concerns us."""
+    """Return whether this thread is inside ``generate`` of an object that ``concerns`` us."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is _GENERATE and concerns(frame.f_locals.get("self")):

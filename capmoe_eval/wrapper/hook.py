@@ -64,7 +64,7 @@ class LayerHook:
     def route(
         self, _router: nn.Module, args: tuple[Tensor, ...], output: RouterOutput
     ) -> RouterOutput | None:
-        """Return what the router returns under the method; None if that is what it did return."""
+        """Return the router's output under the method; None if that is the output itself."""
         plan, is_again = self._running(self._number, "router")
         self._computed = None
         if self._drops:
@@ -117,13 +117,13 @@ class LayerHook:
         return hasattr(self._experts, "capmoe_untouched")
 
     def calibrated_on(self, device: torch.device) -> Tensor | None:
-        """Return what a calibration measured of the layer; it is moved to a device once."""
+        """Return the layer's calibrated tensor on a device; None without a calibration."""
         if self._calibrated is not None:
             self._calibrated = self._calibrated.to(device)
         return self._calibrated
 
     def _check_choice(self, plan: ForwardPlan, router: RouterCall, is_again: bool) -> None:
-        """Check that a forward which is computed again is the one that was computed before."""
+        """Check that a forward that is recomputed makes the same choices again."""
         if not is_again:
             plan.choices[self._number] = router.topk_TK
         elif not torch.equal(plan.choices[self._number], router.topk_TK):
@@ -240,7 +240,7 @@ def combine(
 
 
 def normalises_all(layer: MoeLayer, method: Method) -> bool:
-    """Return whether every token's weights are normalised, which the family does not."""
+    """Return whether the method normalises every token's weights although the family does not."""
     return method.renormalize == "always" and not layer.gate.recipe.normalises
 
 
@@ -248,11 +248,11 @@ CPU = torch.device("cpu")
 
 
 def remembered(*counters: Any) -> Callable[[], None]:
-    """Return a function that gives objects back the counts that they have now.
+    """Return a function that resets objects to their present counts.
 
-    Of an attribute that is a dictionary the values may be replaced since then, and lists, also in
-    such a dictionary, may have grown. Other attributes may be replaced. So that nothing here takes
-    longer with every forward, nothing else may change in place.
+    Attributes may be replaced until then, and so may the values of an attribute that is a
+    dictionary. Lists, also in such a dictionary, may grow. Nothing else may change in place: it is
+    not copied, so that the cost does not grow with the number of forwards.
     """
     states = [(vars(counter), dict(vars(counter))) for counter in counters]
     lists = []
@@ -311,7 +311,7 @@ class _GuardedForward:
         return self._alone.locked()
 
     def close(self) -> None:
-        """Leave the forwards of those who kept ``model.forward`` to the model."""
+        """Run the stock forward from now on, for those who kept this object."""
         self._is_closed = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -320,7 +320,7 @@ class _GuardedForward:
     # Where a caller is compiled, the hooks are not: they count on the host.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a forward: no other beside it, and counted whole or not at all."""
+        """Run one forward alone; if it fails, it is not counted."""
         if self._is_closed:
             return self._stock(*args, **kwargs)
         if not self._alone.acquire(blocking=False):
@@ -353,7 +353,7 @@ class _GuardedForward:
         return output
 
     def _leave_kernels_alone(self) -> None:
-        """Have the stock kernels compute all that the routers choose."""
+        """Make the stock kernels compute every pair that the routers choose."""
         for layer in self._meter.layers:
             experts: Any = layer.experts
             if hasattr(experts, "capmoe_untouched"):

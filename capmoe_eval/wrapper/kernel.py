@@ -94,7 +94,7 @@ def kept_pairs_kernel(
 
 @contextmanager
 def _implementation(experts: Any, name: str) -> Iterator[None]:
-    """Have an experts module compute by another implementation; restore it on exit."""
+    """Make an experts module use another implementation; restore it on exit."""
     config = experts.config
     experts.config = copy.copy(config)
     experts.config._experts_implementation_internal = name

@@ -41,7 +41,7 @@ def is_experts(module: nn.Module) -> bool:
 
 
 def _registry(kind: Any) -> ExpertsInterface | None:
-    """Return the registry of kernels that a class's forward is dispatched through; None without.
+    """Return the registry of kernels that dispatches a class's forward; None if none does.
 
     transformers' ``use_experts_implementation`` keeps it in the closure of the forward.
     """
@@ -96,7 +96,7 @@ _Reading: TypeAlias = tuple[MoeLayer, list[tuple[Gate, float]]]
 
 
 def _settled(readings: list[_Reading]) -> list[MoeLayer]:
-    """Return the layers, each with the recipe that fits all layers like it best, if one does."""
+    """Return the layers, those of one kind with the recipe that fits all of them best."""
 
     def kind(layer: MoeLayer) -> tuple[object, ...]:
         return type(layer.router), layer.n_experts, layer.top_k, layer.gate.recipe.fixed
@@ -177,7 +177,7 @@ def _replacement(module: nn.Module) -> str | None:
 
 
 def _check_alignment(model_name: str, experts: Any) -> None:
-    """Refuse experts whose kernel cannot run, by what the model's own forward would raise."""
+    """Refuse experts whose width the grouped_mm kernel cannot compute."""
     if experts.config._experts_implementation != "grouped_mm":
         return
     multiple = 16  # bytes, asked by torch
@@ -230,7 +230,7 @@ def probes_elsewhere(
     stand_ins: Mapping[ExpertTensor, Tensor],
     probe: RouterOutput,
 ) -> list[RouterOutput]:
-    """Return what a router does with another top-k, where its own leaves a part of it open."""
+    """Return a router's output with another top-k, where its own top-k leaves the recipe open."""
     n_experts, top_k = probe[0].shape[-1], probe[2].shape[-1]
     other = top_k if top_k < n_experts else max(1, n_experts // 2)
     if is_grouped(router) and top_k < n_experts:
@@ -254,7 +254,7 @@ def probes_elsewhere(
 def _expert_tensors(
     router: nn.Module, parent: nn.Module, n_experts: int
 ) -> dict[ExpertTensor, Tensor]:
-    """Return the tensors with one number per expert, each with numbers [E] to probe it by."""
+    """Return the tensors with one number per expert, each with the numbers [E] to probe it with."""
     tensors = [*router.named_parameters(), *router.named_buffers()]
     asked = inspect.signature(router.forward).parameters.keys()
     held = [*parent.named_parameters(recurse=False), *parent.named_buffers(recurse=False)]
@@ -280,7 +280,7 @@ def _probe(
     *,
     seed: int = 0,
 ) -> RouterOutput:
-    """Return a possible router's logits, weights and indices for random hidden states."""
+    """Return the logits, weights and indices of what may be a router, for random hidden states."""
     like = next(iter(router.parameters()), None)
     if like is None:
         raise TypeError("it has no parameters")
@@ -343,7 +343,7 @@ def _asks_for_tokens(router: nn.Module) -> bool:
 
 
 def announced_layers(config: Any) -> tuple[int, int, int] | None:
-    """Return the MoE layers, experts E and top-k K that a configuration announces, None if not all.
+    """Return a configuration's numbers of MoE layers, experts E and top-k K; None if one is absent.
 
     They come from the configuration alone, as those of :func:`expected_moe_layers`.
     """

@@ -90,7 +90,7 @@ class Meter:
         return self._observers
 
     def examine_nothing(self) -> None:
-        """Compare no forward with the definition, as in most forwards of a long run."""
+        """Stop comparing forwards with the definition, to time the forwards of a long run."""
         if self._definition is not None:
             self._observers.remove(self._definition)
             self._definition = None
@@ -209,7 +209,7 @@ class Meter:
         return {"summary": self.summary(), "layers": layers, "proofs": self.proofs()}
 
     def _layer(self, number: int) -> dict[str, Any]:
-        """Return the statistics of a layer; with its γ where the layers have several."""
+        """Return the statistics of a layer, with its γ if the layers have different ones."""
         factor = self.method.factor
         report = {key: value for of in self._observers for key, value in of.layer(number).items()}
         sums = [of.sums[number] for of in self._observers if len(of.sums) > number]

@@ -52,7 +52,7 @@ SPECIAL_TOKENS = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>
 
 
 class MolmoeVisionConfig(PreTrainedConfig):
-    """Sizes of the tower and of what joins it to the language model.
+    """The sizes of the tower and of its projector.
 
     The defaults are those of MolmoE-1B.
     """
@@ -241,7 +241,7 @@ class Projector(nn.Module):
 
 
 class VisionBackbone(nn.Module):
-    """The tower, what marks padding, the pooling of 2 × 2 patches, and the projector."""
+    """The tower, the embedding of padding, the pooling of 2 × 2 patches, and the projector."""
 
     def __init__(self, config: MolmoeVisionConfig, inner: int, output: int) -> None:
         super().__init__()
@@ -438,7 +438,7 @@ class Geometry:
         return self.crop // 2
 
     def tiling(self, height: int, width: int) -> tuple[int, int]:
-        """Return the rows and columns of the grid for an image of that many pixels.
+        """Return the rows and columns of the grid of crops for an image's height and width.
 
         Of the grids that need no shrinking, the one that enlarges least; if all need it, the one
         that shrinks least. Of equals, the one with fewest crops, then fewest rows.
@@ -457,7 +457,7 @@ class Geometry:
         return grids[int(np.where(scales < 1, np.float32(10e9), scales).argmin())]
 
     def positions(self, rows: int, columns: int) -> Tensor:
-        """Return for each crop of a grid, row by row, the place of its tokens [N, I].
+        """Return the place of each token of the crops of a grid, row by row [N, I].
 
         Places are counted over the grid's tokens with one more token behind every row; a token
         that a neighbouring crop has is :data:`NOWHERE`.
@@ -531,7 +531,7 @@ def cut(
 
 
 def shifted(position_NI: Tensor, places: int) -> Tensor:
-    """Return positions behind so many more tokens; those that are :data:`NOWHERE` stay so."""
+    """Return positions moved back by ``places`` tokens; :data:`NOWHERE` stays."""
     return torch.where(position_NI < 0, position_NI, position_NI + places)
 
 

@@ -31,7 +31,7 @@ _OTHERS = ("pixel_values_videos", "input_features", "image_input_idx")
 
 
 def own_images(arguments: dict[str, Any], image_BS: Tensor | None, rows: slice) -> None:
-    """Leave in the arguments of a forward the images of some of its sequences, ``rows``.
+    """Reduce a forward's arguments to the images of the sequences ``rows``.
 
     The images lie in the order of the sequences, in one of three ways:
 
@@ -58,7 +58,7 @@ def own_images(arguments: dict[str, Any], image_BS: Tensor | None, rows: slice) 
 
 
 def _own_pixels(arguments: dict[str, Any], before: list[int], n_tokens: int) -> None:
-    """Leave the images between two numbers of image tokens, of ``n_tokens`` in all."""
+    """Reduce the pixels to the images between two numbers of image tokens, of ``n_tokens`` in all."""
     pixels, grid_I3 = arguments["pixel_values"], arguments.get(_GRID)
     rows_I = pixels.new_ones(len(pixels)).long() if grid_I3 is None else grid_I3.prod(dim=1)
     starts = [0, *rows_I.cumsum(dim=0).tolist()]  # the first row of each image
@@ -83,7 +83,7 @@ _BATCHED = (*_IDS, "attention_mask", "labels")
 
 
 def shard_experts(model: Any, device_type: str = "cpu") -> None:
-    """Leave this process E/R experts of every layer; everything else stays whole.
+    """Keep E/R experts of every layer in this process; everything else stays whole.
 
     Every process calls it with the same loaded model. The placement is contiguous.
     Exchanges are by NCCL where ``device_type`` is ``cuda``, by gloo where it is ``cpu``.
@@ -121,7 +121,7 @@ def distributed_config(size: int) -> Any:
 
 
 def split_batches(model: nn.Module) -> None:
-    """Have every forward compute this process's sequences alone and return the logits of all.
+    """Make every forward compute this process's sequences and return the logits of all.
 
     The model is then called with the same batch in every process, as if there were one, and answers
     as one; ``generate`` works, each process caching its own sequences. A beam is a sequence.
@@ -173,7 +173,7 @@ def split_batches(model: nn.Module) -> None:
 
 
 def follow_beams(cache: Cache, world: World) -> None:
-    """Have a cache of this process's sequences take the beams [B] of the whole batch."""
+    """Make a cache of this process's sequences reorder by the beams [B] of the whole batch."""
 
     def reorder(beam_B: Tensor) -> None:
         n_sequences = len(beam_B)

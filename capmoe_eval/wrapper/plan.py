@@ -36,7 +36,7 @@ _FIELDS = tuple(
 
 
 def placeholder_ids(config: Any) -> list[int]:
-    """Return the ids of the tokens in whose places a model computes images, video or sound.
+    """Return the ids of the placeholder tokens of images, video and sound.
 
     They are those that its configuration names, and none for a model of text.
     """
@@ -113,7 +113,7 @@ class ImageFinder:
         return None
 
     def row_ends(self, arguments: Mapping[str, Any]) -> Tensor | None:
-        """Return a mask [B, S] of a forward's tokens behind rows of an image; None without any."""
+        """Return a mask [B, S] of the tokens that end a row of an image; None if there are none."""
         ids = arguments.get("input_ids")
         return None if self._row_end is None or ids is None else ids == self._row_end
 
@@ -233,7 +233,7 @@ class ForwardPlan:
     def capacities(
         self, gammas: tuple[float, ...], layer: MoeLayer, device: torch.device
     ) -> Tensor:
-        """Return the capacity of each group at each γ [Γ, G]; computed once for like layers.
+        """Return the capacity of each group at each γ [Γ, G]; layers of the same sizes share them.
 
         It is the definition's: nothing decides by it.
         """
@@ -246,7 +246,7 @@ class ForwardPlan:
         return self._capacities[key]
 
     def limit_G(self, method: Method, layer: MoeLayer, device: torch.device) -> Tensor | None:
-        """Return the capacity of each group [G] at the γ of a layer's method; None without."""
+        """Return the capacity of each group [G] under a layer's method; None without a capacity."""
         if method.factor is None:
             return None
         assert method.factor.uniform is not None

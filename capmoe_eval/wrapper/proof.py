@@ -57,7 +57,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _probe_tokens(model: Any, n_sequences: int) -> Tensor:
-    """Return a small batch of sequences of 8 tokens of text, on the device of the inputs."""
+    """Return a batch of sequences of 8 text tokens, on the device of the model's inputs."""
     devices = (parameter.device for parameter in model.parameters() if not parameter.is_meta)
     whole: dict[str, Any] = {"dtype": torch.long, "device": next(devices, torch.device("cpu"))}
     text = torch.arange(int(model.config.get_text_config().vocab_size), **whole)
@@ -126,7 +126,7 @@ def _state(experts: Any) -> tuple[Any, ...]:
 
 
 def _sample(weight: Tensor) -> float:
-    """Return the sum of some numbers of a weight, whose version tells of no change of ``.data``."""
+    """Return the sum of some numbers of a weight, by which a change through ``.data`` is seen."""
     local = weight.to_local() if hasattr(weight, "to_local") else weight.detach()
     if local.is_meta:
         return 0.0

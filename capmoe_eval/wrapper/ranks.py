@@ -36,7 +36,7 @@ class Ranks:
     idle: bool = False  # whether this process has no sequence of the batch and computes a stand-in
 
     def own(self, rows_B: Tensor) -> Tensor:
-        """Return this process's rows of a batch that every process was called with."""
+        """Return this process's rows of a batch that all processes were given."""
         return rows_B
 
     def share(self, tokens_B: Tensor) -> BatchShare | None:
@@ -55,7 +55,7 @@ class Ranks:
         return self.totals(amount)[0]
 
     def collect(self, part: Any) -> list[Any]:
-        """Return every process's part in the first process, in their order; nothing in others."""
+        """Return all processes' parts, in their order, in the first process; [] in the others."""
         return [part]
 
     def highest(self, amount: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ ALONE = Ranks()
 
 
 def ranks_in(model: Any) -> list[Any]:
-    """Return the distinct groups of processes that share experts of a model; none for most models.
+    """Return the groups of processes that share a model's experts; mostly an empty list.
 
     For an object that is no model the list is empty.
     """
@@ -82,7 +82,7 @@ def ranks_in(model: Any) -> list[Any]:
 
 
 def own_rows(n_sequences: int, rank: int, size: int) -> slice:
-    """Return which sequences of a batch are a rank's: sequence b of B is on rank floor(b·R/B)."""
+    """Return a rank's sequences of a batch: sequence b of B is on rank floor(b·R/B)."""
     return slice(-(-rank * n_sequences // size), -(-(rank + 1) * n_sequences // size))
 
 
@@ -154,7 +154,7 @@ class World(Ranks):
         return tuple(part.view(count.shape) for part, count in zip(parts, counts, strict=True))
 
     def collect(self, part: Any) -> list[Any]:
-        """Return every process's part in the first process, in their order; nothing in others."""
+        """Return all processes' parts, in their order, in the first process; [] in the others."""
         is_first = self.rank == 0
         parts: list[Any] = [None] * self.size
         dist.gather_object(part, parts if is_first else None, group=self.group, group_dst=0)
@@ -177,7 +177,7 @@ class World(Ranks):
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def tell(self, value: Any) -> Any:
-        """Return the first process's value in every process; those of the others do not matter."""
+        """Return the first process's value in every process."""
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=0)
         return values[0]

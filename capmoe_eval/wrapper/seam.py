@@ -20,7 +20,7 @@ Part = tuple[str, str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Library:
-    """A library of which inner parts are used."""
+    """A library whose inner parts the suite uses."""
 
     distributions: tuple[str, ...]  # the names that it is installed under, the usual one first
     tested: tuple[str, ...]  # versions that the tests ran with

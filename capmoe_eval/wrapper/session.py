@@ -68,7 +68,7 @@ def target_model(model: Any) -> PreTrainedModel:
 
 
 def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
-    """Yield the transformers models in a module that are in none of each other."""
+    """Yield a module's transformers models, without those inside another one."""
     if isinstance(module, PreTrainedModel):
         yield module
     else:
@@ -86,7 +86,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _check_loaded(model: PreTrainedModel) -> None:
-    """Refuse a model with weights that no one has loaded; accelerate loads those it offloads."""
+    """Refuse a model with weights on the meta device that accelerate will not load."""
     name = type(model).__name__
     # Of accelerate, which need not be installed where nothing is offloaded.
     hook: Any = getattr(sys.modules.get("accelerate.hooks"), "ModelHook", ())
@@ -174,7 +174,7 @@ def capacity_aware(
 
 
 def chosen_method(method: str | Method, gamma: float | None = None, **knobs: Any) -> Method:
-    """Return a method by its name and knobs, or a method as it is, in its canonical form.
+    """Return a method, by its name and knobs or ready-made, in its canonical form.
 
     Raises:
         UsageError: For knobs beside a method, which has its own, for those that a named method has
@@ -242,7 +242,7 @@ def _new_meter(model: Any, chosen: Method, calibrated: Sequence[Tensor] | None) 
 def _checked(
     method: Method, layers: Sequence[MoeLayer], calibrated: Sequence[Tensor] | None
 ) -> Sequence[Tensor] | None:
-    """Return what the method needs of a calibration, a tensor for each layer; None for nothing."""
+    """Return a calibration's tensors, one for each layer, after checks; None if none is needed."""
     rules = [rule for layer in layers if (rule := method.calibrated_rule(layer.n_experts))]
     if not rules:
         return None
@@ -270,7 +270,7 @@ def _checked(
 
 
 def _why_another_number(model: nn.Module) -> str:
-    """Return why a model has another number of MoE layers than announced, as far as it is known."""
+    """Return why a model has another number of MoE layers than it announces."""
     for layer in model.modules():
         if "moe_mm_token_type_ids" in inspect.signature(layer.forward).parameters:  # ERNIE-4.5-VL
             return (

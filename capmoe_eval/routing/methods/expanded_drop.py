@@ -144,7 +144,7 @@ class ExpandedDrop(Bounded):
         return names if self.candidates == "ranked" else names - {"m"}
 
     def identity(self) -> dict[str, Any]:
-        """Return the name and the knobs; ``m`` is one of ``candidates="ranked"`` alone."""
+        """Return the name and the knobs; ``m`` only with ``candidates="ranked"``."""
         knobs = super().identity()
         if self.candidates != "ranked":
             del knobs["m"]

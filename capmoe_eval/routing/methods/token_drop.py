@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def drop_beyond_capacity(
     method: Bounded, scores: Scores, tokens: TokenGroups, layer: LayerContext, key_TK: Tensor
 ) -> Assignment:
-    """Return the router's own choice without the pairs beyond a unit's capacity, by their keys."""
+    """Return the router's choice without the pairs that exceed a unit's capacity."""
     from capmoe_eval.routing.decision import keep_within_capacity
     from capmoe_eval.routing.scores import Assignment
 

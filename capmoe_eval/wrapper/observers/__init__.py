@@ -18,7 +18,7 @@ DIGITS = 6
 
 
 class PeakSums(NamedTuple):
-    """Number, sum, maximum and last of the peaks of forwards; those that are NaN are none."""
+    """The number, sum, maximum and last of the peaks of forwards; NaN stands for no peak."""
 
     number: Tensor
     total: Tensor  # of single-precision peaks exact, so that their order does not matter
@@ -27,13 +27,13 @@ class PeakSums(NamedTuple):
 
     @classmethod
     def of(cls, peaks: Tensor) -> PeakSums:
-        """Return the figures of one forward, whose peaks may have any shape."""
+        """Return the figures of one forward's peaks, of any shape."""
         peaks = peaks.double()
         is_peak = ~peaks.isnan()
         return cls(is_peak.long(), peaks.where(is_peak, 0.0), peaks, peaks)
 
     def then(self, peaks: Tensor) -> PeakSums:
-        """Return the figures with those of the next forward."""
+        """Return the figures of these forwards and the next one."""
         after = PeakSums.of(peaks)
         return PeakSums(
             self.number + after.number,
@@ -52,7 +52,7 @@ class PeakSums(NamedTuple):
 
 
 class Sums:
-    """Sums of tensors, and of whole numbers that are known on the host, by their names."""
+    """Sums by name, of tensors and of whole numbers."""
 
     def __init__(self) -> None:
         self.forwards = 0  # that were added
@@ -90,7 +90,7 @@ Proof = dict[str, Any]
 
 @dataclass(frozen=True)
 class Tally:
-    """The facts of a run that an observer's proofs need, beside what it counted itself."""
+    """The facts of a run from which observers make their proofs, beside their own counts."""
 
     forwards: int  # of the model
     constrained: int  # those under the method
@@ -147,7 +147,7 @@ class Observer:
         """See a forward that begins, whether it is under the method or not."""
 
     def wants(self, plan: ForwardPlan) -> bool:
-        """Return whether it asks for the layers of a forward; by default, of those under it."""
+        """Return whether the observer asks for a forward's layers."""
         return plan.constrained or self.every_forward
 
     def see(self, event: LayerForward) -> None:
@@ -159,7 +159,7 @@ class Observer:
     # What it found out.
 
     def count(self, name: str) -> int:
-        """Return one of its sums over all layers; 0 for a name that it does not count."""
+        """Return the sum of a count over all layers; 0 for a name that the observer lacks."""
         return 0
 
     def broken(self) -> list[Tensor]:
@@ -171,15 +171,15 @@ class Observer:
         return []
 
     def layer(self, number: int) -> dict[str, Any]:
-        """Return its part of a layer's report, JSON-ready; see ``docs/reference/records.md``."""
+        """Return the observer's part of a layer's report (``docs/reference/records.md``)."""
         return {}
 
     def summary(self) -> dict[str, Any]:
-        """Return what it adds to the summary of all layers and forwards, JSON-ready."""
+        """Return the observer's part of the summary over layers and forwards, JSON-ready."""
         return {}
 
     def proofs(self, tally: Tally) -> dict[str, Proof]:
-        """Return the outcomes of the invariants that it checks, by their names."""
+        """Return the outcomes of the observer's invariants, by their names."""
         return {}
 
 

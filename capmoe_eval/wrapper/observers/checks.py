@@ -49,7 +49,7 @@ class ForwardCheck(Observer):
             self.all_pads += not is_uncounted
 
     def wants(self, plan: ForwardPlan) -> bool:
-        """Return that it asks for no layer."""
+        """Return False: this observer reads no layer."""
         return False
 
     def end(self, plan: ForwardPlan) -> None:
@@ -110,7 +110,7 @@ class LayerGate:
         self.faults = torch.zeros(3, dtype=torch.float32, device="cpu")  # see Gate.faults
 
     def is_off(self) -> Tensor:
-        """Return whether a forward showed that the router's gate works in another way []."""
+        """Return whether some forward had weights or choices that are not the recipe's []."""
         return ((self.faults[1] > 1) | (self.faults[2] > 0)).long()
 
 
@@ -133,14 +133,14 @@ class GateCheck(Observer):
         gate.faults = torch.maximum(moved(gate.faults, faults.device), faults)
 
     def end(self, plan: ForwardPlan) -> None:
-        """Have all processes know the largest faults of any, so that all raise."""
+        """Share the largest faults between all processes, so that all of them raise."""
         if plan.constrained and self._ranks is not ALONE:
             faults = torch.stack([gate.faults for gate in self.sums])
             for gate, worst in zip(self.sums, self._ranks.highest(faults), strict=True):
                 gate.faults = worst
 
     def broken(self) -> list[Tensor]:
-        """Return of each layer whether its gate was misread."""
+        """Return for each layer whether its gate was misread."""
         return [gate.is_off() for gate in self.sums]
 
     def breaches(self, number: int) -> list[str]:
@@ -159,7 +159,7 @@ class GateCheck(Observer):
         return {"weight_deviation": finite(float(self.sums[number].faults[0]))}
 
     def proofs(self, tally: Tally) -> dict[str, Proof]:
-        """Return whether every gate computes as it was read."""
+        """Return whether every gate computed what its recipe says."""
         violations = sum(int(gate.is_off()) for gate in self.sums)
         checked = sum(gate.forwards for gate in self.sums)
         return {"gate_as_read": tally.proof({"violations": violations}, checked=checked)}

@@ -1,4 +1,4 @@
-"""Lay out a layer's forward as the definitions take it, and define its combine weights."""
+"""Turn a layer's forward into the definitions' input, and define scores, weights and outputs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _groups(plan: ForwardPlan, method: Method, row_T: Array) -> tuple[Array, Arr
 
 
 def _is_misread(start: ForwardStart | None, is_counted_N: Array) -> bool:
-    """Return whether other tokens count than the caller's mask has in its last columns.
+    """Return whether the counted tokens differ from the last columns of the caller's mask.
 
     It needs neither the length of the cache nor what was read of the mask before. A mask that is
     longer than the cached and new tokens, of a static cache, is not read again.
@@ -97,7 +97,7 @@ def are_misgrouped(plan: ForwardPlan, method: Method, is_counted_N: Array) -> bo
 
 
 def image_tokens(start: ForwardStart) -> Array | None:
-    """Return a mask of the tokens of images in the flattened batch [N]; None if nothing tells.
+    """Return a mask of the image tokens of the flattened batch [N]; None if they cannot be told.
 
     They are told by the types of tokens, else by the ids that the configuration names. Generated
     tokens are text.
@@ -202,7 +202,7 @@ _SCORES: dict[str, Callable[[Array], Array]] = {
 
 
 def scores_off(tokens: RoutedTokens, gate: Gate, logit_TE: Array) -> int:
-    """Return how many scores and ranks that a decision is made by are not the recipe's.
+    """Return how many gate scores and ranking scores differ from the recipe's.
 
     Scores are computed anew in float64, of all experts. Those in float32 round the argument of an
     exponential, by at most twice the largest logit, the sum of E, and a few operations. A token
@@ -256,7 +256,7 @@ def _groups_off(tokens: RoutedTokens, gate: Gate, ranking_TE: Array, rounding_T1
 
 
 def outputs_off(event: LayerForward, row_P: Array) -> int:
-    """Return how many rows have another output than the sum of their pairs', each by itself.
+    """Return how many rows have another output than the sum of their pairs, computed one by one.
 
     Every pair is computed by the loop in the class of the experts, and the sum in float64. Of the
     kernels' rounding the same is allowed as on entry, relative to the largest sum of amounts.
@@ -308,7 +308,7 @@ def weights_off(
 def _combine_weights(
     tokens: RoutedTokens, gate: Gate, kept_TE: Array, renormalize: str
 ) -> tuple[Array, Array]:
-    """Return the weight of every pair [T, E], and a mask of those that are no router's own."""
+    """Return the weight of every pair [T, E], and a mask of those that the suite computes."""
     chosen_TE, router_TE = tokens.chosen_TE, tokens.router_weight_TE
     score_TE = tokens.score_TE.astype(np.float64)
     scale_E = np.full(tokens.n_experts, gate.scale)

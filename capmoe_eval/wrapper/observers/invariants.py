@@ -57,17 +57,17 @@ _COUNTED_ELSEWHERE = {"bound_holds": "violations", "pads_take_no_slot": "pad_slo
 
 
 def examination_seed(method: Method) -> int:
-    """Return the seed by which forwards are examined: a number of the method's identity."""
+    """Return the seed that selects the examined forwards, a hash of the method's identity."""
     identity = repr(method.identity()).encode()
     return int.from_bytes(hashlib.blake2b(identity, digest_size=4).digest())
 
 
 def is_examined(seed: int, number: int, layer: int = 0) -> bool:
-    """Return whether a layer is examined in a forward, the same in all processes.
+    """Return whether a layer is examined in a forward; all processes agree.
 
-    ``number`` counts the forwards under the method from 0. In the first forwards all layers are
-    examined, in the others each by a chance of its own, ``FIRST / number + 1 / EVERY``: no period
-    of faults escapes, at a cost that vanishes with the run's length.
+    ``number`` counts the forwards under the method from 0. The first forwards are examined in all
+    layers. Later, each layer is examined with the probability ``FIRST / number + 1 / EVERY``. The
+    draws are independent, so that periodic faults are met, too.
     """
     drawn = hashlib.blake2b(f"{seed}/{number}/{layer}".encode(), digest_size=6).digest()
     return int.from_bytes(drawn) / 2**48 < FIRST / max(number, 1) + 1 / EVERY
@@ -93,7 +93,7 @@ class _LayerFaults:
 
 
 class DefinitionCheck(Observer):
-    """Examines some layers of some forwards, chosen by a seed: compares them with the definition.
+    """Compares some layers of some forwards, selected by a seed, with the definition.
 
     Processes that share the model do so together.
     """
@@ -156,7 +156,7 @@ class DefinitionCheck(Observer):
         sums.faults.update(dict(zip(_FAULTS, totals, strict=True)))
 
     def count(self, name: str) -> int:
-        """Return the faults of all layers that are counted by a name of other observers."""
+        """Return the faults of an invariant that other observers check in every forward."""
         fault = next((fault for fault, of in _COUNTED_ELSEWHERE.items() if of == name), None)
         return 0 if fault is None else self._total(fault)
 
@@ -229,7 +229,7 @@ class DefinitionCheck(Observer):
         return part
 
     def _some_rows(self, event: LayerForward, is_counted_N: Array) -> Array:
-        """Return two counted rows: of those that were sent elsewhere, if any, and of all."""
+        """Return two rows at random: one whose experts were changed, if any was, and one of all."""
         index_NA, topk_NK = as_array(event.experts.index_NA), as_array(event.router.topk_NK)
         is_same_N = np.zeros(len(topk_NK), dtype=bool)
         if index_NA.shape == topk_NK.shape:
@@ -264,7 +264,7 @@ class DefinitionCheck(Observer):
 def _called(
     tokens: RoutedTokens, event: LayerForward, n_sequences: int, is_counted_N: Array
 ) -> _LayerPart:
-    """Return what the experts were called with, by token and expert, and the faults of its form."""
+    """Return the slots and weights that the experts got, by token and expert, and their faults."""
     n_experts, faults, experts = tokens.n_experts, Counter[str](), event.experts
     index_NA, weight_NA = as_array(experts.index_NA), as_array(experts.weight_NA.double())
     is_called_NA = (index_NA >= 0) & (index_NA < n_experts)

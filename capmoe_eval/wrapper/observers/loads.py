@@ -210,7 +210,7 @@ def _fills_slots(method: Method) -> bool:
 
 
 def bound_faults(beyond: Tensor, overloaded: Tensor, dropped: Tensor) -> dict[str, Tensor]:
-    """Return what a forward broke of a bound, as sums of :data:`SCALARS`.
+    """Return a forward's faults against a bound, as sums of :data:`SCALARS`.
 
     Args:
         beyond: True for a bucket beyond its bound.

@@ -90,7 +90,7 @@ class Modalities(CountingObserver):
         return {"modalities": modalities}
 
     def proofs(self, tally: Tally) -> dict[str, Proof]:
-        """Return whether the modality that is dropped first was."""
+        """Return whether the modality to be dropped first was dropped first."""
         if not self.has_images:
             return {}
         why = "no modality is dropped first" if self._method.modality not in _FIRST else None
@@ -105,7 +105,7 @@ class Modalities(CountingObserver):
 
 
 def _lost(event: LayerForward) -> Tensor:
-    """Return a mask [T, K] of the pairs that a token lost for others' sake."""
+    """Return a mask [T, K] of the pairs that a token lost to other tokens."""
     lost_TK = event.counts.lost_TK
     if event.method.max_k:  # a token with K pairs may have lost others for its own sake
         has_space_T = event.counts.called_TE.sum(dim=1) < event.layer.top_k
@@ -114,7 +114,7 @@ def _lost(event: LayerForward) -> Tensor:
 
 
 def by_band(count_CT: Tensor, image_T: Tensor, band_T: Tensor) -> Tensor:
-    """Return the sums [C, B] of whole numbers of the tokens of images."""
+    """Return the counts of image tokens by band [C, B]."""
     sum_CB = count_CT.new_zeros(len(count_CT), BANDS)
     return sum_CB.scatter_add_(1, band_T.expand_as(count_CT), count_CT * image_T)
 

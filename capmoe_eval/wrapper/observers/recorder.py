@@ -34,7 +34,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder(Observer):
-    """The choices of whole forwards until ``limit`` tokens are reached, in host memory.
+    """Keeps the routing of whole forwards in host memory, until ``limit`` tokens are reached.
 
     Every forward is recorded, whether a capacity concerns it or not, and of it the tokens that
     count: no pads, and in decode steps no sequence whose answer is finished. A token takes 5 to 6
