@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Number
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -146,6 +146,8 @@ class FactorByLayer(CapacityFactor):
         return {"layer_gammas": [gamma_json(gamma) for gamma in self.gammas]}
 
 
+Gamma: TypeAlias = float | str | Sequence[float | str] | CapacityFactor
+"""What a user may write as γ, which :func:`parse_factor` reads."""
 _FORMS: list[type[CapacityFactor]] = [FactorByLayer]
 _Form = TypeVar("_Form", bound=type[CapacityFactor])
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from capmoe_eval.beside import check_installed
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.routing.factor import CapacityFactor, parse_factor
+from capmoe_eval.routing.factor import CapacityFactor, Gamma, parse_factor
 from capmoe_eval.routing.knobs import OMIT_DEFAULT, Count, says
 from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.registry import CONTIGUOUS, STOCK, TOKEN_DROP, method_class, placements
@@ -59,7 +59,7 @@ class OnRanks(Method):
 class Capped(OnRanks):
     """Knobs of the capacity C = γ·T·K/E."""
 
-    gamma: Any = None  # what parse_factor takes; a CapacityFactor after construction
+    gamma: Gamma | None = None  # as written; after construction the :attr:`factor`
     scope: Annotated[
         Literal["batch", "sequence"],
         Field(description="tokens that share a capacity: those of a rank, or of a sequence"),
@@ -80,8 +80,8 @@ class Capped(OnRanks):
     @property
     def factor(self) -> CapacityFactor:
         """The capacity factor γ."""
-        factor: CapacityFactor = self.gamma
-        return factor
+        assert isinstance(self.gamma, CapacityFactor)
+        return self.gamma
 
     @property
     def unit(self) -> str:

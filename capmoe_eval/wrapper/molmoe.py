@@ -531,7 +531,7 @@ def cut(
 
 
 def shifted(position_NI: Tensor, places: int) -> Tensor:
-    """Return positions moved back by ``places`` tokens; :data:`NOWHERE` stays."""
+    """Return positions, each ``places`` higher; :data:`NOWHERE` stays."""
     return torch.where(position_NI < 0, position_NI, position_NI + places)
 
 

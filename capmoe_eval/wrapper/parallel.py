@@ -58,7 +58,7 @@ def own_images(arguments: dict[str, Any], image_BS: Tensor | None, rows: slice) 
 
 
 def _own_pixels(arguments: dict[str, Any], before: list[int], n_tokens: int) -> None:
-    """Reduce the pixels to the images between two numbers of image tokens, of ``n_tokens`` in all."""
+    """Reduce the pixels to the images between two of the ``n_tokens`` image tokens."""
     pixels, grid_I3 = arguments["pixel_values"], arguments.get(_GRID)
     rows_I = pixels.new_ones(len(pixels)).long() if grid_I3 is None else grid_I3.prod(dim=1)
     starts = [0, *rows_I.cumsum(dim=0).tolist()]  # the first row of each image

@@ -1,15 +1,20 @@
-"""The context manager: masks, decode steps, weights, statistics, entering."""
+"""The context manager: masks, calls, decode steps, statistics, γ by layer."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper import hook
+from capmoe_eval.wrapper.call import cached_positions, check_unpacked
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import ROUNDING, batch, called, logits, make
@@ -167,3 +172,155 @@ def test_nesting_is_refused_and_leaves_the_outer_block_alone() -> None:
             pass
         assert torch.equal(expected, logits(model))
     assert meter.forwards == 2
+
+
+# A forward's call tells how many positions are cached, and that a row is one sequence.
+
+
+STATES = torch.zeros(1, 2, 5, 4)  # of 5 positions
+
+
+def filled(cache: Cache | None = None) -> Cache:
+    cache = DynamicCache() if cache is None else cache
+    cache.update(STATES, STATES, 0)
+    return cache
+
+
+class OfAnother:
+    """A cache of a model's own code."""
+
+    def __init__(self, n_positions: int) -> None:
+        self._n_positions = n_positions
+
+    def get_seq_length(self) -> int:
+        return self._n_positions
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values", "cache_params", "of_a_later_version"])
+@pytest.mark.parametrize(
+    "make_cache",
+    [
+        filled,
+        lambda: EncoderDecoderCache(filled(), DynamicCache()),
+        lambda: filled(StaticCache(config=make("olmoe").config, max_cache_len=9)),
+    ],
+)
+def test_a_cache_is_known_by_its_type(name: str, make_cache: Callable[[], Cache]) -> None:
+    arguments = {"input_ids": batch(), "use_cache": True, name: make_cache()}
+    assert cached_positions(arguments) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"past_key_values": ((STATES, STATES),)}, r"past_key_values: .*\(tuple\), so that"),
+        ({"layer_past": [(STATES, STATES)]}, r"layer_past: .*\(list\)"),
+        ({"memory": OfAnother(3)}, r"memory: is a filled cache .*\(OfAnother\)"),
+        ({"cache": object()}, r"cache: is a filled cache .*\(object\)"),
+        (
+            {"cache": filled(), "other": filled(filled())},
+            "cache, other: are caches of 5, 10 positions.*pass one",
+        ),
+    ],
+)
+def test_a_filled_cache_that_cannot_be_read_is_refused(arguments: Any, line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        cached_positions(arguments)
+
+
+IMAGE = [[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]]  # time, height and width
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        torch.arange(6)[None],
+        torch.arange(6)[None] + 7,  # behind a cache
+        torch.arange(6),
+        torch.tensor([[3], [9]]),  # a decode step
+        torch.tensor(IMAGE)[:, None],
+        None,
+    ],
+)
+def test_a_row_that_is_one_sequence_is_taken(positions: Tensor | None) -> None:
+    check_unpacked(positions, None)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]]),
+        torch.tensor([[0, 0, 0]]),
+        torch.tensor([[0, 1, 5, 6]]),  # transformers begins another sequence here, too
+        torch.tensor([[0, 1, 2, 0, 1]]).expand(3, 1, 5),
+    ],
+)
+def test_a_row_of_several_sequences_is_refused(positions: Tensor) -> None:
+    with pytest.raises(UsageError, match=r"position_ids: .* attention_mask"):
+        check_unpacked(positions, None)
+
+
+def test_left_pads_are_no_sequences() -> None:
+    positions, real = torch.tensor([[1, 1, 1, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    check_unpacked(positions, real)
+    model = make("olmoe")
+    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad():
+        model(batch(0, 1, 6), attention_mask=real, position_ids=positions)
+        with meter.real_tokens(real):
+            model(batch(0, 1, 6), position_ids=positions)
+    assert meter.summary()["tokens"] == 6
+
+
+# Bounds, proofs and records follow each layer's own γ.
+
+
+MASK_BS = torch.arange(12) < torch.tensor([[12], [7], [12], [9]])
+
+
+def test_each_layer_follows_its_own_gamma() -> None:
+    model, loads = make("olmoe"), {}
+    for key, factors in {
+        "both": {"layer_gammas": (0.5, 1.5)},
+        "low": {"gamma": 0.5},
+        "open": {"layer_gammas": (math.inf, 0.5)},
+    }.items():
+        with capacity_aware(model, "score", **factors) as meter:
+            logits(model, attention_mask=MASK_BS)
+            logits(model, batch().flip(1), attention_mask=MASK_BS.flip(1))
+        loads[key] = meter.report()
+        assert loads[key]["proofs"]["bound_holds"]["passed"]
+    first, second = loads["both"]["layers"]
+    assert [first["gamma"], second["gamma"]] == [0.5, 1.5]
+    assert first["effective_gamma"] < 0.7
+    assert second["effective_gamma"] > 1.4
+    assert first | {"gamma": None} == loads["low"]["layers"][0] | {"gamma": None}
+    assert second != loads["low"]["layers"][1], "the layer's own γ changes nothing"
+    assert 0 < loads["both"]["summary"]["effective_gamma"] < 1.5
+    unbounded = loads["open"]["layers"][0]
+    assert (unbounded["gamma"], unbounded["dropped"]) == ("inf", 0)
+    assert loads["open"]["layers"][1]["dropped"]
+
+
+def test_the_invariant_is_held_against_the_layers_own_capacity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Layer 1 is decided at layer 0's larger γ."""
+    model, decide, loose = make("olmoe"), hook.decide, create_method("score", 1.5)
+    with capacity_aware(model, "score", layer_gammas=(1.5, 0.5)) as meter:
+        monkeypatch.setattr(
+            hook, "decide", lambda scores, _, groups, **more: decide(scores, loose, groups, **more)
+        )
+        with pytest.raises(EnforcementError, match=r"enforced: model\.layers\.1\.\S+: bound_holds"):
+            logits(model, attention_mask=MASK_BS)
+    assert meter.report()["layers"][0]["violations"] == 0
+
+
+def test_equal_factors_are_one() -> None:
+    assert create_method("score", layer_gammas=[1, 1.0]) == create_method("score", 1.0)
+    assert create_method("score", layer_gammas=(math.inf, math.inf)) == create_method("baseline")
+    several = create_method("score", layer_gammas=[1, math.inf], ep_size=2)
+    identity = several.identity()
+    assert identity.pop("method") == "score"
+    assert identity["layer_gammas"] == [1.0, "inf"]
+    assert create_method("score", **identity) == several
+    assert several.of_layer(1).ep_size == 2, "a layer without a capacity has the groups of others"

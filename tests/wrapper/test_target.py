@@ -16,7 +16,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.architectures import build
 from tests.wrapper.models import batch, counted, make
-from tests.wrapper.test_following import Adapter, Parent
+from tests.wrapper.test_generation import Adapter, Parent
 
 
 class ExpertsAdapter(nn.Module):

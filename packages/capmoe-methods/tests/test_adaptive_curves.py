@@ -10,7 +10,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.session import capacity_aware, routed
 from tests.wrapper.models import batch, make
-from tests.wrapper.test_layer_gammas import MASK_BS
+from tests.wrapper.test_session import MASK_BS
 
 from capmoe_methods.adaptive_gamma.calibration import Curves
 

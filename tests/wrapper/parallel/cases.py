@@ -22,7 +22,7 @@ WITH_IMAGES = ("llava", "qwen3_vl_moe")
 FAMILIES = (*TINY_FAMILIES, *WITH_IMAGES)
 VOCABULARY = 97
 ROUNDING = {"rtol": 0.0, "atol": 3e-4}
-"""By how much two computations of a model's logits may differ (``test_rounding.py``)."""
+"""By how much two computations of a model's logits may differ (``test_families.py``)."""
 _DEVICE = {"granularity": "device"}
 
 
