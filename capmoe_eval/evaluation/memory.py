@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.wrapper.call import caches
+from capmoe_eval.wrapper.plan import caches
 
 
 def weights_bytes(model: ModelId) -> int:

@@ -37,7 +37,7 @@ def _same(count: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What a decision knows of its layer and forward, on the device of the scores."""
+    """A layer and a forward for a decision, on the device of the scores."""
 
     limit_G: Tensor | None = None  # C of a unit in each group; None without a capacity
     random_TE: Tensor | None = None  # of a method that draws numbers

@@ -23,14 +23,21 @@ from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups
-from capmoe_eval.wrapper.call import cached_positions, check_unpacked, read_call
 from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
 from capmoe_eval.wrapper.gates import RouterOutput
 from capmoe_eval.wrapper.generation import Decoding, Generation
 from capmoe_eval.wrapper.kernel import experts_call, kept_pairs_kernel
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart, ImageFinder, new_columns
+from capmoe_eval.wrapper.plan import (
+    ForwardPlan,
+    ForwardStart,
+    ImageFinder,
+    cached_positions,
+    check_unpacked,
+    new_columns,
+    read_call,
+)
 from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots of a token, E experts,

@@ -16,10 +16,9 @@ from transformers.generation.utils import _slice_mm_encoder_output as rows_of_fe
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.wrapper.call import caches, read_call
 from capmoe_eval.wrapper.dispatch import IMPLEMENTATION
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.plan import ImageFinder
+from capmoe_eval.wrapper.plan import ImageFinder, caches, read_call
 from capmoe_eval.wrapper.ranks import ALONE, World, own_rows, ranks_in
 
 # Shape suffixes: B sequences, S positions, I images.

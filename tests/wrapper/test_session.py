@@ -14,8 +14,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper import hook
-from capmoe_eval.wrapper.call import cached_positions, check_unpacked
-from capmoe_eval.wrapper.plan import GAMMA_GRID
+from capmoe_eval.wrapper.plan import GAMMA_GRID, cached_positions, check_unpacked
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import ROUNDING, batch, called, logits, make
 
