@@ -26,9 +26,9 @@ def test_the_installed_version_has_every_part(library: Library) -> None:
 @pytest.mark.parametrize(
     ("part", "line"),
     [
-        (("json", "no_such", ()), "there is no json.no_such"),
+        (("json.decoder", "gone", ()), "there is no json.decoder.gone"),
         (("json.none", "dumps", ()), "there is no json.none.dumps"),
-        (("json", "JSONEncoder().gone", ()), "there is no json.JSONEncoder().gone"),
+        (("json.decoder", "JSONDecoder().gone", ()), "there is no json.decoder.JSONDecoder().gone"),
         (("json", "dumps", ("obj", "gone")), "dumps has no parameter gone"),
     ],
 )
