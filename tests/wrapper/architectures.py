@@ -22,7 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.gates import GateRecipe
-from capmoe_eval.wrapper.layers import expected_moe_layers, find_moe_layers
+from capmoe_eval.wrapper.layers import announced_layers, expected_moe_layers, find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 
 VOCABULARY = 97
@@ -275,8 +275,14 @@ class Finding:
     family: str  # its name in transformers
     model: str  # the class that was built
     announced: int | None  # MoE layers that the small configuration announces
+    built: int  # experts modules of the model
     recipes: tuple[GateRecipe, ...] = ()  # how its gates work, if they are understood; mostly one
     refused: str = ""  # the reason, or nothing
+
+    @property
+    def words(self) -> str:
+        """What the document says of it."""
+        return self.refused or "; ".join(map(_words, self.recipes))
 
 
 @functools.cache
@@ -291,7 +297,8 @@ def examine(family: str) -> Finding:
         model = build(family)
         tokens = torch.randint(3, VOCABULARY, (4, 12))
     config: Any = model.config
-    finding = Finding(family, type(model).__name__, expected_moe_layers(config))
+    name, built = type(model).__name__, count_experts(model)
+    finding = Finding(family, name, expected_moe_layers(config), built)
     before = _logits(model, tokens)
     try:
         with capacity_aware(model, "score", gamma=1.0) as meter:
@@ -306,7 +313,10 @@ def examine(family: str) -> Finding:
     assert bool(inside.isfinite().all())
     assert not torch.allclose(before, inside, atol=1e-5)
     assert torch.equal(before, _logits(model, tokens))
-    recipes = dict.fromkeys(layer.gate.recipe for layer in find_moe_layers(model))
+    layers = find_moe_layers(model)
+    announced = announced_layers(config)
+    assert announced in (None, (built, layers[0].n_experts, layers[0].top_k))
+    recipes = dict.fromkeys(layer.gate.recipe for layer in layers)
     return dataclasses.replace(finding, recipes=tuple(recipes))
 
 
@@ -316,30 +326,35 @@ def _logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def documented() -> tuple[str, ...]:
-    """Return the families of the locked version; a newer one may have others, too."""
-    if transformers.__version__ == LOCKED:
-        return families()
-    rows = re.findall(r"^(?:\| [^`|]+ \| .*|- `\w+` \()", DOCUMENT.read_text(), re.MULTILINE)
-    return tuple(sorted(re.findall(r"`(\w+)`", "".join(rows))))
+def documented() -> dict[str, str]:
+    """Return what the document says of each family of the locked version: its gate, or why not."""
+    text = DOCUMENT.read_text()
+    rows = re.findall(r"^\| ([^`|]+) \| (`.*`) \|$", text, re.MULTILINE)
+    gates = {name: gate for gate, names in rows for name in re.findall(r"`(\w+)`", names)}
+    return gates | dict(re.findall(r"^- `(\w+)` \(`\w+`\): (.*)$", text, re.MULTILINE))
+
+
+def head(supported: int, n_families: int) -> str:
+    """Return the beginning of the document."""
+    return _HEAD.format(supported=supported, all=n_families, version=LOCKED)
 
 
 def document() -> str:
     """Return ``docs/reference/models.md``."""
     from tests.wrapper.images import with_images
 
-    findings = [examine(family) for family in documented()]
+    findings = [examine(family) for family in families()]
     supported = [finding for finding in findings if not finding.refused]
-    head = _HEAD.format(supported=len(supported), all=len(findings), version=LOCKED)
     names: dict[str, list[str]] = {}
     for of in supported:
-        names.setdefault("; ".join(map(_words, of.recipes)), []).append(f"`{of.family}`")
+        names.setdefault(of.words, []).append(f"`{of.family}`")
     rows = sorted(names.items(), key=lambda row: -len(row[1]))
     gates = _TABLE + "".join(f"| {gate} | {', '.join(same)} |\n" for gate, same in rows)
     refusals = "".join(
         f"- `{of.family}` (`{of.model}`): {of.refused}\n" for of in findings if of.refused
     )
-    return f"{head}{gates}\n{with_images(LOCKED)}\n\n## Refused\n\n{refusals}"
+    begin = head(len(supported), len(findings))
+    return f"{begin}{gates}\n{with_images(LOCKED)}\n\n## Refused\n\n{refusals}"
 
 
 _HEAD = """\

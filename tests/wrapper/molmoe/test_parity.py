@@ -138,22 +138,6 @@ def test_a_continuation_by_the_cache_has_the_remote_logits(
     assert_close(continued(model, inputs), remote, allowed)
 
 
-def test_generate_gives_what_forwards_without_a_cache_give(model: Any, processor: Any) -> None:
-    inputs = asked(processor, "alone")
-    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
-    results = model.generate(**inputs, **settings)[0, -4:].tolist()
-    words: list[int] = []
-    for _ in range(4):
-        word = torch.tensor([words], dtype=torch.long)
-        grown = {
-            **inputs,
-            "input_ids": torch.cat([inputs["input_ids"], word], dim=1),
-            "attention_mask": torch.cat([inputs["attention_mask"], torch.ones_like(word)], dim=1),
-        }
-        words.append(int(model(**grown).logits[0, -1].argmax()))
-    assert results == words
-
-
 def test_in_bfloat16_a_pixel_that_becomes_minus_one_blanks_nothing(
     directory: Path, model: Any, processor: Any
 ) -> None:

@@ -187,24 +187,10 @@ def faults_are_refused_when_examined(
             assert not is_examined(seed, number, layer), f"{mutation.name}: forward {number}"
 
 
-KINDS = {
-    "mask": ("new_columns", "_ForwardHooks._mask"),
-    "groups, capacities": ("group_tokens", "capacity", "base_capacity", "Method.limits"),
-    "gate scores": ("Gate.scores",),
-    "weights, slots": ("hook.combine", "LayerHook.sent"),
-    "kernel": ("kernel.combine", "kernel.stock_experts"),
-}
-"""The functions that the mutations of a kind change; those of others are of the decision."""
-
-
-def kind_of(mutation: Mutation) -> str:
-    return next((kind for kind, of in KINDS.items() if mutation.target in of), "decision")
-
-
 def print_numbers(
     settings: Mapping[str, Setting], mutations: Sequence[Mutation], long: Collection[str]
 ) -> None:
-    """Print how many wrong decisions are refused, by method, and in long runs by kind."""
+    """Print how many wrong decisions are refused, by method, and in long runs by scope."""
     total = 0
     for method, setting in settings.items():
         names = survey(setting, mutations)
@@ -214,15 +200,13 @@ def print_numbers(
     print(f"all methods: {total} are refused")
     print(f"runs of {MOST} forwards, {', '.join(long)}:")
     for scope in SCOPES:
-        counts = Counter[tuple[str, bool]]()  # by kind, and whether it is refused
+        refused: list[bool] = []  # of each fault that changes a run
         for setting in map(settings.__getitem__, long):
             for mutation in representatives(setting, tuple(mutations)):
                 mutated, differences = mutated_run(mutation, setting, scope, MOST)
                 if differences or mutated.refused_by:
-                    counts[kind_of(mutation), bool(mutated.refused_by)] += 1
-        for kind in sorted({kind for kind, _ in counts}):
-            refused = counts[kind, True]
-            print(f"{scope}: {kind}: {refused} of {refused + counts[kind, False]} are refused")
+                    refused.append(bool(mutated.refused_by))
+        print(f"{scope}: {sum(refused)} of {len(refused)} are refused")
 
 
 if __name__ == "__main__":
