@@ -125,19 +125,20 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             f"model={model_name}: the experts of {name} ({type(experts).__name__}) have kernels of "
             f"their own, which know of no dropped pairs; {_DEQUANTISE}"
         )
-    for module in (parent, experts):
-        if (kernel := _replacement(module)) is not None:
-            raise UsageError(
-                f"model={model_name}: {kernel} replaces the forward of {name} "
-                f"({type(module).__name__}), and calls no router or experts that a capacity could "
-                "bound; load the model without use_kernels and kernel_config"
-            )
     ranks: Ranks = getattr(experts, EXPERTS_RANKS, ALONE)
     if getattr(experts, "_is_expert_parallel", False) and ranks is ALONE:
         raise UsageError(
             f"model={model_name}: its experts are spread over processes by another implementation; "
             'load it with ep_implementation="capmoe", which drops before it sends'
         )
+    # Expert parallelism replaces the forward of the experts, too.
+    for module in (parent, experts) if ranks is ALONE else (parent,):
+        if (kernel := _replacement(module)) is not None:
+            raise UsageError(
+                f"model={model_name}: {kernel} replaces the forward of {name} "
+                f"({type(module).__name__}), and calls no router or experts that a capacity could "
+                "bound; load the model without use_kernels and kernel_config"
+            )
     n_experts = int(experts.num_experts) * ranks.size  # type: ignore[arg-type]
     if getattr(parent, "base_layer", None) is experts:  # as peft's adapters name what they wrap
         raise UsageError(
