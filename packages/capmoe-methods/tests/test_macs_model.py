@@ -81,7 +81,7 @@ def test_the_meter_weighs_what_the_experts_are_called_with() -> None:
     group = groups.group_T.tolist()
     weight = of_images = beyond = 0.0
     top_k = meter.layers[0].top_k
-    for layer, called, bias in zip(hidden, computed, modalities(model), strict=True):
+    for layer, (called, _), bias in zip(hidden, computed, modalities(model), strict=True):
         own = weights_by_loops(layer.flatten(0, -2)[rows].double().tolist(), image, group, 2.0)
         weight += sum(own)
         of_images += sum(w for w, of_image in zip(own, image, strict=True) if of_image)
