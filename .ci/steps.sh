@@ -89,12 +89,17 @@ wheel() {
   ln -s "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/* "$suite"
   rm "$suite"/capmoe_methods-* "$suite"/capmoe_serve-* "$suite"/capmoe_zoo-* "$suite"/capmoe_benchmarks-*
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/dist" .
+  .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/records" packages/capmoe-records
   python3 -m venv "$work/other"
   "$work/other/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/dist/*.whl
   mkdir "$work/elsewhere"
   cd "$work/elsewhere"
   PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval run --help model | grep -q tiny_olmoe
   PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval gamma=1.0 method=score tasks=obqa limit=2
+  "$work/other/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/records/*.whl
+  PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval table table2 --out "$work/rendered" > /dev/null
+  (cd "$work/checkout" && .venv/bin/capmoe-eval table table2 --out "$work/expected" > /dev/null)
+  diff "$work/expected/zoo/table2.csv" "$work/rendered/zoo/table2.csv"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval method=oea k0=1 2> "$work/refused"
   grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval train olmoe 2> "$work/refused"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -91,10 +92,21 @@ class Reader:
 def directories(root: Path) -> tuple[Path, ...]:
     """Return the directories that are read for a results directory: itself, then the shipped one.
 
-    ``results/local-zoo`` has ``results/zoo`` beside it; every other directory stands alone.
+    ``results/local-zoo`` has ``results/zoo`` beside it, or that of the package ``capmoe-records``;
+    every other directory stands alone.
     """
     name = root.name.removeprefix(LOCAL)
-    return (root,) if name in ("", root.name) else (root, root.with_name(name))
+    if name in ("", root.name):
+        return (root,)
+    beside = root.with_name(name)
+    return root, beside if beside.is_dir() else _installed(name) or beside
+
+
+def _installed(name: str) -> Path | None:
+    """Return a directory of records of the package ``capmoe-records``; None if there is none."""
+    package = find_spec("capmoe_records")
+    places = [] if package is None else package.submodule_search_locations or []
+    return next((place for folder in places if (place := Path(folder) / name).is_dir()), None)
 
 
 def stored(root: Path, path: Path) -> tuple[Path, Path] | None:

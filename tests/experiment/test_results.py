@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,23 @@ def test_own_results_are_read_with_the_shipped(both: tuple[Path, Path]) -> None:
     assert sorted(whole["method"]) == ["baseline", "expert_drop", "random"]
     assert load_frame(mine).equals(whole)
     assert len(load_frame(shipped)) == 2
+
+
+def test_where_none_lie_beside_the_records_of_an_installed_package_are_read(
+    both: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped, mine = both
+    package = tmp_path / "site" / "capmoe_records"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(package.parent)
+    shutil.copytree(shipped, package / "zoo")
+    assert directories(mine) == (mine, shipped)
+    shutil.rmtree(shipped)
+    assert directories(mine) == (mine, package / "zoo")
+    assert sorted(load_frame(mine)["method"]) == ["baseline", "expert_drop", "random"]
+    assert directories(mine.with_name("local-tiny"))[1] == mine.with_name("tiny")
+    assert directories(mine.with_name("mine")) == (mine.with_name("mine"),)
 
 
 def values_of(identity: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
