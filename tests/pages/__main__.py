@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from capmoe_eval.report.figures.write import images_of
 from tests import bill_of_materials
 from tests.pages import ROOT, fill, glance, pages, present, rehearsal
-from tests.pages.blocks import BLOCKS
+from tests.pages.blocks import BLOCKS, PICTURES
 
 
 def main() -> None:
     """Write the pages that differ, and name them."""
     whole = {module.DOCUMENT: module.text() for module in (bill_of_materials, rehearsal)}
     texts = {name: BLOCKS[name]() for name in present()}
-    image = glance.image()
-    if not glance.PICTURE.exists() or glance.PICTURE.read_bytes() != image:
-        glance.PICTURE.write_bytes(image)
-        print(f"written: {glance.PICTURE.relative_to(ROOT)}")
+    for path, picture in PICTURES.items():
+        image = images_of(picture, ["svg"])["svg"]
+        if not path.exists() or path.read_bytes() != image:
+            path.write_bytes(image)
+            print(f"written: {path.relative_to(ROOT)}")
     named = glance.sources().to_json()
     if not glance.RECORDS.exists() or glance.RECORDS.read_text(encoding="utf-8") != named:
         glance.RECORDS.write_text(named, encoding="utf-8")

@@ -75,9 +75,13 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "protocol-commands": protocol.commands,
     "protocol-outcomes": protocol.outcomes,
     "protocol-deviations": protocol.deviations,
+    "real-caption": real.caption,
     "real-dev": real.dev_scores,
     "real-verdicts": real.verdicts,
     "real-text": real.text_scores,
     "real-tasks": real.task_scores,
     "real-progress": real.progress,
 }
+
+PICTURES: Final = {glance.PICTURE: glance.picture, real.PICTURE: real.picture}
+"""Every picture of README and docs that is drawn from records, and what draws it."""

@@ -11,7 +11,6 @@ from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.statistics import Effect, by_family
 from capmoe_eval.paper.trainings import dev_losses
 from capmoe_eval.report.figures import drawing as d
-from capmoe_eval.report.figures.write import images_of
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords, by_file
 from capmoe_eval.report.templates import shown
 from capmoe_eval.results.frames import results_of
@@ -115,11 +114,6 @@ def _source(*labels: str) -> str:
     """Return where the records of effects that stand below each other are named, from docs/."""
     lines = [f"L{sources().lines()['at a glance', label]}" for label in labels]
     return f"pictures/{RECORDS.name}#{'-'.join(lines)}"
-
-
-def image() -> bytes:
-    """Return the picture as SVG."""
-    return images_of(picture, ["svg"])["svg"]
 
 
 def caption() -> str:

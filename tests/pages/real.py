@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import pandas as pd
+
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import metric_title
 from capmoe_eval.paper.contrasts import Contrast
@@ -19,14 +21,16 @@ from capmoe_eval.paper.evidence import Side
 from capmoe_eval.paper.pairing import shares
 from capmoe_eval.paper.printed import find_row
 from capmoe_eval.paper.statistics import Effect, holm, pair_cells, pooled
+from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.templates import shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
-from tests.pages import ROOT, paragraph, signed, table
+from tests.pages import DOCS, ROOT, paragraph, signed, table
 from tests.pages.protocol import primary, protocol
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from matplotlib.figure import Figure
 
+PICTURE: Final = DOCS / "pictures" / "real_text.svg"
 TEXT: Final = "passages_512"
 BITS: Final = "bits_per_byte"
 _TOP_K: Final = 12
@@ -199,6 +203,78 @@ def text_scores() -> str:
             )
     head = ("setting", "tokens", "bits per byte", "change [95 %]", "dropped, %", "peak before")
     return table((*head, "peak after"), rows)
+
+
+def _costs() -> pd.DataFrame:
+    """Return a row for each setting of the shortest documents: its change in bits, and its peaks.
+
+    They are in the order of their changes.
+    """
+    rows = []
+    for side, _ in _sides():
+        cells, effect = cells_of(side, TEXT), effect_of(side, _BASELINE, TEXT)
+        if side == _BASELINE or cells.empty or effect.points is None:
+            continue
+        low, high = effect.interval()
+        row = {
+            "setting": str(side).replace(" γ=", ", γ="),
+            "bits": effect.points / 100,
+            "bits_low": low / 100,
+            "bits_high": high / 100,
+            "before": cells["peak_before"].mean(),
+            "after": cells["peak_after"].mean(),
+            "gamma": side.gamma,
+            "method": side.method,
+            "dropped": cells["drop_rate"].mean(),
+        }
+        rows.append(row)
+    return pd.DataFrame(rows).sort_values("bits", ascending=False, ignore_index=True)
+
+
+def picture() -> Figure:
+    """Return what each setting costs on real text, and the peak that it leaves."""
+    rows = _costs()
+    places = list(range(len(rows)))
+    canvas, ((cost, gain),) = d.canvas(0.9 + 0.22 * len(rows), 1, 2, sharey=True)
+    look = d.line_look(0, linestyle="", markersize=3.5)
+    cost.errorbar(rows["bits"], places, xerr=d.whiskers(rows, "bits"), capsize=1.5, **look)
+    d.rule(cost, 0, is_upright=True)
+    cost.set_yticks(places, rows["setting"])
+    cost.set_ylim(-0.5, len(rows) - 0.5)
+    cost.set_xlabel("bits per byte, change")
+    cost.set_title("What it costs", loc="left", fontweight="bold")
+    gain.hlines(places, rows["after"], rows["before"], color=d.GREY, linewidth=1)
+    gain.plot(rows["before"], places, **look | {"color": d.GREY}, label="before drops")
+    gain.plot(rows["after"], places, **look, label="after")
+    d.rule(gain, 1, is_upright=True)
+    gain.set_xlim(left=0)
+    gain.set_xlabel("fullest expert / mean load")
+    gain.set_title("What it gives", loc="left", fontweight="bold")
+    d.legend(canvas)
+    return canvas
+
+
+def caption() -> str:
+    """Return the sentences below the picture: Token Drop beside the others at γ=1."""
+    rows = _costs()
+    rows = rows[rows["gamma"] == 1.0].set_index("method")
+    score = rows.loc["score"]
+    change = signed(score["bits"], score["bits_low"], score["bits_high"], 4)
+    others = [
+        f"{metric_title(str(name))} by {shown(bits, '{:+.4f}')}"
+        for name, bits in rows["bits"].sort_values().items()
+        if name != "score"
+    ]
+    cells = cells_of(_BASELINE, TEXT)
+    return paragraph(
+        f"*SmolLM2-135M-Instruct, whose neurons were divided into experts, on {cells['n'].iloc[0]} "
+        f"passages of Wikipedia: {cells['value'].iloc[0]:.3f} bits per byte without a capacity. At "
+        f"γ=1 {100 * score['dropped']:.0f} % of the (token, expert) pairs are dropped, and the "
+        f"fullest expert falls from {score['before']:.1f} to {score['after']:.1f} times the mean "
+        f"load. Token Drop changes the bits per byte by {change}, {', '.join(others)}. Whiskers: "
+        "95 % intervals over passages. One model of one size, not by its authors: [what was "
+        "asked, and what is missing](docs/explanation/real_text.md).*"
+    )
 
 
 def task_scores() -> str:

@@ -12,7 +12,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.pages import ROOT, glance, pages
+from capmoe_eval.report.figures.write import images_of
+from tests.pages import ROOT, pages
+from tests.pages.blocks import PICTURES
 
 MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -62,8 +64,10 @@ def test_every_file_of_the_repository_that_a_page_names_is_there(path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_picture_is_that_of_the_records() -> None:
-    assert glance.PICTURE.read_bytes() == glance.image(), "`make pages` draws it anew"
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_a_picture_is_that_of_the_records(path: Path) -> None:
+    image = images_of(PICTURES[path], ["svg"])["svg"]
+    assert path.read_bytes() == image, "`make pages` draws it anew"
 
 
 @pytest.fixture(scope="module")
