@@ -18,7 +18,7 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import read_results
+from capmoe_eval.experiment.results import directories, read_results
 from capmoe_eval.results.frames import IDENTITY, load_frame
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
