@@ -37,7 +37,7 @@ from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.record import SCHEMA, Record
-from capmoe_eval.experiment.record_part import Answers, Calibrated, TaskAnswers
+from capmoe_eval.experiment.record_part import Calibrated
 from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.experiment.trace_file import write_npz
 from capmoe_eval.routing.method import Method
@@ -144,10 +144,8 @@ def evaluate(
         "digest": cell.digest,
         "value": value,
         "stderr": stderr,
-        "n": sum(len(part.correct) for part in documents.values()),
-        "documents": {
-            name: part.model_dump(exclude_unset=True) for name, part in documents.items()
-        },
+        "n": sum(len(part["correct"]) for part in documents.values()),
+        "documents": documents,
         "truncated": {
             "documents": len(lm.truncated),
             "tokens": max(lm.truncated.values(), default=0),
@@ -335,14 +333,14 @@ def _documents(
     tasks: dict[str, Any],
     samples: dict[str, list[dict[str, Any]]],
     batches: dict[Document, int],
-) -> TaskAnswers:
-    """Return the answers of each subtask; UsageError where there is none.
+) -> dict[str, dict[str, Any]]:
+    """Return the answers of each subtask as a record has them; UsageError where there is none.
 
     Of a task with images they say which documents share one, and which each metric is of; of bits
-    per byte they say the bytes. Only
-    answers with the same hash over their documents may be paired document by document.
+    per byte they say the bytes. Only answers with the same hash over their documents may be paired
+    document by document.
     """
-    parts: dict[str, Answers] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for name, rows in sorted(samples.items()):
         chosen = [row for row in rows if row["filter"] == cell.task.filter]
         chosen.sort(key=lambda row: row["doc_id"])
@@ -350,7 +348,7 @@ def _documents(
         places = [(name, row["doc_id"]) for row in chosen]
         if not chosen:
             raise UsageError(f"task={cell.task.name}: no documents were evaluated")
-        scores = [row[cell.task.metric] for row in chosen]
+        scores: list[Any] = [row[cell.task.metric] for row in chosen]
         more: dict[str, Any] = {}
         if cell.task.images:
             more["images"] = _images(tasks[name], chosen)
@@ -358,12 +356,15 @@ def _documents(
         if cell.task.metric == BITS_PER_BYTE:
             more["bytes"] = [size for _, size in scores]
             scores = [-log_likelihood / (size * math.log(2)) for log_likelihood, size in scores]
-        parts[name] = Answers(
-            documents=hashlib.sha256(hashes.encode()).hexdigest()[:16],
-            correct=[float(score) for score in scores],
-            batches=[batches[place] for place in places] if batches.keys() >= set(places) else None,
+        is_known = batches.keys() >= set(places)
+        parts[name] = {
+            "documents": hashlib.sha256(hashes.encode()).hexdigest()[:16],
+            "correct": [
+                int(score) if float(score).is_integer() else float(score) for score in scores
+            ],
+            "batches": [batches[place] for place in places] if is_known else None,
             **more,
-        )
+        }
     return parts
 
 
