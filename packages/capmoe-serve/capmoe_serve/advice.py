@@ -1,27 +1,138 @@
-"""Recommend a setting under a budget, in a sentence, and say what is not known."""
+"""Recommend a way to serve by a budget, and say why."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from capmoe_eval.experiment.composition import options
-from capmoe_eval.experiment.names import gamma_text
-from capmoe_eval.experiment.record_part import Amount, Count, Positive, Share
+from capmoe_eval.experiment.names import gamma_suffix, gamma_text
+from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive, Share
 from pydantic import Field, model_validator
 
-from capmoe_serve.settings import (
-    AdvicePart,
-    Axis,
-    ServingSetting,
-    axis_of,
-    comparable,
-    cost,
-)
+from capmoe_serve.capacities import Granularity
 from capmoe_serve.trace import Trace
 
 _EQUAL = 1e-9  # speedups that are no different
+
+
+class AdvicePart(Part, extra="forbid"):
+    """A part of an advice; further fields are refused."""
+
+
+class Change(AdvicePart):
+    """The accuracy under a setting minus that of the unlimited model, on the same documents."""
+
+    effect: float  # points, tasks counting equally
+    low: float  # of its 95 % interval over documents
+    high: float
+    documents: Positive
+    tasks: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    drop_rate: Share  # of the pairs in the records, which have batches of their own
+
+    def __str__(self) -> str:
+        """Return the effect with its interval."""
+        return f"{self.effect:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
+
+
+class ServingSetting(AdvicePart):
+    """A way to serve, with its loads on a trace."""
+
+    kind: Literal["unchanged", "placement", "capacity"]
+    method: str
+    gamma: Amount | None = None
+    granularity: Granularity | None = None
+    placement: str | None = None  # that a capacity is on; None for the contiguous one
+    straggler: Amount
+    """Pairs of the fullest rank over a rank's mean before any drop, both summed over steps."""
+    speedup: Amount
+    """A bound for the expert step of a layer, never of the whole model."""
+    drop_rate: Share = 0.0  # of the router's pairs
+    pad_waste: Share | None = None  # of the slots of a fixed capacity
+    dropped_score: Share | None = None  # share of the gate scores; None where they are not known
+    extra: Amount = 0.0  # copies of experts in memory, in a layer
+    set_up: Amount = 0.0  # weights of experts sent once in a layer
+    change: Change | None = None  # None where no records have it, and where nothing is dropped
+    is_on_front: bool = False
+
+    @property
+    def is_lossless(self) -> bool:
+        """True if every pair is computed."""
+        return self.kind != "capacity"
+
+    @property
+    def bound(self) -> str:
+        """The capacity in words, such as ``γ=1.5 per expert``; empty without one."""
+        words = (
+            gamma_suffix(self.gamma, "γ="),
+            self.granularity and f"per {self.granularity}",
+            self.placement and f"on {self.placement}",
+        )
+        return " ".join(word for word in words if word)
+
+    @property
+    def title(self) -> str:
+        """Its name in a few words, such as ``score γ=1.5 per expert``."""
+        name = "contiguous placement" if self.kind == "unchanged" else self.method
+        return name if self.is_lossless else f"{name} {self.bound}"
+
+
+Axis = Literal["points", "scores", "pairs"]
+"""What a capacity costs, as far as it is known: points of accuracy, else the dropped share of the
+gate scores, else the dropped share of the pairs."""
+
+
+AXES: Final[dict[Axis, str]] = {
+    "points": "points of accuracy",
+    "scores": "the dropped share of the gate scores",
+    "pairs": "the dropped share of the pairs",
+}
+"""What each is counted in."""
+
+
+def axis_of(settings: Sequence[ServingSetting]) -> Axis:
+    """Return what is known of the cost of the settings."""
+    lossy = [setting for setting in settings if not setting.is_lossless]
+    if any(setting.change is not None for setting in lossy):
+        return "points"
+    return "scores" if any(setting.dropped_score is not None for setting in lossy) else "pairs"
+
+
+def cost(setting: ServingSetting, axis: Axis) -> float | None:
+    """Return what a setting costs on an axis, at least 0; None where that is not known.
+
+    An accuracy above the unlimited model's counts as no cost, not as a gain.
+    """
+    if setting.is_lossless:
+        return 0.0
+    if axis == "points":
+        return None if setting.change is None else max(0.0, -setting.change.effect)
+    return setting.dropped_score if axis == "scores" else setting.drop_rate
+
+
+def with_front(settings: Sequence[ServingSetting], axis: Axis) -> tuple[ServingSetting, ...]:
+    """Return the settings with those marked that no other beats in speedup and cost.
+
+    Settings of unknown cost are not on the front, nor what equals a setting without loss: a
+    capacity that drops nothing.
+    """
+    places = {
+        setting: (setting.speedup, -lost, setting.is_lossless)
+        for setting in settings
+        if (lost := cost(setting, axis)) is not None
+    }
+    front = {
+        setting
+        for setting, place in places.items()
+        if not any(
+            other[0] >= place[0] and other[1] >= place[1] and other > place
+            for other in places.values()
+        )
+    }
+    return tuple(
+        setting.model_copy(update={"is_on_front": setting in front}) for setting in settings
+    )
 
 
 class Budget(AdvicePart):
@@ -58,24 +169,28 @@ class Budget(AdvicePart):
         return setting.change is not None and setting.change.low >= -self.at_most_points
 
 
-class Advice(AdvicePart):
+class ServingDeployment(AdvicePart):
+    """The way in which a model is served."""
+
+    ranks: Positive
+    experts_per_rank: Positive | None = None  # with copies; None for the fewest with a copy
+    link_share: Share = 0.0  # of the expert step's time
+    groups: Positive = 1  # of neighbouring experts, each of which EPLB keeps on one node
+    nodes: Positive = 1
+
+
+class Advice(ServingDeployment):
     """An advice: what was asked, every setting, the recommended one, and what is not known."""
 
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     source: str
     model: str | None
     n_experts: Positive
     top_k: Positive | None
     layers: Positive
-    ranks: Annotated[int, Field(ge=2)]
-    experts_per_rank: Positive
     steps: Positive
     decode_steps: Count | None = None  # None where a trace does not say
     assumed_steps: str | None = None  # how tokens were put into steps, where the trace does not say
-    link_share: Share
-    expert_bytes: Positive | None = None  # of the weights of one expert
-    groups: Positive = 1  # of neighbouring experts, each of which EPLB keeps on one node
-    nodes: Positive = 1
     budget: Budget
     axis: Axis
     settings: Annotated[tuple[ServingSetting, ...], Field(min_length=1, strict=False)]
@@ -100,14 +215,13 @@ class Advice(AdvicePart):
 def choose(settings: Sequence[ServingSetting], budget: Budget) -> ServingSetting | None:
     """Return the recommended setting, or None if none is known to keep the budget.
 
-    It is one of those that can be compared. Of equals it is the first.
-
-    If a speedup is asked, it is the setting that loses least. A setting without loss comes before
-    every capacity; of several the simplest does (:func:`_complexity`). Of capacities, those with a
-    measured loss come first. Among those whose interval reaches the smallest loss, it is the one
-    that drops least. If only a loss is allowed, it is the fastest.
+    If a speedup is asked, it is the setting that loses least, and of equals the first. A setting
+    without loss comes before every capacity; of several the one with the fewest copies does, and
+    before all that as it is served. Of capacities, those with a measured loss come first. Among
+    those whose interval reaches the smallest loss, it is the one that drops least. If only a loss
+    is allowed, it is the fastest.
     """
-    keeping = [setting for setting in comparable(settings) if budget.holds(setting)]
+    keeping = [setting for setting in settings if budget.holds(setting)]
     axis = axis_of(settings)
     if budget.at_least_speedup is None:
         return min(keeping, key=lambda s: (-s.speedup, *_by_loss(s, axis)), default=None)
@@ -122,7 +236,7 @@ def choose(settings: Sequence[ServingSetting], budget: Budget) -> ServingSetting
 def _by_loss(setting: ServingSetting, axis: Axis) -> tuple[float, ...]:
     """Return the key by which settings are ordered: the least is the one that loses least."""
     if setting.is_lossless:
-        return (0, *_complexity(setting))
+        return (0, setting.extra, setting.kind != "unchanged")
     lost = cost(setting, axis)
     if lost is not None:
         return (1, lost, -setting.speedup)
@@ -130,24 +244,19 @@ def _by_loss(setting: ServingSetting, axis: Axis) -> tuple[float, ...]:
     return (2, by_trace, -setting.speedup)
 
 
-def _complexity(setting: ServingSetting) -> tuple[float, bool, bool]:
-    """Return what a server needs: memory for copies, a plan (EPLB), a program per step (LPLB)."""
-    return setting.extra, setting.kind != "unchanged", setting.by_program
-
-
 def reason(settings: Sequence[ServingSetting], budget: Budget) -> str:
     """Return in one sentence why :func:`choose` recommends its setting, or none."""
-    chosen, compared = choose(settings, budget), comparable(settings)
-    lossless = (setting for setting in compared if setting.is_lossless)
+    chosen = choose(settings, budget)
+    lossless = (setting for setting in settings if setting.is_lossless)
     best = max(lossless, key=lambda setting: setting.speedup)
     if chosen is None:
-        return _none(compared, budget, best)
+        return _none(settings, budget, best)
     if not chosen.is_lossless:
         return (
             f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
             f"{settings[0].straggler:.2f} times the mean load, so that the expert step is at most "
             f"{chosen.speedup:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
-            f"{best.speedup:.2f}×.{_by_layer(chosen)}{_gentler(compared, chosen)}"
+            f"{best.speedup:.2f}×.{_gentler(settings, chosen)}"
         )
     if chosen.kind == "unchanged":
         return f"Nothing need change: as it is served, it keeps the budget ({budget})."
@@ -166,17 +275,11 @@ def _price(setting: ServingSetting) -> str:
     return f"{drops} and changes accuracy by {setting.change} points on {tasks}"
 
 
-def _by_layer(setting: ServingSetting) -> str:
-    if setting.layer_gammas is None:
-        return ""
-    return f" The γ of its layers: {', '.join(map(gamma_text, setting.layer_gammas))}."
-
-
-def _gentler(compared: Sequence[ServingSetting], chosen: ServingSetting) -> str:
+def _gentler(settings: Sequence[ServingSetting], chosen: ServingSetting) -> str:
     """Return in a sentence what drops least of as fast settings whose loss is not measured."""
     if chosen.change is None:
         return ""
-    unmeasured = [s for s in compared if s.kind == "capacity" and s.change is None]
+    unmeasured = [s for s in settings if s.kind == "capacity" and s.change is None]
     as_fast = [s for s in unmeasured if s.speedup >= chosen.speedup - _EQUAL]
     least = min(as_fast, key=lambda setting: (setting.drop_rate, setting.extra), default=chosen)
     if least.drop_rate >= chosen.drop_rate:
@@ -187,8 +290,8 @@ def _gentler(compared: Sequence[ServingSetting], chosen: ServingSetting) -> str:
     )
 
 
-def _none(compared: Sequence[ServingSetting], budget: Budget, best: ServingSetting) -> str:
-    capacities = [setting for setting in compared if not setting.is_lossless]
+def _none(settings: Sequence[ServingSetting], budget: Budget, best: ServingSetting) -> str:
+    capacities = [setting for setting in settings if not setting.is_lossless]
     fast = [s for s in capacities if s.speedup >= (budget.at_least_speedup or 0)]
     unmeasured = sum(setting.change is None for setting in fast)
     sentence = f"None: no setting is known to keep the budget ({budget})"

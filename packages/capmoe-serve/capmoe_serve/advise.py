@@ -5,33 +5,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import (
-    BYTES,
-    EXPERTS,
-    PATH,
-    POINTS,
-    POSITIVE,
-    SHARE,
-    Parser,
-)
+from capmoe_eval.experiment.arguments import EXPERTS, PATH, POINTS, POSITIVE, SHARE, Parser
 from capmoe_eval.experiment.files import check_writable, write_text
 
 from capmoe_serve.loads import add_trace_options
 from capmoe_serve.readers.formats import EXAMPLE, read_trace
-from capmoe_serve.status_lines import StatusLines
-from capmoe_serve.trace import in_known_steps
+from capmoe_serve.trace import in_known_steps, steps_in_words
 
 if TYPE_CHECKING:
-    from capmoe_serve.advice import Advice
+    from capmoe_serve.advice import Advice, ServingSetting
 
 JSON: Final = "advice.json"
-PAGE: Final = "advice.html"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,12 +31,16 @@ def main(arguments: Sequence[str]) -> None:
     def command() -> int:
         check_writable("--out", options.out)
         advice, files = _advised(options)
-        from capmoe_serve.page import text
+        texts = {JSON: advice.model_dump_json(indent=1) + "\n", **files}
+        from capmoe_serve.exports import SERVER_FILES
 
-        write(advice, files, options.out)
+        with writing("--out", options.out):
+            for name in SERVER_FILES:  # of an earlier advice
+                (options.out / name).unlink(missing_ok=True)
+            for name, content in texts.items():
+                write_text(options.out / name, content)
         print(text(advice))
-        names = (PAGE, JSON, *files)
-        print(f"\nwritten: {', '.join(str(options.out / name) for name in names)}")
+        print(f"\nwritten: {', '.join(str(options.out / name) for name in texts)}")
         return 0
 
     sys.exit(run_command(command))
@@ -56,8 +50,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="capmoe-eval advise",
         description="Compare dropping with lossless load balancing on the routing of a server, and "
-        "recommend a setting, or none. Writes a page, JSON, and the files that servers take. An "
-        "example: capmoe-eval advise example --ranks 8 --at-least-speedup 1.2",
+        "recommend a setting, or none. Writes JSON, and the files that servers take. An example: "
+        " capmoe-eval advise example --ranks 8 --at-least-speedup 1.2",
     )
     parser.add_argument(
         "source",
@@ -93,11 +87,6 @@ def _parser() -> Parser:
         default=0.0,
         help="share of the expert step's time that the link takes, from 0 to 1 (default: 0)",
     )
-    served.add_argument(
-        "--expert-bytes",
-        type=BYTES,
-        help="bytes of one expert's weights; with it the page says in MB what is sent",
-    )
     quality = parser.add_argument_group("accuracy")
     quality.add_argument("--results", type=PATH, help="results directory with records of the model")
     quality.add_argument("--model", help="name of the model there (default: the trace's)")
@@ -112,9 +101,8 @@ def _parser() -> Parser:
 
 
 def _advised(options: argparse.Namespace) -> tuple[Advice, dict[str, str]]:
-    from capmoe_serve.advice import Budget
-    from capmoe_serve.advising import ServingDeployment, advise_on_trace
-    from capmoe_serve.quality import Quality, read_records
+    from capmoe_serve.advice import Budget, ServingDeployment
+    from capmoe_serve.advising import Quality, advise_on_trace, read_records
     from capmoe_serve.summary import GAMMAS
 
     if options.at_most_points is None and options.at_least_speedup is None:
@@ -129,12 +117,11 @@ def _advised(options: argparse.Namespace) -> tuple[Advice, dict[str, str]]:
     if ranks is None:
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
     deployment = ServingDeployment(
-        ranks,
-        options.experts_per_rank,
-        options.link_share,
-        options.expert_bytes,
-        options.groups,
-        options.nodes,
+        ranks=ranks,
+        experts_per_rank=options.experts_per_rank,
+        link_share=options.link_share,
+        groups=options.groups,
+        nodes=options.nodes,
     )
     if options.model is not None:
         trace = dataclasses.replace(trace, model=options.model)
@@ -152,23 +139,66 @@ def _advised(options: argparse.Namespace) -> tuple[Advice, dict[str, str]]:
         quality=quality,
         assumed_steps=assumed,
         results=str(options.results or "results/mine"),
-        say=StatusLines("advise"),
     )
 
 
-def write(advice: Advice, files: Mapping[str, str], out: Path) -> None:
-    """Write the page, the JSON and the files for servers; those of an earlier advice are deleted.
+def about(advice: Advice) -> str:
+    """Return what the advice is on, in one sentence."""
+    steps = steps_in_words(advice.steps, advice.decode_steps)
+    top_k = "" if advice.top_k is None else f", top-{advice.top_k}"
+    nodes = "" if advice.nodes == 1 else f", on {advice.nodes} nodes of {advice.groups} groups"
+    return (
+        f"{advice.model or 'unknown model'} ({advice.source}): {steps}, {advice.layers} MoE layers "
+        f"of {advice.n_experts} experts{top_k}; {advice.ranks} ranks, {advice.experts_per_rank} "
+        f"experts on each with copies{nodes}; {advice.link_share:.0%} of the expert step is the "
+        f"link. Asked: {advice.budget}."
+    )
 
-    Raises:
-        UsageError: If a file cannot be written.
+
+def text(advice: Advice) -> str:
+    """Return the advice as lines: the recommendation, the front, and what is not known."""
+    import pandas as pd
+
+    from capmoe_serve.advice import AXES, cost
+
+    rows = [
+        {
+            "fullest/mean": f"{setting.straggler:.2f}",
+            "speedup ≤": f"{setting.speedup:.2f}×",
+            "dropped": f"{setting.drop_rate:.1%}",
+            AXES[advice.axis]: "no loss"
+            if setting.is_lossless
+            else str(setting.change or f"{cost(setting, advice.axis):.1%}"),
+            "front": setting.title,
+        }
+        for setting in sorted(advice.settings, key=lambda setting: setting.speedup)
+        if setting.is_on_front
+    ]
+    front = pd.DataFrame(rows).set_index("front").rename_axis(None).to_string()
+    lines = [about(advice)]
+    if advice.assumed_steps is not None:
+        lines.append(f"steps: {advice.assumed_steps}")
+    lines += ["", f"{advice.sentence} {remark(advice.chosen)}".rstrip(), "", "The front:", front]
+    lines += ["", "Not known:", *(f"- {line}" for line in advice.unknown)]
+    if advice.commands:
+        lines += ["", "To measure what the answers lose:", *advice.commands]
+    return "\n".join(lines)
+
+
+def remark(chosen: ServingSetting | None) -> str:
+    """Return a sentence on who takes a recommended capacity, or nothing.
+
+    Megatron-LM, commit d98e8a64: the capacity is of one rank's tokens, ``probs`` keeps the highest
+    of what the router multiplies with (``moe_utils.py`` of ``megatron/core/transformer/moe``,
+    ``apply_router_token_dropping``).
     """
-    from capmoe_serve.exports import SERVER_FILES
-    from capmoe_serve.page import to_html
-
-    texts = {PAGE: to_html(advice), JSON: advice.model_dump_json(indent=1) + "\n"}
-    with writing("--out", out):
-        for name in SERVER_FILES:
-            if name not in files:
-                (out / name).unlink(missing_ok=True)
-        for name, content in {**texts, **files}.items():
-            write_text(out / name, content)
+    if chosen is None or chosen.is_lossless:
+        return ""
+    others = "SGLang, TensorRT-LLM and vLLM have no capacity of their own."
+    if chosen.method != "score" or chosen.granularity != "expert" or chosen.placement is not None:
+        return f"No server takes it by itself: {others}"
+    return (
+        f"Megatron-LM takes it by --moe-expert-capacity-factor {chosen.gamma} "
+        "--moe-token-drop-policy probs --moe-token-dispatcher-type alltoall; "
+        f"{others}"
+    )

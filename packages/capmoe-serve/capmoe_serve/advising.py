@@ -8,50 +8,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final
 
 import numpy as np
-from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.registry import CONTIGUOUS
+from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import Reader, record_places
+from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.results.frames import results_of
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import CONTIGUOUS, create_method
 
-from capmoe_serve.advice import Advice, Budget, choose, reason, telling, unknown
-from capmoe_serve.balancing import (
-    BalanceOutcome,
-    compare,
-    halves,
-    judge,
-    judge_least_loaded,
-)
-from capmoe_serve.capacities import CapacityCounter, Factors, layer_factors
-from capmoe_serve.exports import ServerFile, capacity_files, placement_files
-from capmoe_serve.pairs import KEEPERS
-from capmoe_serve.planners import plan_eplb
-from capmoe_serve.quality import Quality
-from capmoe_serve.settings import (
-    Granularity,
+from capmoe_serve.advice import (
+    Advice,
+    Budget,
+    Change,
+    ServingDeployment,
     ServingSetting,
     axis_of,
-    speedup,
+    choose,
+    reason,
+    telling,
+    unknown,
     with_front,
 )
-from capmoe_serve.slots import Counts, SlotPlan, contiguous
-from capmoe_serve.status_lines import Say, silent
+from capmoe_serve.balancing import BalanceOutcome, compare, judge
+from capmoe_serve.capacities import KEEPERS, CapacityCounter, Granularity
+from capmoe_serve.exports import ServerFile, placement_files
+from capmoe_serve.placements import SlotPlan, contiguous
 from capmoe_serve.trace import Trace
-
-_BEST = ("score",)
-"""Who is kept on a placement and with a γ for each layer; it changes no load."""
-
-
-class ServingDeployment(NamedTuple):
-    """The way in which a model is served."""
-
-    ranks: int
-    experts_per_rank: int | None = None  # with copies; None for one copy more than without any
-    link_share: float = 0.0  # of the expert step's time: see `serving.settings.speedup`
-    expert_bytes: int | None = None  # of the weights of one expert
-    groups: int = 1  # of neighbouring experts, each of which EPLB keeps on one node
-    nodes: int = 1
 
 
 def advise_on_trace(
@@ -63,14 +49,12 @@ def advise_on_trace(
     quality: Quality | None = None,
     assumed_steps: str | None = None,
     results: str = "results/mine",
-    say: Say = silent,
 ) -> tuple[Advice, dict[str, str]]:
     """Return the advice on a trace, which has steps, and the texts of files for servers by name.
 
     ``quality`` is the accuracy of its model by records, ``assumed_steps`` says how tokens were put
-    into steps if that was assumed, ``results`` is the directory that its commands name, and ``say``
-    takes lines on the progress. The files are of what is recommended, else of the placement that
-    was asked for.
+    into steps if that was assumed, and ``results`` is the directory that its commands name. The
+    files are of what is recommended, else of the placement that was asked for.
 
     Raises:
         UsageError: For another deployment than can be, or γ=∞.
@@ -83,37 +67,27 @@ def advise_on_trace(
     ranks, slots = deployment.ranks, deployment.experts_per_rank
     if slots is None:  # one for copies
         slots = -(-(trace.n_experts + 1) // max(ranks, 1))
-    deployment = deployment._replace(experts_per_rank=slots)
+    deployment = deployment.model_copy(update={"experts_per_rank": slots})
     check_deployment(trace.n_experts, deployment)
-    settings = trace_settings(trace, gammas, deployment, say)
+    settings = trace_settings(trace, gammas, deployment)
     if quality is not None:
         settings = [quality.completed(setting) for setting in settings]
     axis, chosen = axis_of(settings), choose(settings, budget)
     files: dict[str, ServerFile] = {}
     if chosen is None or chosen.kind != "unchanged":
-        served, by_program = slots, False
         if chosen is not None and (chosen.kind == "placement" or chosen.placement is not None):
-            served = (trace.n_experts + round(chosen.extra)) // ranks
-            by_program = chosen.by_program
-        groups, nodes = deployment.groups, deployment.nodes
-        files |= placement_files(trace, ranks, served, groups, nodes, by_program=by_program)
-    if chosen is not None:
-        files |= capacity_files(chosen)
+            slots = (trace.n_experts + round(chosen.extra)) // ranks
+        files = placement_files(trace, ranks, slots, deployment.groups, deployment.nodes)
     advice = Advice(
+        **dict(deployment),
         source=trace.source,
         model=trace.model,
         n_experts=trace.n_experts,
         top_k=trace.top_k,
         layers=trace.n_layers,
-        ranks=ranks,
-        experts_per_rank=slots,
         steps=trace.n_steps,
         decode_steps=trace.decode_steps,
         assumed_steps=assumed_steps,
-        link_share=deployment.link_share,
-        expert_bytes=deployment.expert_bytes,
-        groups=deployment.groups,
-        nodes=deployment.nodes,
         budget=budget,
         axis=axis,
         settings=with_front(settings, axis),
@@ -128,7 +102,7 @@ def advise_on_trace(
 
 def check_deployment(n_experts: int, deployment: ServingDeployment) -> None:
     """Refuse ranks, nodes and groups that cannot be, and too few or many experts on a rank."""
-    ranks, slots, _, _, groups, nodes = deployment
+    ranks, slots = deployment.ranks, deployment.experts_per_rank
     if ranks < 2:
         raise UsageError("ranks=1: one rank waits for no other; give at least 2")
     local = -(-n_experts // ranks)
@@ -143,156 +117,181 @@ def check_deployment(n_experts: int, deployment: ServingDeployment) -> None:
             f"experts_per_rank={slots}: {ranks} ranks have space for {ranks * slots} of "
             f"{n_experts} experts; give at least {local}"
         )
-    if groups % nodes:
+    if deployment.groups % deployment.nodes:
         raise UsageError(
-            f"nodes={nodes}: must divide groups={groups}, or EPLB plans without nodes; give the "
-            "model's groups of experts by --groups (n_group in its config.json)"
+            f"nodes={deployment.nodes}: must divide groups={deployment.groups}, or EPLB plans "
+            "without nodes; give the model's groups of experts by --groups (n_group in its "
+            "config.json)"
         )
 
 
 def trace_settings(
-    trace: Trace,
-    gammas: Sequence[float],
-    deployment: ServingDeployment,
-    say: Say = silent,
+    trace: Trace, gammas: Sequence[float], deployment: ServingDeployment
 ) -> list[ServingSetting]:
     """Return all settings on a trace.
 
-    They are in the order: unchanged; lossless load balancing; capacities on contiguous placement,
-    with one γ for each keeper and with a γ for each layer; those on EPLB's placements.
-
-    ``deployment`` says the experts on a rank, with copies; ``say`` takes lines on the progress.
+    They are in the order: unchanged; EPLB's placements; capacities on contiguous placement, then on
+    those of EPLB.
 
     Raises:
         UsageError: If the experts cannot be spread so, or the judged steps are empty.
     """
-    ranks, slots, link_share, _, groups, nodes = deployment
-    local = -(-trace.n_experts // ranks)
-    extra = 0 if slots is None else slots - local
-    load_SLE = trace.loads()
+    load_SLE, ranks = trace.loads(), deployment.ranks
     if not load_SLE[len(load_SLE) // 2 :].any():
         raise UsageError("load_SLE: the second half of the steps has no pair; record more traffic")
-    home = contiguous(trace.n_layers, trace.n_experts, ranks, local)
+    home = contiguous(trace.n_layers, trace.n_experts, ranks)
     if len(load_SLE) < 2:  # nothing is left to judge a plan on
-        planned_SLE, outcomes = None, [judge(CONTIGUOUS, load_SLE, home)]
-        if not home.redundant:
-            outcomes.append(judge_least_loaded(load_SLE, ranks))
+        outcomes = [judge(CONTIGUOUS, load_SLE, home)]
     else:
-        planned_SLE = halves(load_SLE)[0]
+        local = home.expert_LRN.shape[2]
+        extra = (deployment.experts_per_rank or local) - local
         more = (extra,) if extra else ()
-        outcomes = compare(load_SLE, ranks, more, groups=groups, nodes=nodes, say=say)
-    judged = _Judged(
-        trace.second_half(),
-        gammas,
-        home,
-        _straggler(outcomes[0]),
-        link_share,
-        say,
-    )
-    settings = [judged.balanced(outcome) for outcome in outcomes]
-    settings += judged.capacities(home, planned_SLE)
-    if planned_SLE is not None:
-        expected_LE = planned_SLE.sum(axis=0)
-        for copies in sorted({0, extra}):
-            placement = plan_eplb(expected_LE, ranks, local + copies, groups, nodes)
-            if not np.array_equal(placement.expert_LRN, home.expert_LRN):
-                settings += judged.capacities(placement)
+        outcomes = compare(load_SLE, ranks, more, deployment.groups, deployment.nodes)
+    unchanged = _straggler(outcomes[0])
+
+    def setting(straggler: float, sent: float, **fields: object) -> ServingSetting:
+        """Return a setting by its straggler factor and the share of the pairs that is sent."""
+        fast = speedup(straggler, unchanged, sent, deployment.link_share)
+        return ServingSetting.model_validate({"straggler": straggler, "speedup": fast} | fields)
+
+    moves = [
+        {
+            "extra": float(outcome.placement.redundant),
+            "set_up": float(outcome.placement.moved_from(home).mean()),
+        }
+        for outcome in outcomes
+    ]
+    settings = [
+        setting(
+            _straggler(outcome),
+            1.0,
+            kind="unchanged" if outcome is outcomes[0] else "placement",
+            method=outcome.method,
+            **moved,
+        )
+        for outcome, moved in zip(outcomes, moves, strict=True)
+    ]
+    judged = trace.second_half()
+    for number, (outcome, moved) in enumerate(zip(outcomes, moves, strict=True)):
+        placement, is_home = outcome.placement, number == 0
+        if not is_home and np.array_equal(placement.expert_LRN, home.expert_LRN):
+            continue
+        for granularity in _granularities(placement):
+            counted = CapacityCounter(judged, gammas, placement, granularity).counted()
+            settings += [
+                setting(
+                    sums.straggler,
+                    1 - sums.drop_rate,
+                    kind="capacity",
+                    method=keeper,
+                    gamma=float(gamma),
+                    granularity=granularity,
+                    drop_rate=sums.drop_rate,
+                    pad_waste=sums.pad_waste,
+                    dropped_score=sums.lost.get(keeper),
+                    **({} if is_home else {"placement": outcome.method, **moved}),
+                )
+                for gamma, sums in zip(gammas, counted, strict=True)
+                # Who is kept changes no load: on a placement only the best is looked at.
+                for keeper in (KEEPERS if is_home else KEEPERS[:1])
+            ]
     return settings
 
 
 def _straggler(outcome: BalanceOutcome) -> float:
+    """Return the pairs of the fullest rank over a rank's mean, both summed over steps."""
     fullest = float(outcome.load_SLR.max(axis=2).sum())
-    return fullest * int(outcome.load_SLR.shape[2]) / max(int(outcome.asked_SL.sum()), 1)
+    return fullest * outcome.placement.ranks / max(int(outcome.asked_SL.sum()), 1)
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """The judged steps, and the unchanged model on them, with which settings are compared."""
+def speedup(straggler: float, unchanged: float, sent: float, link_share: float) -> float:
+    """Return the bound on the speedup of a layer's expert step.
 
-    trace: Trace
-    gammas: Sequence[float]
-    home: SlotPlan
-    straggler: float  # of the unchanged model
-    link_share: float
-    say: Say
+    The step's time is taken as a part that follows the fullest rank, and a part, ``link_share`` of
+    the time before, that follows the pairs that are sent at all. Launches, gathering, attention and
+    transfers of weights are left out, so the whole model gains less.
 
-    def _setting(
-        self, straggler: float, sent: float, active: float | None, **fields: object
-    ) -> ServingSetting:
-        """Return a setting by its straggler factor, the share of sent pairs, and active copies."""
-        compared = {
-            "straggler": straggler,
-            "speedup": speedup(straggler, self.straggler, sent, self.link_share),
-            "active": active,
-        }
-        return ServingSetting.model_validate(compared | fields)
+    Args:
+        straggler: Straggler factor of the setting.
+        unchanged: Straggler factor before.
+        sent: Pairs that are sent over those before: 1 without drops.
+        link_share: Share of the expert step's time that the link takes before, from 0 to 1.
+    """
+    after = (1 - link_share) * straggler / unchanged + link_share * sent
+    return 1 / max(after, 1e-9)
 
-    def _say_of(self, what: str) -> Say:
-        return lambda line: self.say(what + line)
 
-    def balanced(self, outcome: BalanceOutcome) -> ServingSetting:
-        """Return the setting of a method that drops nothing."""
-        summary = outcome.summary()
-        kinds = {CONTIGUOUS: "unchanged", "LLEP": "transfers"}
-        return self._setting(
-            _straggler(outcome),
-            1.0,
-            summary.active,
-            kind=kinds.get(outcome.method, "placement"),
-            method=outcome.method,
-            extra=summary.extra,
-            moved=summary.moved,
-            set_up=float(outcome.set_up_L.mean()),
+def _granularities(placement: SlotPlan) -> Iterator[Granularity]:
+    """Yield what can have a capacity: experts without copies, and devices of several slots."""
+    if not placement.redundant:
+        yield "expert"
+    if placement.expert_LRN.shape[2] > 1:
+        yield "device"
+
+
+_BASELINE = Side(method="baseline")
+# The placements of settings that records may be of, by the names that settings have for them.
+_PLACEMENTS: Final = {None: CONTIGUOUS, "EPLB": "eplb"}
+
+
+def read_records(root: Path, model: str) -> tuple[Record, ...]:
+    """Return the whole records of one model in a results directory.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    models: dict[str, list[tuple[Path, Path]]] = {}
+    for path, directory in record_places(root):
+        models.setdefault(path.parent.parent.name, []).append((path, directory))
+    records = Reader().all(models.get(model, ())).records
+    if not records:
+        names = sorted(models)
+        there = f"it has {', '.join(names)}" if names else "it has none of any model"
+        raise UsageError(f"results={shown(root)}: no whole record of model {model}; {there}")
+    return records
+
+
+class Quality:
+    """The accuracy of one model under capacities, by its records."""
+
+    def __init__(self, records: Sequence[Record], ranks: int) -> None:
+        self._ranks = ranks
+        self._model = records[0].model
+        self._evidence = Evidence(profile="", results=results_of(records))
+
+    def change(self, method: Method) -> Change | None:
+        """Return the change of accuracy under a method, or None if no records pair.
+
+        All seeds of ``random`` are one side, as everywhere. Records of a capacity of devices are
+        of the placement that is asked for, and of no other.
+        """
+        # What has no effect is not part of an identity, and would not be found with another value.
+        side = Side.model_validate({"ep_size": method.ep_size} | method.identity())
+        effect = self._evidence.effect(side, _BASELINE)
+        if effect.points is None:
+            return None
+        low, high = effect.interval()
+        return Change(
+            effect=effect.points,
+            low=low,
+            high=high,
+            documents=effect.documents,
+            tasks=tuple(sorted(effect.tasks[self._model])),
+            drop_rate=float(self._evidence.pick(side, self._model)["drop_rate"].mean()),
         )
 
-    def capacities(
-        self, placement: SlotPlan, planned_SLE: Counts | None = None
-    ) -> Iterator[ServingSetting]:
-        """Yield the capacities on a placement: one γ for all layers, or planned, one for each."""
-        layers, copies = placement.layers, placement.redundant
-        about: dict[str, object] = {}
-        if placement is not self.home:
-            about = {
-                "placement": f"EPLB+{copies}" if copies else "EPLB",
-                "extra": float(copies),
-                "set_up": float(placement.moved_from(self.home).mean()),
-            }
-        for granularity in _granularities(placement):
-            chosen: list[tuple[dict[str, object], Factors]] = [
-                ({"gamma": float(gamma)}, [gamma] * layers) for gamma in self.gammas
-            ]
-            if planned_SLE is not None:
-                planned = layer_factors(
-                    planned_SLE, self.trace.top_k, self.gammas, placement, granularity
-                )
-                chosen += [
-                    ({"matched": float(gamma), "layer_gammas": tuple(factors)}, factors)
-                    for gamma, factors in zip(self.gammas, planned, strict=True)
-                    if factors is not None and len(set(factors)) > 1
-                ]
-            keepers = _BEST if about else KEEPERS
-            factor_XL = [factors for _, factors in chosen]
-            counter = CapacityCounter(self.trace, factor_XL, placement, granularity, keepers)
-            where = about.get("placement", "contiguous placement")
-            what = f"capacities of each {granularity} on {where}: "
-            for (named, _), sums in zip(chosen, counter.counted(self._say_of(what)), strict=True):
-                for keeper in _BEST if "layer_gammas" in named else keepers:
-                    yield self._setting(
-                        sums.straggler,
-                        1 - sums.drop_rate,
-                        sums.mean_active(keeper),
-                        kind="capacity",
-                        method=keeper,
-                        granularity=granularity,
-                        drop_rate=sums.drop_rate,
-                        pad_waste=sums.pad_waste,
-                        dropped_score=sums.lost.get(keeper),
-                        **named,
-                        **about,
-                    )
+    def completed(self, setting: ServingSetting) -> ServingSetting:
+        """Return a setting with its change of accuracy where records have it.
 
-
-def _granularities(placement: SlotPlan) -> tuple[Granularity, ...]:
-    """Return what can have a capacity: experts without copies, and devices of several slots."""
-    experts: tuple[Granularity, ...] = () if placement.redundant else ("expert",)
-    return (*experts, "device") if placement.expert_LRN.shape[2] > 1 else experts
+        A record's capacity of each expert drops the same on every placement, that of a device does
+        not: it is of the record's own placement, contiguous or EPLB's without copies, which its own
+        calibration planned. No record has copies, or the γ of each layer that a trace chose.
+        """
+        placement = _PLACEMENTS.get(setting.placement)
+        if setting.granularity == "expert":
+            placement = CONTIGUOUS
+        if setting.kind != "capacity" or setting.gamma is None or placement is None:
+            return setting
+        of = {"granularity": setting.granularity, "placement": placement}
+        method = create_method(setting.method, setting.gamma, ep_size=self._ranks, **of)
+        return setting.model_copy(update={"change": self.change(method)})

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from capmoe_serve.capacities import CapacityCounter
-from capmoe_serve.slots import contiguous
-from capmoe_serve.status_lines import Say, silent
+from capmoe_serve.placements import contiguous, rank_loads
 from capmoe_serve.trace import Array, Trace
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class TraceSummary(NamedTuple):
 
     - ``dropped``: share of the pairs (Equation 11), which is the same whoever is kept
     - ``padding``: empty share of the slots C·E; NaN where there are none (γ=0)
-    - with ranks ``straggler``, as above, over the mean load before any drop
+    - with ranks that divide the experts ``straggler``, as above, over the mean load before any drop
     - with scores ``lost_score``, ``lost_order``, ``lost_random``: dropped share by who is kept
     """
 
@@ -51,31 +50,27 @@ def summarise(
     gammas: Sequence[float] = GAMMAS,
     *,
     ranks: int | None = None,
-    say: Say = silent,
 ) -> TraceSummary:
     """Summarise a trace in one pass of bounded memory.
 
     ``C = ceil(γ·T·K/E)`` with the T tokens of a step, as :func:`capacity` has it. Where K is not
     known, C is not bounded by T, which changes no drop, only the waste at γ above E/K. Each of the
-    ranks, by default the trace's, has E/R consecutive experts. ``say`` takes lines on the progress.
-
-    Raises:
-        UsageError: If the experts cannot be spread evenly over the ranks.
+    ranks, by default the trace's, has E/R consecutive experts. Where R does not divide E, it has
+    E/R rounded up, and the first experts have copies, which take an expert's pairs in turn; what a
+    capacity of an expert leaves to each copy is not defined.
     """
     import pandas as pd
 
     ranks = trace.ranks if ranks is None else ranks
     home = contiguous(trace.n_layers, trace.n_experts, 1 if ranks is None else ranks)
-    factors = [[gamma] * trace.n_layers for gamma in gammas]
-    counter = CapacityCounter(trace, factors, home, "expert", ())
+    alone = contiguous(trace.n_layers, trace.n_experts, 1) if home.redundant else home
+    counter = CapacityCounter(trace, gammas, alone, "expert")
     load_LE = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
-    parts, done = [], 0
+    parts = []
     for part in trace.by_steps():
         counter.add(part)
-        done += len(part.load_SLE)
-        say(f"{done:,} of {trace.n_steps:,} steps")
         load_LE += part.load_SLE.sum(axis=0)
-        rank_SLR = part.load_SLE.reshape(*part.load_SLE.shape[:2], home.ranks, -1).sum(axis=3)
+        rank_SLR = rank_loads(part.load_SLE, home)
         parts.append((part.load_SLE.sum(axis=2), part.load_SLE.max(axis=2), rank_SLR.max(axis=2)))
     asked_SL, expert_SL, rank_SL = (np.concatenate(part) for part in zip(*parts, strict=True))
 
@@ -93,7 +88,7 @@ def summarise(
             sums = counter.at(number, which)
             at = {"layer": name, "gamma": gamma, "dropped": sums.drop_rate}
             at["padding"] = np.nan if sums.pad_waste is None else sums.pad_waste
-            if ranks is not None:
+            if ranks is not None and not home.redundant:
                 at["straggler"] = sums.straggler
             capacities.append(at | {f"lost_{keeper}": lost for keeper, lost in sums.lost.items()})
     return TraceSummary(

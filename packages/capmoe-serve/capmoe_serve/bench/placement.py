@@ -26,8 +26,7 @@ from capmoe_eval.wrapper.observers.recorder import Recorder
 from capmoe_eval.zoo.hub import ready
 
 from capmoe_serve.balancing import BalanceOutcome, compare, halves, judge
-from capmoe_serve.planners import LeastLoaded
-from capmoe_serve.slots import Counts, contiguous
+from capmoe_serve.placements import Counts, contiguous
 from capmoe_serve.trace import Trace
 
 # Shape suffixes: S steps, L layers, E experts.
@@ -37,8 +36,6 @@ Steps = Literal["prompts", "decode steps"]
 
 GAMMAS: Final = (2.0, 1.5, 1.0)
 """Capacity factors of Token Drop beside the balancing methods."""
-# Tokens that LLEP moves weights for.
-_LEAST: Final[dict[Steps, int]] = {"prompts": 16, "decode steps": 1}
 _TOKENS: Final = 10**9  # of a trace: all
 
 
@@ -122,10 +119,9 @@ def outcomes(planned_on: TaskRouting, judged_on: TaskRouting, ranks: int) -> lis
     after_SLE = halves(judged_on.trace.loads())[1]
     steps = min(len(before_SLE), len(after_SLE))
     judged_SLE = after_SLE[:steps]
-    least = LeastLoaded(least=_LEAST[judged_on.steps])
-    balanced = compare(np.concatenate([before_SLE[:steps], judged_SLE]), ranks, settings=least)
+    balanced = compare(np.concatenate([before_SLE[:steps], judged_SLE]), ranks)
     if planned_on.task != judged_on.task:
-        return [outcome for outcome in balanced if outcome.method.startswith(("EPLB", "LPLB"))]
+        return [outcome for outcome in balanced if outcome.method.startswith("EPLB")]
     _, layers, n_experts = judged_SLE.shape
     home = contiguous(layers, n_experts, ranks)
     return balanced + [

@@ -122,6 +122,12 @@ def check_configuration(config: Any) -> None:
         raise UsageError(
             f"model={model.model}: reads images, which {untried}; serve a model of text"
         )
+    backend = config.kernel_config.moe_backend
+    if "mega" in backend or "moe_ep" in backend:  # as vLLM's `MEGA_MOE_BACKENDS`, and AMD's
+        raise UsageError(
+            f"moe_backend={backend}: one kernel sends, computes and combines the pairs of a layer, "
+            "and runs past the capacity; set moe_backend=auto"
+        )
     refusals = {
         "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
         "data_parallel_size": (parallel.data_parallel_size, 1),

@@ -49,6 +49,11 @@ def configured(model: str = MODEL, **arguments: Any) -> Any:
     [
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: was not tried"),
         ({"data_parallel_size": 2}, "data_parallel_size=2: was not tried"),
+        (
+            {"moe_backend": "deep_gemm_mega_moe", "enable_expert_parallel": True},
+            "moe_backend=deep_gemm_mega_moe: one kernel",
+        ),
+        ({"moe_backend": "flashinfer_moe_ep_cutedsl"}, "; set moe_backend=auto"),
         ({"enable_expert_parallel": True}, "set enable_expert_parallel=False"),
         ({"distributed_executor_backend": "external_launcher"}, "distributed_executor_backend=ext"),
         ({"enable_lora": True}, "lora_config: was not tried under a capacity; leave it out"),

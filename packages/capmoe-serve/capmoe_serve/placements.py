@@ -1,18 +1,21 @@
-"""Put experts into the slots of ranks, and split an expert's tokens over its slots."""
+"""Place experts into the slots of ranks, and split their pairs over the slots.
+
+EPLB replicates the most loaded experts and packs the replicas into ranks, after the description and
+example in https://github.com/deepseek-ai/EPLB (commit d52c72d), which vLLM and SGLang use as well.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, TypeVar, get_args
 
 import numpy as np
-from capmoe_eval.errors import UsageError, check_choice
-from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.errors import UsageError
+from capmoe_methods.eplb_placement.packing import pack
 from numpy.typing import ArrayLike, NDArray
 
-# Shape suffixes: S steps, L layers, E experts, R ranks, N slots of a rank, P = R·N slots, V
-# variables: the slots of experts with several, H such experts.
+# Shape suffixes: S steps, L layers, E experts, R ranks, N slots of a rank, P = R·N slots; X rows
+# (layers or nodes of them), B bins.
 
 Counts = NDArray[np.int64]
 Amounts = NDArray[np.float64]
@@ -102,17 +105,80 @@ class SlotPlan:
 def contiguous(layers: int, n_experts: int, ranks: int, slots: int | None = None) -> SlotPlan:
     """Return the placement that servers begin with: the experts in order, rank after rank.
 
-    Without ``slots`` it is the paper's: rank r holds the experts r·E/R to (r+1)·E/R − 1, each once.
-    With more slots on a rank, the first experts stand again behind the last one, as in vLLM
+    Each rank has ``slots``, by default as few as hold all experts. Where R divides E this is the
+    paper's placement: rank r holds the experts r·E/R to (r+1)·E/R − 1. In slots that are left the
+    first experts stand again behind the last one, as in vLLM
     (``build_initial_global_physical_to_logical_map`` of ``vllm/distributed/eplb/eplb_state.py``).
 
     Raises:
-        UsageError: If E does not divide by R, without ``slots``; or they have no space for E.
+        UsageError: If the slots have no space for E.
     """
-    if slots is None:
-        slots = experts_per_rank(n_experts, ranks, "ranks")
+    slots = -(-n_experts // ranks) if slots is None else slots
     expert_RN = (np.arange(ranks * slots, dtype=np.int64) % n_experts).reshape(ranks, slots)
     return SlotPlan(np.tile(expert_RN, (layers, 1, 1)), n_experts)
+
+
+def plan_eplb(
+    load_LE: ArrayLike, ranks: int, slots: int, groups: int = 1, nodes: int = 1
+) -> SlotPlan:
+    """Return EPLB's placement for expected loads.
+
+    Where the nodes divide the groups, it is hierarchical: groups of experts are packed into nodes,
+    experts are replicated within their node, and replicas are packed into the node's ranks.
+    Otherwise groups and nodes have no say. Ties go to the lower number, of experts and of ranks.
+
+    Args:
+        load_LE: Expected load of each expert, in any unit.
+        ranks: Number of ranks R.
+        slots: Slots N of each rank; R·N − E of them are redundant.
+        groups: Groups of neighbouring experts, as group-limited routing has them.
+        nodes: Nodes, each of R/nodes consecutive ranks.
+
+    Raises:
+        UsageError: If the experts do not fit, or do not divide by groups, or the ranks by nodes.
+    """
+    load_LE = checked_loads("load_LE", load_LE, "LE")
+    layers, n_experts = load_LE.shape
+    if ranks * slots < n_experts:
+        raise UsageError(
+            f"slots={slots}: {ranks} ranks have space for {ranks * slots} of {n_experts} experts; "
+            f"give at least {-(-n_experts // ranks)}"
+        )
+    if n_experts % groups:
+        raise UsageError(f"groups={groups}: must divide the number of experts, {n_experts}")
+    if ranks % nodes:
+        raise UsageError(f"nodes={nodes}: must divide the number of ranks, {ranks}")
+    if groups % nodes:
+        groups = nodes = 1
+    size = n_experts // groups
+    group_LBN = pack(load_LE.reshape(layers, groups, size).sum(axis=2), nodes)
+    expert_XE = (group_LBN[..., None] * size + np.arange(size)).reshape(layers * nodes, -1)
+    load_XE = np.take_along_axis(load_LE, expert_XE.reshape(layers, -1), axis=1)
+    load_XE = load_XE.reshape(layers * nodes, -1)
+    copy_XP, count_XE = replicate(load_XE, ranks * slots // nodes)
+    share_XP = np.take_along_axis(load_XE / count_XE, copy_XP, axis=1)
+    placed_XBN = pack(share_XP, ranks // nodes)
+    held_XP = np.take_along_axis(copy_XP, placed_XBN.reshape(layers * nodes, -1), axis=1)
+    expert_XP = np.take_along_axis(expert_XE, held_XP, axis=1)
+    return SlotPlan(expert_XP.reshape(layers, ranks, slots), n_experts)
+
+
+def replicate(load_XE: Amounts, slots: int) -> tuple[Counts, Counts]:
+    """Return the expert of every replica [X, P], and the number of replicas of each expert [X, E].
+
+    One more replica goes, until the slots are full, to the expert with the highest load per
+    replica. No other choice of numbers has a lower highest load per replica.
+    """
+    rows, n_experts = load_XE.shape
+    row_X = np.arange(rows)
+    copy_XP = np.tile(np.arange(n_experts), (rows, 1))
+    count_XE = np.ones((rows, n_experts), dtype=np.int64)
+    more_XP = np.empty((rows, slots - n_experts), dtype=np.int64)
+    for slot in range(slots - n_experts):
+        expert_X = (load_XE / count_XE).argmax(axis=1)
+        more_XP[:, slot] = expert_X
+        count_XE[row_X, expert_X] += 1
+    return np.concatenate([copy_XP, more_XP], axis=1), count_XE
 
 
 def checked_loads(field: str, load: ArrayLike, shape: str, *, whole: bool = False) -> Amounts:
@@ -141,25 +207,12 @@ def checked_pairs(field: str, load: ArrayLike, shape: str) -> Counts:
     return checked_loads(field, load, shape, whole=True).astype(np.int64)
 
 
-Values = TypeVar("Values", Amounts, Counts)
-
-Split = Literal["round_robin", "lp"]
-"""The ways to choose among replicas, in whole tokens.
-
-``round_robin`` deals in turn (vLLM, by a token's position); ``lp`` minimises the fullest rank's
-load of every step (LPLB), with shares made whole by the largest remainder.
-"""
-
-_STEPS: Final = 50  # of one program: many small ones in one call are twenty times as fast
-
-
-def split_tokens(load_SLE: ArrayLike, placement: SlotPlan, split: Split) -> Counts:
-    """Return the pairs that are computed in each slot [S, L, P]; they sum to the experts' loads.
+def split_tokens(load_SLE: ArrayLike, placement: SlotPlan) -> Counts:
+    """Return the pairs that each slot computes [S, L, P]; replicas take whole tokens in turn.
 
     Raises:
-        UsageError: For loads of another shape than the placement, or another split.
+        UsageError: For loads of another shape than the placement.
     """
-    check_choice("split", split, get_args(Split))
     load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
     if load_SLE.shape[1:] != (placement.layers, placement.n_experts):
         raise UsageError(
@@ -168,8 +221,6 @@ def split_tokens(load_SLE: ArrayLike, placement: SlotPlan, split: Split) -> Coun
         )
     if not placement.redundant:
         return by_slot(load_SLE, placement)
-    if split == "lp":
-        return _whole(program_shares(load_SLE, placement), load_SLE, placement)
     each_SLE: Counts = load_SLE // placement.replicas_LE
     more_SLE: Counts = load_SLE % placement.replicas_LE
     is_first_SLP = placement.turn_LP < by_slot(more_SLE, placement)  # which take one more
@@ -178,8 +229,8 @@ def split_tokens(load_SLE: ArrayLike, placement: SlotPlan, split: Split) -> Coun
 
 
 def rank_loads(load_SLE: ArrayLike, placement: SlotPlan) -> Counts:
-    """Return the pairs that each rank computes [S, L, R], if replicas take whole tokens in turn."""
-    tokens_SLP = split_tokens(load_SLE, placement, "round_robin")
+    """Return the pairs that each rank computes [S, L, R], as :func:`split_tokens` deals them."""
+    tokens_SLP = split_tokens(load_SLE, placement)
     rank_SLR: Counts = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1).sum(axis=3)
     return rank_SLR
 
@@ -188,7 +239,7 @@ def slots_in_turn(expert_P: Counts, step_P: Counts, placement: SlotPlan, layer: 
     """Return the slot that computes each pair [P] of a layer, if replicas take pairs in turn.
 
     The i-th pair of an expert in a step goes to its (i mod n)-th slot, of n from the first rank to
-    the last. A slot gets as many pairs as under ``round_robin``, which leaves open which pairs.
+    the last. A slot gets as many pairs as from :func:`split_tokens`, which leaves open which pairs.
 
     ``expert_P`` is the expert of every pair, in the order of the tokens, and ``step_P`` its step.
     """
@@ -209,87 +260,10 @@ def slots_in_turn(expert_P: Counts, step_P: Counts, placement: SlotPlan, layer: 
     return slot_P
 
 
-def by_slot(values_SLE: Values, placement: SlotPlan) -> Values:
+def by_slot(values_SLE: Counts, placement: SlotPlan) -> Counts:
     """Return the value of the expert in every slot [S, L, P]."""
     if np.array_equal(
         placement.expert_LP, np.indices(values_SLE.shape[1:])[1]
     ):  # contiguous placement
         return values_SLE
     return np.take_along_axis(values_SLE, placement.expert_LP[None], axis=2)
-
-
-def program_shares(load_SLE: Counts, placement: SlotPlan) -> Amounts:
-    """Return the shares [S, L, P] that minimise each step's fullest rank, by programs (HiGHS).
-
-    For each step and layer: minimise m, where the slots of an expert sum to its load and those of a
-    rank to at most m. That is the program of SGLang's pull request 24515 on EPLB's replicas; that
-    of https://github.com/deepseek-ai/LPLB has replicas along a fixed topology instead.
-    """
-    # Equal shares are right where an expert has one slot.
-    tokens_SLP = by_slot(load_SLE / placement.replicas_LE, placement)
-    for layer in range(placement.layers):
-        expert_P = placement.expert_LP[layer]
-        slot_V = np.flatnonzero(placement.replicas_LE[layer][expert_P] > 1)
-        if not len(slot_V):
-            continue
-        rank_V = slot_V // (len(expert_P) // placement.ranks)
-        expert_H = np.unique(expert_P[slot_V])
-        fixed_SP = tokens_SLP[:, layer].copy()
-        fixed_SP[:, slot_V] = 0.0
-        fixed_SR = fixed_SP.reshape(len(fixed_SP), placement.ranks, -1).sum(axis=2)
-        # Loads over the mean rank load, so that the solver's tolerances fit any step.
-        mean_S1 = np.maximum(load_SLE[:, layer].sum(axis=1, keepdims=True), 1) / placement.ranks
-        replica_HV = expert_P[slot_V] == expert_H[:, None]
-        rank_RV = rank_V == np.arange(placement.ranks)[:, None]
-        for first in range(0, len(load_SLE), _STEPS):
-            part = slice(first, first + _STEPS)
-            share_SV = _solve(
-                replica_HV,
-                rank_RV,
-                load_SLE[part, layer, :][:, expert_H] / mean_S1[part],
-                fixed_SR[part] / mean_S1[part],
-            )
-            tokens_SLP[part, layer, slot_V] = share_SV * mean_S1[part]
-    return tokens_SLP
-
-
-def _solve(replica_HV: Amounts, rank_RV: Amounts, load_SH: Amounts, fixed_SR: Amounts) -> Amounts:
-    """Return the replicas' parts [S, V] of several steps, solved as one program of many blocks."""
-    from scipy import sparse
-    from scipy.optimize import linprog  # imports slowly
-
-    steps = sparse.eye_array(len(load_SH))
-    replicas, ranks = (
-        np.pad(replica_HV * 1.0, ((0, 0), (0, 1))),
-        np.pad(rank_RV * 1.0, ((0, 0), (0, 1)), constant_values=-1.0),
-    )
-    cost_V = np.append(np.zeros(replica_HV.shape[1]), 1.0)
-    solved = linprog(
-        np.tile(cost_V, len(load_SH)),
-        A_eq=sparse.kron(steps, replicas, format="csr"),
-        b_eq=load_SH.reshape(-1),
-        A_ub=sparse.kron(steps, ranks, format="csr"),
-        b_ub=-fixed_SR.reshape(-1),
-        method="highs",
-    )
-    if solved.status:
-        raise RuntimeError(f"the linear program of a placement was not solved: {solved.message}")
-    return np.asarray(solved.x).reshape(len(load_SH), -1)[:, :-1].clip(0.0)
-
-
-def _whole(tokens_SLP: Amounts, load_SLE: Counts, placement: SlotPlan) -> Counts:
-    """Return whole tokens: an expert's largest remainders go up, of equal ones the first slots'."""
-    floor_SLP = np.floor(tokens_SLP + 1e-6)  # 2.9999999 of a solver is 3
-    expert_LP, by_expert_LP = placement.expert_LP, placement.by_expert_LP
-    first_LE = placement.replicas_LE.cumsum(axis=1) - placement.replicas_LE
-    start_LE = first_LE + np.arange(placement.layers)[:, None] * expert_LP.shape[1]
-    ordered_SLP = np.take_along_axis(floor_SLP, by_expert_LP[None], axis=2)
-    done_SX = np.add.reduceat(ordered_SLP.reshape(len(load_SLE), -1), start_LE.ravel(), axis=1)
-    open_SLP = by_slot(load_SLE - done_SX.reshape(load_SLE.shape), placement)
-    remainder_SLP = (tokens_SLP - floor_SLP).round(6)
-    expert_SLP = np.broadcast_to(expert_LP, tokens_SLP.shape)
-    order_SLP = np.lexsort((-remainder_SLP, expert_SLP), axis=2)  # stable: the first slot first
-    turn_SLP = np.empty(tokens_SLP.shape)
-    place_LP = np.take_along_axis(placement.turn_LP, by_expert_LP, axis=1)
-    np.put_along_axis(turn_SLP, order_SLP, np.broadcast_to(place_LP, order_SLP.shape), axis=2)
-    return (floor_SLP + (turn_SLP < open_SLP)).astype(np.int64)
