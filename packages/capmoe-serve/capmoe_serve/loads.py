@@ -159,8 +159,8 @@ def _ranks_in_words(n_experts: int, ranks: int | None) -> list[str]:
         return ["Not known without --ranks: loads and stragglers of ranks."]
     if copies := -n_experts % ranks:
         return [
-            f"{ranks} ranks do not divide {n_experts} experts: {copies} have a second copy, behind the "
-            "last. What a capacity of an expert leaves to each copy is not defined, so that no "
-            "straggler is known under one; capmoe-eval advise bounds whole ranks."
+            f"{ranks} ranks do not divide {n_experts} experts: {copies} of them have a copy behind "
+            "the last. What a capacity of an expert leaves to each copy is not defined, "
+            "so that no straggler is known under one; capmoe-eval advise bounds whole ranks."
         ]
     return []

@@ -29,7 +29,7 @@ from capmoe_serve.server.engine import EngineCapacity
 from capmoe_serve.server.settings import ServerSettings
 
 # Variables that vLLM reads; a user's own values stay.
-_DEFAULTS = {
+DEFAULTS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -45,7 +45,7 @@ def import_vllm() -> None:
     Raises:
         UsageError: If this vLLM is not as the plugin expects.
     """
-    for name, value in _DEFAULTS.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from capmoe_serve.server.seam import install

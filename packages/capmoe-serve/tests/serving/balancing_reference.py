@@ -6,16 +6,10 @@ sources that the other modules name.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
-from fractions import Fraction
-
-from capmoe_serve.planners import LeastLoaded
 
 Loads = Sequence[float]  # one number for each expert of a layer
 Slots = Sequence[Sequence[int]]  # the expert in every slot of each rank of a layer
-Shares = Sequence[Sequence[float]]  # the pairs of every slot of each rank
 
 
 def eplb(load: Loads, ranks: int, slots: int, groups: int = 1, nodes: int = 1) -> list[list[int]]:
@@ -65,74 +59,4 @@ def round_robin(load: Sequence[int], slots: Slots) -> list[list[int]]:
         for token in range(pairs):
             rank, slot = places[token % len(places)]
             tokens[rank][slot] += 1
-    return tokens
-
-
-def largest_remainder(load: Sequence[int], slots: Slots, shares: Shares) -> list[list[int]]:
-    """Return shares in whole tokens: rounded down, then an expert's largest remainders go up."""
-    down = [[math.floor(share + 1e-6) for share in rank] for rank in shares]
-    tokens = [list(rank) for rank in down]
-    for expert, pairs in enumerate(load):
-        places = [(r, n) for r, rank in enumerate(slots) for n, e in enumerate(rank) if e == expert]
-        left = pairs - sum(down[r][n] for r, n in places)
-        remainder = {(r, n): round(shares[r][n] - down[r][n], 6) for r, n in places}
-        places.sort(key=lambda place: -remainder[place])
-        for rank, slot in places[:left]:
-            tokens[rank][slot] += 1
-    return tokens
-
-
-def lowest_fullest_rank(load: Loads, slots: Slots) -> float:
-    """Return the lowest load that the fullest rank can have, whatever the split over replicas.
-
-    By the duality of flows and cuts it is the highest mean, over the sets of ranks, of the loads
-    whose experts have slots in that set alone.
-    """
-    homes = [{r for r, rank in enumerate(slots) if e in rank} for e in range(len(load))]
-    sets = itertools.chain.from_iterable(
-        itertools.combinations(range(len(slots)), size) for size in range(1, len(slots) + 1)
-    )
-    return max(
-        sum(load[e] for e, home in enumerate(homes) if home <= set(ranks)) / len(ranks)
-        for ranks in sets
-    )
-
-
-def llep(load: Sequence[int], ranks: int, settings: LeastLoaded) -> list[list[int]]:
-    """Return the pairs of each expert on each rank, by Algorithms 2 to 4 as printed."""
-    local, total = len(load) // ranks, sum(load)
-    native = [sum(load[r * local : (r + 1) * local]) for r in range(ranks)]
-    tokens = [[0] * len(load) for _ in range(ranks)]
-    compared = load if settings.imbalance == "expert" else native
-    if ranks == 1 or max(compared) * len(compared) < settings.threshold * total:
-        for expert, pairs in enumerate(load):
-            tokens[expert // local][expert] = pairs
-        return tokens
-    limit = math.ceil(Fraction(repr(settings.alpha)) * total / ranks)
-    pending, assigned = list(native), [0] * ranks
-
-    def give(rank: int, expert: int, pairs: int) -> None:
-        tokens[rank][expert] += pairs
-        assigned[rank] += pairs
-
-    for expert in sorted(range(len(load)), key=lambda e: -load[e]):
-        home, rest = expert // local, load[expert]
-        pending[home] -= rest
-        available = limit - assigned[home] - pending[home]
-        if available > 0:
-            give(home, expert, min(available, rest))
-            rest -= min(available, rest)
-        while rest > 0:
-            others = [r for r in range(ranks) if r != home]
-            others.sort(key=lambda r: assigned[r] + pending[r])
-            for rank in others:
-                chunk = min(rest, limit - assigned[rank] - pending[rank])
-                if chunk < settings.least and rest > chunk:
-                    continue
-                give(rank, expert, chunk)
-                rest -= chunk
-                break
-            else:
-                give(others[0], expert, rest)
-                rest = 0
     return tokens

@@ -20,7 +20,6 @@ class StepCounts:
     fullest_before: int  # pairs of the fullest rank
     fullest_after: int
     dropped_score: dict[str, float]  # by keeper
-    active: dict[str, int]  # copies of experts that compute; random has no definite one
 
 
 def count_step(
@@ -61,7 +60,6 @@ def count_step(
         buckets = [[(*pair, slot) for pair in pairs[slot]] for slot in slots]
     after = [0] * len(placed)
     dropped, lost = 0, {"score": 0.0, "order": 0.0, "random": 0.0}
-    active: dict[str, set[tuple[int, int]]] = {"score": set(), "order": set()}
     for bucket in buckets:
         kept = min(len(bucket), limit)
         dropped += len(bucket) - kept
@@ -69,10 +67,8 @@ def count_step(
         by_score = sorted(in_order, key=lambda pair: -pair[1])  # of equal scores the first
         for keeper, ordered in (("order", in_order), ("score", by_score)):
             lost[keeper] += sum(score for _, score, _ in ordered[kept:])
-            active[keeper] |= {slot for _, _, slot in ordered[:kept]}
         if bucket:
             after[bucket[0][2][0]] += kept
             mass = sum(score for _, score, _ in bucket)
             lost["random"] += mass * (len(bucket) - kept) / len(bucket)
-    copies = {keeper: len(slots) for keeper, slots in active.items()}
-    return StepCounts(dropped, limit * len(buckets), max(before), max(after), lost, copies)
+    return StepCounts(dropped, limit * len(buckets), max(before), max(after), lost)

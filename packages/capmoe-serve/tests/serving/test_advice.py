@@ -16,14 +16,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.satellites import NEEDS_METHODS
 
-from capmoe_serve.advice import Advice, Budget, choose, reason
-from capmoe_serve.advising import ServingDeployment, advise_on_trace
-from capmoe_serve.page import about
-from capmoe_serve.quality import Quality, read_records
-from capmoe_serve.settings import Change, ServingSetting
+from capmoe_serve.advice import (
+    Advice,
+    Budget,
+    Change,
+    ServingDeployment,
+    ServingSetting,
+    choose,
+    cost,
+    reason,
+    with_front,
+)
+from capmoe_serve.advise import about, remark
+from capmoe_serve.advising import (
+    Quality,
+    advise_on_trace,
+    read_records,
+    speedup,
+    trace_settings,
+)
 from capmoe_serve.trace import Trace
-from serving.test_front import skewed
 from tests import records
+
+GAMMAS = (0.4, 1.0, 1.1, 3.0)
+DEPLOYMENT = ServingDeployment(ranks=4, experts_per_rank=3)
+
+
+def skewed(steps: int = 6, experts: int = 8, seed: int = 0) -> Trace:
+    """A trace of counts in which expert 0 gets most."""
+    generator = np.random.default_rng(seed)
+    load = generator.integers(5, 15, (steps, 2, experts))
+    load[:, :, 0] += 60
+    return Trace(experts, load_SLE=load, model="made", source="made")
 
 
 def capacity(
@@ -65,9 +89,8 @@ def menus(draw: st.DrawFn) -> list[ServingSetting]:
     """Draw menus with equal speedups, unknown losses and intervals about the budgets."""
     few = st.sampled_from((1.0, 1.1, 1.2, 1.4))
     menu = [HOME]
-    for _ in range(draw(st.integers(0, 3))):
-        kind = draw(st.sampled_from(("placement", "placement", "transfers")))
-        menu.append(lossless(draw(few), draw(st.sampled_from((0.0, 8.0))), kind))
+    copies = st.sampled_from((0.0, 8.0))
+    menu += [lossless(draw(few), draw(copies)) for _ in range(draw(st.integers(0, 3)))]
     for _ in range(draw(st.integers(0, 5))):
         effect = draw(st.sampled_from((None, 0.2, 0.0, -0.3, -0.5, -2.0)))
         drop_rate = draw(st.sampled_from((0.1, 0.3)))
@@ -95,7 +118,7 @@ def test_the_choice_is_what_a_search_finds(menu: list[ServingSetting], budget: B
         slow = setting.speedup < least
         lossy = setting.kind == "capacity"
         proven = setting.change is not None and most is not None and setting.change.low >= -most
-        if setting.kind != "transfers" and not slow and (most is None or not lossy or proven):
+        if not slow and (most is None or not lossy or proven):
             allowed.append(setting)
     if chosen is None:
         assert allowed == []
@@ -123,17 +146,28 @@ def test_the_choice_is_what_a_search_finds(menu: list[ServingSetting], budget: B
 
 @pytest.mark.parametrize("budget", BUDGETS[:2])
 def test_of_equals_the_simplest_is_chosen_whatever_the_order(budget: Budget) -> None:
-    """A plan goes before a program in every step, fewer copies before both, and nothing first."""
     best = [
         lossless(1.4, kind="unchanged"),
         lossless(1.4),
         lossless(1.4, 8),
-        lossless(1.4, 8).model_copy(update={"method": "LPLB+8"}),
         capacity(1.4, -0.1),
     ]
-    for first in range(4):
+    for first in range(3):
         for rest in itertools.permutations(best[first:]):
             assert choose([HOME, *rest], budget) is best[first]
+
+
+@settings(max_examples=100, deadline=None)
+@given(menus())
+def test_the_front_is_what_no_other_beats(menu: list[ServingSetting]) -> None:
+    def beats(first: ServingSetting, second: ServingSetting) -> bool:
+        costs = cost(first, "pairs") or 0.0, cost(second, "pairs") or 0.0
+        at_least = first.speedup >= second.speedup and costs[0] <= costs[1]
+        simpler = first.is_lossless and not second.is_lossless  # and as good
+        return at_least and (first.speedup > second.speedup or costs[0] < costs[1] or simpler)
+
+    for marked, setting in zip(with_front(menu, "pairs"), menu, strict=True):
+        assert marked.is_on_front is not any(beats(other, setting) for other in menu)
 
 
 def test_the_sentence_has_the_numbers_of_what_is_recommended() -> None:
@@ -173,15 +207,12 @@ def test_a_capacity_is_recommended_beside_one_that_drops_less_and_nobody_measure
     slower = placed.model_copy(update={"speedup": 1.4})
     more = placed.model_copy(update={"drop_rate": 0.2})
     assert "EPLB+8" not in reason([HOME, chosen, slower, more], budget)
-    # The γ of layers are in the sentence; no server takes them, and the titles are too short.
-    layered = chosen.model_copy(update={"gamma": None, "matched": 1.0, "layer_gammas": (0.5, 1.25)})
-    sentence = reason([HOME, layered], budget)
-    assert sentence.startswith("score γ by layer ≈1 per expert: the fullest rank")
-    assert sentence.endswith(" The γ of its layers: 0.5, 1.25.")
 
 
 def advised(trace: Trace, budget: Budget, quality: Quality | None = None) -> Advice:
-    return advise_on_trace(trace, (0.5, 1.0, 2.0), ServingDeployment(4), budget, quality=quality)[0]
+    return advise_on_trace(
+        trace, (0.5, 1.0, 2.0), ServingDeployment(ranks=4), budget, quality=quality
+    )[0]
 
 
 def test_ids_alone_give_loads_and_say_that_they_give_no_quality() -> None:
@@ -216,13 +247,96 @@ def test_prompts_and_decode_steps_are_not_mixed_silently() -> None:
     assert any(kinds in line for line in advised(skewed(), budget).unknown)
 
 
+def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
+    trace = skewed()
+    assert trace.load_SLE is not None
+    # The first half likes another expert: no capacity sees it, and every plan does.
+    other = trace.load_SLE.copy()
+    other[:3] = np.roll(other[:3], 5, axis=2)
+    changed = dataclasses.replace(trace, load_SLE=other)
+    before, after = (trace_settings(each, GAMMAS, DEPLOYMENT) for each in (trace, changed))
+    changed_by_plan = {
+        title
+        for title in {setting.title for setting in (*before, *after)}
+        if [s for s in before if s.title == title] != [s for s in after if s.title == title]
+    }
+    assert {"EPLB+4", "score γ=1 per device on EPLB+4"} <= changed_by_plan
+    unplanned = {s.title for s in before if s.placement is None}
+    assert changed_by_plan & unplanned <= {"EPLB", "EPLB+4"}
+    plan = next(setting for setting in before if setting.title == "EPLB+4")
+    assert plan.speedup > 1.3
+    assert plan.drop_rate == 0.0
+    assert plan.extra == 4
+
+
+def test_tokens_are_halved_as_their_loads_are() -> None:
+    generator = np.random.default_rng(1)
+    ids = np.argsort(generator.random((30, 2, 6)), axis=2)[:, :, :2].astype(np.uint8)
+    trace = Trace(6, expert_TLK=ids, step_T=np.sort(generator.integers(0, 5, 30)))
+    assert (trace.second_half().loads() == trace.loads()[2:]).all()
+    whole = trace.in_steps(30)
+    assert whole.second_half() is whole
+    assert whole.n_steps == 1
+    only = trace_settings(whole, (1.0,), ServingDeployment(ranks=2, experts_per_rank=4))
+    kinds = [setting.kind for setting in only]
+    assert kinds == ["unchanged", *["capacity"] * 6]
+    assert all(s.placement is None for s in only)
+
+
+def test_a_capacity_that_drops_nothing_changes_nothing_and_a_small_one_does() -> None:
+    every = trace_settings(skewed(), (0.5, 8.0), DEPLOYMENT)
+    unchanged = every[0]
+    wide = [s for s in every if s.gamma == 8.0 and s.placement is None]
+    small = [setting for setting in every if setting.gamma == 0.5]
+    assert all(s.straggler == pytest.approx(unchanged.straggler) for s in wide)
+    assert all(s.speedup == pytest.approx(1.0) and s.drop_rate == 0.0 for s in wide)
+    assert all(s.speedup > 1.5 and s.drop_rate > 0.3 for s in small)
+    assert all(s.dropped_score is None for s in every)  # counts have no scores
+    # On a placement a wide one is that placement, and it drops nothing.
+    placed = {s.title: s for s in every if s.kind == "placement"}
+    of_devices = [s for s in every if s.gamma == 8.0 and s.granularity == "device"]
+    for setting in of_devices[-2:]:
+        assert setting.placement in ("EPLB", "EPLB+4")
+        alone = placed[setting.placement]
+        assert setting.drop_rate == 0.0
+        assert setting.straggler == pytest.approx(alone.straggler)
+        assert (setting.extra, setting.set_up) == (alone.extra, alone.set_up)
+
+
+@pytest.mark.parametrize(
+    ("straggler", "sent", "link_share", "expected"),
+    [
+        (1.0, 0.5, 0.0, 2.0),  # compute alone: the fullest rank
+        (1.0, 0.5, 1.0, 2.0),  # the link alone: the pairs
+        (1.0, 1.0, 1.0, 1.0),  # which balancing does not lower
+        (1.0, 0.8, 0.5, 1 / (0.25 + 0.4)),
+    ],
+)
+def test_the_speedup_has_a_part_of_the_fullest_rank_and_one_of_the_link(
+    straggler: float, sent: float, link_share: float, expected: float
+) -> None:
+    assert speedup(straggler, 2.0, sent, link_share) == pytest.approx(expected)
+
+
+def test_experts_that_ranks_do_not_divide_are_compared_with_copies() -> None:
+    """As 60 experts and 4 copies on 8 ranks; nothing has an expert at home on one rank alone."""
+    trace = Trace(60, load_SLE=np.roll(skewed(experts=60).loads(), 30, axis=2))  # 30 is hot
+    every = trace_settings(trace, (1.0,), ServingDeployment(ranks=8, experts_per_rank=8))
+    titles = [setting.title for setting in every if setting.is_lossless]
+    assert titles == ["contiguous placement", "EPLB+4"]
+    assert {setting.extra for setting in every if setting.is_lossless} == {4.0}
+    unchanged, eplb = every[:2]
+    assert unchanged.straggler > eplb.straggler >= 1.0
+    assert {setting.granularity for setting in every[2:]} == {"device"}
+    more = trace_settings(trace, (1.0,), ServingDeployment(ranks=8, experts_per_rank=9))
+    assert {"EPLB+4", "EPLB+12"} < {setting.title for setting in more}
+
+
 def test_an_advice_is_read_back_from_its_json() -> None:
     advice = advised(skewed(), Budget(at_least_speedup=1.2))
     assert Advice.model_validate_json(advice.model_dump_json()) == advice
     with pytest.raises(ValueError, match="names no setting"):
         Advice.model_validate(dict(advice) | {"recommended": 99})
-    with pytest.raises(ValueError, match="asks nothing"):
-        Budget()
 
 
 def cell(method: Method) -> Cell:
@@ -288,7 +402,17 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
 def test_gammas_that_say_nothing_are_refused() -> None:
     for gamma in (0.0, float("inf")):
         with pytest.raises(UsageError, match="gammas="):
-            advise_on_trace(skewed(), (gamma,), ServingDeployment(4), Budget(at_most_points=1.0))
+            advise_on_trace(
+                skewed(), (gamma,), ServingDeployment(ranks=4), Budget(at_most_points=1.0)
+            )
     zero = dataclasses.replace(skewed(), load_SLE=np.zeros((2, 1, 8), int), layers=("0",))
     with pytest.raises(UsageError, match="has no pair"):
         advised(zero, Budget(at_most_points=1.0))
+
+
+def test_who_takes_a_capacity_is_said() -> None:
+    chosen = capacity(1.5, None)
+    assert "--moe-expert-capacity-factor 1.0 --moe-token-drop-policy probs" in remark(chosen)
+    for fields in ({"method": "order"}, {"granularity": "device"}, {"placement": "EPLB"}):
+        assert remark(chosen.model_copy(update=fields)).startswith("No server takes it")
+    assert remark(HOME) == remark(None) == ""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from capmoe_methods.adaptive_gamma.choice import choose, grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capmoe_serve.capacities import CapacityCounter, CapacitySums, layer_factors
-from capmoe_serve.settings import Granularity
-from capmoe_serve.slots import SlotPlan, contiguous, rank_loads, slots_in_turn
+from capmoe_serve.capacities import CapacityCounter, CapacitySums, Granularity
+from capmoe_serve.placements import SlotPlan, contiguous, rank_loads, slots_in_turn
 from capmoe_serve.trace import Trace
 from serving.capacity_reference import StepCounts, count_step
 from serving.test_summary import traces
@@ -48,15 +45,17 @@ def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide
     either: tuple[Granularity, ...] = ("device",) if placement.redundant else ("expert", "device")
     of = data.draw(st.sampled_from(either))
     factors = st.sampled_from((0.4, 1.0, 1.1, 3.0, 20.0 if wide else 0.7))
-    factor_XL = [[data.draw(factors) for _ in range(trace.n_layers)] for _ in range(2)]
-    sums = CapacityCounter(trace, factor_XL, placement, of).counted()
-    for factor_L, of_all in zip(factor_XL, sums, strict=True):
+    gammas = [data.draw(factors) for _ in range(2)]
+    sums = CapacityCounter(trace, gammas, placement, of).counted()
+    counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
+    without = CapacityCounter(counts, gammas, placement, of).counted()
+    for gamma, of_all, of_counts in zip(gammas, sums, without, strict=True):
         by_layer: list[list[StepCounts]] = [
             [
                 count_step(
                     experts,
                     scores,
-                    gamma=factor_L[layer],
+                    gamma=gamma,
                     n_experts=trace.n_experts,
                     placed=placement.expert_LRN[layer].tolist(),
                     of_devices=of == "device",
@@ -80,34 +79,9 @@ def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide
         for keeper in ("score", "order", "random"):
             lost = sum(count.dropped_score[keeper] for count in every) / mass
             assert of_all.lost[keeper] == pytest.approx(lost, abs=1e-6)
-        for keeper in ("score", "order"):
-            active = sum(count.active[keeper] for count in every)
-            assert of_all.mean_active(keeper) == pytest.approx(active / len(every))
-        assert (of_all.mean_active("random") is None) == (of == "device")
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data(), traces())
-def test_ids_alone_count_the_same(data: st.DataObject, trace: Trace) -> None:
-    placement = data.draw(placements(trace))
-    ids = dataclasses.replace(trace, score_TLK=None)
-    counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
-    factor_XL = [[0.7] * trace.n_layers, [1.5] * trace.n_layers]
-    for scored, of_ids, counted in zip(
-        *(
-            CapacityCounter(each, factor_XL, placement, "device").counted()
-            for each in (trace, ids, counts)
-        ),
-        strict=True,
-    ):
-        assert scored.straggler == of_ids.straggler == counted.straggler
-        assert scored.drop_rate == of_ids.drop_rate == counted.drop_rate
-        # Who is kept by score is not known without scores, nor anyone without ids.
-        assert list(of_ids.active) == ["order"]
-        assert of_ids.lost == {}
-        assert of_ids.mean_active("order") == scored.mean_active("order")
-        assert counted.active == {}
-        assert counted.mean_active("order") is None
+        # Counts alone say the same, but for the scores.
+        assert (of_counts.straggler, of_counts.drop_rate) == (of_all.straggler, of_all.drop_rate)
+        assert of_counts.lost == {}
 
 
 @settings(max_examples=40, deadline=None)
@@ -146,71 +120,10 @@ def test_ranks_that_do_not_divide_the_experts_by_hand() -> None:
     trace = Trace(3, load_SLE=np.array([[[6, 3, 3]]]), top_k=1)
     sums = counted(trace, home, "device")  # C = 12/2: 3 of each expert come to both ranks
     assert (int(sums.kept_L[0]), int(sums.fullest_L[0])) == (12, 6)
-    (half,) = CapacityCounter(trace, [[0.5]], home, "device").counted()
-    assert int(half.kept_L[0]) == 6
+    assert int(counted(trace, home, "device", 0.5).kept_L[0]) == 6
 
 
-def counted(trace: Trace, placement: SlotPlan, of: Granularity) -> CapacitySums:
-    """Return what γ=1 does to the one layer of a trace."""
-    (sums,) = CapacityCounter(trace, [[1.0]], placement, of).counted()
+def counted(trace: Trace, placement: SlotPlan, of: Granularity, gamma: float = 1.0) -> CapacitySums:
+    """Return what a capacity does to the one layer of a trace."""
+    (sums,) = CapacityCounter(trace, [gamma], placement, of).counted()
     return sums
-
-
-@pytest.mark.parametrize("of", ["expert", "device"])
-def test_the_factors_of_layers_are_chosen_from_what_loops_count(of: Granularity) -> None:
-    load_SLE = np.random.default_rng(3).integers(0, 9, (3, 2, 4))
-    load_SLE[:, 0, 0] += 30  # one layer likes one expert, the other does not
-    load_SLE[:, 1] += 5
-    home, gammas = contiguous(2, 4, 2), (1.0, 1.3, 4.0)
-    chosen = layer_factors(load_SLE, None, gammas, home, of)
-    offered = grid(2.0 if of == "device" else 4.0)
-
-    def curve(factors: Sequence[float], layer: int, what: str) -> list[float]:
-        asked = int(load_SLE[:, layer].sum())
-        return [
-            sum(
-                getattr(
-                    count_step(
-                        [[e] for e in range(4) for _ in range(int(load_SLE[step, layer, e]))],
-                        [[1.0]] * int(load_SLE[step, layer].sum()),
-                        gamma=factor,
-                        n_experts=4,
-                        placed=[[0, 1], [2, 3]],
-                        of_devices=of == "device",
-                    ),
-                    what,
-                )
-                for step in range(3)
-            )
-            / asked
-            for factor in factors
-        ]
-
-    dropped_LX, fullest_LX = (
-        np.array([curve(offered, layer, what) for layer in range(2)])
-        for what in ("dropped", "fullest_after")
-    )
-    for gamma, factors in zip(gammas, chosen, strict=True):
-        budget = float(np.mean([curve([gamma], layer, "dropped") for layer in range(2)]))
-        if factors is None:
-            assert budget == 0.0
-            assert gamma == 4.0
-            continue
-        places = choose(dropped_LX, 2 * fullest_LX, budget)
-        assert factors == [offered[place] for place in places]
-        assert factors[0] != factors[1]
-
-
-def test_many_steps_are_planned_on_evenly() -> None:
-    """The factors of every second step are those of all, where the steps between are the same."""
-    load_SLE = np.random.default_rng(0).integers(0, 9, (500, 2, 4))
-    load_SLE[..., 0] += 9
-    home = contiguous(2, 4, 2)
-    half, whole = (
-        layer_factors(each, None, (0.9,), home, "expert")
-        for each in (load_SLE, np.repeat(load_SLE, 2, axis=0))
-    )
-    assert half == whole
-    last = load_SLE.copy()
-    last[250:, 0] = np.roll(last[250:, 0], 1, axis=1)
-    assert layer_factors(last, None, (0.9,), home, "expert") != half

@@ -5,9 +5,7 @@ Each schema is that of the source which :mod:`capmoe_serve.exports` cites.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shlex
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,13 +13,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from capmoe_serve import exports
-from capmoe_serve.advice import Budget
-from capmoe_serve.advising import ServingDeployment, advise_on_trace
-from capmoe_serve.planners import plan_eplb
-from capmoe_serve.settings import ServingSetting
+from capmoe_serve.advice import Budget, ServingDeployment
+from capmoe_serve.advising import advise_on_trace
+from capmoe_serve.placements import plan_eplb
 from capmoe_serve.trace import Trace
+from serving.test_advice import skewed
 from serving.test_balancing import PUBLISHED_LOADS, PUBLISHED_MAP
-from serving.test_front import skewed
 
 Index = Annotated[int, Field(ge=0)]
 
@@ -71,16 +68,6 @@ class EplbConfig(BaseModel):
     policy: Literal["default"] = "default"
 
 
-class Arguments(BaseModel):
-    """Megatron-LM's arguments of a capacity, without dashes before them."""
-
-    model_config = ConfigDict(extra="forbid", alias_generator=lambda name: name.replace("_", "-"))
-
-    moe_expert_capacity_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    moe_token_drop_policy: Literal["probs", "position"]
-    moe_token_dispatcher_type: Literal["alltoall"]  # which a capacity needs
-
-
 def with_layers(trace: Trace, *names: str) -> Trace:
     return Trace(trace.n_experts, load_SLE=trace.load_SLE, layers=names)
 
@@ -96,7 +83,6 @@ def test_a_placement_is_the_same_in_all_files() -> None:
     assert location.logical_count[3] == load_LE[1].tolist()
     assert location.logical_count[0] == location.logical_count[2] == [1] * 8  # dense layers
     assert "--ep-num-redundant-experts 4" in files[exports.SGLANG].usage
-    assert "lp" not in files[exports.SGLANG].usage.split()
 
     content = yaml.safe_load(files[exports.TENSORRT_LLM].text)
     balancer = MoeLoadBalancer.model_validate(content)
@@ -133,60 +119,17 @@ def test_layers_without_numbers_of_their_own_are_numbered_by_place() -> None:
     assert exports.layer_numbers(("3", "10000000000")) == (0, 1)  # rows for so many layers
 
 
-def capacity(method: str = "score", granularity: str = "expert") -> ServingSetting:
-    return ServingSetting.model_validate(
-        {
-            "kind": "capacity",
-            "method": method,
-            "gamma": 1.5,
-            "granularity": granularity,
-            "straggler": 1.0,
-            "speedup": 1.5,
-        }
-    )
-
-
-def test_megatron_has_score_of_each_expert_where_its_settings_keep_the_factor() -> None:
-    file = exports.capacity_files(capacity())[exports.MEGATRON]
-    line = file.text
-    assert "--transformer-impl inference_optimized refuses every capacity" in file.usage
-    assert "--moe-pad-experts-for-cuda-graph-inference a server replaces the factor" in file.usage
-    assert line == (
-        "--moe-expert-capacity-factor 1.5 --moe-token-drop-policy probs "
-        "--moe-token-dispatcher-type alltoall\n"
-    )
-    words = shlex.split(line)
-    names = [name.removeprefix("--") for name in words[::2]]
-    read = Arguments.model_validate(dict(zip(names, words[1::2], strict=True)))
-    assert (read.moe_expert_capacity_factor, read.moe_token_drop_policy) == (1.5, "probs")
-    for other in (
-        capacity("order"),  # its policy "position" keeps any of equals, not the first
-        capacity("random"),
-        capacity("score", "device"),
-        capacity().model_copy(update={"placement": "EPLB"}),
-        capacity().model_copy(update={"gamma": None, "layer_gammas": (1.0, 1.5)}),
-        ServingSetting(kind="unchanged", method="contiguous", straggler=1.0, speedup=1.0),
-    ):
-        assert exports.capacity_files(other) == {}
-
-
 def test_the_files_are_those_of_what_is_recommended() -> None:
     trace = skewed()
 
     def advised(**budget: float) -> dict[str, str]:
-        return advise_on_trace(trace, (0.5, 1.0), ServingDeployment(4), Budget(**budget))[1]
+        return advise_on_trace(trace, (0.5, 1.0), ServingDeployment(ranks=4), Budget(**budget))[1]
 
     balanced = advised(at_least_speedup=1.3)
-    assert exports.MEGATRON not in balanced
     assert json.loads(balanced[exports.VLLM]) == {"num_redundant_experts": 4}
     fast = advised(at_least_speedup=2.5)
-    # A capacity on EPLB's placement: its servers take the placement, and Megatron-LM has none.
     assert json.loads(fast[exports.VLLM]) == {"num_redundant_experts": 4}
-    assert exports.MEGATRON not in fast
-    two = dataclasses.replace(trace, load_SLE=trace.load_SLE[:1])  # type: ignore[index]
-    _, unplanned = advise_on_trace(two, (1.0,), ServingDeployment(8), Budget(at_least_speedup=2.0))
-    assert "--moe-expert-capacity-factor 1.0" in unplanned[exports.MEGATRON]
     assert advised(at_least_speedup=1.0) == {}  # nothing need change
     even = Trace(8, load_SLE=np.full((4, 1, 8), 5))
-    served = advise_on_trace(even, (1.0,), ServingDeployment(4), Budget(at_most_points=1.0))
+    served = advise_on_trace(even, (1.0,), ServingDeployment(ranks=4), Budget(at_most_points=1.0))
     assert served[1] == {}

@@ -42,7 +42,6 @@ REFUSED = {
                 "top-k": ("0",),
                 "experts-per-rank": ("0",),
                 "step-tokens": ("0", "٣"),
-                "expert-bytes": ("0",),
                 "at-most-points": ("101", "-1", "nan"),
             }.items()
             for word in words
@@ -54,7 +53,7 @@ REFUSED = {
     },
     "loads": {
         "": "required",
-        "file out.png": "not the name of a trace",
+        "file": "not the name of a trace",
         "vllm.csv": "no such file",
         **{
             f"traces/{name}": "no regular file; save the input in one"
@@ -89,17 +88,12 @@ REFUSED = {
         "traces/ragged.jsonl --experts 8": "tokens differ in their layers or in their top-k",
         "traces/number.jsonl --experts 8": "int64 []; must be integers",
         "traces/vllm.jsonl --experts 8 --top-k 3": "top_k=3: traces/vllm.jsonl has 2",
-        "traces/0.pt traces/1.pt": "give one trace at a time",
         "traces/0.pt --experts 16": "experts=16: traces/0.pt has 8",
         "traces/0.pt --only decode": "does not say which steps are prompts",
         "traces/0.pt --only promts": "--only",
         "traces/0.pt --step-tokens 32": "step tokens: the trace has counts of steps",
-        "example out.bmp": "bmp",
         "example --json file/out.json": WRITE,
-        "example file/out.png": WRITE,
-        "example out.png --layer 4": "layer=4: the trace has MoE layers 0 to 3",
         "example --gammas inf": "gammas=inf",
-        "example --ranks 5": "ranks=5: 64 experts cannot be spread",
     },
 }
 ROWS = [(command, *row) for command, rows in REFUSED.items() for row in rows.items()]

@@ -7,13 +7,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from capmoe_eval.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_serve import trace as trace_module
-from capmoe_serve.pairs import KEEPERS
-from capmoe_serve.slots import contiguous
+from capmoe_serve.capacities import KEEPERS
+from capmoe_serve.placements import contiguous
 from capmoe_serve.summary import ALL, summarise
 from capmoe_serve.trace import Trace
 from serving.capacity_reference import count_step
@@ -122,5 +121,12 @@ def test_peaks_are_those_of_a_step_and_not_of_the_sum() -> None:
     assert summary.load_LE.tolist() == [[2, 2]]
     assert set(summary.layers.loc["0"].drop("pairs")) == {2.0}
     assert summarise(Trace(2, ids, ranks=2)).layers.loc["0", "straggler"] == 1.0
-    with pytest.raises(UsageError, match=r"^ranks=3: 2 experts cannot be spread"):
-        summarise(trace, ranks=3)
+
+
+def test_ranks_that_do_not_divide_the_experts_have_copies() -> None:
+    """As 60 experts and 4 copies on 8 ranks; here expert 0 has a copy behind expert 2."""
+    trace = Trace(3, load_SLE=np.array([[[6, 3, 3]]]), top_k=1)
+    uneven, alone = summarise(trace, (0.5,), ranks=2), summarise(trace, (0.5,))
+    assert uneven.layers.loc["0", "straggler"] == 1.0  # 3 of expert 0 on each rank
+    assert list(uneven.capacities) == list(alone.capacities) == ["dropped", "padding"]
+    assert uneven.capacities.equals(alone.capacities)

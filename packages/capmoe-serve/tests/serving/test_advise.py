@@ -1,14 +1,11 @@
-"""The command of an advice: what it prints, writes and shows; and every command of its page."""
+"""The command of an advice: what it prints and writes; and every command of its pages."""
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
 import re
 import shlex
-from base64 import b64decode
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +14,10 @@ import yaml
 from capmoe_eval.__main__ import main
 from tests.records import planned
 
-from capmoe_serve.advice import Advice, Budget
-from capmoe_serve.advising import ServingDeployment, advise_on_trace
-from capmoe_serve.exports import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
-from capmoe_serve.page import draw_settings, text, to_html
-from capmoe_serve.settings import cost
+from capmoe_serve.advice import Advice
+from capmoe_serve.exports import TENSORRT_LLM, VLLM
 from capmoe_serve.trace import Trace
 from capmoe_serve.trace_file import load_trace, save_trace
-from serving.test_front import skewed
 from serving.test_readers import completion, generated, lines
 
 ROOT = Path(__file__).parents[4]
@@ -115,84 +108,16 @@ def test_there_are_commands_of_each_kind() -> None:
     assert len(COMMANDS) >= 7
 
 
-class Tags(HTMLParser):
-    """Collects what a page would load from elsewhere, and its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.loaded: list[str] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [value or "" for name, value in attrs if name in ("href", "src")]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_the_page_needs_nothing_besides(
+def test_files_of_an_earlier_advice_go(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = "capmoe-eval advise example --ranks=8 --at-least-speedup=1.5 --gammas 0.5 1"
     assert run(command, monkeypatch) == 0
     out = place / "advice"
-    assert {path.name for path in out.iterdir()} >= {SGLANG, TENSORRT_LLM, VLLM}
     advice = Advice.model_validate_json((out / "advice.json").read_text())
-    page = (out / "advice.html").read_text()
-    assert page == to_html(advice)
-    alone = Tags(page)
-    assert [link.partition(",")[0] for link in alone.loaded] == ["data:image/svg+xml;base64"]
-    for part in (advice.sentence, *advice.unknown, "score γ=0.5 per device"):
-        assert part in alone.text
+    assert {path.name for path in out.iterdir()} == {"advice.json", *advice.files}
     balanced = yaml.safe_load((out / TENSORRT_LLM).read_text())["num_slots"]
     assert json.loads((out / VLLM).read_text()) == {"num_redundant_experts": balanced - 64}
-    # What an earlier advice wrote and this one does not is gone.
-    again = command.replace("--at-least-speedup=1.5", "--at-least-speedup=1.0")
-    assert run(again, monkeypatch) == 0
-    assert not any((out / name).exists() for name in SERVER_FILES)
+    assert run(command.replace("1.5", "1.0"), monkeypatch) == 0  # nothing need change
+    assert [path.name for path in out.iterdir()] == ["advice.json"]
     capsys.readouterr()
-
-
-def advised(budget: Budget) -> Advice:
-    return advise_on_trace(skewed(), (0.5, 1.0), ServingDeployment(4), budget)[0]
-
-
-def test_the_front_names_who_is_kept_once() -> None:
-    one_step = Trace(8, load_SLE=skewed().loads()[:1])
-    budget = Budget(at_least_speedup=1.2)
-    advice, _ = advise_on_trace(one_step, (0.5, 1.0), ServingDeployment(4), budget)
-    ties = [line.split("  ")[0] for line in text(advice).splitlines() if "γ=0.5 per device" in line]
-    assert ties == ["score, order, random γ=0.5 per device"]
-
-
-def test_the_page_has_every_setting_and_its_weights_in_mb() -> None:
-    deployment = ServingDeployment(4, expert_bytes=3_000_000)
-    advice, _ = advise_on_trace(skewed(), (0.5, 1.0), deployment, Budget(at_least_speedup=1.2))
-    page = to_html(advice)
-    assert page == to_html(advice)
-    every = page.partition("All settings")[2]
-    for setting in advice.settings:
-        assert html.escape(setting.title) in every
-        assert f">{setting.set_up * 3:.3g}<" in every
-        assert f"γ {', '.join(map(str, setting.layer_gammas or ()))}" in every
-    assert any(setting.set_up for setting in advice.settings)
-    assert "weights sent once in a layer, MB" in every
-
-
-@pytest.mark.parametrize("speedup", [1.2, 1e6])
-def test_the_picture_marks_the_front_and_the_recommended_setting(speedup: float) -> None:
-    advice = advised(Budget(at_least_speedup=speedup))
-    (axes,) = draw_settings(advice).axes
-    points = {str(line.get_label()): line.get_xydata().tolist() for line in axes.get_lines()}
-    front = sorted(
-        [s.speedup, 100 * (cost(s, advice.axis) or 0.0)] for s in advice.settings if s.is_on_front
-    )
-    assert points["the front"] == pytest.approx(np.array(front))
-    assert points.get("recommended", []) == [
-        [s.speedup, 100 * (cost(s, advice.axis) or 0.0)]
-        for s in advice.settings
-        if s == advice.chosen
-    ]
-    svg = b64decode(to_html(advice).partition("svg+xml;base64,")[2].partition('"')[0]).decode()
-    assert "<svg" in svg
