@@ -1,17 +1,17 @@
-"""The demo asks two servers, compares their answers, and leaves no process behind."""
+"""The demo's servers end with all their processes; a real one bears many clients and a restart."""
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from capmoe_eval.errors import UsageError
+from capmoe_eval.zoo import WEIGHTS
+from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 from capmoe_serve.server import demo
 from server.engines import NEEDS_VLLM
@@ -19,14 +19,28 @@ from server.engines import NEEDS_VLLM
 SETTINGS = {"CAPMOE_METHOD": "score", "CAPMOE_GAMMA": "1.0"}
 PATHS = Path("weights"), Path("tokenizer")
 FAKE = """
-import http.server, os, subprocess, sys
+import http.server, json, os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("worker", child.pid, "gamma", os.environ.get("CAPMOE_GAMMA"), flush=True)
+gamma = os.environ.get("CAPMOE_GAMMA")
+print("worker", child.pid, "gamma", gamma, flush=True)
 port = int(sys.argv[sys.argv.index("--port") + 1])
-class Health(http.server.BaseHTTPRequestHandler):
+class Answers(http.server.BaseHTTPRequestHandler):
+    def answer(self, text):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(text.encode())
     def do_GET(self):
-        self.send_response(200); self.end_headers()
-http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
+        self.answer('capmoe_a_total 3.0\\ncapmoe_b{le="1"} 0.0\\ncapmoe_a_bucket 1.0\\nother 1.0')
+    def do_POST(self):
+        prompts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+        value = -2.0 if gamma else -1.0
+        of = [{"index": n, "finish_reason": "length", "text": prompt + " yes", "logprobs": {
+            "text_offset": [0, 1, 2, len(prompt)], "token_logprobs": [None, value, value, -9.0],
+        }} for n, prompt in enumerate(prompts)]
+        self.answer(json.dumps({"id": "a", "object": "text_completion", "created": 0, "model": "m",
+                                "choices": of[::-1]}))
+http.server.HTTPServer(("127.0.0.1", port), Answers).serve_forever()
 """
 
 
@@ -87,54 +101,67 @@ def test_wrong_settings_show_before_a_server_starts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(demo.Server, "__enter__", lambda _: pytest.fail("started"))
     with pytest.raises(UsageError, match="CAPMOE_GAMMA=-1: "):
         demo.main(["--gamma", "-1"])
-
-
-def test_the_log_probability_is_of_the_answer_s_tokens() -> None:
-    prompt = "Question: Answer: why?\nAnswer: no way"
-    begin = prompt.index(" no")
-    logprobs = SimpleNamespace(
-        text_offset=[0, begin - 1, begin, begin + 3, len(prompt)],
-        token_logprobs=[None, -5.0, -1.0, -0.5, -9.0],
-    )
-    assert demo.answer_logprob(logprobs, prompt) == -1.5
-
-
-def test_the_report_compares_the_answers_and_leaves_zeros_out() -> None:
-    questions = demo.miniworld_questions(2)
-    stock = demo.Answered([[-1.0, -2.0, -3.0, -4.0]] * 2, [])
-    metrics = ['capmoe_a_total{layer="0"} 3.0', 'capmoe_b{le="1",x="y"} 0.0', "capmoe_a_bucket 1.0"]
-    capped = demo.Answered([[-1.25, -2.0, -3.0, -4.0]] * 2, metrics)
-    text = "\n".join(demo.report(questions, stock, capped, SETTINGS))
-    assert "of 8 answers to 2 questions" in text
-    assert text.count("-1.000      -1.250   -0.250") == 2
-    n_first = sum(question.right == 0 for question in questions)
-    assert f"Right: {n_first} of 2 by stock vLLM, {n_first} under score 1.0" in text
-    assert "Largest change: 0.250." in text
-    assert [line.split()[0] for line in text.splitlines() if "capmoe_" in line] == [
-        metrics[0].split()[0]
-    ]
-    assert "  CAPMOE_METHOD=score CAPMOE_GAMMA=1.0 vllm serve MODEL" in text
-
-
-def test_completions_stand_below_their_prompt_and_need_the_checkpoint() -> None:
-    lines = demo.completions(["The sea"], [" is\nblue."], [" is."], SETTINGS)
-    assert list(lines) == ["\nThe sea …", "  stock vLLM  is blue.", "  score 1.0   is."]
     with pytest.raises(UsageError, match="smollm2_moe has no checkpoint; run `make real`"):
         demo.main(["--model", "smollm2_moe"])
 
 
+def test_both_servers_are_asked_the_same(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("openai")
+    demo.main([])
+    assert program
+    text = capsys.readouterr().out
+    assert text.count("stock vLLM     -2.000  yes") == text.count("score 1.0      -4.000  yes") == 4
+    assert text.endswith("adds to /metrics:\n  capmoe_a_total 3.0\n")
+
+
+CLIENTS = 100
+
+
+def stream(address: str, number: int) -> int:
+    """Ask one question; every fifth client leaves after the first token. Return its tokens."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    prompt = f"Question: what is {number} times {number + 3}?\nAnswer:" * (1 + number % 4)
+    call = {"model": demo.MODEL, "prompt": prompt, "temperature": 0.0, "stream": True}
+    with client.completions.create(
+        **call, max_tokens=24, extra_body={"ignore_eos": True}
+    ) as tokens:
+        received = 0
+        for _ in tokens:
+            received += 1
+            if number % 5 == 0:
+                break
+    return received
+
+
 @NEEDS_VLLM
 @pytest.mark.slow
-def test_real_servers_are_asked_and_stopped(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_server_bears_many_clients_aborted_requests_and_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "PROMETHEUS_MULTIPROC_DIR"):
         monkeypatch.delenv(name, raising=False)  # as a user has it
-    demo.main(["--questions", "2"])
-    text = capsys.readouterr().out
-    changes = re.findall(r"(?m)^.{58}\S+ +-\d+\.\d+ +-\d+\.\d+ +([+-]\d+\.\d+)$", text)
-    assert len(changes) == 8
-    assert any(map(float, changes))
-    assert "capmoe_dropped_pairs_total" in text
-    assert text.count("stopped") == 2
-    assert os.environ.get("CAPMOE_METHOD") is None
+    miniworld_tokenizer().save_pretrained(tokenizer := tmp_path / "tokenizer")
+    settings = {**SETTINGS, "CAPMOE_DECODE": "constrained"}
+    server = demo.Server(tmp_path, settings, WEIGHTS / demo.MODEL, tokenizer)
+    with server:
+        server.await_ready()
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            tokens = list(clients.map(lambda n: stream(server.address, n), range(CLIENTS)))
+        assert all(count == 1 for count in tokens[::5])
+        assert all(count > 1 for place, count in enumerate(tokens) if place % 5)
+        assert len(server.ask(demo.PROMPTS)) == len(demo.PROMPTS)
+        sums: dict[str, float] = {}
+        for line in server.metrics():
+            name, value = line.split("{")[0].split(" ")[0], line.rsplit(" ", 1)[1]
+            sums[name] = sums.get(name, 0.0) + float(value)
+        routed, kept, dropped, added = (
+            sums[f"capmoe_{name}_pairs_total"] for name in ("routed", "kept", "dropped", "added")
+        )
+        assert kept + dropped - added == routed == sums["capmoe_tokens_total"] * 4 * 8
+        assert dropped > 0
+    assert server._process.returncode is not None
+    with server:  # again, on the same port
+        server.await_ready()
+        assert len(server.ask(demo.PROMPTS)) == len(demo.PROMPTS)
