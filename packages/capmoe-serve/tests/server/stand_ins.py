@@ -1,17 +1,22 @@
-"""A model with the parts of vLLM that the plugin takes over, and a runner of its steps."""
+"""A model with the parts of vLLM that the plugin takes over, and steps of it under a method."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from torch import Tensor, nn
 
+from capmoe_serve.server.engine import EngineCapacity
 from capmoe_serve.server.step import StepRows
 
-HIDDEN = 6
+E, K, HIDDEN = 7, 3, 6
+MIXED = StepRows(("a", "b", "c"), (9, 1, 4), (0, 12, 3), (9, 8, 7))
+"""A prompt, a token that was generated, and the last chunk of a prompt."""
 
 
 class Router:
@@ -107,3 +112,72 @@ def runner_of(rows: StepRows) -> tuple[Any, Any]:
     )
     tokens = dict(zip(rows.requests, rows.scheduled, strict=True))
     return SimpleNamespace(input_batch=batch), SimpleNamespace(num_scheduled_tokens=tokens)
+
+
+class LayerCall(NamedTuple):
+    """What a layer was given and returned in a step; rows of padding come last."""
+
+    hidden_NH: Tensor
+    logits_NE: Tensor
+    output_NH: Tensor
+    weight_NS: Tensor
+    index_NS: Tensor
+
+    @property
+    def pairs(self) -> list[set[int]]:
+        """The experts of every row that weigh something at the kernel."""
+        rows = zip(self.index_NS.tolist(), self.weight_NS.tolist(), strict=True)
+        return [{e for e, w in zip(*row, strict=True) if w} for row in rows]
+
+    @property
+    def chosen(self) -> list[set[int]]:
+        """The experts of every row by the router."""
+        return [set(row) for row in self.logits_NE.topk(K).indices.tolist()]
+
+
+class Served:
+    """MoE layers under a method; the logits of their steps are random, and overload expert 0."""
+
+    def __init__(
+        self,
+        method: str | Method,
+        gamma: float | str | None = None,
+        *,
+        layers: int = 2,
+        kind: type[Experts] = CPUUnquantizedExperts,
+        normalises: bool = False,
+        samples: bool = False,
+        seed: int = 0,
+        **knobs: Any,
+    ) -> None:
+        self.method = create_method(method, gamma, **knobs) if isinstance(method, str) else method
+        self.layers = [Layer(Router(E, K, normalises=normalises), kind(E)) for _ in range(layers)]
+        model = Model(*self.layers)
+        self.capacity = EngineCapacity(model, model.config, self.method, samples=samples)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def experts(self) -> Any:
+        """The kernel of the first layer."""
+        return self.layers[0]._quant_method.moe_kernel.fused_experts
+
+    def compute(
+        self, rows: StepRows | int = 16, *, padding: int = 0, layers: int | None = None
+    ) -> list[LayerCall]:
+        """Compute a step, by default of one prompt; one that not all layers run is broken off."""
+        if isinstance(rows, int):
+            rows = StepRows(("a",), (rows,), (0,), (rows,))
+        self.capacity.begin(*runner_of(rows))
+        calls = []
+        for layer in self.layers[:layers]:
+            hidden_NH, logits_NE = (
+                torch.randn(rows.n_rows + padding, size, generator=self._generator)
+                for size in (HIDDEN, E)
+            )
+            logits_NE[:, 0] += 2
+            calls.append(LayerCall(hidden_NH, logits_NE, *layer(hidden_NH, logits_NE)))
+        if len(calls) < len(self.layers):
+            self.capacity.abandon()
+        else:
+            self.capacity.end()
+        return calls

@@ -10,6 +10,7 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
+from capmoe_eval.wrapper.observers.invariants import examination_seed, is_examined
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.routing.problems import Case, one_group
@@ -19,13 +20,14 @@ from torch import Tensor
 from capmoe_serve.server.engine import EngineCapacity
 from capmoe_serve.server.step import StepRows, plan_step
 from server.stand_ins import (
-    HIDDEN,
     CPUUnquantizedExperts,
+    E,
     Experts,
+    K,
     Layer,
     Model,
     Router,
-    runner_of,
+    Served,
 )
 
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -114,219 +116,174 @@ def test_a_layer_computes_the_pairs_that_loops_choose(
     seed: int,
 ) -> None:
     name, knobs = chosen
-    method = create_method(name, gamma, decode=decode, **knobs)
-    n_experts, top_k, n_rows = 7, 3, rows.n_rows
     kind = CPUUnquantizedExperts if compacts else Experts
-    layers = [
-        Layer(Router(n_experts, top_k, normalises=normalises), kind(n_experts)) for _ in range(2)
-    ]
-    model = Model(*layers)
-    stock_router = Router(n_experts, top_k, normalises=normalises)
-    capacity = EngineCapacity(model, model.config, method)
-    generator = torch.Generator().manual_seed(seed)
+    served = Served(
+        name, gamma, decode=decode, kind=kind, normalises=normalises, seed=seed, **knobs
+    )
+    method, stock = served.method, Router(E, K, normalises=normalises)
+    under = under_method(method, rows)
     for number in range(2):  # two steps, whose random numbers are others
-        first_plan = capacity._number
-        capacity.begin(*runner_of(rows))
-        under = under_method(method, rows)
-        for place, layer in enumerate(layers):
-            hidden_NH = torch.randn(n_rows + n_padding, HIDDEN, generator=generator)
-            logits_NE = torch.randn(n_rows + n_padding, n_experts, generator=generator)
-            logits_NE[:, 0] += 2  # which overloads an expert
-            own_weight_NK, own_NK = stock_router._select_experts(hidden_NH, logits_NE)
-            output_NH, weight_NS, index_NS = layer(hidden_NH, logits_NE)
-
-            score_NE = logits_NE.softmax(dim=-1)
+        first_plan = served.capacity._number
+        for place, call in enumerate(served.compute(rows, padding=n_padding)):
+            own_weight_NK, own_NK = stock._select_experts(call.hidden_NH, call.logits_NE)
+            score_NE = call.logits_NE.softmax(dim=-1)
             total_N1 = score_NE.gather(1, own_NK.long()).sum(dim=1, keepdim=True)
             of_NE = score_NE / total_N1 if normalises else score_NE
-            pairs = expected_pairs(method, under, logits_NE, own_NK, place, first_plan)
-            pairs += [set(own_NK[row].tolist()) for row in range(n_rows, n_rows + n_padding)]
+            pairs = expected_pairs(method, under, call.logits_NE, own_NK, place, first_plan)
+            pairs += [set(row) for row in own_NK[rows.n_rows :].tolist()]
+            assert call.pairs == pairs, (number, place)
             for row, experts in enumerate(pairs):
-                slots = {
-                    int(expert): float(weight)
-                    for expert, weight in zip(index_NS[row], weight_NS[row], strict=True)
-                    if weight != 0
-                }
-                assert set(slots) == experts, (number, place, row)
                 expected = sum(float(of_NE[row, expert]) * (expert + 1) for expert in experts)
                 torch.testing.assert_close(
-                    output_NH[row], hidden_NH[row] * expected, rtol=1e-5, atol=1e-6
+                    call.output_NH[row], call.hidden_NH[row] * expected, rtol=1e-5, atol=1e-6
                 )
-                if row >= n_rows or not under[row]:  # bit for bit what the router returned
-                    assert torch.equal(weight_NS[row, :top_k], own_weight_NK[row])
-                    assert torch.equal(index_NS[row, :top_k], own_NK[row])
-        capacity.end()
-    summary = capacity.report()["summary"]
-    assert summary["tokens"] == 2 * sum(under)
+                if row >= rows.n_rows or not under[row]:  # bit for bit what the router returned
+                    assert torch.equal(call.weight_NS[row, :K], own_weight_NK[row])
+                    assert torch.equal(call.index_NS[row, :K], own_NK[row])
+    assert served.capacity.report()["summary"]["tokens"] == 2 * sum(under)
 
 
-def chunk(*scheduled: int) -> StepRows:
-    """Return the rows of whole prompts."""
-    names = tuple(map(str, range(len(scheduled))))
-    return StepRows(names, scheduled, (0,) * len(scheduled), scheduled)
-
-
-def one_layer(
-    method: Method, experts: type[Experts] = CPUUnquantizedExperts
-) -> tuple[EngineCapacity, Layer]:
-    layer = Layer(Router(7, 3), experts(7))
-    model = Model(layer)
-    return EngineCapacity(model, model.config, method), layer
-
-
-def random_step(n_rows: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    logits_NE = torch.randn(n_rows, 7, generator=generator)
-    logits_NE[:, 0] += 2
-    return torch.randn(n_rows, HIDDEN, generator=generator), logits_NE
-
-
-def step(layer: Layer, capacity: EngineCapacity) -> Tensor:
-    """Compute a step of a prompt of 16 tokens; return the weights at the experts."""
-    capacity.begin(*runner_of(chunk(16)))
-    _, weight_NK, _ = layer(*random_step(16))
-    capacity.end()
-    return weight_NK
-
-
-def test_the_kernel_computes_the_kept_pairs_alone() -> None:
-    method = create_method("score", 0.5)
-    capacity, layer = one_layer(method)
-    step(layer, capacity)  # in which the kernel is also proven
-    experts = layer._quant_method.moe_kernel.fused_experts
-    experts.pairs = 0
-    weight_NK = step(layer, capacity)
-    assert experts.pairs == int((weight_NK != 0).sum()) < 16 * 3
-    assert capacity.report()["proofs"]["kernel_agrees"]["passed"]
-
-
-def test_a_kernel_that_was_not_tried_gets_every_slot() -> None:
-    capacity, layer = one_layer(create_method("score", 0.5), Experts)
-    step(layer, capacity)  # in which the kernel is also proven
-    experts = layer._quant_method.moe_kernel.fused_experts
-    experts.pairs = 0
-    weight_NK = step(layer, capacity)
-    assert experts.pairs == 16 * 3
-    assert 2 * int((weight_NK == 0).sum()) == capacity.report()["summary"]["dropped"] > 0
+@pytest.mark.parametrize(("kind", "is_compact"), [(CPUUnquantizedExperts, True), (Experts, False)])
+def test_a_kernel_that_was_tried_computes_the_kept_pairs_alone(
+    kind: type[Experts], is_compact: bool
+) -> None:
+    served = Served("score", 0.5, layers=1, kind=kind)
+    served.compute()  # in which the kernel is also proven
+    served.experts.pairs = 0
+    (call,) = served.compute()
+    kept = int((call.weight_NS != 0).sum())
+    assert served.experts.pairs == (kept if is_compact else 16 * K)
+    assert kept < 16 * K
+    assert served.capacity.report()["proofs"]["kernel_agrees"]["passed"]
 
 
 def test_a_step_without_requests_is_a_warm_up() -> None:
-    capacity, layer = one_layer(create_method("score", 0.5))
-    hidden_NH, logits_NE = random_step(16)
-    stock = Router(7, 3)._select_experts(hidden_NH, logits_NE)
-    _, weight_NK, index_NK = layer(hidden_NH, logits_NE)
-    assert torch.equal(weight_NK, stock[0])
-    assert torch.equal(index_NK, stock[1])
-    assert capacity.report()["summary"]["forwards"] == 0
+    served = Served("score", 0.5, layers=1)
+    hidden_NH, logits_NE = torch.randn(16, 6), torch.randn(16, E)
+    stock = Router(E, K)._select_experts(hidden_NH, logits_NE)
+    _, *routing = served.layers[0](hidden_NH, logits_NE)
+    assert all(torch.equal(*both) for both in zip(routing, stock, strict=True))
+    assert served.capacity.report()["summary"]["forwards"] == 0
 
 
 def test_another_method_may_take_the_place_of_one() -> None:
-    capacity, layer = one_layer(create_method("score", 0.5))
-    capacity.remove()
-    model = Model(layer)
-    other = EngineCapacity(model, model.config, create_method("score", 1.5))
-    for of in (capacity, other):
-        of.begin(*runner_of(chunk(16)))
-    layer(*random_step(16))
-    other.end()
-    capacity.end()
-    assert other.report()["summary"]["tokens"] == 16
-    assert capacity.report()["summary"]["tokens"] == 0
+    served = Served("score", 0.5, layers=1)
+    before = served.capacity
+    before.remove()
+    model = Model(*served.layers)
+    served.capacity = EngineCapacity(model, model.config, create_method("score", 1.5))
+    served.compute()
+    assert served.capacity.report()["summary"]["tokens"] == 16
+    assert before.report()["summary"]["tokens"] == 0
 
 
 # What breaks an invariant is done here on purpose.
 
 
-@pytest.mark.parametrize("experts", [Experts, CPUUnquantizedExperts])
-def test_a_router_that_is_replaced_later_is_caught(experts: type[Experts]) -> None:
-    capacity, layer = one_layer(create_method("score", 0.5), experts)
-    stock = Router(7, 3)
-    layer.router._select_experts = stock._select_experts  # type: ignore[method-assign]
+KINDS = pytest.mark.parametrize("kind", [Experts, CPUUnquantizedExperts])
+
+
+@KINDS
+def test_a_router_that_is_replaced_later_is_caught(kind: type[Experts]) -> None:
+    served = Served("score", 0.5, layers=1, kind=kind)
+    served.layers[0].router._select_experts = Router(E, K)._select_experts  # type: ignore[method-assign]
     with pytest.raises(EnforcementError, match="no MoE layer ran"):
-        step(layer, capacity)
+        served.compute()
 
 
-@pytest.mark.parametrize("experts", [Experts, CPUUnquantizedExperts])
-def test_a_router_whose_decision_is_overwritten_is_caught(experts: type[Experts]) -> None:
-    capacity, layer = one_layer(create_method("score", 0.5), experts)
-    step(layer, capacity)  # the kernel is proven
-    under_capacity, stock = layer.router._select_experts, Router(7, 3)
+@KINDS
+@pytest.mark.parametrize("examined", ["each", "samples"])
+def test_a_router_whose_decision_is_overwritten_is_caught(
+    kind: type[Experts], examined: str
+) -> None:
+    """Also in a server between the steps that are examined whole."""
+    served = Served("score", 0.5, layers=1, kind=kind, samples=examined == "samples")
+    for _ in range(10):
+        served.compute()  # in the first the kernel is proven
+    router, stock = served.layers[0].router, Router(E, K)
+    under_capacity = router._select_experts
 
-    def overwritten(hidden_NH: Tensor, logits_NE: Tensor) -> Any:
-        under_capacity(hidden_NH, logits_NE)
-        return stock._select_experts(hidden_NH, logits_NE)
+    def overwritten(*call: Any) -> Any:
+        under_capacity(*call)
+        return stock._select_experts(*call)
 
-    layer.router._select_experts = overwritten  # type: ignore[method-assign]
-    with pytest.raises(EnforcementError, match="capacity not enforced"):
-        step(layer, capacity)
+    router._select_experts = overwritten  # type: ignore[method-assign]
+    with pytest.raises(EnforcementError, match="bound_holds"):
+        served.compute()
 
 
-@pytest.mark.parametrize("experts", [Experts, CPUUnquantizedExperts])
+@KINDS
 @pytest.mark.parametrize("part", ["topk_ids", "topk_weights"])
-def test_a_change_between_router_and_experts_is_caught(experts: type[Experts], part: str) -> None:
-    capacity, layer = one_layer(create_method("score", 0.5), experts)
-    step(layer, capacity)  # the kernel is proven
-    kernel: Any = layer._quant_method.moe_kernel.fused_experts
-    under_capacity = kernel.apply
+def test_a_change_between_router_and_experts_is_caught(kind: type[Experts], part: str) -> None:
+    served = Served("score", 0.5, layers=1, kind=kind)
+    served.compute()  # the kernel is proven
+    under_capacity = served.experts.apply
 
     def changed(**call: Any) -> Any:
         value = call[part]
         other = value.roll(1, dims=0) if part == "topk_ids" else value.clamp_min(0.1)
         return under_capacity(**call | {part: other})
 
-    kernel.apply = changed
+    served.experts.apply = changed
     with pytest.raises(EnforcementError, match="capacity not enforced"):
-        step(layer, capacity)
+        served.compute()
 
 
-def test_a_kernel_that_ignores_weights_is_caught() -> None:
-    class CPUUnquantizedExperts(Experts):
-        def apply(self, *, topk_weights: Tensor, **call: Any) -> None:
-            super().apply(topk_weights=torch.ones_like(topk_weights), **call)
+@KINDS
+def test_a_kernel_that_computes_other_pairs_is_caught(kind: type[Experts]) -> None:
+    """A tried one that ignores weights, and another that ignores weights of 0."""
 
-    capacity, layer = one_layer(create_method("score", 0.5), CPUUnquantizedExperts)
+    def apply(self: Experts, *, topk_weights: Tensor, **call: Any) -> None:
+        least = 1.0 if kind is CPUUnquantizedExperts else 0.01
+        Experts.apply(self, topk_weights=topk_weights.clamp_min(least), **call)
+
+    faulty = type(kind.__name__, (kind,), {"apply": apply})
     with pytest.raises(EnforcementError, match="computes other pairs than the kept"):
-        step(layer, capacity)
+        Served("score", 0.5, layers=1, kind=faulty).compute()
 
 
-def test_an_untried_kernel_that_ignores_weights_of_0_is_caught() -> None:
-    class OtherExperts(Experts):
-        def apply(self, *, topk_weights: Tensor, **call: Any) -> None:
-            super().apply(topk_weights=topk_weights.clamp_min(0.01), **call)
-
-    capacity, layer = one_layer(create_method("score", 0.5), OtherExperts)
-    with pytest.raises(EnforcementError, match="computes other pairs than the kept"):
-        step(layer, capacity)
-
-
-def test_a_layer_that_is_left_out_is_caught() -> None:
-    layers = [Layer(Router(7, 3), Experts(7)) for _ in range(2)]
-    model = Model(*layers)
-    capacity = EngineCapacity(model, model.config, create_method("score", 0.5))
-    capacity.begin(*runner_of(chunk(16)))
-    layers[0](*random_step(16))
+def test_a_layer_or_a_row_that_is_left_out_is_caught() -> None:
+    served = Served("score", 0.5)
+    served.layers[1].forward = lambda *_: (None, None, None)  # type: ignore[method-assign,assignment]
     with pytest.raises(EnforcementError, match="2 calls of routers and experts for 2 layers"):
-        capacity.end()
-
-
-def test_a_step_that_no_layer_sees_is_caught() -> None:
-    capacity, _ = one_layer(create_method("score", 0.5))
-    capacity.begin(*runner_of(chunk(16)))
-    with pytest.raises(EnforcementError, match="no MoE layer ran"):
-        capacity.end()
-
-
-def test_fewer_rows_than_tokens_are_caught() -> None:
-    capacity, layer = one_layer(create_method("score", 0.5))
-    capacity.begin(*runner_of(chunk(17)))
+        served.compute()
+    served = Served("score", 0.5, layers=1)
     with pytest.raises(EnforcementError, match="16 rows of 17 tokens"):
-        layer(*random_step(16))
+        served.compute(17, padding=-1)
+
+
+STEPS = 70
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_every_step_is_checked_against_its_bound(samples: bool) -> None:
+    """In a server some checks see the examined steps alone; bounds and drops are in each."""
+    served, free = (Served("score", g, layers=1, samples=samples) for g in (0.5, "inf"))
+    seen = STEPS
+    if samples:
+        seed = examination_seed(served.method)
+        seen = sum(is_examined(seed, number) for number in range(STEPS))
+    for _ in range(STEPS):
+        served.compute()
+        free.compute()
+    report = served.capacity.report()
+    assert report["summary"]["tokens"] == STEPS * 16
+    for name in ("bound_holds", "pads_take_no_slot", "overload_drops"):
+        assert report["proofs"][name]["checked"] == STEPS
+    assert report["proofs"]["gate_as_read"]["checked"] == seen
+    summary = free.capacity.report()["summary"]  # without a capacity
+    assert summary["forwards"] == STEPS
+    if not samples:
+        assert summary["tokens"] == STEPS * 16
+    else:
+        assert 0 < summary["tokens"] < STEPS * 16
 
 
 def test_models_that_cannot_be_put_under_a_capacity_are_refused() -> None:
     method = create_method("score", 0.5)
 
     def refusal(change: Any) -> str:
-        layer = Layer(Router(7, 3), Experts(7))
+        layer = Layer(Router(E, K), Experts(E))
         model = Model(layer)
         config = change(layer, model) or model.config
         with pytest.raises(UsageError) as caught:

@@ -10,28 +10,22 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from capmoe_eval import __version__
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.registry import create_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import capmoe_serve.server
-from capmoe_serve.server.engine import EngineCapacity
 from capmoe_serve.server.metrics import FAMILIES, PHASES, Metrics, layer_labels, share_metrics
 from capmoe_serve.server.step import StepRows
-from server.engines import NEEDS_VLLM, Engine, engine, make, prompts
-from server.stand_ins import HIDDEN, CPUUnquantizedExperts, Layer, Model, Router, runner_of
+from server.stand_ins import MIXED, K, Served
 from server.test_layers import METHODS, steps, under_method
 
-E, K = 7, 3
 PAIRS = ("routed", "kept", "dropped", "added")
-MIXED = StepRows(("a", "b", "c"), (9, 1, 4), (0, 12, 3), (9, 8, 7))
-"""A prompt, a token that was generated, and the last chunk of a prompt."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,38 +36,16 @@ def values_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "ValueClass", values.MutexValue)
 
 
-class Observed:
+class Observed(Served):
     """Two layers under a method, with metrics of their own."""
 
     def __init__(self, name: str, gamma: float, **knobs: Any) -> None:
         from prometheus_client import CollectorRegistry
 
+        super().__init__(name, gamma, **knobs)
         self.registry = CollectorRegistry()
-        self.method = create_method(name, gamma, **knobs)
-        self.layers = [Layer(Router(E, K), CPUUnquantizedExperts(E)) for _ in range(2)]
-        model = Model(*self.layers)
-        self.capacity = EngineCapacity(model, model.config, self.method)
         meter = self.capacity.meter
         meter.observe(Metrics(meter.layers, self.method, self.registry))
-        self._generator = torch.Generator().manual_seed(0)
-
-    def compute(self, rows: StepRows, *, layers: int = 2) -> list[list[set[int]]]:
-        """Compute a step; return each layer's experts of every row, by the kernel's call."""
-        self.capacity.begin(*runner_of(rows))
-        pairs, self.chosen = [], []
-        for layer in self.layers[:layers]:
-            hidden_NH = torch.randn(rows.n_rows, HIDDEN, generator=self._generator)
-            logits_NE = torch.randn(rows.n_rows, E, generator=self._generator)
-            logits_NE[:, 0] += 2
-            _, weight_NS, index_NS = layer(hidden_NH, logits_NE)
-            called = zip(index_NS.tolist(), weight_NS.tolist(), strict=True)
-            pairs.append([{e for e, w in zip(*row, strict=True) if w} for row in called])
-            self.chosen.append([set(row) for row in logits_NE.topk(K).indices.tolist()])
-        if layers < 2:
-            self.capacity.abandon()
-        else:
-            self.capacity.end()
-        return pairs
 
     def __getitem__(self, name: str) -> dict[tuple[str, ...], float]:
         """Return the samples of a metric by the values of its labels, without zeros."""
@@ -101,13 +73,12 @@ def test_every_pair_is_counted_once_by_layer_and_phase(
     tokens: Counter[tuple[str]] = Counter()
     n_steps: Counter[tuple[str]] = Counter()
     for step in rows:
-        pairs = observed.compute(step)
+        calls = observed.compute(step)
         phases = [PHASES[is_decode] for is_decode in step.decode_N.tolist()]
         tokens.update((phase,) for phase in phases)
         n_steps.update((phase,) for phase in set(phases))
-        for layer in range(2):
-            chosen_rows = observed.chosen[layer]
-            for phase, routed, kept in zip(phases, chosen_rows, pairs[layer], strict=True):
+        for layer, call in enumerate(calls):
+            for phase, routed, kept in zip(phases, call.chosen, call.pairs, strict=True):
                 key = str(layer), phase
                 expected["routed"][key] += K
                 expected["kept"][key] += len(routed & kept)
@@ -126,7 +97,7 @@ def test_every_pair_is_counted_once_by_layer_and_phase(
 @pytest.mark.parametrize("knobs", [{}, {"granularity": "device"}, {"decode": "constrained"}])
 def test_loads_and_the_effective_gamma_are_those_of_the_meter(knobs: dict[str, Any]) -> None:
     observed = Observed("score", 0.5, **knobs)
-    pairs = [observed.compute(MIXED) for _ in range(3)]
+    calls = [observed.compute(MIXED) for _ in range(3)][-1]
     report = observed.capacity.report()
     number = observed["capmoe_peak_load_ratio_count"]
     total = observed["capmoe_peak_load_ratio_sum"]
@@ -140,11 +111,11 @@ def test_loads_and_the_effective_gamma_are_those_of_the_meter(knobs: dict[str, A
         loads = {
             when: Counter(
                 expert
-                for row, is_under in zip(rows[place], under, strict=True)
+                for row, is_under in zip(rows, under, strict=True)
                 if is_under
                 for expert in row
             )
-            for when, rows in (("before", observed.chosen), ("after", pairs[-1]))
+            for when, rows in (("before", calls[place].chosen), ("after", calls[place].pairs))
         }
         for when, load in loads.items():
             assert observed["capmoe_fullest_expert_tokens"][str(place), when] == max(load.values())
@@ -176,18 +147,12 @@ def test_a_server_without_a_capacity_has_no_effective_gamma() -> None:
     observed = Observed("baseline", 1.0)
     observed.compute(MIXED)
     assert not observed["capmoe_effective_gamma"]
-    assert not observed["capmoe_dropped_pairs_total"]
-    assert sum(observed["capmoe_kept_pairs_total"].values()) == 2 * MIXED.n_rows * K
     assert observed["capmoe_info"] == {("unconstrained", "", "baseline", __version__): 1}
 
 
 def test_a_label_is_the_number_of_the_layer_in_the_model() -> None:
-    class Named:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
     def labels(*names: str) -> list[str]:
-        return layer_labels([Named(name) for name in names])  # type: ignore[misc]
+        return layer_labels([SimpleNamespace(name=name) for name in names])  # type: ignore[misc]
 
     assert labels("model.layers.1.mlp.experts", "model.layers.12.mlp.experts") == ["1", "12"]
     assert labels("experts", "layers.3.experts") == ["experts", "3"]
@@ -273,111 +238,3 @@ def test_a_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
             if "rate(" in expression:
                 assert counted, f"a rate of a gauge: {expression}"
     assert asked == set(FAMILIES)
-
-
-def test_panels_of_a_dashboard_do_not_overlap() -> None:
-    cells: Counter[tuple[int, int]] = Counter()
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells.update((at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"]))
-    assert max(cells.values()) == 1
-    assert max(x for x, _ in cells) == 23
-    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(numbers)) == len(numbers)
-
-
-# A real engine.
-
-
-def read(name: str) -> Counter[str]:
-    """Return the sums of a metric of the process by phase; of one without phases by nothing."""
-    from prometheus_client import REGISTRY
-
-    total: Counter[str] = Counter()
-    for metric in REGISTRY.collect():
-        for sample in metric.samples:
-            if sample.name == name:
-                total[sample.labels.get("phase", "")] += sample.value
-    return total
-
-
-def counted(names: tuple[str, ...], before: dict[str, Counter[str]]) -> dict[str, dict[str, float]]:
-    """Return by how much metrics rose."""
-    return {
-        name: {phase: n - before[name][phase] for phase, n in read(name).items()} for name in names
-    }
-
-
-NAMES = (
-    *(f"capmoe_{kind}_pairs_total" for kind in PAIRS),
-    "capmoe_tokens_total",
-    "capmoe_peak_load_ratio_count",
-    "capmoe_peak_load_ratio_sum",
-)
-
-
-@pytest.fixture(scope="module")
-def olmoe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    path = tmp_path_factory.mktemp("olmoe")
-    make("olmoe").save_pretrained(path)
-    # A step has at most 24 tokens, so that prompts are cut and steps are mixed.
-    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "disable_log_stats": False}
-    with engine(path, create_method("score", 0.5), **limits) as started:
-        yield started
-
-
-@NEEDS_VLLM
-@pytest.mark.slow
-def test_the_metrics_of_an_engine_are_the_meter_s(olmoe: Engine) -> None:
-    before, was = {name: read(name) for name in NAMES}, olmoe.report()["summary"]
-    lengths, tokens = (16, 40, 24, 8), 5
-    olmoe.generate(prompts(*lengths), tokens=tokens, prompt_logprobs=None)
-    rose, now = counted(NAMES, before), olmoe.report()["summary"]
-    layers, top_k = 2, 3
-    assert rose["capmoe_tokens_total"] == {
-        "prompt": sum(lengths),
-        "decode": len(lengths) * (tokens - 1),
-    }
-    for phase, n in rose["capmoe_tokens_total"].items():
-        routed, kept, dropped, added = (rose[name][phase] for name in NAMES[:4])
-        assert routed == kept + dropped == n * layers * top_k
-        assert added == 0
-    dropped = rose["capmoe_dropped_pairs_total"]
-    assert dropped == {"prompt": now["dropped"] - was["dropped"], "decode": 0}
-    assert dropped["prompt"] > 0
-    names = {of.split("{")[0] for of in _text().splitlines() if not of.startswith("#")}
-    assert {"capmoe_routed_pairs_total", "vllm:prompt_tokens_total"} <= names
-
-
-def _text() -> str:
-    """Return what ``/metrics`` shows."""
-    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-
-    registry = CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry)
-    text: str = generate_latest(registry).decode()
-    return text
-
-
-@NEEDS_VLLM
-@pytest.mark.slow
-def test_an_aborted_request_leaves_the_counts_consistent(olmoe: Engine) -> None:
-    from vllm import SamplingParams
-
-    before, was = {name: read(name) for name in NAMES}, olmoe.report()["summary"]
-    core = olmoe.llm.llm_engine
-    parameters = SamplingParams(max_tokens=50, detokenize=False, ignore_eos=True)
-    for name, tokens in zip("abc", prompts(40, 40, 8), strict=True):
-        core.add_request(name, {"prompt_token_ids": tokens}, parameters)
-    for _ in range(3):
-        core.step()
-    core.abort_request(["a", "b"])
-    for _ in range(3):
-        core.step()
-    core.abort_request(["c"])
-    while core.has_unfinished_requests():
-        core.step()
-    rose, now = counted(NAMES, before), olmoe.report()["summary"]
-    routed, kept, dropped, _ = (sum(rose[name].values()) for name in NAMES[:4])
-    assert routed == kept + dropped == sum(rose["capmoe_tokens_total"].values()) * 2 * 3
-    assert dropped == now["dropped"] - was["dropped"] > 0

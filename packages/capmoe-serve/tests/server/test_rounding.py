@@ -43,7 +43,9 @@ def test_an_engine_in_bfloat16_is_put_under_a_capacity(tmp_path: Path) -> None:
     with engine(tmp_path, TokenDrop(gamma=1.0), dtype="bfloat16") as served:
         served.generate(texts)
         report = served.report()
+    assert [of for of in report["proofs"].values() if of["passed"] is False] == []
     assert report["proofs"]["gate_as_read"]["passed"]
+    assert report["proofs"]["kernel_agrees"]["passed"]
     assert report["summary"]["dropped"]
     deviations = [layer["weight_deviation"] for layer in report["layers"]]
     assert max(deviations) > 1e-3  # float32 would explain a tenth of that

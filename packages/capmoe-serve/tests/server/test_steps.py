@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from capmoe_eval.__main__ import main
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.observers import Observer
-from capmoe_eval.zoo import WEIGHTS
 
+from capmoe_serve.server.settings import ServerSettings
 from capmoe_serve.server.step import StepPlan
+from capmoe_serve.trace_file import load_trace
 from server.engines import NEEDS_VLLM, Engine, engine, make, prompt_logprobs, prompts
 
 pytestmark = [NEEDS_VLLM, pytest.mark.slow]
@@ -58,10 +63,58 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+TEXTS = prompts(16, 16, 24, 8)
+LENGTHS, NEW = (16, 40, 24, 8), 4
+TOTAL = sum(LENGTHS) + len(LENGTHS) * (NEW - 1)  # the last token is not computed
+TRIED = {
+    "baseline": create_method("baseline"),
+    "never reached": create_method("score", 1000.0),
+    "prompts": create_method("score", 0.5),
+    "every step": create_method("score", 0.5, decode="constrained"),
+}
+
+
+class Tried(NamedTuple):
+    """What an engine did under a method, with which other engines are compared."""
+
+    outputs: list[Any]
+    report: dict[str, Any]
+
+
+def tried(of: Engine) -> Tried:
+    """Return the answers to the same prompts as in :data:`TRIED`, and what was counted."""
+    return Tried(of.generate(TEXTS, 5), of.report())
+
+
 @pytest.fixture(scope="module")
-def started(tiny: Path) -> Iterator[Engine]:
+def engines(tiny: Path) -> Iterator[tuple[Engine, dict[str, Tried]]]:
+    """An engine, and what it does under each method of :data:`TRIED`."""
     with engine(tiny, create_method("baseline")) as of:
-        yield of
+        outcomes = {}
+        for name, method in TRIED.items():
+            of.put_under(method)
+            outcomes[name] = tried(of)
+        yield of, outcomes
+
+
+@pytest.fixture
+def started(engines: tuple[Engine, dict[str, Tried]]) -> Engine:
+    return engines[0]
+
+
+@pytest.fixture
+def outcomes(engines: tuple[Engine, dict[str, Tried]]) -> dict[str, Tried]:
+    return engines[1]
+
+
+@pytest.fixture(scope="module")
+def chunked(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Path]]:
+    """An engine that cuts prompts into steps of 24 tokens and mixes steps, and writes a trace."""
+    traces = tmp_path_factory.mktemp("traces")
+    settings = ServerSettings(create_method("score", 0.5), traces, TOTAL)
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "disable_log_stats": False}
+    with engine(tiny, settings, **limits) as of:
+        yield of, traces
 
 
 # Phases.
@@ -121,46 +174,116 @@ def test_steps_mix_prompts_and_decoded_tokens(started: Engine) -> None:
     assert started.report()["summary"]["tokens"] == 15
 
 
-def test_an_aborted_request_leaves_the_counters_whole(started: Engine) -> None:
-    plans = watch(started, create_method("score", 1.0, decode="constrained"))
-    llm = started.llm.llm_engine
+# Chunks, metrics and the trace of one engine.
+
+NAMES = (
+    *(f"capmoe_{kind}_pairs_total" for kind in ("routed", "kept", "dropped", "added")),
+    "capmoe_tokens_total",
+)
+
+
+def metrics() -> dict[str, Counter[str]]:
+    """Return the sums of the metrics of this process by phase."""
+    from prometheus_client import REGISTRY
+
+    sums: dict[str, Counter[str]] = {name: Counter() for name in NAMES}
+    for metric in REGISTRY.collect():
+        for sample in metric.samples:
+            if sample.name in sums:
+                sums[sample.name][sample.labels["phase"]] += sample.value
+    return sums
+
+
+def rise(before: dict[str, Counter[str]]) -> dict[str, dict[str, float]]:
+    """Return by how much metrics rose."""
+    return {
+        name: {phase: n - before[name][phase] for phase, n in counts.items()}
+        for name, counts in metrics().items()
+    }
+
+
+def test_metrics_and_trace_of_an_engine_are_the_meter_s(
+    chunked: tuple[Engine, Path], tmp_path: Path
+) -> None:
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+
+    of, traces = chunked
+    before, was = metrics(), of.report()["summary"]
+    of.generate(prompts(*LENGTHS), tokens=NEW, prompt_logprobs=None)
+    rose, report = rise(before), of.report()
+    phases = {"prompt": sum(LENGTHS), "decode": TOTAL - sum(LENGTHS)}
+    assert rose["capmoe_tokens_total"] == phases
+    for phase, n in phases.items():
+        routed, kept, dropped, added = (rose[name][phase] for name in NAMES[:4])
+        assert routed == kept + dropped == n * 2 * 3
+        assert added == 0
+    dropped = report["summary"]["dropped"] - was["dropped"]
+    assert rose["capmoe_dropped_pairs_total"] == {"prompt": dropped, "decode": 0}
+    assert dropped > 0
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    shown = generate_latest(registry).decode()  # what ``/metrics`` shows
+    assert "capmoe_routed_pairs_total{" in shown
+    assert "vllm:prompt_tokens_total{" in shown
+
+    (path,) = traces.iterdir()
+    trace = load_trace(path)
+    assert (trace.n_tokens, trace.model) == (TOTAL, Path(of.llm.model_config.model).name)
+    assert trace.request_T is not None
+    counts = sorted(np.bincount(trace.request_T).tolist())
+    assert counts == sorted(length + NEW - 1 for length in LENGTHS)
+    loads = trace.only("prompts").loads().sum(axis=0)
+    assert loads.tolist() == [layer["load_before"] for layer in report["layers"]]
+    summary = tmp_path / "summary.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["loads", str(path), "--only", "prompts", "--json", str(summary)])
+    assert ended.value.code == 0
+    assert json.loads(summary.read_text())["tokens"] == sum(LENGTHS)
+
+
+def test_an_aborted_request_leaves_the_counts_consistent(chunked: tuple[Engine, Path]) -> None:
     from vllm import SamplingParams
 
-    parameters = SamplingParams(max_tokens=8, detokenize=False, ignore_eos=True, temperature=0.0)
-    for name, text in zip("abc", prompts(6, 9, 4), strict=True):
-        llm.add_request(name, {"prompt_token_ids": text}, parameters)
-    llm.step()
-    llm.abort_request(["b"])
-    while llm.has_unfinished_requests():
-        llm.step()
-    report = started.report()
-    assert report["summary"]["tokens"] == plans.rows() >= 19 + 2 * 7
+    of, _ = chunked
+    before, was = metrics(), of.report()["summary"]
+    core = of.llm.llm_engine
+    parameters = SamplingParams(max_tokens=50, detokenize=False, ignore_eos=True)
+    for name, tokens in zip("abc", prompts(40, 40, 8), strict=True):
+        core.add_request(name, {"prompt_token_ids": tokens}, parameters)
+    for aborted in (["a", "b"], ["c"]):
+        for _ in range(3):
+            core.step()
+        core.abort_request(aborted)
+    while core.has_unfinished_requests():
+        core.step()
+    rose, report = rise(before), of.report()
+    routed, kept, dropped, _ = (sum(rose[name].values()) for name in NAMES[:4])
+    assert routed == kept + dropped == sum(rose["capmoe_tokens_total"].values()) * 2 * 3
+    assert dropped == report["summary"]["dropped"] - was["dropped"] > 0
     for layer in report["layers"]:
         kept, routed = sum(layer["load_after"]), sum(layer["load_before"])
         assert kept + layer["dropped"] == routed == layer["assignments"]
 
 
-# Engines of their own, which end what the one before needs.
+def test_chunks_of_a_prompt_are_prompts(chunked: tuple[Engine, Path]) -> None:
+    of, _ = chunked
+    of.put_under(create_method("baseline"))
+    stock = of.logprobs(prompts(49, 17))
+    plans = watch(of, create_method("score", 0.5))
+    outputs = of.generate(prompts(49, 17), 3)
+    assert plans.rows(decode=False) == plans.rows(under=True) == 66
+    assert plans.rows(decode=True) == 4
+    steps = [plan.step for plan in plans.plans if plan.constrained]
+    assert len(steps) >= 3
+    assert max(step.n_rows for step in steps) <= 24
+    # A prompt of 49 tokens ends in a chunk of one row, beside others.
+    single = [of for step in steps for of in zip(step.scheduled, step.computed, strict=True)]
+    assert any(scheduled == 1 and computed > 0 for scheduled, computed in single)
+    assert prompt_logprobs(outputs) != stock
+    assert sum(plan.groups.n_tokens for plan in plans.plans if plan.constrained) == 66
 
 
-def test_chunks_of_a_prompt_are_prompts(tiny: Path) -> None:
-    with engine(
-        tiny, create_method("baseline"), max_num_batched_tokens=16, max_num_seqs=8
-    ) as chunked:
-        stock = chunked.logprobs(prompts(33, 17))
-        plans = watch(chunked, create_method("score", 0.5))
-        outputs = chunked.generate(prompts(33, 17), 3)
-        assert plans.rows(decode=False) == plans.rows(under=True) == 50
-        assert plans.rows(decode=True) == 4
-        steps = [plan.step for plan in plans.plans if plan.constrained]
-        assert len(steps) >= 4
-        assert max(step.n_rows for step in steps) <= 16
-        # A prompt of 33 tokens ends in a chunk of one row, behind others.
-        single = [of for step in steps for of in zip(step.scheduled, step.computed, strict=True)]
-        assert any(scheduled == 1 and computed > 0 for scheduled, computed in single)
-        assert prompt_logprobs(outputs) != stock
-        capacities = [plan.groups.n_tokens for plan in plans.plans if plan.constrained]
-        assert sum(capacities) == 50
+# Engines of their own, which end what the ones before need.
 
 
 def test_tokens_of_the_prefix_cache_do_not_count(tiny: Path) -> None:
@@ -202,62 +325,38 @@ def test_a_preempted_request_computes_its_tokens_again(tiny: Path) -> None:
         assert summary["tokens"] == plans.rows(under=True) == plans.rows()
 
 
-# The stock engine's bits.
-
-
-def test_a_bound_that_is_never_reached_changes_no_bit(tiny: Path) -> None:
-    texts = prompts(16, 16, 24, 8)
+def test_a_bound_that_is_never_reached_changes_no_bit(
+    outcomes: dict[str, Tried], tiny: Path
+) -> None:
     with engine(tiny, None) as stock:
         assert not hasattr(stock.runner, "capmoe")
-        expected = answers(stock.generate(texts, 8))
-    for method in (create_method("baseline"), create_method("score", 1000.0)):
-        with engine(tiny, method) as under:
-            assert answers(under.generate(texts, 8)) == expected
-            report = under.report()
-            assert report["summary"]["tokens"] >= 64
-            assert report["summary"]["dropped"] == 0
-    with engine(tiny, create_method("score", 0.5)) as under:
-        assert answers(under.generate(texts, 8)) != expected
+        expected = answers(stock.generate(TEXTS, 5))
+    for name, (outputs, report) in outcomes.items():
+        is_free = name in ("baseline", "never reached")
+        assert (answers(outputs) == expected) == is_free
+        assert (report["summary"]["dropped"] == 0) == is_free
+        assert report["summary"]["tokens"] >= 64
 
 
-# Compiled.
+def assert_alike(first: Tried, second: Tried) -> None:
+    """Compare two engines: the same drops, and log-probabilities but for rounding."""
+    for name in ("tokens", "dropped"):
+        assert first.report["summary"][name] == second.report["summary"][name]
+    for layer, other in zip(first.report["layers"], second.report["layers"], strict=True):
+        assert layer["load_after"] == other["load_after"]
+    logprobs = [torch.tensor(prompt_logprobs(of.outputs)) for of in (first, second)]
+    torch.testing.assert_close(*logprobs, rtol=0, atol=1e-5)
+    assert answers(first.outputs)[1] == answers(second.outputs)[1]
 
 
-def test_a_compiled_engine_decides_in_every_step(tiny: Path) -> None:
-    texts, method = prompts(16, 16, 24, 8), create_method("score", 0.5, decode="constrained")
-    with engine(tiny, method) as eager:
-        expected = eager.generate(texts, 5)
-        counted = eager.report()
-    with engine(tiny, method, enforce_eager=False) as compiled:
-        served = compiled.generate(texts, 5)
-        report = compiled.report()
-        assert report["summary"]["tokens"] == counted["summary"]["tokens"] == 64 + 4 * 4
-        assert report["summary"]["dropped"] == counted["summary"]["dropped"]
-        for layer, of_eager in zip(report["layers"], counted["layers"], strict=True):
-            assert layer["load_after"] == of_eager["load_after"]
-        torch.testing.assert_close(
-            torch.tensor(prompt_logprobs(served)),
-            torch.tensor(prompt_logprobs(expected)),
-            rtol=0,
-            atol=1e-5,
-        )
-        assert answers(served)[1] == answers(expected)[1]
+def test_a_compiled_engine_decides_in_every_step(outcomes: dict[str, Tried], tiny: Path) -> None:
+    with engine(tiny, TRIED["every step"], enforce_eager=False) as compiled:
+        outcome = tried(compiled)
+    assert outcome.report["summary"]["tokens"] == 64 + 4 * 4
+    assert_alike(outcome, outcomes["every step"])
 
 
-# Precision, and what breaks.
-
-
-def test_bfloat16_keeps_the_invariants() -> None:
-    texts = prompts(16, 16, 24, 8, vocabulary=900)
-    with engine(WEIGHTS / "olmoe", create_method("baseline"), dtype="bfloat16") as started:
-        stock = started.logprobs(texts)
-        started.put_under(create_method("score", 0.5, decode="constrained"))
-        outputs = started.generate(texts, 4)
-        report = started.report()
-        assert report["summary"]["dropped"] > 0
-        assert report["proofs"]["kernel_agrees"]["passed"]
-        assert prompt_logprobs(outputs) != stock
-        assert [of for of in report["proofs"].values() if of["passed"] is False] == []
+# What breaks.
 
 
 def test_an_engine_whose_routers_are_replaced_stops(tiny: Path) -> None:
@@ -285,20 +384,13 @@ def test_an_engine_whose_experts_ignore_the_decision_stops(tiny: Path) -> None:
 
 
 def test_two_ranks_of_tensor_parallelism_decide_alike(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    outcomes: dict[str, Tried], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts, method = prompts(16, 16, 24, 8), create_method("score", 0.5)
-    with engine(tiny, method) as alone:
-        expected = alone.logprobs(texts)
-        (counted,) = alone.llm.collective_rpc("capmoe_report")
     # The plugin of the ranks reads the environment; in this process the tests take its place.
     monkeypatch.setattr("vllm.plugins.plugins_loaded", True)
     monkeypatch.setenv("CAPMOE_METHOD", "score")
     monkeypatch.setenv("CAPMOE_GAMMA", "0.5")
-    with engine(tiny, method, tensor_parallel_size=2) as both:
-        served = both.logprobs(texts)
+    with engine(tiny, TRIED["prompts"], tensor_parallel_size=2) as both:
+        outputs, _ = tried(both)
         for report in both.llm.collective_rpc("capmoe_report"):
-            assert report["summary"]["dropped"] == counted["summary"]["dropped"]
-            for layer, of_one in zip(report["layers"], counted["layers"], strict=True):
-                assert layer["load_after"] == of_one["load_after"]
-    torch.testing.assert_close(torch.tensor(served), torch.tensor(expected), rtol=0, atol=1e-5)
+            assert_alike(Tried(outputs, report), outcomes["prompts"])

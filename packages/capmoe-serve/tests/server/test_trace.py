@@ -3,87 +3,59 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from capmoe_eval.__main__ import main
 from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.routing.registry import create_method
 
 from capmoe_serve.server import trace as module
-from capmoe_serve.server.engine import EngineCapacity
 from capmoe_serve.server.seam import install
 from capmoe_serve.server.settings import ServerSettings
-from capmoe_serve.server.step import StepRows
 from capmoe_serve.server.trace import TraceWriter, new_trace_path
 from capmoe_serve.trace import Trace
 from capmoe_serve.trace_file import load_trace
-from server.engines import NEEDS_VLLM, engine, make, prompts
-from server.stand_ins import HIDDEN, CPUUnquantizedExperts, Layer, Model, Router, runner_of
-
-E, K, LAYERS = 7, 3, 2
-MIXED = StepRows(("a", "b", "c"), (9, 1, 4), (0, 12, 3), (9, 8, 7))
-"""A prompt, a token that was generated, and the last chunk of a prompt."""
+from server.stand_ins import MIXED, E, K, LayerCall, Served
 
 
-class Recorded:
+class Recorded(Served):
     """Layers under a method whose routers are recorded in a file."""
 
     def __init__(self, path: Path, limit: int = 1000, **knobs: Any) -> None:
+        super().__init__("score", 0.5, **knobs)
         self.path = path
-        self.layers = [Layer(Router(E, K), CPUUnquantizedExperts(E)) for _ in range(LAYERS)]
-        model = Model(*self.layers)
-        self.capacity = EngineCapacity(model, model.config, create_method("score", 0.5, **knobs))
         meter = self.capacity.meter
         self.writer = TraceWriter(path, limit, meter.layers, model="toy", source="a test")
         meter.observe(self.writer)
-        self._generator = torch.Generator().manual_seed(0)
-        self.expert_SNLK: list[Any] = []  # what the routers of each whole step chose
-        self.score_SNLK: list[Any] = []
-
-    def compute(self, rows: StepRows, *, layers: int = LAYERS) -> None:
-        """Compute a step; one of which not all layers run is broken off."""
-        self.capacity.begin(*runner_of(rows))
-        ids, scores = [], []
-        for layer in self.layers[:layers]:
-            hidden_NH = torch.randn(rows.n_rows, HIDDEN, generator=self._generator)
-            logits_NE = torch.randn(rows.n_rows, E, generator=self._generator)
-            layer(hidden_NH, logits_NE)
-            score_NK, index_NK = logits_NE.softmax(dim=-1).topk(K)
-            ids.append(index_NK.numpy())
-            scores.append(score_NK.numpy())
-        if layers < LAYERS:
-            self.capacity.abandon()
-            return
-        self.capacity.end()
-        self.expert_SNLK.append(np.stack(ids, axis=1))
-        self.score_SNLK.append(np.stack(scores, axis=1))
 
     def trace(self) -> Trace:
         """Return the file's content."""
         return load_trace(self.path)
 
 
+def routed(steps: list[list[LayerCall]]) -> tuple[Any, Any]:
+    """Return scores and experts of the tokens of mixed steps, of prompts before the others."""
+    rows = [*range(9), *range(10, 14), 9]
+    parts = [[call.logits_NE.softmax(dim=-1).topk(K) for call in calls] for calls in steps]
+    scores = [np.stack([of.values.numpy() for of in part], axis=1)[rows] for part in parts]
+    experts = [np.stack([of.indices.numpy() for of in part], axis=1)[rows] for part in parts]
+    return np.concatenate(scores), np.concatenate(experts)
+
+
 def test_a_trace_has_the_routers_choices_the_requests_and_the_phases(tmp_path: Path) -> None:
     """With scores of all tokens, though half of the pairs were dropped."""
     recorded = Recorded(tmp_path / "new/trace.npz")
     following = dataclasses.replace(MIXED, requests=("d", "b", "e"), computed=(0, 13, 3))
-    recorded.compute(MIXED)
-    recorded.compute(following)
+    steps = [recorded.compute(MIXED), recorded.compute(following)]
     recorded.writer.close()
     trace = recorded.trace()
-    prompt_rows, decode_rows = [*range(9), *range(10, 14)], [9]
-    for array, expected in (
-        (trace.expert_TLK, recorded.expert_SNLK),
-        (trace.score_TLK, recorded.score_SNLK),
-    ):
-        rows = [step[of] for step in expected for of in (prompt_rows, decode_rows)]
-        np.testing.assert_allclose(array, np.concatenate(rows), rtol=1e-6)
+    score_TLK, expert_TLK = routed(steps)
+    assert trace.score_TLK is not None
+    np.testing.assert_allclose(trace.score_TLK, score_TLK, rtol=1e-6)
+    np.testing.assert_array_equal(trace.expert_TLK, expert_TLK)
     assert trace.step_T is not None
     assert trace.step_T.tolist() == [0] * 13 + [1] + [2] * 13 + [3]
     assert trace.decode_S is not None
@@ -136,20 +108,16 @@ def test_a_trace_ends_with_the_step_that_reaches_the_limit(
     recorded.writer.close()
     assert capsys.readouterr().err == ""
     assert not any(recorded.writer._kept()), "the memory is free"
+    Recorded(tmp_path / "empty.npz").writer.close()
+    assert "wrote no token" in capsys.readouterr().err
+    assert not (tmp_path / "empty.npz").exists()
 
 
 def test_a_step_that_is_broken_off_is_left_out(tmp_path: Path) -> None:
     recorded = Recorded(tmp_path / "trace.npz")
-    recorded.compute(MIXED)
-    recorded.compute(MIXED, layers=1)
-    recorded.compute(MIXED)
-    recorded.compute(MIXED, layers=1)
+    steps = [recorded.compute(MIXED, layers=layers) for layers in (2, 1, 2, 1)]
     recorded.writer.close()
-    trace = recorded.trace()
-    assert trace.n_tokens == 2 * MIXED.n_rows
-    prompt_rows, decode_rows = [*range(9), *range(10, 14)], [9]
-    rows = [step[of] for step in recorded.expert_SNLK for of in (prompt_rows, decode_rows)]
-    assert (trace.expert_TLK == np.concatenate(rows)).all()
+    np.testing.assert_array_equal(recorded.trace().expert_TLK, routed(steps[::2])[1])
 
 
 def test_a_server_goes_on_when_the_disk_is_full(
@@ -169,15 +137,6 @@ def test_a_server_goes_on_when_the_disk_is_full(
         message
         == f"capmoe_eval: writes no trace any more: trace={recorded.path}: cannot be written"
     )
-
-
-def test_a_server_without_a_request_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded = Recorded(tmp_path / "trace.npz")
-    recorded.writer.close()
-    assert "wrote no token" in capsys.readouterr().err
-    assert not recorded.path.exists()
 
 
 def _serve(path: Path) -> None:
@@ -204,36 +163,6 @@ def test_every_worker_has_a_file_of_its_own(tmp_path: Path) -> None:
     for path in paths:
         assert path.parent == tmp_path
         assert path.name.startswith("OLMoE-1B-7B-0924_")
-
-
-@NEEDS_VLLM
-@pytest.mark.slow
-def test_the_trace_of_an_engine_is_read_by_the_commands(tmp_path: Path) -> None:
-    make("olmoe").save_pretrained(tmp_path / "olmoe")
-    lengths, tokens = (16, 40, 24, 8), 4
-    total = sum(lengths) + len(lengths) * (tokens - 1)
-    # A step has at most 24 tokens, so that prompts are cut and steps are mixed.
-    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8}
-    settings = ServerSettings(create_method("score", 0.5), tmp_path / "traces", total)
-    with engine(tmp_path / "olmoe", settings, **limits) as started:
-        started.generate(prompts(*lengths), tokens=tokens, prompt_logprobs=None)
-        report = started.report()
-    (path,) = (tmp_path / "traces").iterdir()
-    trace = load_trace(path)
-    assert trace.n_tokens == total
-    assert trace.model == "olmoe"
-    assert trace.source.startswith("vLLM 0.")
-    assert trace.request_T is not None
-    counts = np.bincount(trace.request_T).tolist()
-    assert sorted(counts) == sorted(length + tokens - 1 for length in lengths)
-    loads = trace.only("prompts").loads().sum(axis=0)
-    assert loads.tolist() == [layer["load_before"] for layer in report["layers"]]
-    summary = tmp_path / "summary.json"
-    with pytest.raises(SystemExit) as ended:
-        main(["loads", str(path), "--only", "prompts", "--json", str(summary)])
-    assert ended.value.code == 0
-    content = json.loads(summary.read_text())
-    assert content["tokens"] == sum(lengths)
 
 
 def test_a_directory_that_cannot_be_written_is_refused_before_anything_starts(
