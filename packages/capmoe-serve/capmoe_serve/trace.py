@@ -7,22 +7,15 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Predicate
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.knobs import check
-
-from capmoe_serve.trace_checks import (
-    ExpertCount,
-    Label,
-    check_counts,
-    check_ids,
-    check_scores,
-    check_shape,
-)
+from capmoe_eval.routing.knobs import check, says
+from pydantic import Field
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
 
@@ -40,6 +33,20 @@ STEP_TOKENS = 2048
 
 _MOST_LOADS = 2**30  # numbers of steps × layers × experts in memory, 8 GiB
 _AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few, for the caches
+
+
+MOST_EXPERTS = 2**12
+"""Routed experts of a layer, twice those of the largest Switch Transformer."""
+
+ExpertCount: TypeAlias = Annotated[int, Field(ge=1, le=MOST_EXPERTS)]
+Label: TypeAlias = Annotated[
+    str,
+    Field(min_length=1, max_length=1000),
+    Predicate(str.isprintable),
+    says("text in one line of at most 1,000 characters"),
+]
+_MOST_PAIRS = 2**46  # in counts alone: times ranks and slots they still are 64-bit integers
+_HIGHEST_SCORE = float(np.finfo(np.float32).max)  # sums are of single precision
 
 
 class Steps(NamedTuple):
@@ -97,7 +104,7 @@ class Trace:
             for name in ("score_TLK", "step_T", "request_T"):
                 if getattr(self, name) is not None:
                     raise UsageError(f"{name}: belongs to expert_TLK; counts alone have none")
-            check_counts(self.load_SLE, self.n_experts, self.top_k)
+            _check_counts(self.load_SLE, self.n_experts, self.top_k)
         self._check_kinds()
         n_layers = self._array.shape[1]
         if not self.layers:
@@ -118,13 +125,13 @@ class Trace:
         if self.top_k not in (None, ids.shape[2]):
             raise UsageError(f"top_k={self.top_k}: expert_TLK has {ids.shape[2]} experts per token")
         object.__setattr__(self, "top_k", int(ids.shape[2]))
-        check_shape("score_TLK", self.score_TLK, ids.shape, "f")
+        _check_shape("score_TLK", self.score_TLK, ids.shape, "f")
         for name in ("step_T", "request_T"):
-            check_shape(name, getattr(self, name), ids.shape[:1], "ui")
+            _check_shape(name, getattr(self, name), ids.shape[:1], "ui")
         for rows in self._rows():
-            check_ids(ids[rows], self.n_experts, rows.start)
+            _check_ids(ids[rows], self.n_experts, rows.start)
             if self.score_TLK is not None:
-                check_scores(self.score_TLK[rows], rows.start)
+                _check_scores(self.score_TLK[rows], rows.start)
         step_T = self.step_T
         if step_T is not None and (int(step_T[0]) < 0 or (np.diff(step_T.astype("i8")) < 0).any()):
             raise UsageError(
@@ -341,3 +348,81 @@ def unsigned(ids: Array) -> Array:
     if (lowest := int(ids.min())) < 0:
         raise UsageError(f"expert_TLK={lowest}: the number of an expert must be at least 0")
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
+
+
+def check_pairs(field: str, counts: Array) -> None:
+    """Refuse counts of which sums would overflow."""
+    if (pairs := float(counts.sum(dtype=np.float64))) > _MOST_PAIRS:
+        raise UsageError(
+            f"{field}: {pairs:.3g} pairs in all; counts may sum to {_MOST_PAIRS:.3g} at most"
+        )
+
+
+def _check_counts(load_SLE: Array, n_experts: int, top_k: int | None) -> None:
+    """Refuse counts that cannot be [steps, layers, experts] of a trace."""
+    if load_SLE.ndim != 3 or not load_SLE.size or load_SLE.dtype.kind not in "ui":
+        raise UsageError(
+            f"load_SLE: {load_SLE.dtype} {list(load_SLE.shape)}; must be integers [steps, layers, "
+            "experts], none of which is 0"
+        )
+    if load_SLE.shape[2] != n_experts:
+        raise UsageError(
+            f"n_experts={n_experts}: load_SLE has {load_SLE.shape[2]} experts; set that"
+        )
+    if (lowest := load_SLE.min()) < 0:
+        step, layer, _ = np.unravel_index(load_SLE.argmin(), load_SLE.shape)
+        raise UsageError(
+            f"load_SLE={lowest}: a count must be at least 0 (step {step}, layer {layer}); a "
+            "counter of 32 bits may have overflowed: dump it more often"
+        )
+    check_pairs("load_SLE", load_SLE)
+    if top_k is not None and (load_SLE.sum(axis=2) % top_k).any():
+        raise UsageError(
+            f"top_k={top_k}: a step's counts of a layer are no multiple of it; leave it out if "
+            "tokens have no fixed number of experts"
+        )
+
+
+def _check_shape(field: str, array: Array | None, shape: tuple[int, ...], kinds: str) -> None:
+    """Refuse an array that has not the tokens (layers, top-k) of the experts."""
+    if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
+        numbers = "floats" if kinds == "f" else "integers"
+        raise UsageError(
+            f"{field}: {array.dtype} {list(array.shape)}; must be {numbers} {list(shape)}, as "
+            "expert_TLK has them"
+        )
+
+
+def _check_ids(ids: Array, n_experts: int, first: int) -> None:
+    """Refuse experts that do not exist or stand twice; ``first`` is the number of the first token.
+
+    Ids are [tokens, layers, top-k].
+    """
+    if (highest := int(ids.max())) >= n_experts:
+        raise UsageError(
+            f"expert_TLK={highest}: experts are numbered from 0 to {n_experts - 1}; set "
+            "n_experts to the routed experts of a layer"
+        )
+    id_KTL = np.ascontiguousarray(np.moveaxis(ids, 2, 0))  # to compare is much faster than to sort
+    for one_TL, other_TL in itertools.combinations(id_KTL, 2):
+        if (twice_TL := one_TL == other_TL).any():
+            token, layer = (int(number) for number in np.argwhere(twice_TL)[0])
+            twice = int(one_TL[token, layer])
+            unrecorded = "" if twice else ", and a server leaves 0 where it recorded nothing"
+            raise UsageError(
+                f"expert_TLK: token {first + token} has expert {twice} twice in layer {layer}; a "
+                f"router chooses an expert once{unrecorded}"
+            )
+
+
+def _check_scores(scores: Array, first: int) -> None:
+    """Refuse gate scores that are none; ``first`` is the number of the first token."""
+    fine = np.isfinite(scores) & (scores >= 0)
+    if scores.dtype.itemsize > 4:
+        fine &= scores <= _HIGHEST_SCORE
+    if not fine.all():
+        token, layer, place = (int(number) for number in np.argwhere(~fine)[0])
+        raise UsageError(
+            f"score_TLK={scores[token, layer, place]}: a gate score of token {first + token}, "
+            f"layer {layer}; must be from 0 to {_HIGHEST_SCORE:.3g}"
+        )

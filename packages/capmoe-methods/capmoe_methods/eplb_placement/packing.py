@@ -1,4 +1,4 @@
-"""Pack items into bins as EPLB does, whose description ``capmoe_serve.planners`` names."""
+"""Pack items into bins as EPLB does, whose description ``capmoe_serve.placements`` names."""
 
 from __future__ import annotations
 

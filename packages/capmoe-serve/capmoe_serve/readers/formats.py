@@ -9,8 +9,7 @@ from typing import Final
 from capmoe_eval.errors import UsageError, shown
 
 from capmoe_serve.readers.recordings import read_counts, read_csv, read_sglang
-from capmoe_serve.readers.response_files import are_responses, json_of
-from capmoe_serve.readers.responses import read_responses
+from capmoe_serve.readers.responses import are_responses, json_of, read_responses
 from capmoe_serve.trace import Trace
 from capmoe_serve.trace_file import OWN_ARRAYS, SUFFIX, check_regular, load_trace
 

@@ -24,8 +24,7 @@ from capmoe_eval.errors import UsageError, first_line, reading, shown
 from capmoe_eval.routing.knobs import check
 
 from capmoe_serve.readers.padding import left_out, without_padding
-from capmoe_serve.trace import Array, Trace, unsigned
-from capmoe_serve.trace_checks import ExpertCount, check_pairs
+from capmoe_serve.trace import Array, ExpertCount, Trace, check_pairs, unsigned
 from capmoe_serve.trace_file import check_regular
 
 _MAP = "last_physical_to_logical_map"

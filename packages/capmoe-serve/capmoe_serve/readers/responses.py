@@ -20,31 +20,35 @@ ones are 0 (``routed_experts.py``, commit 024911f2). It is
 With a prefix cache, both return the experts of the whole sequence, read from the cache's slots. How
 many tokens were cached is in ``usage.prompt_tokens_details`` (vLLM only with
 ``--enable-prompt-tokens-details``, and some versions leave a 0 out) or in SGLang's ``meta_info``.
+
+``vllm run-batch`` puts the response into ``response.body``.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import io
 import itertools
-import math
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
 from capmoe_eval.errors import UsageError, bad_choice, first_line, reading, shown
+from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import check
 from pydantic import NonNegativeInt
 
 from capmoe_serve.readers.padding import without_padding
-from capmoe_serve.readers.response_files import ROUTED, responses_of
 from capmoe_serve.trace import Array, Trace, unsigned
 
+ROUTED = "routed_experts"
+"""The field of the experts."""
 _BLOCK = 16  # tokens that vLLM's prefix cache keeps together by default
 _TYPES = {"int32": "<i4", "uint16": "<u2", "uint8": "u1"}
 _OF_RESPONSES = {"meta_info", "sglext", "sgl_ext"}
@@ -94,7 +98,7 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
     n_read = n_requests = 0
     models: set[str] = set()
     servers: set[str] = set()
-    for place, response in responses_of(path, bad):
+    for place, response in _responses_of(path, bad):
         of_sglang = _is_of_sglang(response)
         if of_sglang and top_k is None:
             raise UsageError(
@@ -314,8 +318,6 @@ def _decoded(content: Any) -> Array:
     if isinstance(content, str):
         data = base64.b64decode(content, validate=True)
         ids = np.load(io.BytesIO(data), allow_pickle=False)
-    elif isinstance(content, dict):
-        ids = _of_object(content["data"], content["shape"], content.get("dtype"))
     else:
         try:
             ids = np.array(content)
@@ -326,14 +328,70 @@ def _decoded(content: Any) -> Array:
     return ids
 
 
-def _of_object(data: str, shape: Sequence[int], dtype: str | None) -> Array:
-    """Return the numbers of a ``data`` in base64 or base85; its size tells these apart."""
-    size = math.prod(shape)
-    for decode in (functools.partial(base64.b64decode, validate=True), base64.b85decode):
+def json_of(path: Path) -> object:
+    """Return what is in a ``.json`` file; None for another file, or one that is none."""
+    if path.suffix == ".json" and path.is_file():
+        with suppress(ValueError, RecursionError):  # whoever reads it says so
+            return json.loads(read_bytes(path))
+    return None
+
+
+def are_responses(content: object) -> bool:
+    """Return whether the content of a ``.json`` file are responses of a server."""
+    return isinstance(content, list) or (
+        isinstance(content, dict) and not content.keys().isdisjoint(("choices", "meta_info"))
+    )
+
+
+def _responses_of(path: Path, bad: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the responses of a file, each with its place; ``bad`` takes what is none, and why."""
+    for place, content in _contents(path, bad):
         try:
-            content = decode(data)
-        except ValueError:
-            continue
-        if size and len(content) % size == 0:
-            return np.frombuffer(content, dtype or f"u{len(content) // size}").reshape(shape)
-    raise UsageError(f"data: is neither base64 nor base85 of {shown(list(shape))} whole numbers")
+            response = _unwrapped(content)
+        except (ValueError, TypeError, AttributeError) as error:
+            bad.append(f"{place}: {first_line(error)}")
+        else:
+            yield place, response
+
+
+def _contents(path: Path, bad: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what is in the list of a ``.json`` file, or in each line, which may have a list."""
+    with path.open(encoding="utf-8", errors="replace") as file:  # of text that is not needed
+        if path.suffix == ".json":
+            content = json.load(file)
+            for number, each in enumerate(content if isinstance(content, list) else [content], 1):
+                yield f"response {number}", each
+            return
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place = f"line {number}"
+            try:
+                content = json.loads(line)
+            except json.JSONDecodeError as error:
+                bad.append(
+                    f"{place}: not a whole JSON object ({error.msg} at column {error.colno}); give "
+                    "a response in each line (jq -c), without stream"
+                )
+            except RecursionError:
+                bad.append(f"{place}: nested too deeply; give a response in each line")
+            else:
+                for each in content if isinstance(content, list) else [content]:
+                    yield place, each
+
+
+def _unwrapped(content: Any) -> dict[str, Any]:
+    """Return the response that ``vllm run-batch`` wrapped, or the content itself.
+
+    Raises:
+        UsageError: If it is no object with choices, and none of SGLang's ``/generate``.
+    """
+    response = content if isinstance(content, dict) else {}
+    if isinstance(batched := response.get("response"), dict):
+        response = batched.get("body") or {}
+    choices = response.get("choices")
+    if choices is None and isinstance(response.get("meta_info"), dict):
+        return response
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise UsageError("no response of vLLM or SGLang, which has choices, or meta_info")
+    return response

@@ -36,9 +36,7 @@ def test_every_layer_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [row["dropped"] for row in rows] == summary.capacities.loc[ALL, "dropped"].tolist()
     assert "Not known without --ranks" in capsys.readouterr().out
     assert loads(EXAMPLE, "--only", "prompts", "--gammas", 1, "--ranks", 5) == 0
-    assert (
-        "5 ranks do not divide 64 experts: 1 of them have a second copy" in capsys.readouterr().out
-    )
+    assert "5 ranks do not divide 64 experts: 1 of them have" in capsys.readouterr().out
 
 
 def test_steps_that_a_server_does_not_tell_are_assumed_and_said(
