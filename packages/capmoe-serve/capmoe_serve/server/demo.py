@@ -59,11 +59,12 @@ def main(words: Sequence[str] | None = None) -> None:
     if not (weights / "config.json").is_file():
         raise UsageError(f"--model={options.model}: {weights} has no checkpoint; run `make real`")
     with tempfile.TemporaryDirectory(prefix="capmoe-demo-") as directory, ExitStack() as started:
-        folder, tokenizer, prompts = Path(directory), weights, PROMPTS
+        folder, tokenizer = Path(directory), weights
+        prompts: Sequence[str] = PROMPTS
         if options.model == MODEL:
             miniworld_tokenizer().save_pretrained(tokenizer := folder / "tokenizer")
             rows = documents("miniworld")["allenai/ai2_arc"]["ARC-Challenge"]["test"][:4]
-            prompts = tuple(f"Question: {row['question']}\nAnswer:" for row in rows)
+            prompts = [f"Question: {row['question']}\nAnswer:" for row in rows]
         # Both start at once: most of it is the import of libraries.
         servers = [
             started.enter_context(Server(folder, each, weights, tokenizer))

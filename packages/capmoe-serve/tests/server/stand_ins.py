@@ -147,14 +147,14 @@ class Served:
         kind: type[Experts] = CPUUnquantizedExperts,
         normalises: bool = False,
         samples: bool = False,
-        seed: int = 0,
+        draw: int = 0,
         **knobs: Any,
     ) -> None:
         self.method = create_method(method, gamma, **knobs) if isinstance(method, str) else method
         self.layers = [Layer(Router(E, K, normalises=normalises), kind(E)) for _ in range(layers)]
         model = Model(*self.layers)
         self.capacity = EngineCapacity(model, model.config, self.method, samples=samples)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(draw)
 
     @property
     def experts(self) -> Any:

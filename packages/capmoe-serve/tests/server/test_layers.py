@@ -118,7 +118,7 @@ def test_a_layer_computes_the_pairs_that_loops_choose(
     name, knobs = chosen
     kind = CPUUnquantizedExperts if compacts else Experts
     served = Served(
-        name, gamma, decode=decode, kind=kind, normalises=normalises, seed=seed, **knobs
+        name, gamma, decode=decode, kind=kind, normalises=normalises, draw=seed, **knobs
     )
     method, stock = served.method, Router(E, K, normalises=normalises)
     under = under_method(method, rows)
