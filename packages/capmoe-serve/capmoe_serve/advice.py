@@ -14,8 +14,6 @@ from pydantic import Field, model_validator
 from capmoe_serve.capacities import Granularity
 from capmoe_serve.trace import Trace
 
-_EQUAL = 1e-9  # speedups that are no different
-
 
 class AdvicePart(Part, extra="forbid"):
     """A part of an advice; further fields are refused."""
@@ -256,7 +254,7 @@ def reason(settings: Sequence[ServingSetting], budget: Budget) -> str:
             f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
             f"{settings[0].straggler:.2f} times the mean load, so that the expert step is at most "
             f"{chosen.speedup:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
-            f"{best.speedup:.2f}×.{_gentler(settings, chosen)}"
+            f"{best.speedup:.2f}×."
         )
     if chosen.kind == "unchanged":
         return f"Nothing need change: as it is served, it keeps the budget ({budget})."
@@ -273,21 +271,6 @@ def _price(setting: ServingSetting) -> str:
         return f"{drops}, and what the answers lose is not known"
     tasks = _counted(len(setting.change.tasks), "task")
     return f"{drops} and changes accuracy by {setting.change} points on {tasks}"
-
-
-def _gentler(settings: Sequence[ServingSetting], chosen: ServingSetting) -> str:
-    """Return in a sentence what drops least of as fast settings whose loss is not measured."""
-    if chosen.change is None:
-        return ""
-    unmeasured = [s for s in settings if s.kind == "capacity" and s.change is None]
-    as_fast = [s for s in unmeasured if s.speedup >= chosen.speedup - _EQUAL]
-    least = min(as_fast, key=lambda setting: (setting.drop_rate, setting.extra), default=chosen)
-    if least.drop_rate >= chosen.drop_rate:
-        return ""
-    return (
-        f" As fast, {least.title} drops {least.drop_rate:.1%}; what the answers lose under it is "
-        "not measured."
-    )
 
 
 def _none(settings: Sequence[ServingSetting], budget: Budget, best: ServingSetting) -> str:

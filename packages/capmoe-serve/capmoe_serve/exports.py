@@ -1,6 +1,6 @@
 """Write the files of an advice that servers take, and say how each is used.
 
-The tests have the servers' schemas, from their public sources:
+The fields are those of the servers' public sources:
 
 - SGLang, ``--init-expert-location``: the counts that its own EPLB places experts by. A path that
   ends in ``.json`` holds an object with ``logical_count`` [layers, experts], a row for every layer

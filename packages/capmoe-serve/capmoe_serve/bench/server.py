@@ -205,15 +205,15 @@ class Engine:
     @contextmanager
     def _on(self, side: str) -> Iterator[None]:
         """Put the engine under a method in a ``with`` block, or let it be as vLLM made it."""
-        capacity = self._capacities.get(side, _Nothing())
-        self._runner.capmoe = capacity
         for layer, entry in self._entries.items():
             layer._forward_entry = layer._select_forward() if side == STOCK else entry
-        capacity.install()
+        if side != STOCK:
+            self._runner.capmoe = self._capacities[side]
+            self._runner.capmoe.install()
         try:
             yield
         finally:
-            capacity.remove()
+            self._runner.capmoe.remove()
 
     def _generate(self, load: EngineLoad) -> float:
         """Answer all requests, whatever the answers say: as many tokens on every side."""
@@ -230,15 +230,6 @@ class Engine:
         if made != load.new * len(load.prompts):
             raise EnforcementError(f"{made} tokens were made of {load.new * len(load.prompts)}")
         return spent
-
-
-class _Nothing:
-    """Takes the place of a capacity in a stock engine."""
-
-    def _nothing(self, *_arguments: object) -> None:
-        """Do nothing."""
-
-    begin = end = abandon = install = remove = _nothing
 
 
 class Stopwatch:

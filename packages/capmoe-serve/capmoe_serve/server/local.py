@@ -121,7 +121,7 @@ def put_under(llm: Any, method: Method) -> Meter:
         EnforcementError: If the engine was started without the plugin, or the proof fails.
     """
     runner = _runner(llm)
-    if not isinstance(getattr(runner, "capmoe", None), EngineCapacity | _Stock):
+    if not isinstance(getattr(runner, "capmoe", None), EngineCapacity):
         raise EnforcementError("the engine runs without the plugin, so that it has no capacity")
     proof = _stock_at_infinity(llm, method)
     meter = _replace(runner, method)
@@ -129,30 +129,9 @@ def put_under(llm: Any, method: Method) -> Meter:
     return meter
 
 
-class _Stock:
-    """Stands for the capacity of an engine whose routers are vLLM's own."""
-
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter  # the last one
-
-    def begin(self, runner: Any, scheduled: Any) -> None:
-        """Begin a step."""
-
-    def end(self) -> None:
-        """End a step."""
-
-    def abandon(self) -> None:
-        """Leave a step that was broken off."""
-
-    def remove(self) -> None:
-        """Give back what was never taken."""
-
-
 def take_off(llm: Any) -> None:
     """Give the routers and experts of an engine back to vLLM."""
-    runner = _runner(llm)
-    runner.capmoe.remove()
-    runner.capmoe = _Stock(runner.capmoe.meter)
+    _runner(llm).capmoe.remove()
 
 
 def _replace(runner: Any, method: Method) -> Meter:

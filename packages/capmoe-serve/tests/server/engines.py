@@ -16,6 +16,7 @@ from capmoe_eval.routing.method import Method
 from tests.wrapper.architectures import build
 from transformers import PreTrainedModel
 
+from capmoe_serve.server.local import DEFAULTS
 from capmoe_serve.server.settings import ServerSettings
 
 NEEDS_VLLM = pytest.mark.skipif(
@@ -23,11 +24,8 @@ NEEDS_VLLM = pytest.mark.skipif(
 )
 
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
+    **{name: value for name, value in DEFAULTS.items() if name != "TORCHDYNAMO_DISABLE"},
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
     "OMP_NUM_THREADS": "1",
 }
 """Variables of vLLM, which it reads when it is first imported."""

@@ -197,18 +197,6 @@ def test_where_losses_cannot_be_told_apart_fewer_drops_decide() -> None:
     assert choose([HOME, contiguous, worse], budget) is contiguous
 
 
-def test_a_capacity_is_recommended_beside_one_that_drops_less_and_nobody_measured() -> None:
-    budget = Budget(at_most_points=0.5, at_least_speedup=1.3)
-    placed = capacity(1.5, None, drop_rate=0.04).model_copy(
-        update={"placement": "EPLB+8", "granularity": "device"}
-    )
-    chosen = capacity(1.5, -0.2, 0.2)
-    assert "score γ=1 per device on EPLB+8 drops 4.0%" in reason([HOME, chosen, placed], budget)
-    slower = placed.model_copy(update={"speedup": 1.4})
-    more = placed.model_copy(update={"drop_rate": 0.2})
-    assert "EPLB+8" not in reason([HOME, chosen, slower, more], budget)
-
-
 def advised(trace: Trace, budget: Budget, quality: Quality | None = None) -> Advice:
     return advise_on_trace(
         trace, (0.5, 1.0, 2.0), ServingDeployment(ranks=4), budget, quality=quality

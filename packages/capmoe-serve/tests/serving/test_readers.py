@@ -80,6 +80,9 @@ def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
         (completion([[[0, -1]], [[1, 2]]]), "token 0 lacks experts"),
         (completion(npy(IDS * 0)), "all are 0 or -1, so that the server recorded no expert"),
         (completion(npy(IDS[:, :, :1].repeat(2, 2))), "expert 0 twice in layer 0.*leaves 0 where"),
+        (completion([[[0, -2], [1, 2]]]), "expert ids: -2 is none"),
+        (completion([[[0, 1], [1]]]), "tokens differ in their layers or in their top-k"),
+        (completion(5), r"int64 \[\]; must be integers"),
         ({"error": "no"}, "line 1: no response of vLLM or SGLang"),
     ],
 )
