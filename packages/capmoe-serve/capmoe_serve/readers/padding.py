@@ -40,7 +40,7 @@ def without_padding(ids: Array) -> RecordedIds:
             "may not record them: serve with another MoE backend, or a newer version"
         )
     left = ids if len(layer) == n_layers else ids[:, layer]
-    if (lowest := int(left.min())) < -1:
+    if (lowest := int(ids.min())) < -1:
         raise UsageError(f"expert ids: {lowest} is none; must be at least 0, or -1 for no expert")
     token = np.arange(len(ids))
     if lowest < 0:
