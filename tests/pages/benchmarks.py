@@ -53,7 +53,7 @@ def balancing() -> str:
             if is_column and row["judged_on"] == row["planned_on"]:
                 key = (row["model"], row["ranks"], row["judged_on"], of)
                 steps.setdefault(of, []).append(row["steps"])
-                extra = f" ({row['moved']:.1f} sent)" if row["moved"] else ""
+                extra = f" ({row['moved']:.1f} sent)" if row.get("moved") else ""
                 extra = f" ({lost:.0%} dropped)" if lost else extra
                 text = f"{row['straggler']:.2f}{extra.replace('%', ' %')}"
                 rows.setdefault(key, []).append(text)

@@ -18,10 +18,10 @@ from capmoe_serve.placements import (
     checked_pairs,
     contiguous,
     plan_eplb,
-    split_tokens,
+    rank_loads,
 )
 
-# Shape suffixes: S steps, L layers, E experts, R ranks, P slots, N slots of a rank.
+# Shape suffixes: S steps, L layers, E experts, R ranks.
 
 _STEPS = 100  # that are judged at once, which bounds the memory
 
@@ -31,8 +31,6 @@ class BalanceSummary(NamedTuple):
 
     straggler: float  # mean of the straggler factors
     worst: float  # the highest of them
-    active: float  # copies of experts that compute in a layer of a step, over all ranks, mean
-    active_fullest: float  # the same of the rank with most of them
     extra: float  # copies of experts in memory beyond one of each, in a layer
     drop_rate: float  # share of the asked pairs that no rank computes
 
@@ -48,7 +46,6 @@ class BalanceOutcome:
     placement: SlotPlan
     asked_SL: Counts  # pairs before any drop
     load_SLR: Counts  # pairs that each rank computes
-    active_SLR: Counts  # copies of experts that compute on each rank
 
     @property
     def straggler_SL(self) -> Amounts:
@@ -66,8 +63,6 @@ class BalanceOutcome:
         return BalanceSummary(
             straggler=float(np.nanmean(straggler_SL)),
             worst=float(np.nanmax(straggler_SL)),
-            active=float(self.active_SLR.sum(axis=2).mean()),
-            active_fullest=float(self.active_SLR.max(axis=2).mean()),
             extra=float(self.placement.redundant),
             drop_rate=max(0.0, 1 - float(self.load_SLR.sum()) / max(int(self.asked_SL.sum()), 1)),
         )
@@ -92,16 +87,14 @@ def judge(
     """
     load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
     asked_SLE = checked_pairs("asked_SLE", load_SLE if asked_SLE is None else asked_SLE, "SLE")
-    parts = []
-    for first in range(0, len(load_SLE), _STEPS):
-        tokens_SLP = split_tokens(load_SLE[first : first + _STEPS], placement)
-        tokens_SLRN = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1)
-        parts.append((tokens_SLRN.sum(axis=3), (tokens_SLRN > 0).sum(axis=3)))
-    load_SLR, active_SLR = (np.concatenate(part) for part in zip(*parts, strict=True))
+    parts = range(0, len(load_SLE), _STEPS)
+    load_SLR = np.concatenate(
+        [rank_loads(load_SLE[first : first + _STEPS], placement) for first in parts]
+    )
     asked_SL = asked_SLE.sum(axis=2)
     if (load_SLR.sum(axis=2) > asked_SL).any():
         raise UsageError("asked_SLE: fewer pairs than are computed; give the loads before any drop")
-    return BalanceOutcome(method, placement, asked_SL, load_SLR, active_SLR)
+    return BalanceOutcome(method, placement, asked_SL, load_SLR)
 
 
 def halves(load_SLE: ArrayLike) -> tuple[Counts, Counts]:

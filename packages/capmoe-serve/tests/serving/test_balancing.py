@@ -95,15 +95,12 @@ def test_outcomes_count_by_hand() -> None:
     assert home.load_SLR.tolist() == [[[8, 1]], [[0, 4]], [[0, 0]]]
     assert home.straggler_SL[:2, 0] == pytest.approx([16 / 9, 2.0])
     assert np.isnan(home.straggler_SL[2, 0])
-    assert home.active_SLR.tolist() == [[[2, 1]], [[0, 2]], [[0, 0]]]
     assert home.summary().straggler == pytest.approx((16 / 9 + 2) / 2)
     placement = SlotPlan(np.array([[[0, 1, 2], [2, 3, 0]]]), 4)
     spread = judge("spread", load_SLE, placement)
     assert spread.load_SLR[0].tolist() == [[3 + 2 + 1, 3]]  # the only token of 2 goes to rank 0
-    assert spread.active_SLR[0].tolist() == [[3, 1]]
     assert spread.summary().extra == 2
     assert placement.moved_from(contiguous(1, 4, 2)).tolist() == [2]  # one to each rank
-    assert spread.active_SLR.sum(axis=2)[:, 0].tolist() == [4, 3, 0]
 
 
 def test_a_capacity_is_judged_over_the_loads_before_its_drops() -> None:
