@@ -16,6 +16,7 @@ from capmoe_eval.results.timings import Spread, Target, read_evaluation, read_st
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.bench.runs import QUICK
 from tests.satellites import NEEDS_METHODS
 from tests.wrapper.models import make
 
@@ -49,8 +50,7 @@ def test_it_runs_where_torch_transformers_and_pydantic_are_alone(tmp_path: Path)
     site = bare_site(tmp_path / "site")
     for module in ("hydra", "lm_eval", "datasets", "pandas", "scipy", "PIL", "psutil"):
         assert not (site / module).exists()
-    layer = "--shape small --tokens 16 --peaks 2 --gammas 1 --methods score --layers 1 --prompt 8"
-    commands = [["gpu", "--items", *FEW], ["ep", *layer.split(), "--repeats", "2"]]
+    commands = [["gpu", "--items", *FEW], QUICK]
     done = run_bare(site, "-c", _RUN.format(commands=commands))
     assert done.returncode == 0, done.stderr
     path = tmp_path / "bench" / "gpu.json"

@@ -12,7 +12,8 @@ from capmoe_eval.bench.command import main
 from capmoe_eval.bench.ep.timing import PHASES
 from capmoe_eval.results.timings import read_evaluation, targets
 
-QUICK = "ep --tokens 48 --prompt 16 --repeats 2 --warmup 0 --peaks 4 --gammas 1".split()  # noqa: SIM905
+QUICK = ["ep", "--study", str(Path(__file__).with_name("small.yaml"))]
+QUICK += ["--repeats", "2", "--warmup", "0"]
 
 
 def status(*words: str) -> int:
@@ -42,9 +43,10 @@ def check(content: dict[str, Any], ranks: int) -> dict[str, Any]:
     (point,) = run["points"]
     assert run["ranks"] == ranks
     assert run["experts_per_rank"] == 64 // ranks
-    assert run["model"] is None
+    assert run["model"] == "small"
     assert run["shape"]["name"] == "small"
-    assert (point["tokens_per_rank"], point["batch"], point["prompt"]) == (48, 3 * ranks, 16)
+    sizes = (point["tokens_per_rank"], point["batch"], point["prompt"])
+    assert sizes == (12 * 16 // ranks, 12, 16)
     assert point["routing"]["peak"] == pytest.approx(4, rel=0.25)
     assert point["routing"]["source"] == "peak"
     assert point["routing"]["wanted_peak"] == 4

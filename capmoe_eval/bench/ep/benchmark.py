@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from capmoe_eval.bench.command import commands
 from capmoe_eval.bench.ep.emulation import MACHINES, NODE, ReferenceMachine
-from capmoe_eval.bench.ep.layer import SHAPES, find_shape
+from capmoe_eval.bench.ep.layer import find_shape
 from capmoe_eval.bench.ep.measure import EMULATED, Job, JobTimer
 from capmoe_eval.bench.ep.skew import RecordedLoads, Routing, Skew
 from capmoe_eval.bench.ep.studies import (
     FIGURE_1,
+    PLANS,
     Link,
     Shape,
     StudyPlan,
@@ -32,20 +32,16 @@ from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.results.timings import EMULATED as EMULATED_KIND
 from capmoe_eval.results.timings import STUDY_SCHEMA, rows_of
-from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.knobs import declared_knobs
-from capmoe_eval.routing.registry import create_method, method_class
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.ranks import World
 
 _TASK = "obqa"  # of the records that a study takes loads from; it is Figure 1's
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Time a grid or studies, print them and write one file for each."""
-    studies = find_studies(arguments.study) if arguments.study else ()
+    """Time studies, print them and write one file for each."""
+    studies = find_studies(arguments.study)
     processes, (device, dtype) = process_count(), device_and_dtype(arguments)
-    if studies:
-        _check_free(arguments)
     if arguments.validate and not processes:
         raise UsageError(
             "--validate: holds real ranks against the emulation, and there are none; leave it out, "
@@ -53,32 +49,16 @@ def run(arguments: argparse.Namespace) -> None:
         )
     _keep_memory()
     link = emulated_link(arguments, device)
-    files: list[tuple[str, dict[str, Any], list[Job]]] = []
-    for study in studies:
-        name = f"{study.name}-{processes}" if processes else study.name
-        files.append((name, *planned(study, arguments, processes)))
-    if not files:
-        job = free_job(arguments, processes)
-        heading = {"study": None, "place": None, "why": None, "scale": job.scale}
-        files = [(f"{arguments.shape}-{job.ranks}", {**heading, "batch_divisor": 1}, [job])]
+    files = [(study.name, *planned(study, arguments, processes)) for study in studies]
     world = World.join(device) if processes else None
     bench = JobTimer(world, device, dtype, link, arguments)
     for name, heading, jobs in files:
         file = study_file(bench, heading, jobs)
         if not process_rank():
-            path = arguments.out / f"ep-{name}-{file['kind']}.json"
+            ranks = f"{processes}-" if processes else ""
+            path = arguments.out / f"ep-{name}-{ranks}{file['kind']}.json"
             write_file(path, file)
             print(*_lines(file), f"written: {path}\n", sep="\n")
-
-
-def _check_free(arguments: argparse.Namespace) -> None:
-    """Refuse an option of a free grid beside studies, which say all of it themselves."""
-    for option, fields in commands()["ep"].groups["a free grid"].items():
-        if (getattr(arguments, option[2:]) or None) != (fields.get("default") or None):
-            raise UsageError(
-                f"{option}: is of a free grid, and --study={arguments.study} has a grid of its "
-                "own; leave one of the two out"
-            )
 
 
 def planned(
@@ -87,8 +67,12 @@ def planned(
     """Return what a study's file says of it, and its jobs."""
     scale = arguments.scale or study.scale
     sizes = {"scale": scale, "batch_divisor": arguments.batch_divisor or study.batch_divisor}
-    heading = {"study": study.name, "place": study.place, "why": study.why, **sizes}
-    return heading, study_jobs(study, processes=processes, results=arguments.results, **sizes)
+    of_paper = study.name if study in PLANS else None
+    heading = {"study": of_paper, "place": study.place, "why": study.why, **sizes}
+    jobs = study_jobs(study, processes=processes, results=arguments.results, **sizes)
+    if not jobs:
+        raise UsageError(f"study={study.name}: its ranks divide no model's experts")
+    return heading, jobs
 
 
 def study_file(bench: JobTimer, heading: Mapping[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
@@ -156,12 +140,12 @@ def study_jobs(
     """
     jobs: list[Job] = []
     for case in study.models:
-        routings: Sequence[Routing] = [Skew(peak) for peak in case.peaks]
+        routings: Sequence[Routing] = [Skew(peak, case.together) for peak in case.peaks]
         if case.routing == FIGURE_1:
             routings = [figure_1()]
         elif case.routing is not None:
             routings = recorded(results, case.routing, _TASK)
-        shape = _with_experts(SHAPES[case.shape], routings[0])
+        shape = _with_experts(find_shape(case.shape), routings[0])
         ranks = processes or case.ranks
         if shape.n_experts % ranks:
             about = f"ep: {study.name}: {case.title} is left out"
@@ -192,68 +176,11 @@ def study_jobs(
     return jobs
 
 
-def free_job(arguments: argparse.Namespace, processes: int | None) -> Job:
-    """Return the job of a free grid; ``processes`` is None where ranks are emulated."""
-    routings: list[Routing] = [Skew(peak, arguments.together) for peak in arguments.peaks]
-    if arguments.trace is not None:
-        routings = [_trace(arguments.trace, arguments.layer)]
-    shape = _with_experts(find_shape(arguments.shape), routings[0])
-    ranks = processes or arguments.ranks or (6 if shape.n_experts == 60 else 8)
-    if processes and arguments.ranks not in (None, processes):
-        raise UsageError(
-            f"ranks={arguments.ranks}: torchrun started {processes} processes; leave it out"
-        )
-    experts_per_rank(shape.n_experts, ranks, "ranks")
-    batches = []
-    for tokens in arguments.tokens:
-        fits = tokens % arguments.prompt == 0
-        if arguments.layers and not fits:
-            raise UsageError(
-                f"prompt={arguments.prompt}: {tokens} tokens of a rank are no whole number of them"
-            )
-        prompt = arguments.prompt if fits else tokens
-        batches.append(Workload(ranks * tokens // prompt, prompt))
-    methods = []
-    for name in arguments.methods:
-        expands = "candidates" in declared_knobs(method_class(name))
-        methods += [
-            create_method(
-                name, gamma, ep_size=ranks, granularity=granularity, candidates=candidates
-            )
-            for gamma in arguments.gammas
-            for granularity in arguments.granularities
-            for candidates in (arguments.candidates if expands else ["local"])
-        ]
-    return Job(
-        model=None,
-        shape=shape.scaled(arguments.scale or 1),
-        ranks=ranks,
-        why="asked for",
-        routings=routings,
-        batches=batches,
-        methods=methods,
-        layers=arguments.layers,
-        scale=arguments.scale or 1,
-    )
-
-
 def _with_experts(shape: Shape, routing: Routing) -> Shape:
     """Return the layer with the experts and the top-k of a trace."""
     if isinstance(routing, Skew):
         return shape
     return replace(shape, n_experts=len(routing.loads[0]), top_k=routing.top_k)
-
-
-def _trace(name: str, layer: int | None) -> RecordedLoads:
-    """Return Figure 1, or a layer of a record; without a number, that with the fullest expert."""
-    if name == "figure1":
-        return figure_1()
-    traces = _record_layers(Path(name))
-    if layer is None:
-        return max(traces, key=lambda trace: max(trace.loads[0]))
-    if layer >= len(traces):
-        raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(traces) - 1}")
-    return traces[layer]
 
 
 def figure_1() -> RecordedLoads:
@@ -288,7 +215,7 @@ def recorded(results: Path, model: str, task: str) -> list[RecordedLoads]:
     return _record_layers(paths[0], results)
 
 
-def _record_layers(path: Path, root: Path | None = None) -> list[RecordedLoads]:
+def _record_layers(path: Path, root: Path) -> list[RecordedLoads]:
     """Return every MoE layer of a record; each trace goes on with the layers after its own."""
     record = read_record(path, root)
     loads = tuple(tuple(layer.load_before) for layer in record.layers)
@@ -302,7 +229,7 @@ def _record_layers(path: Path, root: Path | None = None) -> list[RecordedLoads]:
 
 def _lines(study: Mapping[str, Any]) -> Iterator[str]:
     """Yield the speedups of a file: a line for each method of each point."""
-    yield f"{study['study'] or 'ep'}, {study['dtype']}, {study['machine']['name']}"
+    yield f"{study['study'] or study['place']}, {study['dtype']}, {study['machine']['name']}"
     yield study["note"] or f"measured on real processes ({study['backend']})"
     number = None
     for row in rows_of(study):

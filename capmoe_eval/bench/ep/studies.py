@@ -1,4 +1,4 @@
-"""The efficiency studies of the paper as data, from ``studies.yaml``.
+"""The efficiency studies of the paper as data, from ``studies.yaml``; a user may write others.
 
 A study names sizes as the paper has them; they are divided by its reduction so that two CPU cores
 can time them. Widths and prompts are divided by the scale, which leaves the proportion of
@@ -7,14 +7,15 @@ attention, shared and routed experts; batches are divided by a factor of their o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
+from capmoe_eval.experiment.data_file import read_data, read_yaml
 from capmoe_eval.experiment.record_part import Amount, Count, Positive
 from capmoe_eval.results.timings import STUDIES
 
@@ -68,19 +69,25 @@ class ModelCase:
 
     title: str  # as the paper's tables call it
     shape: str  # its layer, a key of ``SHAPES``
-    ranks: int  # ranks that it is spread over
+    ranks: Positive  # ranks that it is spread over
     routing: str | None = None  # :data:`FIGURE_1`, the name of a record's model, or None
     peaks: Sequence[float] = ()  # without a routing: the fullest expert's load over the mean
+    together: bool = False  # one rank has the popular experts
     why: str = ""  # the reason for the loads
     share: float = 1.0  # of the study's batch; models whose tokens cost more get fewer
+
+    def __post_init__(self) -> None:
+        """Refuse a case whose loads nothing says, by a ValueError."""
+        if self.routing is None and not self.peaks:
+            raise ValueError("it has neither routing nor peaks")
 
 
 @dataclass(frozen=True)
 class Workload:
     """A batch."""
 
-    sequences: int  # sequences over all ranks
-    prompt: int
+    sequences: Positive  # sequences over all ranks
+    prompt: Positive
     place: str | None = None  # the paper's name for it, where it has one
 
     @property
@@ -91,37 +98,58 @@ class Workload:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A place of the paper, and what is timed for it."""
+    """A place of the paper, or what a user asks about, and what is timed for it."""
 
-    name: str  # as ``--study`` takes it
+    name: str  # as ``--study`` takes it, or that of a user's file
     place: str
     why: str  # why these sizes
     models: Sequence[ModelCase]
     methods: Sequence[Mapping[str, Any]]  # knobs without the ranks; dropless is beside them
     workloads: Sequence[Workload]  # the batches, as the paper has them
-    batch_divisor: int  # the divisor of batches
-    layers: int = 0  # MoE layers of the prefill; 0 leaves it out
-    scale: int = 4  # the divisor of widths and prompts, where ``--scale`` gives none
+    batch_divisor: Positive = 1  # the divisor of batches
+    layers: Count = 0  # MoE layers of the prefill; 0 leaves it out
+    scale: Positive = 4  # the divisor of widths and prompts, where ``--scale`` gives none
 
 
-def _plans() -> tuple[StudyPlan, ...]:
+# In a tuple, since a bare dataclass takes no configuration.
+_PLAN: Final = TypeAdapter(tuple[StudyPlan], config=ConfigDict(extra="forbid"))
+
+
+def _plan(name: str, content: Mapping[str, Any]) -> StudyPlan:
+    """Return a study as its file has it, with a method for each of its γ."""
+    methods = [
+        {**knobs, "gamma": gamma} for knobs in content["methods"] for gamma in knobs["gamma"]
+    ]
+    return _PLAN.validate_python(({**content, "name": name, "methods": methods},))[0]
+
+
+def _plans() -> Iterator[StudyPlan]:
     content = read_data(__package__, "studies.yaml", dict[str, Any])
     for name, study in content["studies"].items():
-        study |= {"name": name, "why": f"{study['why']}; {content['smaller']}"}
-        study["methods"] = [
-            {**knobs, "gamma": gamma} for knobs in study["methods"] for gamma in knobs["gamma"]
-        ]
-    return TypeAdapter(tuple[StudyPlan, ...]).validate_python(tuple(content["studies"].values()))
+        yield _plan(name, study | {"why": f"{study['why']}; {content['smaller']}"})
 
 
-PLANS: Final = _plans()
-"""Every study, in the order of ``--study all``."""
+PLANS: Final = tuple(_plans())
+"""Every study of the paper, in the order of ``--study all``."""
 
 
 def find_studies(name: str) -> tuple[StudyPlan, ...]:
-    """Return the study of a name, or all for ``all``; UsageError if there is none."""
+    """Return the study of a name or of a user's YAML file, or the paper's for ``all``.
+
+    Raises:
+        UsageError: If there is none, or the file lacks something.
+    """
     if name == "all":
         return PLANS
+    if name.endswith(".yaml"):
+        path = Path(name)
+        if path.stem in STUDIES:
+            raise UsageError(f"study={name}: is named as a study of the paper; rename the file")
+        with reading(path, "no study", "capmoe_eval/bench/ep/studies.yaml has studies"):
+            try:
+                return (_plan(path.stem, read_yaml(path.read_text(encoding="utf-8"))),)
+            except ValidationError as error:
+                raise UsageError(field_problem(error).replace("'[0].", "'")) from error
     if name not in STUDIES:
         raise bad_choice("study", name, ("all", *STUDIES))
     return tuple(plan for plan in PLANS if plan.name == name)

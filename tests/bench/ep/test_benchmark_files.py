@@ -8,25 +8,22 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.bench.ep.timing import PHASES
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.paper.printed import printed_rows
 from capmoe_eval.results.timings import read_study
-from capmoe_eval.routing.registry import create_method
 from tests.bench.runs import QUICK, check, status
-from tests.records import layer, record
 
 
 def test_alone_it_is_emulated_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--bandwidth", "1e9", "--latency", "1e-6"]
-    assert status(*QUICK, *more, "--ranks", "4", "--out", str(tmp_path)) == 0
+    assert status(*QUICK, *more, "--out", str(tmp_path)) == 0
     said = capsys.readouterr()
     assert "EMULATED" in said.out
     assert "score-g1-ep4" in said.out
     assert "ep: small, 4 ranks, 48 tokens per rank" in said.err
     (path,) = tmp_path.iterdir()
-    assert path.name == "ep-small-4-emulated.json"
+    assert path.name == "ep-small-emulated.json"
     content = json.loads(path.read_text())
     assert content["kind"] == "emulated"
     assert "EMULATED" in content["note"]
@@ -68,29 +65,3 @@ def test_a_study_is_written_with_its_models_and_workloads(
     times = read_study(path)
     assert set(times["study"]) == {"workload"}
     assert times["point"].nunique() == 9
-
-
-def test_a_records_layer_gives_experts_and_loads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = ModelId("mine", "tiny:mixtral")
-    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm")
-    cell = Cell(model, create_method("score", 1.0, ep_size=2), task, 4)
-    layers = [
-        layer([25] * 8, name="model.layers.0.mlp"),
-        layer([90, 40, 20, 10, 10, 10, 10, 10], name="model.layers.1.mlp"),
-    ]
-    made = record(cell, tmp_path, layers=layers)
-    made.write()
-    words = ["--trace", str(made.path), "--out", str(tmp_path / "out")]
-    assert status(*QUICK, "--tokens", "400", "--ranks", "2", *words) == 0
-    (path,) = (tmp_path / "out").iterdir()
-    content = json.loads(path.read_text())
-    (run,) = content["runs"]
-    assert (run["shape"]["n_experts"], run["shape"]["top_k"]) == (8, 2)
-    (point,) = run["points"]
-    assert point["routing"]["source"] == "mine obqa model.layers.1.mlp"
-    load = point["timings"][0]["load"]["expert_load"]
-    assert load[0] / sum(load) == pytest.approx(90 / 200, abs=0.02)
-    assert status(*QUICK, *words, "--layer", "2") == 2
-    assert "layer=2: the record has MoE layers 0 to 1" in capsys.readouterr().err

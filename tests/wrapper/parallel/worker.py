@@ -29,7 +29,7 @@ from tests.bench.ep.test_timing import CPU, METHODS, setting
 from tests.bench.runs import QUICK
 from tests.wrapper.parallel import cases
 
-BENCH = [*QUICK, "--validate", "--layers", "2"]
+BENCH = [*QUICK, "--validate"]
 
 
 def main(directory: Path) -> None:
