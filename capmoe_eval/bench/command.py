@@ -7,7 +7,6 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from importlib import import_module, resources
 from string import Template
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from capmoe_eval.beside import check_installed, load_entry_points
@@ -35,15 +34,12 @@ class Benchmark(NamedTuple):
     first: str  # what it measures
     more: str  # and how
     options: Mapping[str, Mapping[str, Any]]  # the arguments of argparse, by option
-    groups: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({})  # by heading
 
     def declare(self, parser: ArgumentParser) -> None:
         """Add the options to a parser."""
-        for title, group in {"": self.options, **self.groups}.items():
-            place = parser.add_argument_group(title) if title else parser
-            for name, fields in group.items():
-                typed = {"type": getattr(arguments, fields["type"])} if "type" in fields else {}
-                place.add_argument(name, **{**fields, **typed})
+        for name, fields in self.options.items():
+            typed = {"type": getattr(arguments, fields["type"])} if "type" in fields else {}
+            parser.add_argument(name, **{**fields, **typed})
 
 
 def commands() -> dict[str, Benchmark]:

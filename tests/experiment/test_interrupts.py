@@ -110,7 +110,7 @@ def run(place: Path, *words: str, program: str = PROGRAM) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGINT")])
+@pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGHUP")])
 def test_the_second_signal_changes_nothing(
     first: str, second: str, point: str, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from capmoe_eval.bench.ep.benchmark import recorded
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record
-from capmoe_eval.experiment.results import read_results, record_paths, result_directories
+from capmoe_eval.experiment.results import read_results, record_paths
 from capmoe_eval.experiment.selection import finished
 from capmoe_eval.report.claims.command import evidence_of
 from capmoe_eval.report.figures.catalogue import get_figure
@@ -211,24 +211,6 @@ def test_only_files_of_cells_are_looked_at(whole: Record) -> None:
     found = read_results(root)
     assert ([one.content for one in found.records], found.broken) == ([whole.content], ())
     assert record_paths(root / "nowhere") == []
-
-
-def test_results_lie_in_a_directory_or_in_one_for_each_profile(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    for name in ("tiny", "zoo"):
-        record(cell(create_method("baseline")), results / name).write()
-    (results / "bench").mkdir()
-    (results / "bench/forward.json").write_text("{}")
-    (results / "replication.json").write_text("{}")
-    frame = capmoe_eval.load_frame(str(results))
-    assert [Path(path).parts[-4] for path in frame["path"]] == ["tiny", "zoo"]
-    assert len(capmoe_eval.load_frame(results / "zoo")) == 1
-    # A directory that holds records of its own beside those of a profile.
-    record(cell(create_method("baseline"), model="own"), results).write()
-    (results / "own/obqa/old").mkdir()
-    shutil.copy(next(results.glob("own/obqa/*.json")), results / "own/obqa/old")
-    assert result_directories(results) == [results, results / "tiny", results / "zoo"]
-    assert len(capmoe_eval.load_frame(results)) == 3
 
 
 def test_every_reader_refuses_the_same_files_in_the_same_words(

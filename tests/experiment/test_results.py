@@ -1,60 +1,21 @@
-"""What users do with results beside tables: a data frame, a picture, a progress display."""
+"""The data frame of results: a user's with the shipped, each field of a cell a column."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.progress import Progress
-from capmoe_eval.evaluation.run import run
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.datasource import data_source
-from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import directories, read_results
 from capmoe_eval.results.frames import IDENTITY, load_frame
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
 from tests import records as made
 from tests.satellites import HAS_METHODS
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
-    root = tmp_path_factory.mktemp("results")
-    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
-    model = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
-    methods = [
-        create_method("baseline"),
-        create_method("score", 1.0, ep_size=2),
-        create_method("random", 0.5, seed=1),
-    ]
-    plans = [
-        CellPlan(Cell(model, method, task, 4, 2, "miniworld"), data_source("miniworld"), root)
-        for method in methods
-    ]
-    return run(plans, Progress(3, io.StringIO())).records
-
-
-def test_a_frame_has_a_row_per_record(records: list[Record]) -> None:
-    frame = load_frame(records[0].path.parents[2]).set_index("method")
-    assert len(frame) == 3
-    assert frame.loc["score", "gamma"] == 1.0
-    assert frame.loc["score", "ep_size"] == 2
-    assert frame.loc["random", "seed"] == 1
-    assert frame["gamma"].isna()["baseline"]
-    assert frame.loc["score", "drop_rate"] == records[1].load.drop_rate > 0
-    assert frame["proven"].all()
-    assert list(frame["value"]) == [
-        record.value for record in sorted(records, key=lambda record: record.path)
-    ]
 
 
 @pytest.fixture
@@ -137,29 +98,6 @@ def test_every_field_of_an_identity_is_a_column(method: Method, tmp_path: Path) 
             assert row[column] == (tuple(value) if isinstance(value, list) else value), column
 
 
-def test_rows_of_cells_that_differ_differ_in_the_identity(tmp_path: Path) -> None:
-    base = made.cell(create_method("score", 1.0))
-    changes: list[dict[str, Any]] = [
-        {"batch_size": 4},
-        {"limit": 10},
-        {"data": "other"},
-        {"eval_seed": 1},
-        {"shuffle": 0},
-        {"method": create_method("score", 1.0, scope="sequence")},
-        {"model": dataclasses.replace(base.model, revision="other")},
-        {"model": dataclasses.replace(base.model, max_length=64)},
-        {"task": dataclasses.replace(base.task, fewshot=5)},
-        {"task": dataclasses.replace(base.task, encoder="e")},
-        {"task": dataclasses.replace(base.task, encoder="e", rescale=True)},
-    ]
-    for change in ({}, *changes):
-        made.record(dataclasses.replace(base, **change), tmp_path).write()
-    frame = load_frame(tmp_path)
-    assert len(frame) == 1 + len(changes)
-    assert not frame.duplicated(list(IDENTITY)).any()
-    assert list(frame.columns[: len(IDENTITY)]) == list(IDENTITY)
-
-
 def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) -> None:
     """Nothing registers what an extension had that was removed, or what another machine has."""
     whole = made.record(made.cell(create_method("score", 1.0)), tmp_path)
@@ -187,12 +125,12 @@ def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) 
     assert list(frame["path"]) == [str(whole.path)]
 
 
-def test_a_frame_of_a_wrong_path_is_refused(records: list[Record], tmp_path: Path) -> None:
+def test_a_frame_of_a_wrong_path_is_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
     fix = "name the directory of a profile, such as results/zoo"
     (tmp_path / "file").write_text("")
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/b/c.json").write_text("{}")
-    model = records[0].path.parents[1]
+    (model,) = both[0].iterdir()
     for root, wrong in {
         Path("resutls"): "no such directory",
         tmp_path / "file": "no such directory",
