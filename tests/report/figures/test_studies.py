@@ -100,6 +100,18 @@ def test_whiskers_span_repeated_runs_and_a_single_run_has_none(tmp_path: Path) -
     assert any(note.startswith("OLMoE: whiskers over 3 runs") for note in notes)
 
 
+def test_a_file_that_shows_another_model_may_repeat_a_run(tmp_path: Path) -> None:
+    points = [files.point([files.row(), files.row(files.label("score", 1.0), 1.5)])]
+    runs = [files.run(points), files.run(points, "Mixtral", 8, 8)]
+    files.write(tmp_path, files.study("speedup", runs[:1], date="2026-03-01"))
+    older = files.study("speedup", runs, date="2026-02-01")
+    files.write(tmp_path, older, "ep-speedup-both-emulated.json")
+    rows, notes = make("fig4", tmp_path)
+    assert rows["speedup_low"].notna().tolist() == [True, False]
+    assert "OLMoE: whiskers over 2 runs, repeated in ep-speedup-both-emulated.json." in notes
+    assert not any(note.startswith("Not shown") for note in notes)
+
+
 def test_figure_5_has_the_prefill_beside_the_layer(bench: Path) -> None:
     rows, _ = make("fig5", bench)
     printed = rows.dropna(subset="paper")
