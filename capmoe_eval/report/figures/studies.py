@@ -85,9 +85,9 @@ _COLUMNS: Final = [
 
 def repeats(times: pd.DataFrame, there: pd.DataFrame) -> pd.DataFrame:
     """Return the times in other files that repeat runs: all is the same, the machine included."""
-    shown = times.drop_duplicates("setting")[["setting", "path"]]
-    same = there.merge(shown.rename(columns={"path": "shown"}), on="setting")
-    return same[same["path"] != same["shown"]]
+    runs = times.drop_duplicates("setting")[["setting", "path"]]
+    same = there.merge(runs.rename(columns={"path": "repeated"}), on="setting")
+    return same[same["path"] != same["repeated"]]
 
 
 def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
