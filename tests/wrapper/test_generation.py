@@ -30,12 +30,18 @@ def padded_prompt() -> tuple[Tensor, Tensor]:
     return tokens, mask
 
 
-def generate(model: Any, decode: str = "unconstrained", **options: Any) -> tuple[Tensor, Meter]:
-    """Return what a model generates under Token Drop at γ = 0.5, and the meter."""
+def generate(
+    model: Any, decode: str = "unconstrained", *, target: Any = None, by: Any = None, **options: Any
+) -> tuple[Tensor, Meter]:
+    """Return 5 tokens for each of :func:`padded_prompt` under Token Drop at γ = 0.5, and the meter.
+
+    ``target`` is under the capacity, and ``by`` generates: the model, if nothing else is said.
+    """
     tokens, mask = padded_prompt()
-    length = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
-    with capacity_aware(model, "score", gamma=0.5, decode=decode) as meter:
-        generated = model.generate(tokens, **{"attention_mask": mask} | length | options)
+    model.generation_config.eos_token_id = None
+    settings = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, **options}
+    with capacity_aware(target or model, "score", gamma=0.5, decode=decode) as meter:
+        generated = (by or model.generate)(input_ids=tokens, **settings)
     return generated, meter
 
 
@@ -130,7 +136,7 @@ def test_under_constrained_decoding_every_beam_is_live() -> None:
     # A token that only some of the candidates end in, and that ends their search; longer answers
     # are better: the search goes on.
     free, _ = generate(model, "constrained", num_beams=2, num_return_sequences=2)
-    ends = {"eos_token_id": int(free[0, 7]), "min_new_tokens": None, "length_penalty": 5.0}
+    ends = {"eos_token_id": int(free[0, 7]), "length_penalty": 5.0}
     _, meter = generate(model, "constrained", num_beams=2, **ends)
     assert meter.decode_forwards > 1
     assert meter.summary()["tokens"] == 36 + 8 * meter.decode_forwards
@@ -201,19 +207,10 @@ LENGTHS = [8, 7, 10, 11]
 LIVE = [3, 2, 2, 1]  # of the lengths, those above 7, 8, 9, 10: who makes the next token
 
 
-def generate_until(criterion: StoppingCriteria | None, **options: Any) -> tuple[Tensor, Meter]:
+def generate_until(criterion: StoppingCriteria, **options: Any) -> tuple[Tensor, Meter]:
     """Return what a model makes of prompts of 6 tokens, every step under a capacity."""
-    model = make("olmoe")
-    model.generation_config.eos_token_id = options.pop("eos", None)
-    knobs = {"gamma": 0.5, "decode": "constrained"} | options.pop("knobs", {})
-    criteria = [criterion] if criterion else None
-    length = {"max_new_tokens": 5, "do_sample": False}
-    with capacity_aware(model, "score", **knobs) as meter:
-        for _ in range(options.pop("times", 1)):
-            text = model.generate(
-                batch(n_positions=6), stopping_criteria=criteria, **length, **options
-            )
-    return text, meter
+    whole = {"attention_mask": torch.ones(4, 6), "stopping_criteria": [criterion]}
+    return generate(make("olmoe"), "constrained", **whole, **options)
 
 
 @pytest.mark.parametrize("criterion", [Ends, EndsTogether])
@@ -229,11 +226,12 @@ def test_a_finished_sequence_takes_no_slot(criterion: type[Ends], options: dict[
 
 
 def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
-    text, _ = generate_until(None)
+    never = Ends([99] * 4)
+    text, _ = generate_until(never)
     eos = int(text[2, 7])  # the second token that the third sequence makes
     made = (text[:, 6:] == eos).int()
     ends = [int(row.argmax()) if row.any() else 5 for row in made]  # tokens before it
-    _, meter = generate_until(None, eos=eos, pad_token_id=0)
+    _, meter = generate_until(never, eos_token_id=eos, pad_token_id=0)
     live = [sum(end >= step for end in ends) for step in range(1, 5)]
     assert min(live) < 4
     assert meter.summary()["decode"]["live"] == sum(live) / 4
@@ -242,7 +240,7 @@ def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
 def test_statistics_of_decode_steps_are_those_of_decode_steps_alone() -> None:
     _, meter = generate_until(Ends([11] * 4))
     steps = meter.summary()["decode"]
-    _, prompt = generate_until(Ends([11] * 4), knobs={"decode": "unconstrained"})
+    _, prompt = generate(make("olmoe"), attention_mask=torch.ones(4, 6))
     assert "decode" not in prompt.summary()
 
     def more(name: str) -> int:
@@ -341,14 +339,11 @@ OPTIONS: list[dict[str, Any]] = [
 def run(case: str, decode: str, options: dict[str, Any]) -> tuple[list[Any], Meter]:
     """Return what is generated under the capacity of a case, whose sequences finish one by one."""
     model = make("olmoe")
-    model.generation_config.eos_token_id = None
-    mask = torch.ones(4, 6, dtype=torch.long)
-    mask[1, :3] = 0
-    target, generate = CASES[case](model)  # bound before the block
-    criteria = [] if "num_beams" in options else [Ends([8, 7, 10, 11])]
-    options = {"max_new_tokens": 5, "do_sample": False, "stopping_criteria": criteria, **options}
-    with capacity_aware(target, "score", gamma=0.5, decode=decode) as meter:
-        answers = generate(input_ids=batch(n_positions=6), attention_mask=mask, **options)
+    target, by = CASES[case](model)  # bound before the block
+    criteria = [] if "num_beams" in options else [Ends(LENGTHS)]
+    answers, meter = generate(
+        model, decode, target=target, by=by, stopping_criteria=criteria, **options
+    )
     return answers.tolist(), meter
 
 
