@@ -1,102 +1,255 @@
-"""Tests of claims by load statistics, training seeds and changed answers."""
+"""Counted quantities of models, where they must lie, and what that says of a claim."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import statistics
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from capmoe_eval.experiment.names import family, is_stock
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.paper.contrasts import Expectation
-from capmoe_eval.paper.evidence import Batches, Evidence, Side, clauses_by_family, not_paired
-from capmoe_eval.paper.nulls import FLATTER, noise_step
+from capmoe_eval.paper.evidence import Evidence, Side, clauses_by_family, not_paired
+from capmoe_eval.paper.nulls import noise_step, uniform_bound
 from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.paper.statistics import binomial_tail
 from capmoe_eval.paper.trainings import SeedTraining
-from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome, unanimous
+from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome, unanimous, weigh
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CHANGED: Final = 1.0
-"""Percent of the answers that must change, in the mean over pairs of batches, for dependence."""
-TEXT_LOST: Final = 5.0
-"""Percent of the text pairs that may be dropped where almost all are said to stay."""
 _COIN: Final = ("piqa", "rte", "winogrande", "boolq")  # tasks of two answers; others have four
-_BASELINE: Final = Side(method="baseline")
-_ORDERS: Final = ("order", "reverse_order")
-_VARIED: Final[Mapping[Batches, str]] = {"mixed": "the company", "sized": "the batch size"}
+
+# Columns of cells, what follows from them (:func:`_of_cell`), and what does not (:data:`_COUNTED`).
+_Column = Literal["drop_rate", "pad_waste", "peak_before", "mean_peak_before"]
+_Derived = Literal["added_share", "computed_share", "imbalance_after", "drop_rate_at"]
+_Counted = Literal["answers_changed", "next_tokens_changed", "step_over_noise", "text_dropped"]
 
 
-def measured(name: str, evidence: Evidence) -> list[Finding]:
-    """Return the findings of the measure that a claim names, or raise ValueError."""
-    if name not in _MEASURES:
-        raise ValueError(f"measure {name!r} is none of {', '.join(_MEASURES)}")
-    return _MEASURES[name](evidence)
+class Question(BaseModel):
+    """A quantity of a side, alone or against that of another, and where it must lie."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    quantity: Literal[_Column, _Derived, _Counted]
+    of: Side = Side(method="baseline")
+    against: Side | None = None  # the side whose value is subtracted
+    above: float = -math.inf  # the value must lie above
+    below: float = math.inf  # the value must lie below
+    at_most: float = math.inf  # the value may be that
+    label: str = ""  # a template of the sides, where the quantity's name says too little
+    unit: str = ""  # the quantity's name where it is empty
+    scale: float = 1.0  # of the unit: 100 for percent
+    gamma: float | None = None  # of "drop_rate_at"
+    # Models (beginnings of their names) that must each lie above every one of ``lower``.
+    higher: tuple[str, ...] = ()
+    lower: tuple[str, ...] = ()
+    beyond_uniform: bool = False  # subtract what a uniform router exceeds in 5 % of simulations
+    every_gamma: bool = False  # ask it of the side at every γ that there are records of
+
+    @model_validator(mode="after")
+    def _checked(self) -> Question:
+        if not (self.higher or self.above > -math.inf or min(self.below, self.at_most) < math.inf):
+            raise ValueError("needs above, below, at_most, or higher and lower")
+        return self
+
+    @property
+    def sides(self) -> list[Side]:
+        """The sides that are compared, one or two."""
+        return [side for side in (self.of, self.against) if side is not None]
+
+    @property
+    def asked(self) -> str:
+        """Where the value must lie."""
+        bounds = [(">", self.above), ("<", self.below), ("≤", self.at_most)]
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound))
+
+    def fits(self, value: float) -> bool:
+        """Return whether a value lies where it must."""
+        return self.above < value < self.below and value <= self.at_most
+
+    def __str__(self) -> str:
+        """Return the quantity and the sides, for people."""
+        if self.label:
+            return self.label.format(of=self.of, against=self.against)
+        beyond = " beyond a uniform router's" if self.beyond_uniform else ""
+        text = f"{self.quantity}{gamma_suffix(self.gamma)} of {self.of}{beyond}"
+        return text if self.against is None else f"{text} − {self.against}"
 
 
-def removed(evidence: Evidence) -> list[Finding]:
-    """Ask if Expert Drop removes fewer of the router's choices than Token Drop at its own γ."""
-    sides = Side(method="score", gamma="own"), Side(method="expert_drop")
-    cells = {model: evidence.shared(sides, model) for model in evidence.models}
-    shares = {
-        model: 100 * (token["drop_rate"].mean() - expert["drop_rate"].mean())
-        for model, (token, expert) in cells.items()
-        if len(token)
-    }
-    outcome = unanimous([share > 0 for share in shares.values()])
-    label = "share removed: score own γ − expert drop"
-    records = _paths(*itertools.chain(*cells.values()))
-    return [_by_model(label, "% of assignments", shares, outcome, records=records)]
+class _Values(NamedTuple):
+    """The value of each model, and the files that they are from."""
+
+    by_model: dict[str, float]
+    records: Iterable[str]
+    note: str = ""
+    undecided: Collection[str] = ()  # models whose value refutes nothing, wherever it lies
 
 
-def balance(evidence: Evidence) -> list[Finding]:
-    """Compare trainings from scratch with upcycled ones of equal seeds (Figures 1, 2, 13).
+def load(raw: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
+    """Return what a question of load says: true of every model, of none, or of some.
 
-    A training counts if its model answers better than chance does.
+    Loads are counted, not sampled: they have no intervals, and a claim holds if it is true of every
+    model present. A question that cannot be read is a ValueError.
     """
-    studies: dict[tuple[str, int], list[SeedTraining]] = {}
-    for training in evidence.trainings:
-        studies.setdefault((training.name, training.steps), []).append(training)
-    findings = []
-    for (name, steps), trainings in studies.items():
-        able = [training for training in trainings if _is_better_than_chance(training)]
-        peaks = {(t.origin, t.seed): statistics.fmean(t.peaks) for t in able}
-        gaps = {
-            f"seed {seed}": peaks[origin, seed] - peaks["upcycled", seed]
-            for origin, seed in sorted(peaks)
-            if origin == "scratch" and ("upcycled", seed) in peaks
-        }
-        left_out = len(trainings) - len(able)
-        note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
-        label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
-        paths = tuple(sorted({str(training.path) for training in able}))
-        findings.append(_by_seed(label, gaps, note, paths))
-    return findings or [_absent("peak load from scratch − upcycled")]
+    question = Question.model_validate(raw)
+    questions = [question]
+    if question.every_gamma:
+        sides = [question.of.at(g) for g in evidence.gammas(question.of, *evidence.models)]
+        questions = [question.model_copy(update={"of": side}) for side in sides] or questions
+    return _all_of([_answer(question, evidence) for question in questions])
 
 
-def _is_better_than_chance(training: SeedTraining) -> bool:
-    """Return whether the answers to all tasks are better than chance (binomial, p < 5 %)."""
-    accuracy, documents = training.accuracy, training.documents
-    if not accuracy:  # it is not known
-        return False
-    right = sum(round(percent / 100 * documents) for percent in accuracy.values())
-    chance = statistics.fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
-    return binomial_tail(right, documents * len(accuracy), chance) < LEVEL
+def measure(name: str, evidence: Evidence) -> list[Finding]:
+    """Return what the measure of a name says, or raise ValueError if there is none.
 
-
-def decay(evidence: Evidence) -> list[Finding]:
-    """Ask if gate scores fall gently behind the top-k, and not as a random router's (Figure 8).
-
-    The step from rank K to K+1, as the logarithm of the scores' ratio, fails where it is larger
-    than the mean step inside the top-k. Noise has no such cliff either, so it holds only where the
-    step is also smaller than :data:`FLATTER` of that of Gaussian router logits whose scores fall as
-    fast inside the top-k.
+    It speaks of these models alone where so few families would agree by chance (sign test).
     """
-    ratios, outcomes, tails, records = {}, [], {}, evidence.pick(_BASELINE, *evidence.models)
+    if name == balance.__name__:
+        return balance(evidence)
+    questions = read_data(__package__, "data/measures.yaml", dict[str, tuple[Question, ...]])
+    if name not in questions:
+        raise ValueError(f"measure {name!r} is none of {', '.join((*questions, 'balance'))}")
+    answers = [_answer(question, evidence) for question in questions[name]]
+    few = [0.5 ** len(set(map(family, finding.models))) >= LEVEL for _, finding in answers]
+    return _all_of(
+        [check, finding.model_copy(update={"conditional": is_few and bool(finding.models)})]
+        for (check, finding), is_few in zip(answers, few, strict=True)
+    )
+
+
+def _all_of(answers: Iterable[Sequence[Finding]]) -> list[Finding]:
+    """Return the check of several questions, of which all must hold, and their findings."""
+    checks, findings = zip(*answers, strict=True)
+    text = " ".join(check.text for check in checks)
+    return [Finding(verdict=weigh(findings), text=text), *findings]
+
+
+def _answer(question: Question, evidence: Evidence) -> list[Finding]:
+    counted = _COUNTED.get(question.quantity, _of_cells)(question, evidence)
+    values, label = counted.by_model, str(question)
+    about: dict[str, Any] = {"label": label, "unit": question.unit or question.quantity}
+    if not values:
+        check = Finding(verdict=Outcome.ABSENT, text=f"No records of: {question}.")
+        return [check, Finding(verdict=Outcome.ABSENT, **about)]
+    if question.higher:
+        high, low = (
+            {model: value for model, value in values.items() if model.startswith(names)}
+            for names in (question.higher, question.lower)
+        )
+        fits = [first > second for first in high.values() for second in low.values()]
+        count = f"the first is higher in {sum(fits)} of {len(fits)} pairs"
+        text = f"{_listed(high)} against {_listed(low)}; "
+        text += f"{count if fits else 'one side has no records'}."
+        # Groups of which one has no records decide nothing.
+        outcome = unanimous(fits) if fits else Outcome.UNDECIDED
+    else:
+        fits = [question.fits(value) for value in values.values()]
+        text = f"{_listed(values)}; asked {question.asked}, true of {sum(fits)} of {len(fits)} "
+        text += f"models{f' ({counted.note})' if counted.note else ''}."
+        outcome = unanimous(fits)
+        if outcome is Outcome.FAILS and counted.undecided:
+            outcome = Outcome.UNDECIDED
+    about |= {"effect": fmean(values.values()), "models": values, "note": counted.note}
+    finding = Finding(verdict=outcome, records=tuple(sorted(set(counted.records))), **about)
+    return [Finding(verdict=outcome, text=f"{label}: {text}"), finding]
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{model} {value:.3g}" for model, value in values.items()) or "none"
+
+
+def _of_cells(question: Question, evidence: Evidence) -> _Values:
+    """Return the mean of a quantity over each model's tasks, for a peak the highest of them."""
+    sides = question.sides
+    left_out = evidence.left_out(sides[0], sides[-1])
+    is_peak = question.quantity == "peak_before" and question.against is None
+    values: dict[str, float] = {}
+    paths: set[str] = set()
+    for model, deployed in evidence.deployments.items():
+        # No expert can have more than all tokens.
+        beyond_reach = is_peak and deployed["n_experts"] / deployed["top_k"] <= question.above
+        if model in left_out or beyond_reach:
+            continue
+        picked = evidence.shared(sides, model)
+        means = [
+            _of_cell(question, cells, evidence.results.layers)
+            .groupby(cells["task"])
+            .agg(lambda of_task: of_task.mean(skipna=False))
+            for cells in picked
+        ]
+        tasks = (means[0] - sum(means[1:])).dropna()
+        if len(tasks):
+            paths |= {p for cells in picked for p in cells["path"][cells["task"].isin(tasks.index)]}
+            values[model] = question.scale * float(tasks.max() if is_peak else tasks.mean())
+    return _Values(values, paths)
+
+
+def _of_cell(question: Question, cells: pd.DataFrame, layers: pd.DataFrame) -> pd.Series:
+    """Return the quantity that is asked for, of each cell; NaN where it does not have it."""
+    added, dropped = (cells[f"load.{name}"] / cells["pairs"] for name in ("added", "dropped"))
+    match question.quantity:
+        case "added_share":  # computed pairs beyond a token's top-k, over all its top-k pairs
+            return added
+        case "computed_share":  # computed pairs over those of the dropless model
+            return 1 + (added - dropped)
+        case "imbalance_after":  # the fullest expert's pairs over the mean, of those computed
+            return cells["load.mean_peak_after"] / (1 + (added - dropped))
+        case "text_dropped":
+            return cells["load.modalities.text.drop_rate"].astype(float)
+        case "drop_rate_at":  # Equation 11's share of dropped pairs at γ, from the record's grids
+            of_cells = layers[layers["cell"].isin(cells["cell"])]
+            columns = ["grid.gamma", "grid.drop_rate"]
+            grid = of_cells[["cell", "assignments", *columns]].explode(columns)
+            grid = grid[grid["grid.gamma"] == question.gamma]
+            pairs = (grid["grid.drop_rate"] * grid["assignments"]).groupby(grid["cell"]).sum()
+            has_all = grid["cell"].value_counts() == of_cells["cell"].value_counts()
+            dropped = cells["cell"].map(pairs[has_all.reindex(pairs.index)]).astype(float)
+            return dropped / cells["pairs"]
+        case name:
+            values = cells[name if name in cells else f"load.{name}"]
+            if question.beyond_uniform:
+                sizes = cells[["n_experts", "top_k", "load.mean_load"]].itertuples(index=False)
+                bounds = [
+                    math.nan if math.isnan(load) else uniform_bound(name, experts, top_k, load)
+                    for experts, top_k, load in sizes
+                ]
+                values = values - bounds
+            return values
+
+
+def _text_dropped(question: Question, evidence: Evidence) -> _Values:
+    """Return the share of text pairs that are dropped (Appendix C).
+
+    The paper speaks of queries of which text is a small part: a model whose queries have a larger
+    part of text than Figure 10 refutes nothing.
+    """
+    counted = _of_cells(question, evidence)
+    small = sum(figure("fig10_text_pixels_pm0.03")) / sum(figure("fig10_total_pixels_pm0.03"))
+    cells = evidence.pick(question.of, *counted.by_model).set_index("model")
+    text, image = (cells[f"load.modalities.{name}.tokens"] for name in ("text", "image"))
+    shares = dict(text / (text + image))
+    texts = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
+    note = f"text is of all tokens: {texts}; Figure 10: {small:.1%}" if texts else ""
+    large = [model for model, share in shares.items() if share > small]
+    return counted._replace(note=note, undecided=large)
+
+
+def _step_over_noise(question: Question, evidence: Evidence) -> _Values:
+    """Return the step of gate scores from rank K to K+1 over that of a random router (Figure 8).
+
+    The step is the logarithm of the scores' ratio. Noise is that of Gaussian router logits whose
+    scores fall as fast inside the top-k; it has no cliff behind it either. A step that is smaller
+    than the mean step inside the top-k is no cliff, and refutes nothing.
+    """
+    values, tails, gentle = {}, {}, set()
+    records = evidence.pick(question.of, *evidence.models)
     for model, cells in records.groupby("model", sort=False):
         layers = evidence.results.layers
         layers = layers[layers["cell"].isin(cells["cell"])]
@@ -108,114 +261,19 @@ def decay(evidence: Evidence) -> list[Finding]:
                 steps.append(math.log(scores[k - 1] / scores[k]))
                 inside.append(math.log(scores[0] / scores[k - 1]) / (k - 1))
         if steps:
-            step, fall = statistics.fmean(steps), statistics.fmean(inside)
+            step, fall = fmean(steps), fmean(inside)
             noise = noise_step(*sizes, max(fall, 1e-3))
-            ratios[str(model)] = step / noise
-            gentle = Outcome.HOLDS if step < FLATTER * noise else Outcome.UNDECIDED
-            outcomes.append(gentle if step < fall else Outcome.FAILS)
+            values[str(model)] = step / noise
             tails[str(model)] = math.exp(-step), math.exp(-noise)
+            gentle |= {str(model)} if step < fall else set()
     ranks = clauses_by_family(tails, "{}, noise {}", ("{:.2f}", "{:.2f}"))
     note = f"score of rank K+1 over that of rank K: {ranks}" if ranks else ""
-    label = f"step from rank K to K+1, over that of noise; asked below {FLATTER:g}"
-    outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.MIXED
-    return [_by_model(label, "× noise", ratios, outcome, note, _paths(records))]
+    return _Values(values, records["path"], note, gentle)
 
 
-def text_kept(evidence: Evidence) -> list[Finding]:
-    """Ask if text pairs stay at γ = 0.5 where images are dropped first (Appendix C).
-
-    The paper says so of queries of which text is a small part. It fails only where text is no
-    larger a part than in Figure 10.
-    """
-    small = sum(figure("fig10_text_pixels_pm0.03")) / sum(figure("fig10_total_pixels_pm0.03"))
-    findings = []
-    for task, method in itertools.product(("mmbench", "seedbench"), ("score", "expanded_drop")):
-        knobs = {"method": method, "gamma": 0.5, "task": task, "modality": "image_first"}
-        side = Side.model_validate(knobs)
-        cells = evidence.pick(side, *evidence.models)
-        by = {name: cells[f"load.modalities.{name}.tokens"] for name in ("text", "image")}
-        cells = cells[by["text"].notna() & by["image"].notna()].set_index("model", drop=False)
-        dropped = dict(100 * cells["load.modalities.text.drop_rate"])
-        text, image = (cells[f"load.modalities.{name}.tokens"] for name in by)
-        shares = dict(text / (text + image))
-        outcome = unanimous([lost <= TEXT_LOST for lost in dropped.values()])
-        if outcome is not Outcome.HOLDS and any(share > small for share in shares.values()):
-            outcome = Outcome.UNDECIDED
-        texts = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
-        note = f"text is of all tokens: {texts}; Figure 10: {small:.1%}" if texts else ""
-        label = f"{side}: at most {TEXT_LOST:g} % of the text pairs dropped"
-        unit = "% of text pairs"
-        findings.append(_by_model(label, unit, dropped, outcome, note, _paths(cells)))
-    return findings
-
-
-def companions(evidence: Evidence) -> list[Finding]:
-    """Ask if answers change with the documents that share their batch; the baseline's may not."""
-    return _company(evidence, ("baseline", *_ORDERS, "random", "score", "expanded_drop"))
-
-
-def orders(evidence: Evidence) -> list[Finding]:
-    """Ask if what Order and Reverse Order drop depends on a batch's other sequences (§4)."""
-    return _company(evidence, _ORDERS)
-
-
-def permuted(evidence: Evidence) -> list[Finding]:
-    """Ask if the order of a batch's sequences changes next tokens under Score (§4).
-
-    Judged are batches whose sequences begin with distinct tokens. Of equal gate scores, which
-    sequences that begin alike have, the order decides; a note has the share where they occur.
-    """
-    side = Side(method="score", gamma=1.0)
-    rows = [
-        row
-        for row in evidence.bench.evaluations.get("permutation", {}).get("permutations", ())
-        if row["method"] == side.method and row["model"] in evidence.models
-    ]
-    findings = []
-    for is_split, where in ((False, "one capacity of the batch"), (True, "one of each device")):
-        shares = [
-            {
-                model: 100 * statistics.fmean(row["changed"] for row in same)
-                for model in evidence.models
-                if (same := [row for row in of_kind if row["model"] == model])
-            }
-            for is_distinct in (True, False)
-            for of_kind in [
-                [r for r in rows if (r["ranks"] > 1, r["is_distinct"]) == (is_split, is_distinct)]
-            ]
-        ]
-        outcome = unanimous([share <= CHANGED for share in shares[0].values()])
-        texts = ", ".join(f"{model} {share:.1f} %" for model, share in shares[1].items())
-        note = f"with prompts as they are, which begin alike: {texts}" if texts else ""
-        label = (
-            f"score γ=1, {where}: at most {CHANGED:g} % of the next tokens change with the order"
-        )
-        is_there = "permutation" in evidence.bench.evaluations
-        paths = (str(evidence.bench.folder / "permutation.json"),) if is_there else ()
-        findings.append(_by_model(label, "% of next tokens", shares[0], outcome, note, paths))
-    return findings
-
-
-def _company(evidence: Evidence, methods: Iterable[str]) -> list[Finding]:
-    findings = []
-    for (batches, varied), name in itertools.product(_VARIED.items(), methods):
-        stable = is_stock(name)
-        side = Side(method=name, gamma=None if stable else 1.0, batches=batches)
-        cells = evidence.pick(side, *evidence.models)
-        if shares := _changed(evidence, cells):
-            # The baseline's answers must not depend on their batch, those of the others do.
-            fits = [(share > CHANGED) is not stable for share in shares.values()]
-            bound = f"{'at most' if stable else 'more than'} {CHANGED:g} %"
-            label = f"{side}: {bound} of the answers change with {varied}"
-            records = _paths(cells[cells["model"].isin(shares)])
-            findings.append(
-                _by_model(label, "% of answers", shares, unanimous(fits), records=records)
-            )
-    return findings or [_absent("answers that change with their batch")]
-
-
-def _changed(evidence: Evidence, cells: pd.DataFrame) -> dict[str, float]:
-    """Return by model the percent of documents whose score differs between two compositions."""
+def _answers_changed(question: Question, evidence: Evidence) -> _Values:
+    """Return the percent of answers that differ between two compositions of the batches."""
+    cells = evidence.pick(question.of, *evidence.models)
     shares: dict[str, list[float]] = {}
     for (model, task), runs in answered_by_cells(evidence.results, cells).items():
         flips = []
@@ -225,56 +283,94 @@ def _changed(evidence: Evidence, cells: pd.DataFrame) -> dict[str, float]:
                 raise not_paired(model, task, paired.reason)
             flips.append(paired.flips)
         if flips:
-            shares.setdefault(model, []).append(statistics.fmean(flips))
-    return {model: 100 * statistics.fmean(of_tasks) for model, of_tasks in shares.items()}
+            shares.setdefault(model, []).append(fmean(flips))
+    values = {model: question.scale * fmean(of_tasks) for model, of_tasks in shares.items()}
+    return _Values(values, cells["path"][cells["model"].isin(shares)])
 
 
-def _paths(*cells: pd.DataFrame) -> tuple[str, ...]:
-    return tuple(sorted(set(itertools.chain(*(of["path"] for of in cells)))))
+def _next_tokens_changed(question: Question, evidence: Evidence) -> _Values:
+    """Return the percent of next tokens that the order of a batch's sequences changes.
 
-
-def _absent(label: str, **about: Any) -> Finding:
-    return Finding(label=label, verdict=Outcome.ABSENT, **{"unit": "points", **about})
-
-
-def _by_model(
-    label: str,
-    unit: str,
-    models: Mapping[str, float],
-    outcome: Outcome,
-    note: str = "",
-    records: tuple[str, ...] = (),
-) -> Finding:
-    """Return a finding on models that are no sample; it is absent where there are none.
-
-    It speaks of these models alone where so few families would agree by chance (sign test).
+    Judged are batches whose sequences begin with distinct tokens. Of equal gate scores, which
+    sequences that begin alike have, the order decides; the note has the share where they occur.
     """
-    if not models:
-        return _absent(label)
-    few = 0.5 ** len(set(map(family, models))) >= LEVEL
-    about: dict[str, Any] = {"models": models, "note": note, "conditional": few, "records": records}
-    effect = statistics.fmean(models.values())
-    return Finding(label=label, verdict=outcome, effect=effect, unit=unit, **about)
+    file = evidence.bench.evaluations.get("permutation", {})
+    is_split = question.of.knobs.get("ep_size") != 1
+    shares: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    for row in file.get("permutations", ()):
+        if row["method"] == question.of.method and (row["ranks"] > 1) is is_split:
+            shares[row["is_distinct"]].setdefault(row["model"], []).append(row["changed"])
+    distinct, alike = (
+        {
+            model: question.scale * fmean(shares[is_distinct][model])
+            for model in evidence.models
+            if model in shares[is_distinct]
+        }
+        for is_distinct in (True, False)
+    )
+    texts = ", ".join(f"{model} {share:.1f} %" for model, share in alike.items())
+    note = f"with prompts as they are, which begin alike: {texts}" if texts else ""
+    return _Values(distinct, [str(evidence.bench.folder / "permutation.json")], note)
 
 
-def _by_seed(
-    label: str, seeds: Mapping[str, float], note: str, records: tuple[str, ...]
-) -> Finding:
-    """Return a finding on training seeds, with Student's interval over them."""
-    values: Collection[float] = seeds.values()
-    about: dict[str, Any] = {"unit": "× the mean load", "models": seeds, "note": note}
-    if len(values) < 2:
-        return _absent(label, **about)
-    from scipy.special import stdtrit
-
-    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-    reach = float(stdtrit(len(values) - 1, 0.975)) * error
-    outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
-    about |= {"effect": mean, "low": mean - reach, "high": mean + reach}
-    return Finding(label=label, verdict=outcome, records=records, **about)
-
-
-_MEASURES: Final = {
-    measure.__name__: measure
-    for measure in (removed, balance, decay, companions, orders, permuted, text_kept)
+_COUNTED: Final[Mapping[str, Callable[[Question, Evidence], _Values]]] = {
+    "answers_changed": _answers_changed,
+    "next_tokens_changed": _next_tokens_changed,
+    "step_over_noise": _step_over_noise,
+    "text_dropped": _text_dropped,
 }
+
+
+def balance(evidence: Evidence) -> list[Finding]:
+    """Compare trainings from scratch with upcycled ones of equal seeds (Figures 1, 2, 13).
+
+    A training counts if its model answers better than chance does. The interval over the seeds is
+    Student's.
+    """
+    studies: dict[tuple[str, int], list[SeedTraining]] = {}
+    for training in evidence.trainings:
+        studies.setdefault((training.name, training.steps), []).append(training)
+    findings = []
+    for (name, steps), trainings in studies.items():
+        able = [training for training in trainings if _is_better_than_chance(training)]
+        peaks = {(t.origin, t.seed): fmean(t.peaks) for t in able}
+        gaps = {
+            f"seed {seed}": peaks[origin, seed] - peaks["upcycled", seed]
+            for origin, seed in sorted(peaks)
+            if origin == "scratch" and ("upcycled", seed) in peaks
+        }
+        left_out = len(trainings) - len(able)
+        note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
+        label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
+        about: dict[str, Any] = {"label": label, "note": note, "models": gaps}
+        outcome = Outcome.ABSENT
+        if len(gaps) > 1:
+            from scipy.special import stdtrit
+
+            mean, error = fmean(gaps.values()), stdev(gaps.values()) / math.sqrt(len(gaps))
+            reach = float(stdtrit(len(gaps) - 1, 0.975)) * error
+            outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
+            about |= {"effect": mean, "low": mean - reach, "high": mean + reach}
+            about["records"] = tuple(sorted({str(training.path) for training in able}))
+        findings.append(Finding(verdict=outcome, unit="× the mean load", **about))
+    if not findings:
+        label = "peak load from scratch − upcycled"
+        findings = [Finding(label=label, verdict=Outcome.ABSENT)]
+    return [Finding(verdict=weigh(findings), text=" ".join(map(_sentence, findings))), *findings]
+
+
+def _is_better_than_chance(training: SeedTraining) -> bool:
+    """Return whether the answers to all tasks are better than chance (binomial, p < 5 %)."""
+    accuracy, documents = training.accuracy, training.documents
+    if not accuracy:  # it is not known
+        return False
+    right = sum(round(percent / 100 * documents) for percent in accuracy.values())
+    chance = fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
+    return binomial_tail(right, documents * len(accuracy), chance) < LEVEL
+
+
+def _sentence(finding: Finding) -> str:
+    bounds = "" if finding.low is None else f" [{finding.low:+.2f}, {finding.high:+.2f}]"
+    number = "" if finding.effect is None else f"{finding.effect:+.2f}{bounds} {finding.unit}; "
+    note = f" ({finding.note})" if finding.note else ""
+    return f"{finding.label}: {number}{finding.verdict.value}{note}."

@@ -10,12 +10,6 @@ import numpy as np
 
 from capmoe_eval.paper.verdicts import LEVEL
 
-FLATTER: Final = 0.9
-"""Share of the noise's step below which a tail is flatter than noise.
-
-Random linear gates are below it in at most 5 % of simulations, whatever their experts, top-k and
-spread; those of 64 experts and top-8 come nearest (a test simulates them).
-"""
 _SIMULATIONS: Final = 2000
 
 

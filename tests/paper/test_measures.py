@@ -11,27 +11,17 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.measures import balance, companions, decay, permuted, removed, text_kept
+from capmoe_eval.paper.measures import measure
 from capmoe_eval.paper.trainings import SeedTraining
-from capmoe_eval.paper.verdicts import Outcome
+from capmoe_eval.paper.verdicts import Finding, Outcome
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from tests.records import layer, record_of
 
 
-def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> None:
-    records = [
-        record_of(create_method("score", 1.0), [1.0], parts={"load": {"drop_rate": 0.3}}),
-        record_of(
-            create_method("score", 1.0), [1.0], task="rte", parts={"load": {"drop_rate": 0.5}}
-        ),
-        record_of(create_method("expert_drop"), [1.0], parts={"load": {"drop_rate": 0.1}}),
-        record_of(
-            create_method("expert_drop"), [1.0], task="rte", parts={"load": {"drop_rate": 0.1}}
-        ),
-    ]
-    (one,) = removed(Evidence("zoo", results_of(records)))
-    assert (one.verdict, one.effect) == (Outcome.HOLDS, pytest.approx(30.0))
+def found_by(name: str, evidence: Evidence) -> list[Finding]:
+    """What a measure finds, without its check."""
+    return measure(name, evidence)[1:]
 
 
 def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, object]]:
@@ -59,18 +49,18 @@ def test_trainings_at_chance_count_for_nothing() -> None:
     for right, asked in ((37, known), (36, guessing)):
         accuracy = {"boolq": 100 * right / 60}
         asked[:] = [t | {"accuracy": accuracy} for t in trainings([4.0, 4.0], [2.0, 2.1])]
-    (found,) = balance(trained(known))
+    (found,) = found_by("balance", trained(known))
     assert found.verdict is Outcome.HOLDS
-    (found,) = balance(trained(guessing))
+    (found,) = found_by("balance", trained(guessing))
     assert (found.verdict, found.effect) == (Outcome.ABSENT, None)
     assert found.note == "4 trainings of mixtral are left out: not above chance"
     # Four answers: 25 % of the documents is chance there.
-    (found,) = balance(trained([t | {"accuracy": {"openbookqa": 40.0}} for t in known]))
+    (found,) = found_by("balance", trained([t | {"accuracy": {"openbookqa": 40.0}} for t in known]))
     assert found.verdict is Outcome.HOLDS
 
 
 def test_balance_has_students_interval_over_seeds() -> None:
-    (found,) = balance(trained(trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])))
+    (found,) = found_by("balance", trained(trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])))
     differences = [2.0, 1.9, 2.3]
     mean = sum(differences) / 3
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
@@ -78,15 +68,10 @@ def test_balance_has_students_interval_over_seeds() -> None:
     assert found.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
     assert found.verdict == Outcome.HOLDS
     assert found.models["seed 2"] == pytest.approx(2.3)
-    (found,) = balance(trained(trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3])))
+    (found,) = found_by("balance", trained(trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3])))
     assert found.verdict == Outcome.FAILS
-    (found,) = balance(trained(trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0])))
+    (found,) = found_by("balance", trained(trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0])))
     assert found.verdict == Outcome.UNDECIDED
-
-
-def test_balance_needs_two_seeds() -> None:
-    assert [f.verdict for f in balance(trained([]))] == [Outcome.ABSENT]
-    assert [f.verdict for f in balance(trained(trainings([1.0], [2.0])))] == [Outcome.ABSENT]
 
 
 def test_flips_of_other_documents_are_not_counted() -> None:
@@ -102,7 +87,7 @@ def test_flips_of_other_documents_are_not_counted() -> None:
         ),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):
-        companions(Evidence("zoo", results_of(records)))
+        found_by("companions", Evidence("zoo", results_of(records)))
 
 
 def routers(scores: list[float], top_k: int = 2) -> Evidence:
@@ -131,7 +116,7 @@ def noise(experts: int, spread: float, seed: int) -> list[float]:
 )
 def test_neither_a_cliff_nor_noise_is_a_flat_tail(scores: list[float], outcome: Outcome) -> None:
     for top_k in (2,) if len(scores) == 4 else (2, 4, 8):
-        (found,) = decay(routers(scores, top_k))
+        (found,) = found_by("decay", routers(scores, top_k))
         assert found.verdict == outcome
         if outcome is Outcome.UNDECIDED:
             assert found.effect == pytest.approx(1.0, abs=0.09)
@@ -147,7 +132,8 @@ def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
         record_of(create_method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
         record_of(create_method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
     ]
-    baseline, order = companions(Evidence("zoo", results_of(records)))
+    baseline, order, *others = found_by("companions", Evidence("zoo", results_of(records)))
+    assert {finding.verdict for finding in others} == {Outcome.ABSENT}
     # Pairs of batches differ in 1, 1 and 2 of 4 documents.
     assert order.effect == pytest.approx(100 * (1 + 1 + 2) / 3 / 4)
     assert order.label == "order γ=1: more than 1 % of the answers change with the company"
@@ -171,7 +157,7 @@ def test_much_text_refutes_nothing_that_is_said_of_little(
     load = {"modalities": {"image": image, "text": image | {"tokens": tokens, "drop_rate": lost}}}
     method = create_method("score", 0.5, modality="image_first")
     found = record_of(method, task="mmbench", parts={"load": load})
-    first, *others = text_kept(Evidence("zoo", results_of([found])))
+    first, *others = found_by("text_kept", Evidence("zoo", results_of([found])))
     assert first.verdict is outcome
     assert first.effect == pytest.approx(100 * lost)
     assert first.records == (str(found.path),)
@@ -208,7 +194,7 @@ def permutations(whole: float, split: float, tied: float) -> Evidence:
 def test_order_of_a_batch_is_judged_for_one_capacity_and_for_those_of_devices(
     whole: float, split: float, outcomes: list[Outcome]
 ) -> None:
-    findings = permuted(permutations(whole, split, 0.145))
+    findings = found_by("permuted", permutations(whole, split, 0.145))
     assert {finding.records for finding in findings} == {("permutation.json",)}
     assert [finding.verdict for finding in findings] == outcomes
     assert [finding.models for finding in findings] == [
@@ -231,7 +217,7 @@ def test_a_count_on_few_families_speaks_of_these_models(
     home = {"ep_size": 1, "batch_size": 16, "gamma": 2.0}
     homes = {record.model: home for record in records}
     evidence = Evidence("zoo", results_of(records), defaults=homes)
-    (finding,) = removed(evidence)
+    (finding,) = found_by("removed", evidence)
     assert finding.verdict is Outcome.HOLDS
     assert len(finding.models) == families + 1  # two are training seeds of one family
     assert finding.conditional is is_conditional

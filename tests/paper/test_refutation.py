@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -110,18 +111,15 @@ def routers(hold: bool) -> Iterator[Record]:
 
 
 def companies(hold: bool) -> Iterator[Record]:
-    """Two compositions of the batches; answers change under a capacity, or not."""
+    """Two compositions, and two sizes, of the batches; answers change under a capacity, or not."""
     for method in ("baseline", "order", "reverse_order", "random", "score", "expanded_drop"):
-        for shuffle, answers in ((0, GOOD), (1, BAD if hold and method != "baseline" else GOOD)):
-            routing = Side(method=method, gamma=None if method == "baseline" else 1.0)
-            for model in MODELS:
-                yield record_of(
-                    routing.routing(2, 1.5, 2),
-                    {"piqa": answers},
-                    model=model,
-                    task="zero_shot_mix",
-                    shuffle=shuffle,
-                )
+        routing = Side(method=method, gamma=None if method == "baseline" else 1.0)
+        other = BAD if hold and method != "baseline" else GOOD
+        batches: list[dict[str, Any]] = [{"shuffle": 0}, {"shuffle": 1}, {}, {"batch_size": 4}]
+        for number, model in itertools.product(range(len(batches)), MODELS):
+            answers = {"piqa": other if number % 2 else GOOD}
+            fields = {"model": model, "task": "zero_shot_mix", **batches[number]}
+            yield record_of(routing.routing(2, 1.5, 2), answers, **fields)
 
 
 def texts(hold: bool) -> Iterator[Record]:

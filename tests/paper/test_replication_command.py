@@ -69,7 +69,9 @@ def test_records_become_verdicts_and_the_same_bytes(run: Run, results: Path) -> 
     assert file["models"] == ["zoo_olmoe", "zoo_llava_olmoe"]
     assert file["missing"] > 0
     text = (folder / "replication.md").read_text()
-    assert all(f"| ({claim['id']}) | {claim['statement']} | " in text for claim in file["claims"])
+    assert all(
+        f": ({claim['id']}) {claim['statement']}</summary>" in text for claim in file["claims"]
+    )
     rows = (folder / "contrasts.csv").read_text().splitlines()
     assert len(rows) == 1 + sum(len(claim["contrasts"]) for claim in file["claims"])
     assert f"left out: {broken.relative_to(Path.cwd())}" in text

@@ -15,10 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from capmoe_eval.errors import field_problem
 from capmoe_eval.experiment.data_file import read_yaml
+from capmoe_eval.paper import measures
 from capmoe_eval.paper.claims import arithmetic, recorded, speedup
 from capmoe_eval.paper.contrasts import Contrast, judge_contrasts, read_contrasts
 from capmoe_eval.paper.evidence import Evidence, not_paired
-from capmoe_eval.paper.measures import measured
 from capmoe_eval.paper.verdicts import (
     INCONSISTENT,
     NOT_MEASURED,
@@ -206,9 +206,9 @@ def _check(
         case "measured", {"contrasts": contrasts}:
             return _measured(read_contrasts(contrasts), evidence)
         case "measure", {"name": name}:
-            return _measure(name, evidence)
+            return measures.measure(name, evidence)
         case "load", question:
-            return recorded.check_load(question, evidence)
+            return measures.load(question, evidence)
         case "invariant", {"name": name}:
             return recorded.check_invariant(name, evidence)
         case "value", where:
@@ -263,18 +263,6 @@ def check_pairs(claims: Sequence[Claim], evidence: Evidence) -> None:
         effect = evidence.effect(contrast.first, contrast.second, contrast.model)
         for (model, task), reason in effect.unpaired.items():
             raise not_paired(model, task, reason)
-
-
-def _measure(name: str, evidence: Evidence) -> list[Finding]:
-    """Return what a measure says of a claim."""
-    findings, texts = measured(name, evidence), []
-    for finding in findings:
-        bounds = "" if finding.low is None else f" [{finding.low:+.2f}, {finding.high:+.2f}]"
-        effect = finding.effect
-        number = "" if effect is None else f"{effect:+.2f}{bounds} {finding.unit}; "
-        note = f" ({finding.note})" if finding.note else ""
-        texts.append(f"{finding.label}: {number}{finding.verdict.value}{note}")
-    return [Finding(verdict=weigh(findings), text=f"{'. '.join(texts)}."), *findings]
 
 
 def _sentence(contrast: Contrast, finding: Finding) -> str:
