@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.paper.contrasts import Expectation, in_points, margins, read_contrasts
+from capmoe_eval.paper.contrasts import Expectation, in_points, margins
 from capmoe_eval.paper.verdicts import Finding, JudgedClaim, Outcome, VerdictFile
 
 
@@ -28,16 +28,6 @@ def test_an_expectation_and_its_mirror_image_agree(
     # A wider interval never decides what a narrower one left open.
     if expect.judge(low, high) is Outcome.UNDECIDED:
         assert expect.judge(low - 1, high + 1) is Outcome.UNDECIDED
-
-
-def test_lists_of_contrasts_are_named_once_and_read_everywhere() -> None:
-    contrast = {"a": {"method": "score", "gamma": "own"}, "b": {"method": "expert_drop"}}
-    assert read_contrasts(["token_over_expert"]) == read_contrasts(
-        [contrast | {"expect": "greater"}]
-    )
-    assert str(Expectation.of({"at_least": -1})) == "≥ -1"
-    with pytest.raises(ValueError, match="'nothing' are none of score_over_all, "):
-        read_contrasts(["nothing"])
 
 
 @pytest.mark.parametrize(

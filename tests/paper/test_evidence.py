@@ -30,13 +30,6 @@ def test_a_side_has_the_models_own_settings_and_no_others() -> None:
     assert is_picked(material, Side(method="baseline"), model="zoo_other")
 
 
-def test_the_unlimited_evaluation_goes_before_a_trial() -> None:
-    whole, trial = record("baseline"), record("baseline", cell={"limit": 4})
-    material = evidence(whole, trial, record("score", 1.0, cell={"limit": 4}))
-    assert is_picked(material, Side(method="baseline"), whole)
-    assert is_picked(material, Side(method="score", gamma=1.0))
-
-
 def test_m_is_a_multiple_of_the_models_top_k() -> None:
     ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, layer={"top_k": 3})
     side = Side(method="expanded_drop", gamma=1.0, candidates="ranked", m="2k")
@@ -89,37 +82,3 @@ def test_a_task_that_hardly_needs_experts_enters_no_contrast_of_several() -> Non
         "less than 20 points on the dev sets",
     )
     assert every.losses.notes == ()
-
-
-def test_a_task_that_one_model_hardly_needs_experts_for_leaves_out_that_model_alone() -> None:
-    """PIQA loses 30 points in the mean, and 19 on a model that has no other task."""
-    gains = {"zoo_olmoe": 0, "zoo_mixtral": 1}
-    rows = [
-        record(method, 1.0, [right] * 4, task="piqa", model=model)
-        for model, gain in gains.items()
-        for method, right in (("score", gain), ("random", 0))
-    ]
-    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
-    losses = DevLosses({"piqa": {"zoo_olmoe": 41.0, "zoo_mixtral": 19.0}})
-    effects = [evidence(*rows, losses=of).effect(*sides) for of in (DevLosses(), losses)]
-    assert [effect.points for effect in effects] == [50, 0]
-    assert [dict(effect.tasks) for effect in effects] == [
-        dict.fromkeys(sorted(gains), ("piqa",)),
-        {"zoo_olmoe": ("piqa",)},
-    ]
-    assert losses.notes == (
-        "left out of contrasts of several tasks: piqa of zoo_mixtral (19.0); with all experts "
-        "disabled they lose less than 20 points on the dev sets",
-    )
-
-
-def test_other_models_are_asked_by_name_alone() -> None:
-    rows = [
-        record(method, 1.0, [right] * 4, model=model)
-        for model, gain in (("zoo_olmoe", 1), ("zoo_large", 0))
-        for method, right in (("score", gain), ("random", 0))
-    ]
-    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
-    some = evidence(*rows, pooled=frozenset({"zoo_olmoe"}))
-    assert some.effect(*sides).models == {"zoo_olmoe": 100}
-    assert some.effect(*sides, "large").models == {"zoo_large": 0}

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.measures import measure
@@ -72,22 +71,6 @@ def test_balance_has_students_interval_over_seeds() -> None:
     assert found.verdict == Outcome.FAILS
     (found,) = found_by("balance", trained(trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0])))
     assert found.verdict == Outcome.UNDECIDED
-
-
-def test_flips_of_other_documents_are_not_counted() -> None:
-    mix = {"task": "zero_shot_mix"}
-    records = [
-        record_of(create_method("order", 1.0), {"piqa": [1.0, 0.0]}, shuffle=0, **mix),
-        record_of(
-            create_method("order", 1.0),
-            {"piqa": [1.0, 1.0]},
-            shuffle=1,
-            parts={"documents": "x"},
-            **mix,
-        ),
-    ]
-    with pytest.raises(UsageError, match="task=piqa: records do not pair"):
-        found_by("companions", Evidence("zoo", results_of(records)))
 
 
 def routers(scores: list[float], top_k: int = 2) -> Evidence:

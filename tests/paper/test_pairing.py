@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_eval.experiment.record_part import Answers, TaskAnswers
-from capmoe_eval.paper.pairing import Paired, Unpaired, answered, by_document, pair, pool
-from capmoe_eval.paper.statistics import pooled
+from capmoe_eval.paper.pairing import Paired, Unpaired, answered, pair, pool
 
 
 def answers(documents: str, scores: Sequence[float], images: Sequence[int] = ()) -> Answers:
@@ -81,20 +79,6 @@ def test_models_add_up_over_the_same_documents_alone() -> None:
     ]
 
 
-def test_training_seeds_are_averaged_before_models_are() -> None:
-    seeds = {
-        name: {"t": paired([value])} for name, value in (("a", 0.0), ("a_s1", 1.0), ("b", 1.0))
-    }
-    assert [values.tolist() for values in pool(seeds).values()] == [[0.75]]
-
-
-def test_tasks_of_the_same_documents_are_one() -> None:
-    tasks = [np.array([1.0, 0.0]), np.array([0.0, 0.0])]
-    assert [task.tolist() for task in by_document(tasks)] == [[0.5, 0.0]]
-    other = [*tasks, np.zeros(3)]
-    assert by_document(other) is other
-
-
 def of_images(scores: Sequence[float], images: Sequence[int]) -> TaskAnswers:
     return {"a": answers("ha", scores, images)}
 
@@ -111,18 +95,3 @@ def test_images_are_units_and_leave_the_mean_as_it_is(rows: list[tuple[int, int,
     for image, a, b in rows:
         sums[image] = sums.get(image, 0) + a - b
     assert found.units * len(rows) / len(sums) == pytest.approx(list(sums.values()))
-
-
-def test_both_answers_to_an_image_are_one_piece_of_evidence() -> None:
-    """Twelve answers about six images have the error of six, which is √2 times as large."""
-    errors = []
-    for images in ([n // 2 for n in range(12)], ()):
-        scores = [1.0, 1.0] * 3 + [0.0, 0.0] * 3
-        sides = ([of_images(side, images)] for side in (scores, [0.0] * 12))
-        found = paired_answers(*sides)
-        assert isinstance(found, Paired)
-        effect = pooled({"m": {"a": found}})
-        assert effect.points == 50
-        assert effect.worth == pytest.approx(100 / 12)
-        errors.append(effect.error)
-    assert errors[0] == pytest.approx(math.sqrt(2) * errors[1])

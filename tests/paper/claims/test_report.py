@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from capmoe_eval.paper.claims.judge import judge, paper_claims, read_claims
-from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.report.claims.command import main
-from capmoe_eval.report.claims.ledger import counts, headings, to_html, to_json
+from capmoe_eval.report.claims.ledger import to_html
 from tests.paper.fabricate import evidence, record
 
 NASTY = "</td><script>alert('&\"|*_[x](y)')</script>"
@@ -136,57 +135,3 @@ def test_html_escapes_every_text() -> None:
     assert page.text.count(NASTY) >= 6
     assert page.text.count(MODEL) >= 3  # the model, and the contrast on it
     assert not re.search(r"(src|href)=\"(https?:)?//", text)
-
-
-def test_a_finding_leads_to_its_first_records_and_counts_the_others() -> None:
-    rows = [
-        record(method, 1.0, [right] * 40, task=task)
-        for task in ("obqa", "rte", "piqa")
-        for method, right in (("score", 1), ("random", 0))
-    ]
-    contrast = {"a": {"method": "score", "gamma": 1.0}, "b": {"method": "random", "gamma": 1.0}}
-    check = {"measured": {"contrasts": [contrast | {"expect": "greater"}]}}
-    claims = read_claims(json.dumps([{"id": "one", "place": "P", "note": "n", "check": check}]))
-    material = evidence(*rows)
-    verdicts = judge(material, claims)
-    page = Page(to_html(verdicts, claims, material, Path("reports/zoo")))
-    assert len(page.attributes["href"]) == 3
-    assert "and 3 more in claims.json" in page.text
-    assert "note: n" in page.text
-    [written] = json.loads(to_json(verdicts, claims, material, Path("reports/zoo")))["claims"]
-    assert written["decided_by"] == "score γ=1 − random γ=1"
-    assert written["findings"][1]["records"] == list(range(6))
-
-
-def test_every_claim_has_one_anchor_and_every_verdict_is_counted() -> None:
-    claims, material = paper_claims(), Evidence("zoo")
-    verdicts = judge(material, claims)
-    text = to_html(verdicts, claims, material, Path())
-    assert sorted(Page(text).attributes["id"]) == sorted(claim.id for claim in claims)
-    assert "0 records" in text
-    content = json.loads(to_json(verdicts, claims, material, Path()))
-    assert content["counts"] == counts(verdicts)
-    assert content["counts"]["contradicted"] == 0
-    assert sum(content["counts"].values()) == len(claims)
-
-
-def test_without_records_nothing_is_confirmed_but_in_print(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run() == 0
-    out = capsys.readouterr().out
-    assert re.search(r"(?m)\d+ confirmed in print$", out)
-    assert not re.search(r"(?m)[1-9]\d* confirmed$", out)
-
-
-def test_verdicts_in_print_are_counted_apart() -> None:
-    sides = "a: {method: score, gamma: 1.0}, b: {method: random, gamma: 1.0}"
-    check = f"{{measured: {{contrasts: [{{{sides}, expect: greater}}]}}}}"
-    measured = f"- {{id: a, place: P, check: {check}}}"
-    fact = "{printed: {fact: averages, where: {version: v1, table: 1}}}"
-    in_print = f"- {{id: b, place: P, check: {fact}}}"
-    claims = read_claims(f"{measured}\n{in_print}")
-    rows = record("score", 1.0, [1] * 40), record("random", 1.0, [0] * 40)
-    assert headings(judge(evidence(*rows), claims))[0] == ("confirmed, 1 of them in print", 2)
-    assert headings(judge(evidence(), claims))[0] == ("confirmed in print", 1)

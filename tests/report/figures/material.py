@@ -18,7 +18,7 @@ from tests.records import layer
 
 ROOT = Path("results")
 BASELINE = create_method("baseline")
-EVEN, SKEWED = layer([4, 4, 4, 4]), layer([10, 1, 2, 3], name="layers.1")
+EVEN = layer([4, 4, 4, 4])
 
 
 def cell(method: Method, task: str = "obqa", *, model: str = "mine", **other: Any) -> Cell:

@@ -20,8 +20,7 @@ from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
-from capmoe_eval.report.figures.sweep import SWEEP, SweepResults
-from capmoe_eval.results.frames import IDENTITY, read
+from capmoe_eval.results.frames import read
 from tests.records import plausible
 from tests.results import timing_files as files
 
@@ -61,37 +60,6 @@ def drawn(results: Path) -> Path:
     assert run("all", "--formats", "svg", *given) == 0
     assert run(",".join(PRINTED), *given) == 0
     return out / "zoo" / "figures"
-
-
-@pytest.mark.nightly
-def test_every_declared_figure_has_its_files(drawn: Path) -> None:
-    assert {path.name for path in drawn.iterdir()} == {
-        f"{name}.{suffix}"
-        for name in NAMES
-        for suffix in (FORMATS if name in PRINTED else ("svg", "json", "csv"))
-    }
-    for name in NAMES:
-        told = json.loads((drawn / f"{name}.json").read_text())
-        assert told["figure"] == name
-        assert told["caption"]
-        assert (drawn / f"{name}.csv").read_text().count("\n") > 2
-        planned = len(told["records"])
-        if name not in OF_RECORDS:  # a digest for each file, of which the models are counted
-            planned = {"fig4": 4, "fig5": 4}.get(name, 1)
-        assert told["missing"] == {"records": 0, "of": planned, "commands": []}
-        assert "{" not in told["title"] + told["caption"]
-        said = "closed mini-world" if name in OF_RECORDS else "EMULATED"
-        of_images = name in ("fig10", "fig11") or name.startswith("images_")
-        said = "closed world of drawn pictures" if of_images else said
-        assert any(said in note for note in told["notes"])
-
-
-def test_the_paper_has_these_figures() -> None:
-    asked = [1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, *range(13, 21)]
-    assert [f"fig{number}" for number in asked] + [
-        "v1_fig7",
-        "granularity",
-    ] == [spec.name for spec in figures().values() if spec.package.startswith("capmoe_eval")]
 
 
 @pytest.mark.slow
@@ -237,18 +205,6 @@ def test_any_directory_is_drawn_against_gamma(tmp_path: Path) -> None:
     assert row["score_high"] - row["score"] == pytest.approx(1.96 * error)
     assert row["dropped_percent"] == pytest.approx(100 * at_half["drop_rate"].mean())
     assert row["straggler"] == pytest.approx(at_half["load.mean_peak_after"].mean())
-
-
-def test_texts_are_drawn_in_bits_per_byte() -> None:
-    columns = {"model": "m", "task": "passages", "task.metric": "bits_per_byte", "method": "score"}
-    numbers = {"gamma": 1.0, "value": 0.9, "stderr": 0.1, "drop_rate": 0.2}
-    cells = pd.DataFrame([columns | numbers | {"load.mean_peak_after": 1.0}])
-    cells = cells.reindex(columns=[*IDENTITY, *cells.columns.difference(IDENTITY)])
-    shown = SweepResults(profile="p", planned=1, cells=cells)
-    (row,) = SWEEP.data(shown).to_dict("records")
-    assert (row["unit"], row["score"]) == ("bits per byte", pytest.approx(0.9))
-    assert row["score_low"] == pytest.approx(0.9 - 1.96 * 0.1)
-    assert SWEEP(shown).axes[0].get_ylabel() == "bits per byte"
 
 
 @pytest.mark.parametrize(

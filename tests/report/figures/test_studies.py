@@ -50,31 +50,6 @@ def run(*words: str | Path) -> int:
     return done.value.code
 
 
-def test_figure_4_has_the_file_s_numbers_and_the_paper_s(bench: Path) -> None:
-    rows, _ = make("fig4", bench)
-    assert list(rows["model"].unique()) == list(files.MODELS)
-    deployed = rows.drop_duplicates("model")[["measured", "ranks", "experts_per_rank"]]
-    assert deployed.values.tolist() == [
-        ["EMULATED", 8, 8],
-        ["EMULATED", 8, 8],
-        ["EMULATED", 6, 10],
-        ["EMULATED", 8, 1],
-    ]
-    first = next(iter(files.MODELS))
-    assert of(rows, first, "Token Drop", "speedup") == pytest.approx([1.1, 1.2, 1.3])
-    assert of(rows, first, "Expanded Drop", "speedup") == pytest.approx([1.05, 1.15, 1.25])
-    assert of(rows, first, "Token Drop", "paper") == [1.21, 1.3, 1.46]
-    assert of(rows, first, "Expanded Drop", "paper") == [1.16, 1.25, 1.36]
-    # Figure 4 at γ = 1: Mixtral 2.55 and 2.51, Qwen 1.18 and 1.13.
-    tight = [[of(rows, m, name, "paper")[-1] for name in METHODS] for m in list(files.MODELS)[2:]]
-    assert tight == [[1.18, 1.13], [2.55, 2.51]]
-    written = json.loads((bench / "ep-speedup-emulated.json").read_text())
-    for (_, same), study in zip(rows.groupby("model", sort=False), written["runs"], strict=True):
-        ideals = [row["ideal_rank"] for row in study["points"][0]["timings"][1:]]
-        assert same["ideal"].tolist() == ideals
-    assert rows["speedup_low"].isna().all()
-
-
 def test_whiskers_span_repeated_runs_and_a_single_run_has_none(tmp_path: Path) -> None:
     def repeated(gain: float, **other: Any) -> dict[str, Any]:
         rows = [files.row(), files.row(files.label("score", 1.0), gain)]
@@ -110,38 +85,6 @@ def test_a_file_that_shows_another_model_may_repeat_a_run(tmp_path: Path) -> Non
     assert rows["speedup_low"].notna().tolist() == [True, False]
     assert "OLMoE: whiskers over 2 runs, repeated in ep-speedup-both-emulated.json." in notes
     assert not any(note.startswith("Not shown") for note in notes)
-
-
-def test_figure_5_has_the_prefill_beside_the_layer(bench: Path) -> None:
-    rows, _ = make("fig5", bench)
-    printed = rows.dropna(subset="paper")
-    assert [same["paper"].tolist() for _, same in printed.groupby("model", sort=False)] == [
-        [1.14, 1.12],
-        [1.11, 1.08],
-        [1.1, 1.07],
-        [1.87, 1.85],  # one expert per GPU
-    ]
-    last = list(files.MODELS)[3]
-    assert of(rows, last, "Token Drop", "speedup", "layer")[0] == pytest.approx([2.75, 4.4])
-
-
-def test_figure_6_adds_phases(bench: Path) -> None:
-    rows, _ = make("fig6", bench)
-    bars = list(rows.groupby(["method", "gamma"], sort=False, dropna=False))
-    assert [method for (method, _), _ in bars][:5] == [
-        "Dropless",
-        "Token Drop",
-        "Expanded Drop",
-        "Expanded Drop (global)",
-        "Token Drop",
-    ]
-    heights = [{row["phase"]: row["ms"] for _, row in bar.iterrows()} for _, bar in bars]
-    expected = {"gate": 1, "permute": 2, "all-to-all": 6, "experts": 8, "combine": 1}
-    expected |= {"shared": 0, "other": 0, "whole layer": 18}
-    assert heights[0] == pytest.approx(expected)
-    # γ = 2 leaves 0.9 of all but the gate, global candidates 1.6 times that of what is sent.
-    expected = {"gate": 1.5, "permute": 2.88, "all-to-all": 8.64, "experts": 7.2, "combine": 0.9}
-    assert {name: heights[3][name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -186,18 +129,6 @@ def test_the_other_file_is_named(tmp_path: Path) -> None:
     assert title.startswith("partly EMULATED: see each panel")
     assert ["EMULATED" in each for each in panels] == [False, True, True, True]
     assert describe(spec, study)["title"].endswith("(partly EMULATED)")
-
-
-def test_a_lacking_model_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = files.speedup_study()
-    content["runs"] = content["runs"][:2]
-    files.write(tmp_path, content)
-    assert run("fig4", "--bench", tmp_path, "--out", tmp_path, "--formats=svg") == 0
-    assert "fig4: 2 of 4 runs are missing" in capsys.readouterr().err
-    told = json.loads((tmp_path / "zoo/figures/fig4.json").read_text())
-    command = "capmoe-eval bench ep --study speedup"
-    assert told["missing"] == {"records": 2, "of": 4, "commands": [command]}
-    assert "No run of Qwen1.5-MoE, Mixtral." in told["notes"]
 
 
 def test_nothing_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

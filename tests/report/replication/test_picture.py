@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from matplotlib.figure import Figure
 
 from capmoe_eval.paper.verdicts import (
@@ -13,7 +12,7 @@ from capmoe_eval.paper.verdicts import (
     JudgedClaim,
     VerdictFile,
 )
-from capmoe_eval.report.replication.picture import draw, words
+from capmoe_eval.report.replication.picture import draw
 
 
 def finding(effect: float | None, verdict: str = CONFIRMED, **fields: object) -> Finding:
@@ -51,22 +50,3 @@ def test_the_deciding_contrast_has_its_intervals_margin_and_models_and_the_other
     (margins,) = axes.collections
     assert [segment[0][0] for segment in margins.get_segments()] == [-0.3]
     assert [text.get_text() for text in axes.texts] == ["Random; 2 more"]
-
-
-@pytest.mark.parametrize(
-    ("label", "said"),
-    [
-        ("score γ=1 − reverse order γ=1", "Token Drop − Reverse Order, γ=1"),
-        ("expanded drop own γ − score own γ", "Expanded Drop − Token Drop, own γ"),
-        (
-            "expanded drop γ=1 granularity=device − expanded drop γ=1.5",  # not the same γ
-            "Expanded Drop γ=1 by device − Expanded Drop γ=1.5",
-        ),
-        (
-            "score γ=1 ep_size=1 batch_size=64 − random γ=1 ep_size=1 batch_size=64",
-            "Token Drop − Random, γ=1, on one rank, 64 sequences",
-        ),
-    ],
-)
-def test_settings_are_words(label: str, said: str) -> None:
-    assert words(label) == said

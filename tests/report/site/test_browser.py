@@ -88,13 +88,6 @@ def test_a_heading_sorts_up_then_down_then_as_written(tab: Tab) -> None:
     assert column(page, 5) == written
 
 
-def test_absent_numbers_stay_last(tab: Tab) -> None:
-    page = tab.open("records.html")
-    for _ in range(2):
-        page.locator("#records thead th").nth(5).click()
-        assert column(page, 6)[-1] == "—"
-
-
 def test_filters_by_hand_and_by_address(tab: Tab) -> None:
     page = tab.open("records.html")
     count = len(column(page, 1))
@@ -105,15 +98,6 @@ def test_filters_by_hand_and_by_address(tab: Tab) -> None:
     assert page.locator("output").inner_text() == f"4 of {count} rows"
     page = tab.open("records.html", "#model=zoo_olmoe&task=piqa&method=baseline&gamma=%2B%E2%88%9E")
     assert column(page, 3) == ["baseline"]
-
-
-def test_a_figure_is_small_until_it_is_opened(tab: Tab) -> None:
-    page = tab.open("figures.html")
-    assert page.evaluate("document.documentElement.scrollHeight") < 1000
-    assert page.get_by_text("of one layer").is_hidden()
-    page.get_by_text("Load & <peak>").click()
-    assert page.get_by_text("of one layer").is_visible()
-    assert tab.open("figures.html", "#fig2").get_by_text("of one layer").is_visible()
 
 
 def test_what_is_named_like_markup_is_text(tab: Tab) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -12,12 +11,10 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn, find_layout
+from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.fill import table
 from capmoe_eval.report.tables.table import commands
 from capmoe_eval.results.frames import results_of
-from capmoe_eval.routing.registry import create_method
-from tests import records
 from tests.records import result
 from tests.report.tables import cell, measured
 
@@ -36,44 +33,12 @@ LAYOUT = Layout(
     ),
     paper_models=(),
 )
-BASELINE, EXPERT_DROP, SCORE, RANDOM = range(4)
+BASELINE, _, SCORE, RANDOM = range(4)
 AVERAGE = 2
 
 
 def toy(*results: Record, layout: Layout = LAYOUT, slot: ModelSlot = TINY) -> pd.DataFrame:
     return table(results_of(results, layout.metrics), layout, [slot])
-
-
-def test_a_cell_whose_prompts_were_truncated_is_counted() -> None:
-    results = [
-        records.record_of(
-            create_method("score", 1.0),
-            model="tiny_olmoe",
-            task=task,
-            parts={"truncated": {"documents": cut, "tokens": 190, "max_length": 16}},
-        )
-        for task, cut in (("obqa", 3), ("piqa", 0))
-    ]
-    filled = toy(*results)
-    cut = filled[filled["line"] == SCORE]["truncated"]
-    assert cut.fillna(0).tolist() == [3, 0, 3], "the average, too"
-    (note,) = (note for note in filled.attrs["notes"] if "§" in note)
-    assert "tiny_olmoe OBQA 3 of 4 (up to 190)." in note
-    old = toy(records.record_of(create_method("score", 1.0), model="tiny_olmoe", task="obqa"))
-    assert old["truncated"].isna().all()
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        result("score", 2.0),
-        result("score", 1.0, model="tiny_mixtral"),
-        result("order", 1.0),
-        result("score", 1.0, "gsm8k"),
-    ],
-)
-def test_only_runs_of_the_row_enter_it(other: Record) -> None:
-    assert set(toy(other)["status"]) == {"missing"}
 
 
 @pytest.mark.parametrize(
@@ -153,77 +118,6 @@ def test_a_row_is_filled_by_one_command() -> None:
         f"capmoe-eval run {start} method=score gamma=1.0 tasks=piqa",
         f"capmoe-eval sweep {start} method=random gamma=1.0 'tasks=[obqa,piqa]' seed=0,1",
     ]
-
-
-DEVICE = RowSpec("Device", "score", 1.0, {"granularity": "device"})
-RANKED = {"candidates": "ranked"}
-TWO_M = RowSpec("2k", "expanded_drop", 1.0, {**RANKED, "m": "2k", "max_k": True})
-
-
-def of_row(
-    spec: RowSpec, *results: Record, symbols: Mapping[str, int] | None = None
-) -> pd.DataFrame:
-    layout = dataclasses.replace(LAYOUT, blocks=((spec,),), tasks=LAYOUT.tasks[:1])
-    return toy(*results, layout=layout, slot=dataclasses.replace(TINY, symbols=symbols or {}))
-
-
-def test_knobs_of_a_row_find_its_runs_alone() -> None:
-    expert = result("score", 1.0, knobs={"granularity": "expert", "ep_size": 8}, value=0.1)
-    device = result("score", 1.0, knobs={"granularity": "device", "ep_size": 8}, value=0.2)
-    assert cell(of_row(DEVICE, expert, device), 0).value == pytest.approx(20.0)
-
-
-def test_symbols_stand_for_the_models_own_numbers() -> None:
-    runs = [
-        result("expanded_drop", 1.0, knobs={**RANKED, "m": m, "max_k": limited}, value=m / 100)
-        for m in (8, 12)
-        for limited in (True, False)
-        if (m, limited) != (12, True)
-    ]
-    filled = of_row(TWO_M, *runs, symbols={"2k": 8, "3k": 12})
-    assert cell(filled, 0).value == pytest.approx(8.0)
-    assert "On tiny OLMoE (untrained), 2k = 8." in filled.attrs["notes"]
-    missing = of_row(TWO_M, *runs, symbols={"2k": 12, "3k": 18})
-    assert "m=12 max_k=true" in commands(missing)[0]
-
-
-@pytest.mark.parametrize(
-    ("method", "gamma", "knobs", "value"),
-    [
-        ("token_reroute", 1.0, {"rounds": 1}, 0.2),
-        ("token_reroute", 1.0, {"rounds": 2}, math.nan),
-        ("score", math.inf, {}, 0.1),
-        ("random", math.inf, {"count_padding": True}, 0.1),
-        ("device_drop", 8.0, {}, 0.1),  # γ = R: a device has room for all
-        ("device_drop", 8.0, {"ep_size": 16}, math.nan),
-        ("order", 0.0, {"rounding": "floor"}, 0.4),
-    ],
-)
-def test_a_row_finds_what_is_the_same_computation(
-    method: str, gamma: float, knobs: dict[str, Any], value: float
-) -> None:
-    runs = [
-        result("baseline", None, value=0.1),
-        result("score", 1.0, knobs={"granularity": "expert", "rounding": "ceil"}, value=0.2),
-        result("score", 0.0, knobs={"granularity": "expert", "rounding": "ceil"}, value=0.4),
-    ]
-    filled = of_row(RowSpec("row", method, gamma, knobs), *runs)
-    assert cell(filled, 0).value == pytest.approx(100 * value, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("key", "slots", "message"),
-    [
-        ("table2", [ModelSlot("tiny", "Tiny")], "Token Drop on tiny takes the model's own γ"),
-        ("table1", [], "table1 is a table of one model, got 0"),
-        ("table1", [TINY, TINY], "table1 is a table of one model, got 2"),
-    ],
-)
-def test_models_that_do_not_fit_are_refused(key: str, slots: list[ModelSlot], message: str) -> None:
-    layout = find_layout(key)
-    assert isinstance(layout, Layout)
-    with pytest.raises(UsageError, match=message):
-        table(results_of([]), layout, slots)
 
 
 # Paired tests against the baseline.
@@ -308,15 +202,6 @@ def test_only_the_same_documents_are_paired(baseline: list[Record], reason: str)
     assert note in filled.attrs["notes"]
 
 
-def test_average_is_tested_where_every_task_is() -> None:
-    filled = toy(
-        graded("baseline", "1" * 10),
-        graded("score", "0" * 10),
-        graded("score", "0" * 10, task="piqa"),
-    )
-    assert filled[filled["line"] == SCORE]["p"].notna().tolist() == [True, False, False]
-
-
 def test_tasks_of_the_same_documents_are_one_sample() -> None:
     """Ten documents lost in both tasks are ten and not twenty; errors do not shrink."""
     results = [
@@ -355,18 +240,6 @@ def test_published_numbers_stand_beside_ours() -> None:
         z = -2.0 / math.sqrt(2.2**2 + sampling**2) if stderr else math.nan
         assert ours.z == pytest.approx(z, nan_ok=True)
         assert any(note.startswith("published: ") for note in filled.attrs["notes"])
-
-
-def test_published_average_has_the_sampling_errors_of_its_tasks() -> None:
-    layout = find_layout("table1")
-    assert isinstance(layout, Layout)
-    results = [
-        result("baseline", None, task.task, 0.65, 0.02, model="olmoe") for task in layout.tasks
-    ]
-    average = cell(toy(*results, layout=layout, slot=PAPER), 0, 8)
-    shares = (0.456, 0.801, 0.537, 0.712, 0.747, 0.545, 0.794, 0.525)
-    sampling = 100 * math.sqrt(sum(p * (1 - p) / 500 for p in shares)) / 8
-    assert average.z == pytest.approx(1.0 / math.hypot(sampling, 2.0 / math.sqrt(8)))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -21,13 +19,11 @@ from hypothesis import strategies as st
 from capmoe_eval.paper.layout import PaperTable, find_layout
 from capmoe_eval.report.tables.formats import (
     RENDERERS,
-    to_csv,
     to_html,
     to_latex,
     to_markdown,
-    write,
 )
-from capmoe_eval.report.tables.table import as_table, commands
+from capmoe_eval.report.tables.table import as_table
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = PaperTable("toy", "ours", 0, "R&D <toy>", "Accuracy (%) of a_model at γ = +∞ | 100 %.")
@@ -118,20 +114,6 @@ def test_marks_follow_the_corrected_p_and_the_direction(layout: str, marks: str)
     assert table["mark"].tolist() == [*marks, "", ""]
 
 
-def test_missing_commands_are_listed_once_and_in_order() -> None:
-    names = ["second", "", "first", "second", "third"]
-    rows = [{"line": 0, "block": 0, "column": name, "command": name} for name in names]
-    assert commands(as_table(LAYOUT, [], rows)) == ["second", "first", "third"]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.floats(-1e6, 1e6))
-def test_csv_keeps_full_precision(value: float) -> None:
-    table = as_table(LAYOUT, [], [{"line": 0, "block": 0, "column": "x", "value": value}])
-    (row,) = csv.DictReader(io.StringIO(to_csv(table)))
-    assert float(row["value"]) == value
-
-
 @settings(max_examples=25, deadline=None)
 @given(any_text, any_text, any_text)
 def test_html_keeps_any_text(label: str, heading: str, note: str) -> None:
@@ -163,14 +145,6 @@ def test_latex_keeps_the_table_whole(label: str, heading: str) -> None:
     assert all(line.count("$") % 2 == 0 for line in bare)
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\u2028"])
-def test_text_of_several_lines_stays_in_its_cell(newline: str) -> None:
-    text = f"two{newline}lines"
-    assert "| two lines |" in to_markdown(table_of(text, "h", "n"))
-    assert "two lines & " in to_latex(table_of(text, "h", "n"))
-    assert "% missing: two lines\n" in to_latex(table_of("l", "h", text))
-
-
 def test_a_row_leads_to_its_records() -> None:
     """By what a page of records chooses: also by γ of the baseline, whose sign is a space bare."""
     row = {"block": 0, "Method": "M", "model": "a&b", "column": "x", "value": 1.0}
@@ -184,10 +158,3 @@ def test_a_row_leads_to_its_records() -> None:
         {"model": "a&b", "method": "baseline", "gamma": "+∞"},
         {"model": "a&b", "method": "score", "gamma": "1"},
     ]
-
-
-def test_write_writes_every_format(tmp_path: Path) -> None:
-    paths = write(TOY, tmp_path / "new")
-    assert [path.name for path in paths] == ["toy.md", "toy.tex", "toy.csv", "toy.html"]
-    assert sorted(paths) == sorted((tmp_path / "new").iterdir())
-    assert paths[0].read_text(encoding="utf-8") == to_markdown(TOY)

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.paper.layout import TABLES, find_layout
+from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.tables import command as tables
-from capmoe_eval.report.tables import filled
 from capmoe_eval.report.tables.table import commands
 from capmoe_eval.routing.registry import create_method
-from tests.records import of_images, planned, record, record_of, write_all
+from tests.records import planned, record_of, write_all
 from tests.report.tables import measured
 from tests.satellites import NEEDS_METHODS
 
@@ -49,53 +47,6 @@ def keep(monkeypatch: pytest.MonkeyPatch, *keys: str) -> None:
     """Make "all" mean a few tables, to save time."""
     few = tuple(table for table in TABLES if table.key in keys)
     monkeypatch.setattr(tables, "TABLES", few)
-
-
-@pytest.mark.parametrize(
-    ("name", "profile", "words"),
-    [
-        ("table1_v1", "paper", ["grid.seed=[0]"]),
-        ("table2_v1", "paper", ["grid.model=[olmoe_instruct]"]),
-        ("table3", "paper", []),
-        ("table6", "tiny", []),
-        ("table11", "paper", []),
-        ("table4", "zoo", []),
-    ],
-)
-def test_every_record_of_an_experiment_has_its_place(
-    command: Command, name: str, profile: str, words: list[str]
-) -> None:
-    words = [f"profile={profile}", *words]
-    found = planned(f"experiment={name}", *words)
-    write_all(found, graded)
-    table = tables.measured_table(name, words)
-    assert table.attrs["folder"] == profile
-    assert not commands(table)
-    metrics = len({column.metric for column in find_layout(name).tasks})  # of one record
-    lines = table["line"].nunique()
-    averages = lines if metrics == 1 else (metrics - 1) * lines
-    places = sum(max(1, len(seeds.split(","))) for seeds in table["seeds"]) - averages
-    baseline_alone = len([p for p in found if p.cell.method.name == "baseline"])
-    # Table 11 has no row for the baseline that its entries are tested against.
-    assert places == len(found) - (baseline_alone if name == "table11" else 0)
-    assert (table["untested"] == "").all()
-    assert table["p"].notna().equals(table["method"] != "baseline")
-    assert set(table["published"].notna()) == {profile == "paper"}
-
-
-def test_marks_say_what_a_capacity_did(command: Command) -> None:
-    words = ("grid.gamma=[2.0,1.0]", "grid.seed=[0]")
-    write_all(planned("experiment=table1", *words), graded)
-    _, out, _ = command("table1", *words)
-    scores = [line.split(" | ")[2] for line in out.splitlines() if line.startswith("| Score ")]
-    # γ = 2: 2 of 40 lost; γ = 1: 30 of 40 lost.
-    assert [score.split(" ±")[0].replace("**", "") for score in scores] == ["70.0", "0.0▼"]
-    assert "Holm-corrected for the 72 tests" in out
-    table = pd.read_csv("reports/zoo/table1.csv")
-    last = table[(table["Method"] == "Score") & (table["gamma"] == 1)].iloc[0]
-    assert (last.column, last.effect) == ("OBQA", -75.0)
-    assert last.p == pytest.approx(2 / 2**30)
-    assert last.corrected > last.p
 
 
 @NEEDS_METHODS
@@ -178,48 +129,6 @@ def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
     assert "leave out limit=4" in command("sweeps/mine", "limit=4")[2]
 
 
-@NEEDS_METHODS
-def test_a_table_of_one_method_takes_no_other(command: Command) -> None:
-    status, _, error = command("table11", "profile=tiny", "parts.baseline.method=[xshare]")
-    assert status == 2
-    assert error.startswith("error: table11: its rows are of one method")
-    assert error.count("\n") == 1
-
-
-def test_the_command_of_an_entry_computes_the_entry(command: Command) -> None:
-    _, out, _ = command("table2", "profile=tiny", "plan=true", "limit=4")
-    assert "capmoe-eval run limit=4 model=" in out
-    assert "plan=" not in out
-
-
-def test_the_tokens_of_a_query_are_those_of_table_4s_baseline(command: Command) -> None:
-    status, out, _ = command("table8")
-    assert status == 0
-    assert "capmoe-eval run experiment=table4" in out
-    write_all(planned("experiment=table4"), graded)
-    table = tables.measured_table("table8")
-    # 10 tokens of each modality in 40 queries.
-    assert measured(table)["value"].tolist() == [0.25, 50.0, 0.25, 50.0, 0.5, 100.0]
-    assert [text for text in table["text"] if text] == ["576", "31", "607"]
-    assert table.attrs["notes"] == ["zoo_llava_olmoe: the mean over 40 queries of mme."]
-
-
-def test_a_column_of_a_metric_tests_its_own_documents(command: Command) -> None:
-    """Every second document is of perception; only these go wrong, both of an image at once."""
-    write_all(planned("experiment=table4"), lambda _: [1] * 40)
-    (plan,) = [
-        plan
-        for plan in planned("experiment=table4")
-        if plan.cell.method.name == "score" and plan.cell.method.modality == "text_first"
-    ]
-    of_images(record(plan.cell, plan.root, [0, 1] * 20)).write()
-    table = tables.measured_table("table4")
-    drop = table[table["Method"] == "Token Drop"].set_index(["Strategy", "column"])
-    rows = drop.loc["Text First"]
-    assert rows[["effect", "p"]].values.tolist() == [[-100.0, 2 / 2**20], [0.0, 1.0]]
-    assert (drop.loc["Uniform"]["effect"] == 0).all()
-
-
 def test_all_tables_are_rendered_by_one_command(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,49 +169,6 @@ def test_what_is_wrong_with_a_record_is_said_and_breaks_nothing(
     assert command("table3")[0] == 0
 
 
-def test_a_table_that_cannot_be_rendered_takes_no_other_with_it(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep(monkeypatch, "table2", "table5", "table6")
-    status, out, err = command("all", "grid.model=[zoo_olmoe,zoo_mixtral]")
-    assert status == 2
-    assert "table6 is a table of one model, got 2" in err
-    assert "table2: 0 of 80 entries" in out
-    assert "table5: settings" in out
-    assert not Path("reports/zoo/table6.md").exists()
-
-
-def test_a_profile_without_a_model_for_a_table_has_the_others(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep(monkeypatch, "table4", "table5")
-    status, out, _ = command("all", "profile=paper", "profile.images=[]")
-    assert status == 0
-    assert "table4: profile=paper: has no model" in out
-    assert "table5: settings" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (("all", "--published", "v1"), ["table1_published_v1", "table2_published_v1"]),
-        (
-            ("all", "--published", "v2"),
-            [f"table{number}_published_v2" for number in range(1, 12)],
-        ),
-        (("table1", "--published", "all"), ["table1_published_v2", "table1_published_v1"]),
-    ],
-)
-def test_all_published_tables_are_rendered_by_one_command(
-    command: Command, words: tuple[str, ...], names: list[str]
-) -> None:
-    status, out, _ = command(*words)
-    assert status == 0
-    written = {path.stem for path in Path("reports/published").iterdir()}
-    assert written == set(names)
-    assert all(name in out for name in names)
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -323,16 +189,6 @@ def test_what_cannot_be_is_one_line_each(
     assert status == 2
     assert line in err
     assert err.count("\n") == 1
-
-
-def test_a_table_of_other_factors_needs_none_of_the_models_own(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = OmegaConf.create({"name": "zoo_olmoe", "title": "Mine", "gamma": None, "ep_size": 8})
-    monkeypatch.setattr(filled, "load_option", lambda group, name: model)
-    table = tables.measured_table("table1")
-    assert table.attrs["title"].endswith("on Mine")
-    assert (table["status"] == "missing").sum() == 13 * 9
 
 
 @pytest.mark.parametrize(

@@ -7,38 +7,11 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.report.tables.filled import measured_table
-from capmoe_eval.report.tables.formats import to_markdown
 from capmoe_eval.report.tables.table import commands
 from tests.report.tables import cell
 from tests.results import timing_files as files
 
 COMMAND = "capmoe-eval bench ep --study workload"
-
-
-def test_the_table_has_the_file_s_numbers(tmp_path: Path) -> None:
-    files.write(tmp_path, files.workload_study())
-    table = measured_table("table10", bench=tmp_path)
-    assert (table.attrs["name"], table.attrs["folder"]) == ("table10", "zoo")
-    rows = dict([*table.groupby("Speedup of", sort=False)])
-    assert [*rows] == ["one MoE layer", "prefill, 16 MoE layers", "ideal of the layer"]
-    layer, prefill, ideal = rows.values()
-    speedups = [1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.45, 1.5]
-    assert layer["value"].tolist() == pytest.approx(speedups)
-    printed = [1.09, 1.18, 1.24, 1.26, 1.27, 1.27, 1.27, 1.24, 1.23]
-    assert layer["published"].tolist() == printed
-    first = layer.iloc[0]
-    assert (first.low, first.high) == (1.1 * 0.95, 1.1 * 1.05)
-    assert first.difference == pytest.approx(0.01)
-    assert table[["stderr", "z"]].isna().all(axis=None)
-    assert prefill["value"].iloc[1] == pytest.approx(1.1)
-    assert ideal["value"].tolist() == [1.6] * 9
-    assert "(EMULATED)" in table.attrs["title"]
-    notes = table.attrs["notes"]
-    assert any(note.startswith("EMULATED:") for note in notes)
-    assert "No emulation confirms or refutes a printed speedup." in notes
-    text = to_markdown(table)
-    assert "| one MoE layer | 1.10 (1.04–1.16) | 1.15 (1.09–1.21) |" in text
-    assert "| _published_ | 1.09 (+0.01) | 1.18 (−0.03) |" in text
 
 
 def test_a_workload_that_is_missing(tmp_path: Path) -> None:
