@@ -66,7 +66,7 @@ class Question(BaseModel):
 
     @property
     def asked(self) -> str:
-        """Where the value must lie."""
+        """The bounds that the value must keep."""
         bounds = [(">", self.above), ("<", self.below), ("≤", self.at_most)]
         return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound))
 

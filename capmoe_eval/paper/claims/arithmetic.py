@@ -1,25 +1,26 @@
-"""Checks of the paper's sentences by arithmetic over its printed tables.
+"""Checks of the paper's sentences by arithmetic over its printed tables and figures.
 
-Every function is one fact that a claim can name (``printed: {fact: difference, …}``). It returns
-its numbers with an outcome; nothing here was measured by this suite.
+Every function is a fact that a claim can name (``printed: {fact: difference, …}``); what is asked
+once is a formula of ``relation``. A fact returns its numbers with an outcome; nothing here was
+measured by this suite.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.paper.claims import drawn
 from capmoe_eval.paper.contrasts import Expectation, in_points
 from capmoe_eval.paper.printed import (
     AVERAGE,
-    FIELDS,
     PrintedRow,
     Where,
+    figure,
     find_row,
     find_rows,
     pairs,
@@ -34,6 +35,10 @@ from capmoe_eval.paper.verdicts import (
     weigh,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from jinja2 import Environment
+
 # Printed decimals are exact; sums of binary fractions are not.
 _EPSILON: Final = 1e-9
 
@@ -47,6 +52,52 @@ def truncated(value: float, decimals: int) -> float:
     """Return ``value`` cut off after ``decimals``."""
     scale = 10.0**decimals
     return math.floor(value * scale + _EPSILON) / scale
+
+
+def relation(values: Mapping[str, Any], text: str, holds: str = "") -> Finding:
+    """Check a formula of numbers by name; without one nothing is decided.
+
+    A value is a number, or a formula in which the names before it are known, such as
+    ``row(table=1, method="Score", gamma=1.0).mean``. A formula is an expression of Jinja2 with
+    :func:`find_row` as ``row``, :func:`find_rows` as ``rows``, the values of a figure under a path
+    as ``figure``, and ``series``: those as a Series, by γ if they are of several. The text has the
+    names in braces.
+    """
+    named: dict[str, Any] = {}
+    for name, value in values.items():
+        named[name] = _evaluated(value, named) if isinstance(value, str) else value
+    fits = bool(_evaluated(holds, named)) if holds else None
+    return in_print(fits, text.format(**named))
+
+
+def _evaluated(formula: str, named: Mapping[str, Any]) -> Any:
+    from jinja2 import TemplateError
+
+    try:
+        return _formulas().compile_expression(formula, undefined_to_none=False)(**named)
+    except TemplateError as error:
+        raise ValueError(f"formula {formula!r}: {error}") from error
+
+
+@functools.cache
+def _formulas() -> Environment:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment.globals |= {
+        "figure": figure,
+        "series": _series,
+        "row": lambda **where: find_row(where),
+        "rows": lambda **where: find_rows(where),
+    }
+    return environment
+
+
+def _series(*path: str | int) -> pd.Series[float]:
+    import pandas as pd
+
+    values = figure(*path)
+    return pd.Series(values).rename(index=float if isinstance(values, Mapping) else None)
 
 
 def averages(where: Where, decimals: int = 1) -> Finding:
@@ -77,13 +128,6 @@ def difference(a: Where, b: Where, stated: float) -> Finding:
     )
     text += f"{stated:g} fits as {fits}." if fits else f"Neither is {stated:g}."
     return in_print(bool(fits), text)
-
-
-def nearest(stated: float, a: Where, b: Where) -> Finding:
-    """Name the pairs of rows whose averages differ by the stated number; decides nothing."""
-    gaps = [(row.model, row.mean - other.mean) for row, other in pairs(a, b)]
-    fits = [f"{model} ({gap:.2f})" for model, gap in gaps if rounded(abs(gap)) == stated]
-    return in_print(None, f"{stated:g} points fits {', '.join(fits) or 'no pair of rows'}.")
 
 
 def ranking(
@@ -132,19 +176,6 @@ def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None 
     return in_print((not differing) == expect, listed(text, differing))
 
 
-def best_against(of: Where, against: Where) -> Finding:
-    """Check that the best of several rows has a higher mean than another row."""
-    rows, other = find_rows(of), find_row(against)
-    best = max(rows, key=lambda row: row.mean)
-    gain = round(best.mean - other.mean, 9) + 0.0  # no negative zero
-    text = (
-        f"The best of {len(rows)} rows, {best.label}, has mean {best.mean:.3f}; {other.label} has "
-        f"{other.mean:.3f}: {gain:+.3f} points. Printed averages: {best.values[AVERAGE]:g} and "
-        f"{other.values[AVERAGE]:g}."
-    )
-    return in_print(gain > 0, text)
-
-
 def grain(
     column: str, documents: int, decimals: int = 1, scale: float = 100, besides: Sequence[str] = ()
 ) -> Finding:
@@ -187,30 +218,6 @@ def points(column: str, questions: Sequence[int]) -> Finding:
     return in_print(not impossible, listed(text, impossible))
 
 
-def questions(a: Where, b: Where, smallest: Mapping[str, int]) -> Finding:
-    """Say how few questions of MME make a difference in points; decides nothing.
-
-    A question is worth 300/n at most: 100/n itself, and 200/n if the other answer to its image is
-    right. ``smallest`` has the questions n of the smallest category of each column.
-    """
-    first, second = find_row(a), find_row(b)
-    texts = []
-    for column, n in smallest.items():
-        gap = first.values[column] - second.values[column]
-        fewest = math.ceil(abs(gap) * n / 300 - _EPSILON)
-        texts.append(
-            f"{column} {gap:+.1f} points: {fewest} of the {n} questions of a category are enough"
-        )
-    return in_print(None, f"{first.label} against {second.label}: {'; '.join(texts)}.")
-
-
-def columns(table: int, stated: Sequence[str]) -> Finding:
-    """Check that a table has the columns that the text gives it."""
-    printed = list(find_rows({"table": table})[0].tasks)
-    text = f"Table {table} prints {', '.join(printed)}; the text says {', '.join(stated)}."
-    return in_print(printed == list(stated), text)
-
-
 def agreement(a: Where, b: Where, documents: int, margin: str) -> Finding:
     """Check that fractions agree: each difference's 95 % interval lies within a margin.
 
@@ -231,14 +238,6 @@ def agreement(a: Where, b: Where, documents: int, margin: str) -> Finding:
         f"asked within ±{bound:.3g}: {'; '.join(text for _, text in differences)}."
     )
     return Finding(verdict=weigh(outcomes), text=text)
-
-
-def one_factor(a: Where, b: Where) -> Finding:
-    """Check that two rows that are compared differ in one field only."""
-    first, second = find_row(a), find_row(b)
-    names = [f for f in FIELDS if getattr(first, f) != getattr(second, f)]
-    changes = [f"{f} ({getattr(first, f)} against {getattr(second, f)})" for f in names]
-    return in_print(len(names) <= 1, f"The rows differ in {' and '.join(changes)}.")
 
 
 def rising(where: Where, columns: str = AVERAGE) -> Finding:
@@ -277,6 +276,33 @@ def workload() -> Finding:
     return in_print(not against, listed(text, against))
 
 
+def bars(path: Sequence[str | int], higher: int, lower: int, margin: float | str = 0.0) -> Finding:
+    """Check that one series of a bar chart is nowhere more than ``-margin`` below another.
+
+    ``path`` is a figure of groups of values, of which ``higher`` and ``lower`` are places; the
+    margin is in points, or its name with a sign.
+    """
+    bound = in_points(margin)
+    groups = {k: v for k, v in figure(*path).items() if k not in ("source", "order")}
+    gaps = {name: values[higher] - values[lower] for name, values in groups.items()}
+    failed = [f"{name} {gap:+.1f}" for name, gap in gaps.items() if gap < bound - _EPSILON]
+    least, most = min(gaps.values()), max(gaps.values())
+    text = f"{{fit}} of {{all}} groups fit; differences from {least:+.1f} to {most:+.1f}."
+    return tallied(text, failed, len(gaps))
+
+
+def faster_when_tighter() -> Finding:
+    """Check that every model and method of Figure 4 gains more the smaller γ is."""
+    series = {
+        f"{model} {method}": [speedups[gamma] for gamma in sorted(speedups, key=float)]
+        for model, methods in figure("fig4_layer_speedup").items()
+        if model != "source"
+        for method, speedups in methods.items()
+    }
+    failed = [name for name, v in series.items() if v != sorted(set(v), reverse=True)]
+    return tallied("{fit} of {all} series rise as γ falls.", failed, len(series))
+
+
 def check(arguments: Mapping[str, Any]) -> Finding:
     """Return what a printed fact says; ValueError or TypeError for another fact or argument.
 
@@ -293,8 +319,8 @@ def check(arguments: Mapping[str, Any]) -> Finding:
 
 
 _FACTS: Final[Sequence[Callable[..., Finding]]] = (
-    *(averages, difference, nearest, ranking, same, best_against, grain, points, questions),
-    *(columns, agreement, one_factor, rising, workload, *drawn.FACTS),
+    *(relation, averages, difference, ranking, same, grain, points, agreement),
+    *(rising, workload, bars, faster_when_tighter),
 )
 FACTS: Final = {fact.__name__: fact for fact in _FACTS}
 """Every fact that a claim can name."""

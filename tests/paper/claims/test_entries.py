@@ -50,6 +50,7 @@ def test_a_bad_entry_is_refused_by_name(old: str, new: str, problem: str) -> Non
         ("printed: {fact: averagos}", "fact 'averagos'"),
         ("printed: {fact: averages, wher: {}}", "wher"),
         ("printed: {fact: averages, where: {table: 77}}", "prints no row"),
+        ("printed: {fact: relation, text: '', values: {a: rw(table=1)}}", "formula 'rw.*undefined"),
         ("load: {quantity: weight, above: 1}", "quantity.*not 'weight'"),
         ("load: {quantity: drop_rate}", "needs above, below"),
         (
