@@ -58,10 +58,10 @@ def relation(values: Mapping[str, Any], text: str, holds: str = "") -> Finding:
     """Check a formula of numbers by name; without one nothing is decided.
 
     A value is a number, or a formula in which the names before it are known, such as
-    ``row(table=1, method="Score", gamma=1.0).mean``. A formula is an expression of Jinja2 with
-    :func:`find_row` as ``row``, :func:`find_rows` as ``rows``, the values of a figure under a path
-    as ``figure``, and ``series``: those as a Series, by γ if they are of several. The text has the
-    names in braces.
+    ``row(table=1, method="Score", gamma=1.0).mean``. A formula is an expression of Jinja2. It has
+    ``row`` and ``rows`` (:func:`find_row` and :func:`find_rows`), and ``figure`` for the values
+    under a path. ``series`` has these values as a Series, by γ if there is one for each γ. The text
+    has the names in braces.
     """
     named: dict[str, Any] = {}
     for name, value in values.items():
