@@ -24,8 +24,6 @@ from capmoe_eval.results.frames import read
 from tests.records import plausible
 from tests.results import timing_files as files
 
-NAMES = list(figures())
-OF_RECORDS = [spec.name for spec in figures().values() if spec.parts]
 FORMATS = ("svg", "pdf", "png", "json", "csv")
 PRINTED = ["fig2", "fig12", "fig17"]
 """Figures that are drawn in every format; the others as SVG, which takes a third of the time."""
