@@ -18,7 +18,6 @@ from capmoe_eval.report.figures.write import describe, measured
 from tests.results import timing_files as files
 
 FIGURES = ("fig4", "fig6", "granularity")
-METHODS = ("Token Drop", "Expanded Drop")
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +33,6 @@ def make(name: str, folder: Path) -> tuple[pd.DataFrame, list[str]]:
     """The data of a figure, and its notes."""
     sources = evidence(name, folder)
     return measured(get_figure(name), sources), sources.notes
-
-
-def of(rows: pd.DataFrame, model: str, method: str, *columns: str) -> list[Any]:
-    """Some columns of the rows of a model and a method, by falling γ."""
-    same = rows[(rows["model"] == model) & (rows["method_name"] == method)]
-    lists = same.sort_values("gamma", ascending=False)[list(columns)].values.tolist()
-    return [values if len(columns) > 1 else values[0] for values in lists]
 
 
 def run(*words: str | Path) -> int:
