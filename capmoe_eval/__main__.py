@@ -73,12 +73,9 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
 
 @functools.cache
 def subcommands() -> Mapping[str, Subcommand]:
-    """Return every subcommand by its name, those of installed packages last."""
-    return {
-        **_OF_SUITE,
-        **load_entry_points(_COMMANDS),
-        **_OF_SUITE,
-    }  # none of the suite's is replaced
+    """Return every subcommand by its name; an installed package replaces none of the suite's."""
+    others = load_entry_points(_COMMANDS)
+    return {**_OF_SUITE, **{name: each for name, each in others.items() if name not in _OF_SUITE}}
 
 
 _HELP: Final = f"""\
