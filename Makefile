@@ -145,10 +145,10 @@ $(VENV)-docs/.locked: lock/docs.txt
 report: install  ## everything from finished results, and one site to browse: reports/index.html
 	$(PY) -m capmoe_eval report --all profile=$(PROFILE) $(ARGS)
 
-BENCHES  = forward generate decision suite commands
+BENCHES  = forward generate decision suite
 
 # Nothing else should run meanwhile; ratios stand in results/bench/.
-bench: install  ## speed of the evaluation: the wrapper, the decision, plain lm-eval, what users wait for
+bench: install  ## speed of the evaluation: the wrapper, the decision, plain lm-eval
 	@for name in $(BENCHES); do echo "== $$name"; $(PY) -m capmoe_eval bench $$name || exit $$?; done
 
 bench-ep: install  ## speed under expert parallelism: every study emulated, and two real ranks

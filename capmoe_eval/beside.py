@@ -27,12 +27,7 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
         {"advise", "loads", "bench placement", "bench server", "backend=vllm"}
     ),
     "capmoe-zoo": frozenset({"train"}),
-    "capmoe-benchmarks": frozenset(
-        {
-            *("bench=commands", "bench=forward", "bench=generate", "bench=gpu"),
-            *("bench=rehearsal", "bench=suite", "bench=trace", "experiment=rehearsal"),
-        }
-    ),
+    "capmoe-benchmarks": frozenset({"bench=forward", "bench=generate", "bench=gpu", "bench=suite"}),
 }
 """What each package brings: settings, their values, figures, subcommands and benchmarks."""
 

@@ -390,7 +390,7 @@ def test_an_experiment_whose_weights_are_not_shipped_says_how_to_make_them(shell
     "name",
     nightly_but(
         ("adaptive", "table1"),
-        sorted({*options("experiment")} - {"banking77", "passages", "rehearsal", "server"}),
+        sorted({*options("experiment")} - {"banking77", "passages", "server"}),
     ),
 )
 def test_every_shipped_experiment_runs(
@@ -398,7 +398,6 @@ def test_every_shipped_experiment_runs(
 ) -> None:
     """A few cells of each grid, one document per task; programs of a model are not run.
 
-    The grid of the rehearsal is of the paper's models: benchmarks/tests/test_rehearsal.py runs it.
     That of a server needs vLLM: packages/capmoe-serve/tests/server/test_vllm.py runs it.
     """
     if HAS_METHODS:

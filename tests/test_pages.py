@@ -14,7 +14,7 @@ from tests.satellites import NEEDS_METHODS
 
 pytestmark = NEEDS_METHODS  # the records have all methods
 
-GENERATED = {"models.md", "bill_of_materials.md", "rehearsal.md"}
+GENERATED = {"models.md", "bill_of_materials.md"}
 """Pages that are written as a whole; tests of theirs compare them."""
 BY_HAND = {"others.md", "artifact.md"}
 """Pages of numbers that others measured, and of what a checkout takes on one machine."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +21,6 @@ from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.zoo.hub import ready
 
-from capmoe_benchmarks.cost import cost_of
 from capmoe_benchmarks.options import GAMMAS
 from capmoe_benchmarks.targets import target_of
 
@@ -48,12 +51,12 @@ def run(arguments: argparse.Namespace) -> None:
         def ours(*words: str) -> float:
             results = f"results_dir={scratch}/results-{next(runs)}"
             words = ("-m", "capmoe_eval", "run", *words, *common, "device=cpu", results)
-            return cost_of("capmoe_eval", words).elapsed
+            return seconds_of("capmoe_eval", words)
 
         def plain(task: str) -> float:
             fields = {**options, "tasks": task, "output_path": f"{scratch}/plain-{next(runs)}"}
             words = [word for key, value in fields.items() for word in (f"--{key}", str(value))]
-            return cost_of("lm_eval", ["-m", "lm_eval", *words]).elapsed
+            return seconds_of("lm_eval", ["-m", "lm_eval", *words])
 
         def plain_grid() -> float:
             """Run plain lm-eval for every cell; or once for each task, counted for its cells."""
@@ -81,6 +84,28 @@ def run(arguments: argparse.Namespace) -> None:
     ]
     more = {"gammas": GAMMAS, "every_plain_cell_ran": arguments.every_cell, "seconds": seconds}
     finish(arguments, CPU, targets, ("model", "tasks", "limit"), **more)
+
+
+def seconds_of(name: str, words: Sequence[str]) -> float:
+    """Run this Python with some words, without the network, and return the seconds it takes.
+
+    Raises:
+        UsageError: If it fails; ``name`` is that of the command in the line.
+    """
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    began = time.perf_counter()
+    process = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | offline,
+        stdin=subprocess.DEVNULL,
+    )
+    if process.returncode:
+        last = (process.stderr.strip() or process.stdout.strip() or "nothing").splitlines()[-1]
+        raise UsageError(f"{name}: said {last!r}")
+    return time.perf_counter() - began
 
 
 def _save_tasks(planned: Sequence[CellPlan], directory: Path) -> list[str]:

@@ -27,12 +27,6 @@ REFUSED = {
     "generate --shapes zoo:olmo": "did you mean 'olmoe'",
     "generate --shapes zoo_olmoe": "shapes=zoo_olmoe: ",
     "generate --batch 3": "batch=3: must be a multiple of 8",
-    "commands --only helps": "--only=helps: did you mean 'help'?",
-    "commands --against nowhere": "--against=nowhere: has no .venv",
-    "trace --experts 12": "--experts=12: must be a multiple of 8",
-    "trace --top-k 129": "--top-k=129: must be at most --experts=128",
-    "trace --dir nowhere": "--dir=nowhere: no such directory",
-    "trace --tokens 99999999999": "--tokens=99999999999: must be a whole number of at least 1",
 }
 
 

@@ -41,14 +41,11 @@ EVALUATIONS: Final = MappingProxyType(
         "forward": "our forward against stock transformers'",
         "generate": "our generation against stock transformers'",
         "decision": "the routing decision against the layer, and against Algorithms 1 and 2",
-        "commands": "processor time of the everyday commands",
         "suite": "the suite against one lm-eval process per cell and task",
         "placement": "lossless load balancing against a capacity, on recorded routing",
         "permutation": "what the order of a batch's sequences decides",
         "gpu": "what a GPU must show: decisions, full-size speed, the paper's studies",
-        "rehearsal": "every method on the paper's models at full width, with random weights",
         "server": "vLLM under the plugin against stock vLLM",
-        "trace": "time and memory of reading a server's trace",
     }
 )
 """Every other benchmark, and what it is about; each writes ``<name>.json``."""

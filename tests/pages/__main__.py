@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from capmoe_eval.report.figures.write import images_of
 from tests import bill_of_materials
-from tests.pages import ROOT, fill, glance, pages, present, rehearsal
+from tests.pages import ROOT, fill, glance, pages, present
 from tests.pages.blocks import BLOCKS, PICTURES
 
 
 def main() -> None:
     """Write the pages that differ, and name them."""
-    whole = {module.DOCUMENT: module.text() for module in (bill_of_materials, rehearsal)}
+    whole = {module.DOCUMENT: module.text() for module in (bill_of_materials,)}
     texts = {name: BLOCKS[name]() for name in present()}
     for path, picture in PICTURES.items():
         image = images_of(picture, ["svg"])["svg"]

@@ -23,21 +23,6 @@ def _evaluation(name: str) -> Any:
     return bench().evaluations[name]
 
 
-def sizes() -> str:
-    """Return what reading a trace of a million tokens takes."""
-    rows = [
-        (
-            case,
-            f"{cost['file_bytes'] / 1e6:,.0f} MB",
-            f"{cost['seconds']:.1f}",
-            f"{cost['cpu_seconds']:.1f}",
-            f"{cost['memory_gb']:.2f} GB",
-        )
-        for case, cost in _evaluation("trace")["cases"].items()
-    ]
-    return table(("trace", "file", "seconds", "of processor time", "highest memory"), rows)
-
-
 _COLUMNS = ("contiguous", "EPLB", "EPLB+", "LPLB+", "LLEP", "Token Drop γ=2", "Token Drop γ=1")
 
 

@@ -49,7 +49,6 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
         printed,
         "capmoe-eval loads example --ranks 8 --gammas 1 1.5 2",
     ),
-    "sizes": benchmarks.sizes,
     "balancing": benchmarks.balancing,
     "placed": effects.placed,
     "adaptive-verdict": effects.adaptive_verdict,

@@ -1,1 +1,0 @@
-"""Benchmark `rehearsal`: every method on the paper's models, wide, with random weights."""
