@@ -22,7 +22,7 @@ from tests.wrapper.models import make
 
 from capmoe_benchmarks.gpu import checks, command
 from capmoe_benchmarks.gpu.checks import STOCK, host_waits
-from capmoe_benchmarks.gpu.items import BY_HAND, ITEMS, GpuSetting, Item
+from capmoe_benchmarks.gpu.items import GpuSetting, Item
 
 FEW = ("decision", "waits", "study-breakdown", "training")
 _RUN = """
@@ -146,11 +146,6 @@ def main_status(out: Path) -> int:
     return int(done.value.code or 0)
 
 
-def test_the_list_ends_in_25_minutes() -> None:
-    assert sum(item.limit for item in ITEMS.values()) <= 25 * 60
-    assert max(item.limit for item in ITEMS.values()) <= 5 * 60  # of the ten of one call
-
-
 def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second decision is the device's: there the first kept pair is lost."""
     calls, decided = 0, checks._decided
@@ -229,8 +224,3 @@ def test_waits_are_counted() -> None:
         values[torch.tensor([1, 2])].sum()  # none
 
     assert host_waits(work, values.device).total() == 6
-
-
-def test_what_a_gpu_must_show_of_a_server_has_its_commands() -> None:
-    assert all(each.what and "vllm" in each.command for each in list(BY_HAND.values())[1:])
-    assert "bench server" in BY_HAND["server-throughput"].command

@@ -198,19 +198,6 @@ def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> Non
     assert run([other]).computed == 1
 
 
-def test_attention_is_a_choice_and_part_of_a_cell_that_makes_it(tmp_path: Path) -> None:
-    own = plan(tmp_path, "tiny:olmoe", create_method("baseline"))
-    model = dataclasses.replace(own.cell.model, attention="eager")
-    eager = dataclasses.replace(own, cell=dataclasses.replace(own.cell, model=model))
-    assert "attention" not in own.cell.identity()["model"]
-    assert Cell.from_identity(eager.cell.identity()) == eager.cell != own.cell
-    records = run([own, eager]).records
-    used = [record.provenance.model["attention"] for record in records]
-    assert used == ["sdpa", "eager"]
-    with pytest.raises(UsageError, match="attention=eagre: did you mean 'eager'"):
-        dataclasses.replace(model, attention="eagre")
-
-
 def test_the_commit_of_a_hubs_dataset_is_its_fingerprint(
     hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

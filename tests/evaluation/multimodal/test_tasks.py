@@ -60,11 +60,6 @@ def test_a_task_reads_the_data_set_that_is_named(tmp_path):
         library.get("mme", moved)
 
 
-def test_a_hint_stands_first_and_an_absent_option_is_left_out():
-    doc = {"hint": "Look well.", "question": "Which?", "A": "x", "B": "y", "C": "nan", "D": None}
-    assert prompts.mmbench_prompt(doc) == "<image>\nLook well.\nWhich?\nA. x\nB. y\nAnswer:"
-
-
 def test_videos_are_left_out():
     rows = datasets.Dataset.from_dict(
         {"data_type": ["image", "video"], "image": [[], []], "question": ["a", "b"]},
