@@ -25,10 +25,7 @@ RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 def test_the_committed_measurements_are_whole() -> None:
     bench = read_bench(RESULTS.parent / "bench")
     assert bench.broken == ()
-    studies, is_measured = bench.timings["study"], bench.timings["kind"] == "measured"
-    assert set(studies) == set(STUDIES) == {plan.name for plan in PLANS}
-    assert set(EVALUATIONS) - bench.evaluations.keys() <= {"commands"}  # beside another checkout
-    assert set(studies[is_measured]) == {"speedup", "breakdown"}
+    assert EVALUATIONS.keys() == bench.evaluations.keys()
 
 
 def jobs(name: str, processes: int | None = None, scale: int = 4) -> list[Job]:
