@@ -11,12 +11,12 @@ from capmoe_eval.bench.ep.benchmark import figure_1, study_jobs
 from capmoe_eval.bench.ep.layer import SHAPES
 from capmoe_eval.bench.ep.measure import Job
 from capmoe_eval.bench.ep.skew import RecordedLoads
-from capmoe_eval.bench.ep.studies import PLANS, find_studies
+from capmoe_eval.bench.ep.studies import find_studies
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.results.timings import EVALUATIONS, STUDIES
+from capmoe_eval.results.timings import EVALUATIONS
 from capmoe_eval.routing.decision import expert_load
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
