@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from capmoe_eval.beside import BESIDE
-from capmoe_eval.experiment.composition import options
 from tests.project import read_toml
 
 import capmoe_benchmarks
@@ -17,12 +16,7 @@ FOLDER = Path(capmoe_benchmarks.__file__).parent
 
 
 def test_the_suite_names_all_that_it_brings() -> None:
-    experiments = {path.stem for path in FOLDER.glob("conf/experiment/*.yaml")}
-    assert BESIDE["capmoe-benchmarks"] == {
-        *(f"bench={name}" for name in vars(BENCHMARKS)),
-        *(f"experiment={name}" for name in experiments),
-    }
-    assert experiments < {*options("experiment")}
+    assert BESIDE["capmoe-benchmarks"] == {f"bench={name}" for name in vars(BENCHMARKS)}
 
 
 def test_every_benchmark_is_an_entry_point() -> None:

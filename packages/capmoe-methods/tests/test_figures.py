@@ -1,129 +1,27 @@
-"""Methods beside Token Drop, from records of which losses and loads are known."""
+"""Figures that the paper lacks: by hand, by loops, and the numbers of the committed records."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.statistics import interval
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.golden import figures, framed, read
 from tests.golden.test_golden import differences
 from tests.records import calibrated, of_images, record_of
 from tests.report.figures import material
 from tests.report.figures.material import peaked, values
+from tests.report.figures.test_data import loads, of_layers
 
-from capmoe_methods.figures import adaptive, comparators, macs
+from capmoe_methods.figures import adaptive, macs, waste
+from capmoe_methods.figures.quality import pareto_front
 
 RIGHT = [1] * 40
-STOCK = create_method("baseline")
-
-
-def found(
-    method: Method, task: str, wrong: int, peak: float = 2.0, after: float | None = None
-) -> Record:
-    """A record with so many wrong answers, whose forwards would activate 20 experts.
-
-    The router alone would load the fullest expert with 6 times the mean, the fullest rank with 2.
-    """
-    load = {"mean_peak_before": 6.0, "mean_peak_after": peak}
-    load |= {"activated_before": after and 20.0, "activated_after": after}
-    parts = {"load": load, "layers": [peaked("device_after", peak / 2)]}
-    return record_of(method, [0] * wrong + RIGHT[wrong:], task=task, parts=parts)
-
-
-def balance(
-    method: str, straggler: float, on: str = "piqa", judged: str = "piqa"
-) -> dict[str, Any]:
-    about = {"model": "m", "planned_on": on, "judged_on": judged, "of": "prompts"}
-    return about | {"method": method, "straggler": straggler}
-
-
-DROP = create_method("score", 1.0, ep_size=1)
-OEA = create_method("oea", k0=2)
-RANKS = create_method("score", 1.0, ep_size=8)
-REROUTE = create_method("token_reroute", 1.5, granularity="device", ep_size=8)
-
-
-def of_models(models: int = 1, **parts: list[Record]) -> FigureRecords:
-    titles = {"m": "Mine"} | {f"m{number}": f"M{number}" for number in range(1, models)}
-    stock = [found(STOCK, task, 0) for task in ("obqa", "piqa", "gsm8k")]
-    return material.evidence({"models": titles}, stock=stock, **parts)
-
-
-def on_questions() -> FigureRecords:
-    return of_models(
-        drop=[found(DROP, "obqa", 4, 1.0, 20.0), found(DROP, "piqa", 8, 1.5, 19.0)],
-        oea=[found(OEA, "obqa", 0, 5.0, 10.0), found(OEA, "piqa", 1, 7.0, 12.0)],
-        uncounted=[found(create_method("laser"), task, 2, 3.0) for task in ("obqa", "piqa")],
-        half=[found(create_method("oea", k0=3), "obqa", 0, 5.0, 10.0)],
-    )
-
-
-def test_a_comparator_stands_at_what_its_records_say_beside_token_drop_and_no_limit() -> None:
-    shown = on_questions()
-    rows = comparators.settings(shown)
-    assert list(rows["of"].unique()) == ["questions (OBQA, PIQA)"]
-    lines = rows.set_index("line")
-    drop, oea = lines.loc["Token Drop"], lines.loc["OEA"]
-    columns = ["activated", "expert_peak", "lost"]
-    assert drop[columns].tolist() == pytest.approx([39 / 40, 1.25, 15])
-    assert oea[columns].tolist() == pytest.approx([0.55, 6.0, 1.25])
-    unlimited = ["unlimited_activated", "unlimited_expert_peak"]
-    assert oea[unlimited].tolist() == [1.0, 6.0]
-    lost = interval({"obqa": [100] * 4 + [0] * 36, "piqa": [100] * 8 + [0] * 32})
-    assert drop[["lost_low", "lost_high"]].tolist() == pytest.approx([lost.low, lost.high])
-    # An older record says nothing of activated experts.
-    assert lines.loc["LASER", ["activated", "unlimited_activated"]].isna().all()
-    assert "Mine, questions: OEA is left out: not every task is there." in shown.notes
-
-
-def on_ranks(*balances: dict[str, Any]) -> FigureRecords:
-    evidence = of_models(
-        ranks=[found(RANKS, "obqa", 2, 1.8), found(RANKS, "piqa", 2, 2.2)],
-        reroute=[found(REROUTE, task, 0, 3.0) for task in ("obqa", "piqa")],
-        steps=[found(replace(REROUTE, decode="only"), "gsm8k", 4, 2.4)],
-    )
-    return replace(evidence, balances=balances)
-
-
-def test_balancing_without_loss_is_a_line_across_the_ranks() -> None:
-    shown = on_ranks(
-        balance("contiguous", 2.0),
-        balance("EPLB", 1.5),
-        balance("EPLB+8", 1.1),
-        balance("LPLB+8", 1.05),
-        balance("EPLB+8", 1.7, on="winogrande"),  # a stale plan
-        balance("EPLB+8", 1.2, on="winogrande", judged="winogrande"),  # no task of the figure
-    )
-    rows = comparators.ranks(shown)
-    lossless = rows[rows["line"].str.contains("nothing dropped")]
-    assert lossless[["of", "line", "rank_peak"]].values.tolist() == [
-        ["questions (OBQA, PIQA)", "EPLB+R, nothing dropped", 1.1],
-        ["questions (OBQA, PIQA)", "LPLB+R, nothing dropped", 1.05],
-    ]
-    assert "Balancing of questions was measured on PIQA." in shown.notes
-    questions, generation = comparators.comparators_ranks(shown).axes
-    dashes = {line.get_label(): line.get_linestyle() for line in questions.get_lines()}
-    assert (dashes["EPLB+R, nothing dropped"], dashes["LPLB+R, nothing dropped"]) == ("--", ":")
-    assert "nothing dropped" not in str([line.get_label() for line in generation.get_lines()])
-
-
-def test_more_models_than_markers_are_drawn() -> None:
-    names = ["m", *(f"m{number}" for number in range(1, 9))]
-    evidence = of_models(9, oea=[])
-    records = {
-        part: [record_of(method, RIGHT, model=name, task="obqa") for name in names]
-        for part, method in (("stock", STOCK), ("oea", OEA))
-    }
-    figure = comparators.comparators(replace(evidence, records=records))
-    texts = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert {"Mine", "M8"} <= texts
 
 
 def of_pictures(
@@ -241,3 +139,28 @@ def test_adaptive_factors_stand_beside_the_static_ones() -> None:
 def test_the_committed_records_give_the_golden_figures() -> None:
     golden = read(Path(__file__).with_name("figures.csv"))
     assert differences(golden, framed(figures("capmoe_methods"))) == []
+
+
+points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
+
+
+@given(points)
+def test_the_front_is_what_a_sweep_by_cost_finds(pairs: list[tuple[int, int]]) -> None:
+    front: set[int] = set()
+    best: tuple[int, int] | None = None
+    for place in sorted(range(len(pairs)), key=lambda place: (pairs[place][0], -pairs[place][1])):
+        if best is None or pairs[place][1] > best[1]:
+            best = pairs[place]
+        if pairs[place] == best:
+            front.add(place)
+    assert {place for place, best in enumerate(pareto_front(pairs)) if best} == front
+
+
+@given(loads, st.sampled_from([0.0, 0.5, 1.0, 5.0, 20.0]))
+def test_the_best_gamma_is_that_of_a_loop(load: list[int], penalty: float) -> None:
+    grid = of_layers([load])
+    best, least = None, float("inf")
+    for gamma, drop, empty in grid.itertuples(index=False):
+        if penalty * drop + empty < least:
+            best, least = gamma, penalty * drop + empty
+    assert waste.best_gamma(grid, penalty) == best

@@ -17,7 +17,6 @@ from capmoe_methods.macs import MACS
 from capmoe_methods.macs.decision import (
     UNIT,
     Weighted,
-    modality_bias,
     token_weights,
     weigh,
 )
@@ -67,13 +66,6 @@ def test_a_group_without_a_token_has_no_weight_of_images() -> None:
     weighted = weigh(method, groups, layer, top_k=1, n_experts=3)
     assert weighted.visual_ratio_G.tolist() == [pytest.approx(1 / 3), 0.0, 0.0]
     assert weighted.limit_GE[1].tolist() == [0, 0, 0]
-
-
-def test_an_expert_is_of_the_modality_that_activates_it_most() -> None:
-    visual_E, text_E = torch.tensor([[0.6, 0.5, 0.4, 0.0, 0.1], [0.4, 0.5, 0.6, 0.0, 0.0]])
-    assert modality_bias(visual_E, text_E, 0.6).tolist() == [1, 0, -1, 0, 1]
-    assert modality_bias(visual_E, text_E, 0.7).tolist() == [0, 0, 0, 0, 1]
-    assert modality_bias(visual_E, text_E, 1.0).tolist() == [0, 0, 0, 0, 1]
 
 
 @settings(max_examples=40, deadline=None)

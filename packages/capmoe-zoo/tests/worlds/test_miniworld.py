@@ -36,13 +36,6 @@ def questions(split, path):
     return asked
 
 
-@pytest.mark.parametrize("path", QUESTION)
-def test_a_task_has_its_documents_and_asks_none_twice_in_both_splits(path):
-    dev, test = questions("dev", path), questions("test", path)
-    assert len(dev) == len(test) >= (300 if path != "mteb/banking77" else 64)
-    assert not set(dev) & set(test)
-
-
 @pytest.fixture(scope="module")
 def said():
     """Every line of a part of the corpus as a question, and every sentence."""

@@ -3,31 +3,14 @@
 import re
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_zoo.worlds.draw import Draw
-from capmoe_zoo.worlds.pictures.drawing import picture
 from capmoe_zoo.worlds.pictures.questions import choice, claim, facts
-from capmoe_zoo.worlds.pictures.scene import CELLS, WORLD, Scene, Text, Thing, scene
+from capmoe_zoo.worlds.pictures.scene import WORLD, scene
 
 seeds = st.integers(0, 10**9).map(lambda seed: Draw(f"test-{seed}"))
-
-
-def empty(*things, **parts):
-    return Scene(**{"place": "beach", "painter": None, "figure": None, "held": None, "text": None}
-                 | {"things": things} | parts)  # fmt: skip
-
-
-def occupied(shown):
-    cells = [thing.cell for thing in shown.things]
-    if shown.figure:
-        row, column = shown.figure.cell
-        cells += [(row, column), (row + 1, column)]
-    if shown.text:
-        cells += [(shown.text.row, column) for column in range(CELLS)]
-    return cells
 
 
 def read(question, shown):
@@ -108,21 +91,3 @@ def test_the_forms_of_a_question(draw):
         made = choice(fact, draw)
         assert len(set(made.options)) == 4
         assert made.options["ABCD".index(made.answer)] == fact.value
-
-
-def test_an_ambiguous_thing_is_not_asked_for():
-    twice = empty(Thing("red", "ring", (0, 0)), Thing("red", "ring", (0, 1)))
-    assert {fact.kind for fact in facts(twice)} == {"existence", "count", "place"}
-    aslant = empty(Thing("red", "ring", (0, 0)), Thing("blue", "star", (1, 1)))
-    assert "relation" not in {fact.kind for fact in facts(aslant)}
-
-
-@pytest.mark.parametrize(("kind", "pair"), [("word", ("cat", "car")), ("sum", ("1+2", "1+3"))])
-def test_the_letter_that_tells_may_be_hidden(kind, pair):
-    """Two texts that differ in a letter are one picture where it is hidden; no digit ever is."""
-    alike = 0
-    for seed in range(40):
-        texts = (Text(kind, letters.upper(), letters, 0, 2) for letters in pair)
-        first, second = (np.asarray(picture(empty(text=text), Draw(f"{seed}"))) for text in texts)
-        alike += (first == second).all()
-    assert 1 <= alike <= 15 if kind == "word" else alike == 0
