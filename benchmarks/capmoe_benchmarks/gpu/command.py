@@ -34,7 +34,7 @@ from capmoe_eval.evaluation.provenance import revision
 from capmoe_eval.results.timings import Target, targets
 
 import capmoe_benchmarks
-from capmoe_benchmarks.gpu.items import BY_HAND, ITEMS, GpuSetting, Item
+from capmoe_benchmarks.gpu.items import ITEMS, GpuSetting, Item
 from capmoe_benchmarks.targets import target_of
 
 REHEARSAL = "rehearsal, no figure of this is about a GPU"
@@ -80,9 +80,6 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{done} of {len(ITEMS)} items are done; written: {path}")
     if rehearsal:
         print(REHEARSAL)
-    print("Not in this list, because it needs vLLM built for CUDA:")
-    for name, each in BY_HAND.items():
-        print(f"  {name}: {each.what}\n    {each.command}")
 
 
 def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]:
