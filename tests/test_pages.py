@@ -37,9 +37,9 @@ STATED = re.findall(
     from 1 to 30 %|√2 times our standard error|(to 27 % of the steps)|open questions (to 44 %)
 
     ≤ 10 % of the layer's time (GPU: 3 %)|≥ 6 times as fast|≤ 3 %|1.5 times as fast
-    a minute and 2 GB to read|4 times the mean load on the fullest expert
+    4 times the mean load on the fullest expert
 
-    one 80 GB GPU|one of 80 GB|needs 1.2 GB of disk|needs 40 GB of free memory
+    one 80 GB GPU|one of 80 GB|needs 40 GB of free memory
     less than 25 minutes|after 10 seconds|64 GB and four hours
     limit of 240 minutes|3 seconds of CPU time|after 60 seconds
     3 s of CPU time|512 MiB|1 MiB of output|ended 3 seconds after
