@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from capmoe_eval.bench.command import main
 from capmoe_eval.results.timings import read_evaluation, targets
-from capmoe_eval.routing.registry import create_method
 
 from capmoe_serve.bench import server
 from server.engines import NEEDS_VLLM
-from server.test_layers import one_layer, step
+from server.stand_ins import Served
 from tests.conftest import REPOSITORY
 
 
@@ -30,15 +29,16 @@ def test_without_vllm_one_line_says_what_to_install(
 
 
 def test_the_parts_of_a_step_are_timed_and_put_back() -> None:
-    capacity, layer = one_layer(create_method("score", 0.5))
-    watch, route = server.Stopwatch(), layer.router._select_experts
-    with server.watched(capacity, watch):
-        step(layer, capacity)
+    served = Served("score", 0.5, layers=1)
+    router, watch = served.layers[0].router, server.Stopwatch()
+    route = router._select_experts
+    with server.watched(served.capacity, watch):
+        served.compute()
     seconds = dict(watch.seconds)
     assert seconds.keys() == {"plans", "end", "stock_route", "emit", "route"}
     assert seconds["route"] > seconds["stock_route"] > 0
-    assert layer.router._select_experts == route
-    step(layer, capacity)
+    assert router._select_experts == route
+    served.compute()
     assert watch.seconds == seconds
 
 
