@@ -112,7 +112,7 @@ def test_a_row_is_the_record(site: Site) -> None:
         (FIGURES, "It has not been drawn."),
         (FIGURES, "Its caption is missing"),
         (INDEX, "No emulation confirms or refutes a speedup"),
-        (INDEX, "ep-skew-emulated.json: it has schema 1"),
+        (INDEX, "ep-skew-emulated.json: not a whole file (it has schema 1"),
         (INDEX, "capmoe-eval bench ep --study skew"),
         (INDEX, "(≥ 0.980\u00a0×: met)"),
         (INDEX, "(≥ 1.050\u00a0×: missed)"),
