@@ -42,9 +42,9 @@ def page_of(path: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links to the pages of the site, and find the verdicts, which have all words, last."""
+    """Point links to the site's pages, and find verdicts and log, which have all words, last."""
     source = page.file.src_uri
-    if source.startswith("zoo/"):
+    if source.startswith(("zoo/", "log/")):
         page.meta["search"] = {"boost": 0.01}
     is_method = source.startswith("methods/")
     home = METHODS.format(PurePosixPath(source).stem) if is_method else f"docs/{source}"

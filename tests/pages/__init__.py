@@ -20,8 +20,8 @@ _BLOCK = re.compile(r"<!-- ([\w-]+): make pages -->\n(.*?)<!-- end of \1 -->\n",
 
 
 def pages() -> list[Path]:
-    """Return every README and the pages of ``docs/``, without the verdicts that a command wrote."""
-    docs = (path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "zoo")
+    """Return every README and the pages of ``docs/``, without the log and a command's verdicts."""
+    docs = (p for p in sorted(DOCS.rglob("*.md")) if p.parent.name not in ("zoo", "log"))
     methods = sorted((ROOT / "packages/capmoe-methods/capmoe_methods").glob("*/README.md"))
     return [ROOT / "README.md", *docs, *methods]
 

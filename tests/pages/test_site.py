@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from capmoe_eval.report.figures.write import images_of
-from tests.pages import ROOT, pages
+from tests.pages import DOCS, ROOT, pages
 from tests.pages.blocks import PICTURES
 
 MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
@@ -43,7 +43,7 @@ _RESULT = ".md-search-result__item > a"
 LINKING = [
     *pages(),
     ROOT / "examples/README.md",
-    ROOT / "LOG.md",
+    *sorted((DOCS / "log").glob("*.md")),
 ]
 
 
@@ -55,7 +55,7 @@ def test_every_link_to_a_file_leads_to_one(path: Path) -> None:
     assert sorted(name for name in files if not (path.parent / name).exists()) == []
 
 
-@pytest.mark.parametrize("path", LINKING[:-1], ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_file_of_the_repository_that_a_page_names_is_there(path: Path) -> None:
     named = re.findall(
         r"`((?:capmoe_eval|conf|docs|examples|tests)/[\w./-]+)", path.read_text("utf-8")
