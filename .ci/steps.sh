@@ -99,7 +99,7 @@ wheel() {
   "$work/other/bin/pip" install --quiet --disable-pip-version-check --no-deps "$work"/records/*.whl
   PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval table table2 --out "$work/rendered" > /dev/null
   (cd "$work/checkout" && .venv/bin/capmoe-eval table table2 --out "$work/expected" > /dev/null)
-  diff "$work/expected/zoo/table2.csv" "$work/rendered/zoo/table2.csv"
+  diff "$work/expected/zoo/table2.tex" "$work/rendered/zoo/table2.tex"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval method=oea k0=1 2> "$work/refused"
   grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval train olmoe 2> "$work/refused"
