@@ -14,7 +14,7 @@ import pytest
 
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from tests.nightly import nightly_but
-from tests.pages import DOCS, ROOT
+from tests.pages import DOCS, ROOT, pages
 from tests.records import planned
 
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
@@ -52,8 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_git_ignores_what_the_commands_of_the_pages_write() -> None:
     """Who has followed a page finds ``git status`` clean."""
-    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
-    texts = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    texts = "\n".join(page.read_text(encoding="utf-8") for page in pages())
     named = set(re.findall(r"(?:results_dir|save_trace)=([a-z][\w/]*)", texts)) - {"results/zoo"}
     assert "results/mine" in named
     command = ["git", "check-ignore", *(f"{name}/file" for name in sorted(named))]
