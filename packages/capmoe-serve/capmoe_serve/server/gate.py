@@ -86,10 +86,13 @@ def rounds_to_logits(router: Any) -> bool:
 def slack(logits_TE: Tensor) -> Tensor:
     """Return the relative error of weights that are computed in the precision of the logits [].
 
-    vLLM takes ``exp(logit - log Z)``: log Z, the difference and its exponential are each rounded.
-    With logits of at most m, log Z is at most m + log E, and the difference at most m more.
+    vLLM takes ``exp(logit - log Z)``, and torch's log Z is ``max + log Σ exp(logit - max)``, where
+    each step is rounded. With logits of at most m: the differences are at most 2m, two roundings
+    are relative to 1 (exponential, sum), the logarithm is at most log E, log Z at most m + log E,
+    the last difference at most m more, and its exponential is rounded once.
     """
     half = torch.finfo(logits_TE.dtype).eps / 2
-    most = logits_TE.abs().amax().float()
-    exponent = half * (1 + 3 * most + 2 * math.log(logits_TE.shape[1]))
+    most, log_experts = logits_TE.abs().amax().float(), math.log(logits_TE.shape[1])
+    of_log_z = 2 * most + 2 + log_experts + (most + log_experts)
+    exponent = half * (of_log_z + (2 * most + log_experts) + 1)
     return exponent.expm1()

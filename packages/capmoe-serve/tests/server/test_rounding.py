@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from capmoe_serve.server.gate import slack
@@ -20,6 +20,7 @@ def weights(logits_TE: torch.Tensor, topk_TK: torch.Tensor) -> torch.Tensor:
     return (logits_TE.gather(1, topk_TK) - log_z_T1).exp().float()
 
 
+@example(seed=81, spread=0.1, n_experts=83)  # above the bound of a log Z that is rounded once
 @given(seed=st.integers(0, 2**31), spread=st.floats(0.1, 20), n_experts=st.integers(2, 128))
 def test_the_slack_covers_the_rounding(seed: int, spread: float, n_experts: int) -> None:
     generator = torch.Generator().manual_seed(seed)
