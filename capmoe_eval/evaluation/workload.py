@@ -91,11 +91,10 @@ class WorkCounter:
 
         if self._asked[0] != of_task:
             parts, cell = self.library.parts(plan.cell.task, plan.source), plan.cell
-            chat = functools.partial(chat_prompt, _reader(cell.model))
-            self._asked = (
-                of_task,
-                requests(parts, cell, cell.limit, chat if cell.apply_chat_template else None),
-            )
+            # Only a chat needs the tokenizer, which may not be at hand.
+            is_chat = cell.apply_chat_template
+            chat = functools.partial(chat_prompt, _reader(cell.model)) if is_chat else None
+            self._asked = of_task, requests(parts, cell, cell.limit, chat)
         return self._asked[1]
 
 

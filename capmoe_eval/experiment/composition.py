@@ -121,7 +121,7 @@ def for_hydra(words: Sequence[str]) -> list[str]:
     experiment's grid, and a task file becomes a task. UsageErrors are those of
     :func:`store_task_files`, :func:`check_words`, :func:`check_grammar` and :func:`check_once`.
     """
-    words = [store_task_files(word, options("tasks")) for word in words]
+    words = [store_task_files(word, functools.partial(options, "tasks")) for word in words]
     check_words(words)
     check_grammar(words)
     check_once(words)

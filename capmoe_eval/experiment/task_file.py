@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ _Loader.add_constructor(
 )
 
 
-def store_task_files(word: str, options: Collection[str]) -> str:
+def store_task_files(word: str, options: Callable[[], Collection[str]]) -> str:
     """Return a word of the command line whose task files became options, by their tasks' names.
 
     A word that sets no tasks, or names no file, stays as it is.
@@ -42,7 +42,8 @@ def store_task_files(word: str, options: Collection[str]) -> str:
     Args:
         word: For example ``tasks=[obqa,mine.yaml]``; files ``*.yaml`` are relative to the working
             directory.
-        options: The tasks of the suite, which a file cannot replace.
+        options: Returns the tasks of the suite, which a file cannot replace; Hydra is slow to list
+            them, so it is called for a file alone.
 
     Raises:
         UsageError: If a file cannot be read, or declares no task of its own name.
@@ -53,7 +54,7 @@ def store_task_files(word: str, options: Collection[str]) -> str:
     return setting[0] + _FILE.sub(lambda file: _option(file[0], options), word[setting.end() :])
 
 
-def _option(text: str, options: Collection[str]) -> str:
+def _option(text: str, options: Callable[[], Collection[str]]) -> str:
     """Store the option that a file becomes, and return its name."""
     file = Path(text).expanduser().absolute()
     read: dict[Path, bytes] = {}
@@ -63,7 +64,7 @@ def _option(text: str, options: Collection[str]) -> str:
         raise UsageError(
             f"tasks={text}: declares no task (task: NAME); a group's tasks are named one by one"
         )
-    if name in options and _stored.get(name) != file:
+    if name in options() and _stored.get(name) != file:
         raise UsageError(f"tasks={text}: {name} is a task of the suite; give it another name")
     metrics, filters = config.get("metric_list") or [{}], config.get("filter_list") or [{}]
     output = config.get("output_type", "generate_until")

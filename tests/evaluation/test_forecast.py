@@ -67,6 +67,14 @@ def test_the_tokens_are_those_that_a_run_computes(tmp_path: Path, words: Sequenc
     assert warned == [f"warning: {line}" for line in expected]
 
 
+def test_without_the_tokenizer_documents_are_counted_and_no_tokens(tmp_path: Path) -> None:
+    name = "model=custom", "model.name=mine", f"model.pretrained={tmp_path}", "data.root=miniworld"
+    (plan,) = records.planned(*name, "tasks=winogrande", "limit=3", "method=baseline")
+    plan = dataclasses.replace(plan, source=ready(plan.source))
+    work = WorkCounter([plan]).work(plan)
+    assert (work.documents, work.requests, work.tokens) == (3, 6, 0)
+
+
 def test_a_recorded_rate_is_of_like_records_alone(tmp_path: Path) -> None:
     plans = small("tasks=obqa", "grid.gamma=[1.0,2.0]", f"results_dir={tmp_path}")
     run(plans)

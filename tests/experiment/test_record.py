@@ -274,5 +274,5 @@ def test_what_lm_eval_could_not_compute_is_null(tmp_path: Path) -> None:
     made = record(cell(create_method("baseline")), tmp_path)
     made.content["results"] = {"obqa": {"acc,none": 0.75, "f1,none": NAN, "all": [INFINITE]}}
     made.write()
-    found = read_record(made.path, tmp_path).content["results"]["obqa"]
-    assert found == {"acc,none": 0.75, "f1,none": None, "all": [None]}
+    results = read_record(made.path, tmp_path).content["results"]["obqa"]
+    assert results == {"acc,none": 0.75, "f1,none": None, "all": [None]}
