@@ -32,7 +32,7 @@ from capmoe_eval.report.templates import shown
 from capmoe_eval.results.frames import results_of
 from tests.pages import DOCS, ROOT, paragraph, signed, span, table
 from tests.pages.names import FAMILIES, card, records
-from tests.pages.pooling import by_key, by_task, mean_load, rank_peak
+from tests.pages.pooling import by_key, mean_load
 
 
 @cache
@@ -168,59 +168,6 @@ def _points(models: dict[str, dict[str, Paired]]) -> Interval:
     return Interval(effect.points, *effect.interval())
 
 
-def placed() -> str:
-    """Return what a capacity of devices drops on both placements, and what the answers lose."""
-    rows, models = [], dict.fromkeys(model for _, model in _placed())
-    fewer = no_fuller = 0
-    deployed = []
-    overall: list[Interval] = []
-    for gamma in dict.fromkeys(gamma for gamma, _ in _placed()):
-        compared: dict[str, dict[str, Paired]] = {}
-        shares: list[list[float]] = []
-        loads: list[list[float]] = []
-        for model in models:
-            sides = _placed()[gamma, model]
-            drops = [mean_load(side, _tasks(side), "drop_rate") or 0.0 for side in sides]
-            peaks = [
-                statistics.fmean(rank_peak(same) for same in by_task(side, _tasks(side)))
-                for side in sides
-            ]
-            fewer += drops[1] < drops[0]
-            no_fuller += round(peaks[1], 2) <= round(peaks[0], 2)
-            compared[model] = paired_by_task(sides[1], sides[0])
-            shares.append([100 * drop for drop in drops])
-            loads.append(peaks)
-            deployed.append(f"{FAMILIES[model]} {max(r.cell.method.ep_size for r in sides[0])}")
-        overall.append(_points(compared))
-        rows.append(
-            (
-                f"{gamma:g}",
-                *(f"{span(side, '{:.1f}')} %" for side in zip(*shares, strict=True)),
-                *(span(side, "{:.2f}") for side in zip(*loads, strict=True)),
-                signed(*overall[-1]),
-            )
-        )
-    apart = sum(low > 0 or high < 0 for _, low, high in overall)
-    sides = [side for both in _placed().values() for side in both]
-    n = {record.n for side in sides for record in side}
-    tasks = sorted({record.task for side in sides for record in side})
-    head = (
-        *("γ", "dropped, contiguous", "EPLB", "straggler factor, contiguous", "EPLB"),
-        "accuracy, EPLB − contiguous, points",
-    )
-    return (
-        table(head, rows)
-        + "\n"
-        + paragraph(
-            f"Ranges are over models, by their ranks: {', '.join(dict.fromkeys(deployed))}. Tasks: "
-            f"{', '.join(tasks)}; {span(map(float, n), '{:g}')} documents each. At equal γ "
-            f"EPLB drops less in {fewer} of {len(_placed())} cases, with no higher straggler "
-            f"factor in {no_fuller}. Accuracy differs at {apart} of {len(overall)} γ by the 95 % "
-            "interval over documents, paired and uncorrected; tasks and models count equally."
-        )
-    )
-
-
 def placed_drops() -> str:
     """Return the sentence on a capacity of devices on EPLB's placement at γ=1."""
     shares = [
@@ -268,7 +215,7 @@ def _gains() -> dict[str, float]:
 
 
 def adaptive_verdict() -> str:
-    """Return the verdict on a γ for each layer with what describes it."""
+    """Return what describes the verdict on a γ for each layer, uncorrected."""
     judged = verdicts(_adaptive())
     last = primary(judged)
     assert last is not None
@@ -293,11 +240,7 @@ def adaptive_verdict() -> str:
         "On the evaluated documents the dropped share differs from the budget of pairs by "
         f"{np.mean(beyond):.1f} points in the mean, and by {max(beyond):.1f} at most.",
     ]
-    return (
-        paragraph(sentence(last), "> ", "> ")
-        + "\nThe rest is exploratory and uncorrected:\n\n"
-        + "".join(paragraph(point, "- ", "  ") for point in points)
-    )
+    return "".join(paragraph(point, "- ", "  ") for point in points)
 
 
 def models() -> str:

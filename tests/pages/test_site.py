@@ -36,7 +36,7 @@ QUERIES = {
     "sglang trace": "reference/traces",
     "effective gamma": "explanation/capacity",
     "humaneval sandbox": "how-to/run_programs",
-    "multi gpu": "tutorials/cluster",
+    "multi gpu": "how-to/clusters",
 }
 """Words that users search for, and a page that must be among the first three."""
 _RESULT = ".md-search-result__item > a"
