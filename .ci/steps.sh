@@ -87,7 +87,7 @@ wheel() {
   local suite=$work/packages
   mkdir "$suite"
   ln -s "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/* "$suite"
-  rm "$suite"/capmoe_methods-* "$suite"/capmoe_serve-* "$suite"/capmoe_zoo-* "$suite"/capmoe_benchmarks-*
+  rm "$suite"/capmoe_methods-* "$suite"/capmoe_bench-* "$suite"/capmoe_serve-* "$suite"/capmoe_zoo-* "$suite"/capmoe_benchmarks-*
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/dist" .
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/records" packages/capmoe-records
   python3 -m venv "$work/other"
@@ -104,6 +104,8 @@ wheel() {
   grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval train olmoe 2> "$work/refused"
   grep -q '^error: train: capmoe-zoo is not installed; pip install capmoe-zoo' "$work/refused"
+  ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval bench ep 2> "$work/refused"
+  grep -q '^error: bench: capmoe-bench is not installed; pip install capmoe-bench' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval advise example 2> "$work/refused"
   grep -q '^error: advise: capmoe-serve is not installed; pip install capmoe-serve' "$work/refused"
   [ "$(ls -A)" = results ] || { echo "something was left beside results/: $(ls -A)"; exit 1; }
@@ -113,9 +115,10 @@ wheel() {
 # What the tests of a part depend on; `PART_tested` has a line for each content under which they passed.
 declare -A inputs=(
   [server]="packages/capmoe-serve capmoe_eval/wrapper capmoe_eval/routing .ci/vllm lock"
-  [serve]="packages/capmoe-serve packages/capmoe-methods capmoe_eval conf tests results/zoo lock"
+  [serve]="packages/capmoe-serve packages/capmoe-methods packages/capmoe-bench capmoe_eval conf tests results/zoo lock"
   [methods]="packages/capmoe-methods capmoe_eval conf tests results/zoo lock"
-  [benchmarks]="benchmarks capmoe_eval conf tests results/bench lock"
+  [bench]="packages/capmoe-bench capmoe_eval conf tests results lock"
+  [benchmarks]="benchmarks packages/capmoe-bench capmoe_eval conf tests results/bench lock"
   [zoo]="packages/capmoe-zoo capmoe_eval conf tests lock"
 )
 content() { git ls-tree HEAD -- ${inputs[$1]} | sha256sum | cut -c 1-16; }

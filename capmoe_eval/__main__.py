@@ -62,7 +62,6 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
         "pack finished records, or export them to Parquet",
         "capmoe_eval.results.packing:main",
     ),
-    "bench": Subcommand(_MAINTAIN, "measure the suite itself", "capmoe_eval.bench.command:main"),
     "completion": Subcommand(
         _MAINTAIN,
         "print the completion script of bash, zsh or fish",

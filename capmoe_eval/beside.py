@@ -23,11 +23,12 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
             *("figure pareto", "figure placement", "figure skew", "figure waste"),
         }
     ),
+    "capmoe-bench": frozenset({"bench"}),
     "capmoe-serve": frozenset(
         {"advise", "loads", "bench placement", "bench server", "backend=vllm"}
     ),
     "capmoe-zoo": frozenset({"train"}),
-    "capmoe-benchmarks": frozenset({"bench=forward", "bench=generate", "bench=gpu", "bench=suite"}),
+    "capmoe-benchmarks": frozenset({"bench forward", "bench generate", "bench gpu", "bench suite"}),
 }
 """What each package brings: settings, their values, figures, subcommands and benchmarks."""
 

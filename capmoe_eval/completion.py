@@ -10,7 +10,6 @@ from pkgutil import resolve_name
 from typing import Any, Final, Literal, get_args, get_origin
 
 from capmoe_eval.__main__ import subcommands
-from capmoe_eval.bench.command import commands
 from capmoe_eval.experiment.arguments import Parser
 from capmoe_eval.experiment.composition import config_directory, options
 from capmoe_eval.experiment.settings import keys
@@ -22,7 +21,6 @@ _EVALUATION: Final = ("-m", "--cfg", "--help", "--version")
 _NAMES: Final[Mapping[str, Callable[[], Iterable[str]]]] = {
     "table": lambda: (*(layout.key for layout in TABLES), "all"),
     "figure": lambda: (*figures(), "all"),
-    "bench": commands,
     "completion": lambda: _SCRIPTS,
 }
 _BASH: Final = """\

@@ -16,7 +16,6 @@ LIGHT = {
     "capmoe_eval.report": (*HEAVY, "numpy", "hydra"),
     # What the commands import first, so that Ctrl-C and a missing package find them prepared.
     "capmoe_eval.__main__": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic", "yaml"),
-    "capmoe_eval.bench.command": (*HEAVY, "hydra", "omegaconf"),
     "capmoe_eval.report.tables.command": (*HEAVY, "numpy"),
     "capmoe_eval.evaluation.run_command": HEAVY,
     "capmoe_eval.evaluation.run": HEAVY,

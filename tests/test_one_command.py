@@ -131,29 +131,23 @@ def test_a_mistyped_subcommand_is_named(word: str, close: str) -> None:
 
 _MODULE = """
 from capmoe_eval.beside import Subcommand
-from capmoe_eval.bench.command import Benchmark
 
 SPEAK = Subcommand("Speak", "say a word", "my_commands:speak", lambda: ("loudly",))
-SPEED = Benchmark("my_commands", "How fast it is.", "In words.", {"--size": {"type": "COUNT"}})
 
 def speak(words):
     print("spoken:", *words)
-
-def run(options):
-    print("measured:", options.size)
 """
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package beside the suite, with a subcommand and a benchmark."""
+    """A package beside the suite, with a subcommand."""
     (tmp_path / "my_commands.py").write_text(_MODULE)
     info = tmp_path / "my_commands-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-commands\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[capmoe_eval.commands]\nspeak = my_commands:SPEAK\nrun = my_commands:SPEAK\n"
-        "[capmoe_eval.benchmarks]\nspeed = my_commands:SPEED\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -163,12 +157,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_package_brings_subcommands_and_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_package_brings_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     main(["speak", "a", "word"])
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "speed", "--size", "7"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == "spoken: a word\nmeasured: 7\n"
+    assert capsys.readouterr().out == "spoken: a word\n"
     main(["--help"])
     assert "Speak\n  speak       say a word\n" in capsys.readouterr().out
     assert subcommands()["run"].title == "Evaluate"
@@ -178,15 +169,13 @@ def test_a_package_brings_subcommands_and_benchmarks(capsys: pytest.CaptureFixtu
     assert '-n "__fish_seen_subcommand_from speak" -a "loudly --help"' in "".join(listed)
 
 
-@pytest.mark.parametrize("words", [("speak",), ("bench", "speed")])
 def test_what_an_absent_package_brings_says_which_to_install(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name = " ".join(words)
-    monkeypatch.setattr(beside, "BESIDE", {"my-package": {name}})
-    line = rf"^{name}: my-package is not installed; pip install my-package \("
+    monkeypatch.setattr(beside, "BESIDE", {"my-package": {"speak"}})
+    line = r"^speak: my-package is not installed; pip install my-package \("
     with pytest.raises(UsageError, match=line):
-        main(words)
+        main(["speak"])
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +201,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("capmoe-eval run ep_s", 2, ["ep_size="]),
         ("capmoe-eval run tasks=ob", 2, ["obqa"]),
         ("capmoe-eval run max_k=", 2, ["true", "false"]),
-        ("capmoe-eval bench dec", 2, ["decision"]),
         ("capmoe-eval nothing", 1, [""]),
     ],
 )

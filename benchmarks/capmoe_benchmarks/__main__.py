@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from capmoe_eval.bench.command import main
+from capmoe_bench.benchmarks import main
 from capmoe_eval.experiment.application import run_program
 
 from capmoe_benchmarks.options import BENCHMARKS

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
-from capmoe_eval.bench.ep.skew import check_peak
-from capmoe_eval.bench.ep.skewed import SMALL, skewed_model
-from capmoe_eval.bench.rounds import (
+from capmoe_bench.ep.layer import LayerSetting, find_shape
+from capmoe_bench.ep.skew import check_peak
+from capmoe_bench.ep.skewed import SMALL, skewed_model
+from capmoe_bench.rounds import (
     alternate,
     device_and_dtype,
     dtype_name,

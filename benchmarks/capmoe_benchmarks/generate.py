@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
-from capmoe_eval.bench.ep.skew import check_peak
-from capmoe_eval.bench.ep.skewed import skewed_model
-from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, finish
+from capmoe_bench.ep.layer import LayerSetting, find_shape
+from capmoe_bench.ep.skew import check_peak
+from capmoe_bench.ep.skewed import skewed_model
+from capmoe_bench.rounds import device_and_dtype, dtype_name, finish
 from capmoe_eval.errors import UsageError
 from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.registry import create_method

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Final
 
-from capmoe_eval.bench.command import read_benchmarks
+from capmoe_bench.benchmarks import read_benchmarks
 
 RANKS: Final = 8
 """Emulated ranks of ``expanded_drop`` in ``forward``, as in the paper's efficiency runs."""

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from capmoe_eval.bench.command import check_names
-from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
+from capmoe_bench.benchmarks import check_names
+from capmoe_bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import task_manager

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_runs import bench
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
@@ -14,7 +15,6 @@ from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.zoo.checkpoints import trained_model
 from capmoe_eval.zoo.hub import ready
 from lm_eval.tasks import TaskManager
-from tests.bench.runs import bench
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
 from capmoe_benchmarks import generate as generation

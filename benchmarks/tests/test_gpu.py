@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from bare import bare_site, run_bare
-from capmoe_eval.bench.command import main
+from bench_runs import QUICK
+from capmoe_bench.benchmarks import main
 from capmoe_eval.results.timings import Spread, Target, read_evaluation, read_study, targets
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.bench.runs import QUICK
 from tests.satellites import NEEDS_METHODS
 from tests.wrapper.models import make
 
@@ -27,11 +27,11 @@ from capmoe_benchmarks.gpu.items import GpuSetting, Item
 FEW = ("decision", "waits", "study-breakdown", "training")
 _RUN = """
 from capmoe_benchmarks.options import BENCHMARKS
-from capmoe_eval.bench.command import main
-from capmoe_eval.bench.command import commands
+from capmoe_bench.benchmarks import main
+from capmoe_bench.benchmarks import benchmarks
 for words in {commands}:
     try:
-        main([*words, "--out", "bench"], commands() | vars(BENCHMARKS))
+        main([*words, "--out", "bench"], benchmarks() | vars(BENCHMARKS))
     except SystemExit as done:
         assert not done.code, words
 """

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from capmoe_eval.bench.command import main
+from capmoe_bench.benchmarks import main
 from tests.bad_input import refusal
 
 REFUSED = {

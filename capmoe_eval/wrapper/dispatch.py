@@ -1,7 +1,7 @@
 """Send kept pairs to the ranks of their experts and their outputs back, in six phases.
 
 The phases are functions of their own, in the order of this module, so that
-:mod:`capmoe_eval.bench.ep.timing` can time them. Registered with transformers, they are
+benchmarks of expert parallelism can time them. Registered with transformers, they are
 ``DistributedConfig(ep_implementation="capmoe")``. Stock ``all_to_all`` sends every slot, and a
 dropped one (index E) breaks its counts.
 """

@@ -118,7 +118,6 @@ def test_an_error_of_submitit_goes_to_submitit() -> None:
 # The words of a command, and the module that it imports inside the boundary.
 PROGRAMS = {
     "": "evaluation.run_command",
-    "bench decision": "bench.decision",
     "table": "report.tables.command",
 }
 _BROKEN = """

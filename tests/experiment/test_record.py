@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import capmoe_eval
-from capmoe_eval.bench.ep.benchmark import recorded
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record
@@ -240,9 +239,6 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
         frame = capmoe_eval.load_frame(root)
     assert [str(one.message) for one in told] == [f"left out: {line}"]
     assert len(frame) == len({plan.path for plan in plans}) - 1
-    with pytest.raises(UsageError) as error:
-        recorded(root, baseline.cell.model.name, baseline.cell.task.name)
-    assert str(error.value) == line
 
 
 def test_a_metric_has_its_own_documents() -> None:

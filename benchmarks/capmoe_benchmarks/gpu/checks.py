@@ -15,8 +15,8 @@ from typing import Any
 import capmoe_eval
 import torch
 import transformers
-from capmoe_eval.bench.decision import kept_map
-from capmoe_eval.bench.rounds import dtype_name, say
+from capmoe_bench.decision import kept_map
+from capmoe_bench.rounds import dtype_name, say
 from capmoe_eval.errors import EnforcementError, first_line
 from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.decision import LayerContext

@@ -20,7 +20,7 @@ from typing import Any
 import capmoe_eval
 import torch
 import transformers
-from capmoe_eval.bench.rounds import (
+from capmoe_bench.rounds import (
     device_and_dtype,
     dtype_name,
     line,

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from capmoe_eval.bench import decision
-from capmoe_eval.bench.ep.benchmark import emulated_link, planned, study_file
-from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
-from capmoe_eval.bench.ep.measure import JobTimer
-from capmoe_eval.bench.ep.skewed import skewed_model
-from capmoe_eval.bench.ep.studies import Shape, find_studies
-from capmoe_eval.bench.rounds import timed, write_file
+from capmoe_bench import decision
+from capmoe_bench.ep.benchmark import emulated_link, planned, study_file
+from capmoe_bench.ep.layer import LayerSetting, find_shape
+from capmoe_bench.ep.measure import JobTimer
+from capmoe_bench.ep.skewed import skewed_model
+from capmoe_bench.ep.studies import Shape, find_studies
+from capmoe_bench.rounds import timed, write_file
 from capmoe_eval.results.timings import STUDIES, Spread, Target, rows_of
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware

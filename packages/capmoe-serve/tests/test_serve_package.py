@@ -9,8 +9,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
+from capmoe_bench.benchmarks import benchmarks
 from capmoe_eval.__main__ import subcommands
-from capmoe_eval.bench.command import commands
 from capmoe_eval.beside import BESIDE
 from tests.project import read_toml
 
@@ -30,7 +30,7 @@ def test_the_suite_names_all_that_it_brings() -> None:
     }
     assert BESIDE["capmoe-serve"] == brought
     assert DECLARED["capmoe_eval.commands"].keys() < subcommands().keys()
-    assert DECLARED["capmoe_eval.benchmarks"].keys() < commands().keys()
+    assert DECLARED["capmoe_eval.benchmarks"].keys() < benchmarks().keys()
 
 
 @pytest.mark.parametrize("group", DECLARED)

@@ -13,7 +13,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.parallel import shard_experts, split_batches
 from capmoe_eval.wrapper.ranks import World
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.bench.ep.test_timing import CPU
 from tests.wrapper.parallel import cases
 
 pytestmark = pytest.mark.numeric
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.numeric
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     store = tmp_path_factory.mktemp("store") / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield World.join(CPU)
+    yield World.join(torch.device("cpu"))
     dist.destroy_process_group()
 
 

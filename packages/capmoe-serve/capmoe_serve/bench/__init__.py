@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Final
 
-from capmoe_eval.bench.command import read_benchmarks
+from capmoe_bench.benchmarks import read_benchmarks
 
 BENCHMARKS: Final = SimpleNamespace(**read_benchmarks("capmoe_serve.bench"))
 """Each benchmark by its name, which its entry point names."""

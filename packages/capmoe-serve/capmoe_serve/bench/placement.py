@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from capmoe_eval.bench.command import check_names
-from capmoe_eval.bench.rounds import CPU, finish, say, target_of
+from capmoe_bench.benchmarks import check_names
+from capmoe_bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
-from capmoe_eval.bench.ep.skewed import skewed_model
-from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
+from capmoe_bench.ep.layer import LayerSetting, find_shape
+from capmoe_bench.ep.skewed import skewed_model
+from capmoe_bench.rounds import CPU, alternate, finish, ratio, say, target_of
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.results.timings import Spread, Target
 from capmoe_eval.routing.method import Method

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from capmoe_eval.bench.command import main
+from capmoe_bench.benchmarks import main
 from capmoe_eval.results.timings import read_evaluation, targets
 
 from capmoe_serve.bench import server

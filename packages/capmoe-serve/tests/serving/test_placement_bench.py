@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.bench.runs import bench
+from bench_runs import bench
 
 from capmoe_serve.bench import placement
 from capmoe_serve.trace import Trace

@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from capmoe_eval.bench.ep.layer import LayerSetting, random_model
-from capmoe_eval.bench.ep.skew import peak_load, popularity, strength
-from capmoe_eval.bench.ep.studies import Shape
+from capmoe_bench.ep.layer import LayerSetting, random_model
+from capmoe_bench.ep.skew import peak_load, popularity, strength
+from capmoe_bench.ep.studies import Shape
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
 

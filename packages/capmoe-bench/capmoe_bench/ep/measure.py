@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from capmoe_eval.results.timings import DROPLESS, Spread
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.ranks import World
 from torch import Tensor, nn
 
-from capmoe_eval.bench.ep.emulation import NODE, EmulatedLayer, ReferenceMachine, balanced
-from capmoe_eval.bench.ep.layer import Lap, LayerSetting, random_model
-from capmoe_eval.bench.ep.skew import Routing, peak_load
-from capmoe_eval.bench.ep.studies import Link, Shape, Workload
-from capmoe_eval.bench.ep.timing import (
+from capmoe_bench.ep.emulation import NODE, EmulatedLayer, ReferenceMachine, balanced
+from capmoe_bench.ep.layer import Lap, LayerSetting, random_model
+from capmoe_bench.ep.skew import Routing, peak_load
+from capmoe_bench.ep.studies import Link, Shape, Workload
+from capmoe_bench.ep.timing import (
     Clock,
     PairLoad,
     Pass,
@@ -25,11 +29,7 @@ from capmoe_eval.bench.ep.timing import (
     in_step,
     measured_link,
 )
-from capmoe_eval.bench.rounds import alternate, ratio, say
-from capmoe_eval.results.timings import DROPLESS, Spread
-from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper.ranks import World
+from capmoe_bench.rounds import alternate, ratio, say
 
 Timing = dict[str, Any]
 """One method's times and its gain over dropless routing, as in the file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.bench.runs import bench
+from bench_runs import bench
 
 
 def test_permutation(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-
 from capmoe_eval.errors import UsageError, check_choice, writing
 from capmoe_eval.evaluation.provenance import described
 from capmoe_eval.experiment.data_file import read_data
@@ -64,7 +63,7 @@ def measured_on(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
     }
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     return {"date": now.isoformat(timespec="seconds"), "machine": machine}
 
 

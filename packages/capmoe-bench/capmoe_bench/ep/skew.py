@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.decision import expert_load
+from torch import Tensor
 
 # Shape suffixes: T tokens, E experts, K = top-k.
 

@@ -15,11 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-
-from capmoe_eval.bench.ep.layer import LayerSetting, Rank, Total, layer_weights
-from capmoe_eval.bench.ep.studies import Link
-from capmoe_eval.bench.ep.timing import Clock, PairLoad, Pass, from_ends, load_of
 from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -27,6 +22,11 @@ from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper.dispatch import Exchange, run_experts
 from capmoe_eval.wrapper.ranks import ALONE
+from torch import Tensor
+
+from capmoe_bench.ep.layer import LayerSetting, Rank, Total, layer_weights
+from capmoe_bench.ep.studies import Link
+from capmoe_bench.ep.timing import Clock, PairLoad, Pass, from_ends, load_of
 
 _PASSES = 3  # over which the device's speed is measured, after one that warms up
 _STATED_BYTES = 2  # of a value on a stated machine: bfloat16

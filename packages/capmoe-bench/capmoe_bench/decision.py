@@ -8,12 +8,21 @@ from functools import partial
 from typing import Any
 
 import torch
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.memory import peak_bytes
+from capmoe_eval.results.timings import Spread, Target
+from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.decision import LayerContext
+from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.tokens import group_tokens
 from torch import Tensor
 
-from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
-from capmoe_eval.bench.ep.skew import Skew
-from capmoe_eval.bench.ep.studies import Shape
-from capmoe_eval.bench.rounds import (
+from capmoe_bench.ep.layer import LayerSetting, find_shape, random_experts
+from capmoe_bench.ep.skew import Skew
+from capmoe_bench.ep.studies import Shape
+from capmoe_bench.rounds import (
     alternate,
     device_and_dtype,
     dtype_name,
@@ -24,15 +33,6 @@ from capmoe_eval.bench.rounds import (
     target_of,
     timed,
 )
-from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.memory import peak_bytes
-from capmoe_eval.results.timings import Spread, Target
-from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.decision import LayerContext
-from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
-from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.tokens import group_tokens
 
 # Shape suffixes: T tokens, K = top-k, E experts, L experts of a rank, S slots, H hidden size.
 

@@ -9,12 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
-from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
-from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
-
-from capmoe_eval.bench.ep.studies import Shape
 from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.routing.capacity import experts_per_rank
@@ -23,6 +17,12 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper.dispatch import Packed, combine_rows, lay_out
+from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
+from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
+from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
+
+from capmoe_bench.ep.studies import Shape
 
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
 

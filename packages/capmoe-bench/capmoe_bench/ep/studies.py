@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
 from capmoe_eval.experiment.data_file import read_data, read_yaml
 from capmoe_eval.experiment.record_part import Amount, Count, Positive
 from capmoe_eval.results.timings import STUDIES
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 FIGURE_1 = "figure 1"
 """The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
@@ -145,7 +144,7 @@ def find_studies(name: str) -> tuple[StudyPlan, ...]:
         path = Path(name)
         if path.stem in STUDIES:
             raise UsageError(f"study={name}: is named as a study of the paper; rename the file")
-        with reading(path, "no study", "capmoe_eval/bench/ep/studies.yaml has studies"):
+        with reading(path, "no study", "capmoe_bench/ep/studies.yaml has studies"):
             try:
                 return (_plan(path.stem, read_yaml(path.read_text(encoding="utf-8"))),)
             except ValidationError as error:

@@ -8,10 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from torch import nn
-
-from capmoe_eval.bench.command import check_names
-from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.composition import load_option
@@ -21,6 +17,10 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.hub import ready
+from torch import nn
+
+from capmoe_bench.benchmarks import check_names
+from capmoe_bench.rounds import CPU, finish, say, target_of
 
 # Shape suffixes: B sequences of a batch, S positions.
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-
-from capmoe_eval.bench.ep.timing import PHASES
+from bench_runs import QUICK, check, status
 from capmoe_eval.paper.printed import printed_rows
 from capmoe_eval.results.timings import read_study
-from tests.bench.runs import QUICK, check, status
+
+from capmoe_bench.ep.timing import PHASES
 
 
 def test_alone_it_is_emulated_and_says_so(

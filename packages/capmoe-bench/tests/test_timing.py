@@ -7,24 +7,24 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from capmoe_eval.errors import UsageError
+from capmoe_eval.results.timings import Spread
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from torch import Tensor, nn
 
-from capmoe_eval.bench.ep.emulation import (
+from capmoe_bench.ep.emulation import (
     NODE,
     EmulatedLayer,
     ReferenceMachine,
     balanced,
     exchange_seconds,
 )
-from capmoe_eval.bench.ep.layer import SHAPES, LayerSetting
-from capmoe_eval.bench.ep.measure import TimedPrefill, summed, time_layers
-from capmoe_eval.bench.ep.skew import Skew
-from capmoe_eval.bench.ep.studies import Link, Shape
-from capmoe_eval.bench.ep.timing import PHASES, PairLoad, Pass
-from capmoe_eval.errors import UsageError
-from capmoe_eval.results.timings import Spread
-from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method
+from capmoe_bench.ep.layer import SHAPES, LayerSetting
+from capmoe_bench.ep.measure import TimedPrefill, summed, time_layers
+from capmoe_bench.ep.skew import Skew
+from capmoe_bench.ep.studies import Link, Shape
+from capmoe_bench.ep.timing import PHASES, PairLoad, Pass
 
 CPU = torch.device("cpu")
 SHAPE = Shape("tiny", hidden=16, intermediate=24, n_experts=8, top_k=2, shared=8)

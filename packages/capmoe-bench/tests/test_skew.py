@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from capmoe_eval.bench.ep.skew import RecordedLoads, Skew, peak_load
 from capmoe_eval.errors import UsageError
+
+from capmoe_bench.ep.skew import RecordedLoads, Skew, peak_load
 
 
 def test_peak_load_by_hand() -> None:

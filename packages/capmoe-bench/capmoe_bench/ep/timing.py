@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
-from capmoe_eval.bench.ep.layer import Lap, LayerSetting, Rank, layer_weights
-from capmoe_eval.bench.ep.studies import Link
-from capmoe_eval.bench.rounds import wait
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.dispatch import announce, run_experts, send_back, send_rows
 from capmoe_eval.wrapper.ranks import Ranks, World
+from torch import Tensor
+
+from capmoe_bench.ep.layer import Lap, LayerSetting, Rank, layer_weights
+from capmoe_bench.ep.studies import Link
+from capmoe_bench.rounds import wait
 
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
 """The phases of a layer, in order; only one with shared experts has the last. Figure 6 shows the

@@ -10,21 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from capmoe_eval.bench.ep.emulation import MACHINES, NODE, ReferenceMachine
-from capmoe_eval.bench.ep.layer import find_shape
-from capmoe_eval.bench.ep.measure import EMULATED, Job, JobTimer
-from capmoe_eval.bench.ep.skew import RecordedLoads, Routing, Skew
-from capmoe_eval.bench.ep.studies import (
-    FIGURE_1,
-    PLANS,
-    Link,
-    Shape,
-    StudyPlan,
-    Workload,
-    find_studies,
-)
-from capmoe_eval.bench.rounds import device_and_dtype, dtype_name, measured_on, say, write_file
 from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.record import read_record
@@ -34,6 +19,21 @@ from capmoe_eval.results.timings import EMULATED as EMULATED_KIND
 from capmoe_eval.results.timings import STUDY_SCHEMA, rows_of
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.ranks import World
+
+from capmoe_bench.ep.emulation import MACHINES, NODE, ReferenceMachine
+from capmoe_bench.ep.layer import find_shape
+from capmoe_bench.ep.measure import EMULATED, Job, JobTimer
+from capmoe_bench.ep.skew import RecordedLoads, Routing, Skew
+from capmoe_bench.ep.studies import (
+    FIGURE_1,
+    PLANS,
+    Link,
+    Shape,
+    StudyPlan,
+    Workload,
+    find_studies,
+)
+from capmoe_bench.rounds import device_and_dtype, dtype_name, measured_on, say, write_file
 
 _TASK = "obqa"  # of the records that a study takes loads from; it is Figure 1's
 

@@ -42,10 +42,10 @@ class Benchmark(NamedTuple):
             parser.add_argument(name, **{**fields, **typed})
 
 
-def commands() -> dict[str, Benchmark]:
-    """Return the benchmarks by name, those of installed packages last."""
-    of_suite = read_benchmarks(__package__, studies=", ".join(STUDIES))
-    return {**of_suite, **load_entry_points(_BENCHMARKS), **of_suite}
+def benchmarks() -> dict[str, Benchmark]:
+    """Return the benchmarks by name, those of other packages last."""
+    of_package = read_benchmarks(__package__, studies=", ".join(STUDIES))
+    return {**of_package, **load_entry_points(_BENCHMARKS), **of_package}
 
 
 def read_benchmarks(package: str, **words: object) -> dict[str, Benchmark]:
@@ -64,14 +64,14 @@ def check_names(model: str, tasks: Sequence[str]) -> None:
         check_choice("--tasks", task, options("tasks"))
 
 
-def main(words: Sequence[str], benchmarks: Mapping[str, Benchmark] | None = None) -> None:
+def main(words: Sequence[str], choices: Mapping[str, Benchmark] | None = None) -> None:
     """Run a benchmark, of all that are installed or of some, and exit: 0 measured, 2 bad input."""
-    benchmarks = commands() if benchmarks is None else benchmarks
-    if words and words[0] not in benchmarks:
+    choices = benchmarks() if choices is None else choices
+    if words and words[0] not in choices:
         check_installed(f"bench {words[0]}")
     parser = arguments.Parser(prog="capmoe-eval bench", description=__doc__)
     parsers = parser.add_subparsers(dest="command", required=True)
-    for name, each in benchmarks.items():
+    for name, each in choices.items():
         command = parsers.add_parser(name, help=each.first, description=f"{each.first} {each.more}")
         each.declare(command)
         command.add_argument(
