@@ -130,7 +130,7 @@ claims: install  ## every claim of the paper with its verdict, from finished res
 	$(PY) -m capmoe_eval claims profile=$(PROFILE) $(ARGS)
 
 pages: install  ## write what README and docs have of records, knobs and commands
-	$(PY) -m tests.pages
+	$(PY) -m pages
 
 docs: $(VENV)-docs/.locked  ## build the documentation, offline: reports/docs/index.html
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build

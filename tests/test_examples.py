@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT
+from pages import ROOT
 
 FOLDER = ROOT / "examples"
 SCRIPTS = sorted(FOLDER.glob("*.py"))

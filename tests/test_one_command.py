@@ -18,7 +18,7 @@ from capmoe_eval.evaluation import run_command as evaluation
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.figures.catalogue import figures
-from tests.pages import ROOT, pages
+from pages import ROOT, pages
 
 _COMPLETE = """
 source script.bash

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT, fill, pages, present, signed, span, table, without_blocks
-from tests.pages.blocks import BLOCKS
+from pages import ROOT, fill, pages, present, signed, span, table, without_blocks
+from pages.blocks import BLOCKS
 from tests.satellites import NEEDS_METHODS
 
 pytestmark = NEEDS_METHODS  # the records have all methods

@@ -16,8 +16,8 @@ from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.claims.judge import replication_claims
 from capmoe_eval.paper.evidence import Side
-from tests.pages import ROOT
-from tests.pages.protocol import YAML, equal_capacity, planned, primary, protocol, seconds
+from pages import ROOT
+from pages.protocol import YAML, equal_capacity, planned, primary, protocol, seconds
 
 PASSAGES = {"passages_512", "passages_2k", "passages_8k"}
 

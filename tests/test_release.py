@@ -16,7 +16,7 @@ from lm_eval.api.registry import get_model
 from capmoe_eval import __version__
 from capmoe_eval.evaluation import provenance
 from capmoe_eval.evaluation.run_command import main
-from tests.bill_of_materials import DOCUMENT, PARTS, packaged, part_of, text, unlisted
+from pages.bill_of_materials import DOCUMENT, PARTS, packaged, part_of, text, unlisted
 from tests.project import PROJECT, ROOT
 
 CHECKOUT = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
@@ -92,7 +92,7 @@ def test_every_entry_point_leads_to_what_it_names() -> None:
 
 @CHECKOUT
 def test_the_bill_lists_what_is_not_written_by_hand() -> None:
-    assert unlisted() == [], "list them in tests/bill_of_materials.py"
+    assert unlisted() == [], "list them in pages/bill_of_materials.py"
     for part in PARTS:
         assert any(part_of(path) is part for path in packaged()), f"{part.title}: has no files"
 
@@ -100,7 +100,7 @@ def test_the_bill_lists_what_is_not_written_by_hand() -> None:
 @CHECKOUT
 def test_the_bill_is_that_of_the_files() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == text(), (
-        "write it: python -m tests.bill_of_materials"
+        "write it: python -m pages.bill_of_materials"
     )
 
 

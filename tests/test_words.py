@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT, pages, without_blocks
+from pages import ROOT, pages, without_blocks
 
 INSTEAD = {
     r"\brooms?\b": "package",

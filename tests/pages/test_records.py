@@ -18,9 +18,9 @@ from capmoe_eval.experiment.packs import SUFFIX, open_pack
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.paper.claims.judge import replication_claims
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords
-from tests.pages import DOCS, ROOT, glance, pages
-from tests.pages.effects import replication
-from tests.pages.pooling import rank_peak
+from pages import DOCS, ROOT, glance, pages
+from pages.effects import replication
+from pages.pooling import rank_peak
 
 VERDICTS = DOCS / "zoo" / "replication.md"
 REPLICATION = DOCS / "zoo" / "replication.records.json"

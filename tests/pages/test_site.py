@@ -13,8 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from capmoe_eval.report.figures.write import images_of
-from tests.pages import DOCS, ROOT, pages
-from tests.pages.blocks import PICTURES
+from pages import DOCS, ROOT, pages
+from pages.blocks import PICTURES
 
 MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

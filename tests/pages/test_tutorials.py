@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
+from pages import DOCS, ROOT, pages
 from tests.nightly import nightly_but
-from tests.pages import DOCS, ROOT, pages
 from tests.records import planned
 
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))

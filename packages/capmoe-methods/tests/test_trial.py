@@ -8,7 +8,7 @@ import pytest
 from capmoe_eval.paper.pairing import Paired
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pages import signed
+from pages import signed
 
 from capmoe_methods.trial import (
     by_model,

@@ -30,9 +30,9 @@ from capmoe_eval.paper.verdicts import Finding, VerdictFile
 from capmoe_eval.report.replication.records import RECORDS, ContrastFile
 from capmoe_eval.report.templates import shown
 from capmoe_eval.results.frames import results_of
-from tests.pages import DOCS, ROOT, paragraph, signed, span, table
-from tests.pages.names import FAMILIES, card, records
-from tests.pages.pooling import by_key, mean_load
+from pages import DOCS, ROOT, paragraph, signed, span, table
+from pages.names import FAMILIES, card, records
+from pages.pooling import by_key, mean_load
 
 
 @cache

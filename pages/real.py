@@ -24,8 +24,8 @@ from capmoe_eval.paper.statistics import Effect, holm, pair_cells, pooled
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.templates import shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
-from tests.pages import DOCS, ROOT, paragraph, signed, table
-from tests.pages.protocol import primary, protocol
+from pages import DOCS, ROOT, paragraph, signed, table
+from pages.protocol import primary, protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

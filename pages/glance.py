@@ -14,9 +14,9 @@ from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords, by_file
 from capmoe_eval.report.templates import shown
 from capmoe_eval.results.frames import results_of
-from tests.pages import DOCS, paragraph, signed, span, table
-from tests.pages.effects import leads, lines_of, printed_gap, replication
-from tests.pages.names import FAMILIES, records
+from pages import DOCS, paragraph, signed, span, table
+from pages.effects import leads, lines_of, printed_gap, replication
+from pages.names import FAMILIES, records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

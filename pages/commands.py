@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from capmoe_eval.experiment.packs import file_with
-from tests.pages import ROOT, paragraph
+from pages import ROOT, paragraph
 
 
 def first_result(command: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from capmoe_eval.experiment.record import Record
-from tests.pages import paragraph, span, table
-from tests.pages.names import card, records
+from pages import paragraph, span, table
+from pages.names import card, records
 
 _SETS: Final = {"mme": "MME", "mmbench": "MMBench", "seedbench": "SEED-Bench"}
 _MODEL: Final = "zoo_llava_olmoe"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from tests.pages import (
+from pages import (
     benchmarks,
     comparators,
     effects,
@@ -19,8 +19,8 @@ from tests.pages import (
     size,
     table1,
 )
-from tests.pages.commands import first_result, printed
-from tests.pages.knobs import knob_table
+from pages.commands import first_result, printed
+from pages.knobs import knob_table
 
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "glance": glance.caption,

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from capmoe_eval.experiment.record import Record
-from tests.pages import paragraph, span, table
-from tests.pages.effects import effect, findings
-from tests.pages.names import FAMILIES, records
-from tests.pages.pooling import by_key
+from pages import paragraph, span, table
+from pages.effects import effect, findings
+from pages.names import FAMILIES, records
+from pages.pooling import by_key
 
 _TASKS: Final = {"humaneval": "HumanEval", "nq_open": "NQ-Open", "mts_dialog": "MTS-Dialog"}
 _ROWS: Final = {

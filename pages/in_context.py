@@ -9,10 +9,10 @@ import numpy as np
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.statistics import interval
-from tests.pages import paragraph, signed, span, table
-from tests.pages.effects import paired_by_task
-from tests.pages.names import records
-from tests.pages.pooling import by_key
+from pages import paragraph, signed, span, table
+from pages.effects import paired_by_task
+from pages.names import records
+from pages.pooling import by_key
 
 _ROUNDS: Final = {f"longicl_{rounds}": f"{rounds}" for rounds in range(1, 6)}
 

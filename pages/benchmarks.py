@@ -9,8 +9,8 @@ from typing import Any
 
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.results.timings import targets
-from tests.pages import ROOT, paragraph, span, table
-from tests.pages.names import FAMILIES
+from pages import ROOT, paragraph, span, table
+from pages.names import FAMILIES
 
 
 @cache

@@ -12,7 +12,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import finished
 from capmoe_eval.zoo import WEIGHTS
-from tests.pages import ROOT
+from pages import ROOT
 
 READER: Final = Reader()
 

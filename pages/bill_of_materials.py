@@ -1,4 +1,4 @@
-"""Write ``docs/reference/bill_of_materials.md``: ``python -m tests.bill_of_materials``.
+"""Write ``docs/reference/bill_of_materials.md``: ``python -m pages.bill_of_materials``.
 
 A part is listed with the licence and origin that stand here, and with the hash of its files.
 """
@@ -10,10 +10,11 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "reference" / "bill_of_materials.md"
+from pages import DOCS, ROOT
+
+DOCUMENT = DOCS / "reference" / "bill_of_materials.md"
 OWN = {
     ".py",
     ".yaml",
@@ -32,7 +33,7 @@ OWN = {
 INTRODUCTION = """\
 # Bill of materials
 
-Written by `python -m tests.bill_of_materials`. The wheel carries code, configuration, word lists
+Written by `python -m pages.bill_of_materials`. The wheel carries code, configuration, word lists
 and templates of this project (Apache-2.0), in which `capmoe_eval/paper/claims/` quotes sentences
 of the paper, and the parts below. The libraries that it needs are declared in `pyproject.toml`.
 SHA-256 is that of the lines `<SHA-256 of a file> <path>`, sorted by path, as `sha256sum` writes

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from capmoe_eval.report.figures.write import images_of
-from tests import bill_of_materials
-from tests.pages import ROOT, fill, glance, pages, present
-from tests.pages.blocks import BLOCKS, PICTURES
+from pages import ROOT, bill_of_materials, fill, glance, pages, present
+from pages.blocks import BLOCKS, PICTURES
 
 
 def main() -> None:
     """Write the pages that differ, and name them."""
-    whole = {module.DOCUMENT: module.text() for module in (bill_of_materials,)}
+    whole = {bill_of_materials.DOCUMENT: bill_of_materials.text()}
     texts = {name: BLOCKS[name]() for name in present()}
     for path, picture in PICTURES.items():
         image = images_of(picture, ["svg"])["svg"]

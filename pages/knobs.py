@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from capmoe_eval.errors import shown
 from capmoe_eval.routing.registry import knobs, methods_in_words
-from tests.pages import table
+from pages import table
 
 
 def knob_table() -> str:

@@ -9,10 +9,10 @@ from typing import Any, Final
 from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.statistics import Interval, interval
-from tests.pages import paragraph, signed, span, table
-from tests.pages.effects import paired_by_task
-from tests.pages.names import card, records
-from tests.pages.pooling import by_key, mean_load
+from pages import paragraph, signed, span, table
+from pages.effects import paired_by_task
+from pages.names import card, records
+from pages.pooling import by_key, mean_load
 
 _SIZES: Final = ("zoo_olmoe", "zoo_olmoe_large")
 _MODELS: Final = f"grid.model=[{','.join(_SIZES)}]"

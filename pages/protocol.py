@@ -26,8 +26,8 @@ from capmoe_eval.paper.pairing import Paired, shares
 from capmoe_eval.paper.statistics import pair_cells, pooled
 from capmoe_eval.paper.trainings import dev_losses
 from capmoe_eval.results.frames import results_of
-from tests.pages import ROOT, paragraph, table
-from tests.pages.names import READER, card
+from pages import ROOT, paragraph, table
+from pages.names import READER, card
 
 YAML: Final = ROOT / "capmoe_eval" / "paper" / "data" / "protocol.yaml"
 _CONTRAST: Final = ("a", "b", "expect")

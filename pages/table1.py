@@ -12,10 +12,10 @@ from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.paper.trainings import DevLosses
 from capmoe_eval.report.templates import shown
-from tests.pages import paragraph, signed, table
-from tests.pages.effects import findings, printed_gap, replication
-from tests.pages.glance import evidence, tasks_of
-from tests.pages.names import FAMILIES
+from pages import paragraph, signed, table
+from pages.effects import findings, printed_gap, replication
+from pages.glance import evidence, tasks_of
+from pages.names import FAMILIES
 
 _ROWS: Final = (
     *(("score", "baseline", gamma) for gamma in (1.0, 1.5, 2.0)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from capmoe_methods.losses import lost
 
 from capmoe_eval.results.frames import results_of
-from tests.pages import signed, table
-from tests.pages.names import records
-from tests.pages.pooling import by_key
+from pages import signed, table
+from pages.names import records
+from pages.pooling import by_key
 
 
 def macs() -> str:
