@@ -27,7 +27,7 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "capmoe-serve": frozenset(
         {"advise", "loads", "bench placement", "bench server", "backend=vllm"}
     ),
-    "capmoe-zoo": frozenset({"train"}),
+    "capmoe-zoo": frozenset({"train", "model_type=molmo"}),
     "capmoe-benchmarks": frozenset({"bench forward", "bench generate", "bench gpu", "bench suite"}),
 }
 """What each package brings: settings, their values, figures, subcommands and benchmarks."""

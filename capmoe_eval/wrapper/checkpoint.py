@@ -7,44 +7,27 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
+    PreTrainedConfig,
     ProcessorMixin,
 )
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.utils import is_vision_available, resolve_revision
+from transformers.utils import resolve_revision
 
+from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, first_line, kind_and_place
-from capmoe_eval.wrapper.molmoe import (
-    CHECKPOINT_NAMES,
-    MolmoeConfig,
-    MolmoeForConditionalGeneration,
-    MolmoImageProcessor,
-    MolmoProcessor,
-)
 
+ENTRY_POINTS: Final = "capmoe_eval.architectures"
+"""The group of functions that register, with transformers, a model that it lacks.
 
-@functools.cache
-def register_molmoe() -> None:
-    """Register MolmoE under the hub's ``model_type``, ``molmo``."""
-    AutoConfig.register(MolmoeConfig.model_type, MolmoeConfig)
-    AutoModelForImageTextToText.register(MolmoeConfig, MolmoeForConditionalGeneration)
-    if is_vision_available():  # else no image can be read
-        AutoImageProcessor.register(MolmoeConfig, slow_image_processor_class=MolmoImageProcessor)
-        AutoProcessor.register(MolmoeConfig, MolmoProcessor)
-    register_checkpoint_conversion_mapping(MolmoeConfig.model_type, CHECKPOINT_NAMES)
-
-
-register_molmoe()  # so that its name on the hub means the model here, wherever one is loaded
+The name of each is the ``model_type`` of the model's configuration.
+"""
 
 _LAYERS = re.compile(r"(?:.*\.)?layers\.(?=\d)")
 """The prefix of the names of a layer's tensors."""
@@ -142,15 +125,36 @@ def load_processor(field: str, name: str, revision: str) -> Any:
         return processor
 
 
+@functools.cache
+def _architectures() -> frozenset[str]:
+    """Register the models that other packages bring, and return their ``model_type``s."""
+    registrations = load_entry_points(ENTRY_POINTS)
+    for register in registrations.values():
+        register()
+    return frozenset(registrations)
+
+
+def _check_architecture(name: str | Path, revision: str | None) -> None:
+    """Refuse a checkpoint of a model that a package beside the suite would bring."""
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
+    except (OSError, ValueError):  # no config.json is there, as the error at hand says
+        return
+    if (model_type := config.get("model_type")) not in _architectures():
+        check_installed(f"model_type={model_type}")
+
+
 @contextmanager
 def one_line(field: str, name: str | Path, revision: str | None = None) -> Iterator[None]:
     """Turn every exception of a ``with`` block that loads ``field=name`` into an error of one line.
 
-    It names a ``revision`` that the hub's cache lacks of a repository that it has.
+    It names a ``revision`` that the hub's cache lacks of a repository that it has, and the package
+    that brings a model which transformers lacks.
 
     Raises:
         UsageError: For any exception, because damaged files make the libraries raise many kinds.
     """
+    _architectures()
     try:
         yield
     except UsageError:
@@ -161,6 +165,7 @@ def one_line(field: str, name: str | Path, revision: str | None = None) -> Itera
             "spread it over all devices, or dtype=bfloat16"
         ) from error
     except Exception as error:
+        _check_architecture(name, revision)
         if "trust_remote_code" in str(error):
             raise UsageError(
                 f"{field}={name}: needs code of its own, which runs only where it is asked for by "

@@ -109,13 +109,5 @@ TRANSFORMERS: Final = Library(
         (_EP, "EPImplementation.__call__", ("hidden_states", "top_k_index", "top_k_weights")),
         (_EP, "EPImplementationInterface.register", ()),
         (_EP, "apply_expert_parallelism", ("ep_mesh", "tp_mesh", "plan", "ep_implementation")),
-        # `checkpoint` and `molmoe`
-        ("transformers.conversion_mapping", "register_checkpoint_conversion_mapping", ()),
-        ("transformers.core_model_loading", "WeightRenaming", ()),
-        (
-            "transformers.core_model_loading",
-            "WeightConverter",
-            ("source_patterns", "target_patterns", "operations"),
-        ),
     ),
 )

@@ -26,7 +26,6 @@ from capmoe_eval.experiment.record import read_record
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.tiny import TINY_LLAVA, tiny_llava, tiny_processor
-from tests.wrapper.molmoe import checkpoint
 
 CPU = DeviceConfig("cpu")
 LLAVA = ModelId("tiny_llava", f"tiny:{TINY_LLAVA}", dtype="float32")
@@ -185,16 +184,3 @@ def test_a_saved_model_is_loaded_by_the_suite_and_by_lm_eval(tmp_path: Path) -> 
     assert ours.meter.report()["layers"] == named.meter.report()["layers"]
     with pytest.raises(UsageError, match="tokenizer=nowhere: cannot be loaded"):
         CapmoeMultimodalLM(str(tmp_path), tokenizer="nowhere", device="cpu")
-
-
-def test_molmoe_is_loaded_from_the_hubs_files_and_answers(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path)
-    lm = load_lm(ModelId("molmoe", str(tmp_path), dtype="float32"), CPU, 2)
-    assert isinstance(lm, CapmoeMultimodalLM)
-    assert len(lm.generate_until(requests()[:2])) == 2
-    lm.route(create_method("score", 0.5, modality="image_first"))
-    lm.generate_until(requests()[:2])
-    report = lm.meter.report()
-    assert all(proof["passed"] for proof in report["proofs"].values())
-    modalities = report["summary"]["modalities"]
-    assert modalities["image"]["drop_rate"] > modalities["text"]["drop_rate"]

@@ -115,6 +115,16 @@ def test_what_cannot_be_loaded_gives_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_a_model_of_a_package_that_is_not_installed_names_it(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads((copied / "config.json").read_text()) | {"model_type": "molmo"}
+    (copied / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("capmoe_eval.wrapper.checkpoint._architectures", frozenset)
+    with pytest.raises(UsageError, match="model_type=molmo: capmoe-zoo is not installed; pip inst"):
+        load(copied)
+
+
 Damage = Callable[[Path], None]
 
 

@@ -11,11 +11,6 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig, OlmoeConfig, PreTrainedModel
 from transformers import LlavaForConditionalGeneration as Llava
 
-from capmoe_eval.wrapper.molmoe import (
-    MolmoeConfig,
-    MolmoeForConditionalGeneration,
-    MolmoeVisionConfig,
-)
 from tests.wrapper.architectures import EXCEPTIONS, SMALL, VOCABULARY, small_config, with_opinions
 
 IMAGE, VIDEO, AUDIO, START, PAD = 90, 91, 92, 93, 0
@@ -59,32 +54,6 @@ def _gemma_pixels(n_images: int, tokens: Tensor) -> Inputs:
     }
 
 
-def _molmoe_crops(_n_images: int, tokens: Tensor) -> Inputs:
-    """A crop of 4 × 4 patches for each image, in a batch in which every sequence has as many."""
-    placed = [(row == IMAGE).nonzero().view(-1, N_IMAGE) for row in tokens]
-    most = max(len(places) for places in placed)
-    position = torch.full((len(tokens), most, N_IMAGE), -1)
-    for row, places in enumerate(placed):
-        position[row, : len(places)] = places
-    patches = torch.randn(len(tokens), most, 16, 3 * 4 * 4)
-    masks = torch.rand(len(tokens), most, 16).round(decimals=1)
-    return {"pixel_values": patches, "image_masks": masks, "image_input_idx": position}
-
-
-def _molmoe() -> PreTrainedModel:
-    vision = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 4, "num_positions": 17}
-    return MolmoeForConditionalGeneration(
-        MolmoeConfig(
-            text_config=small_config(OlmoeConfig, {}),
-            vision_config=MolmoeVisionConfig(
-                num_hidden_layers=2, num_attention_heads=4, layers=[-1, -2], **vision
-            ),
-            vocab_size=VOCABULARY,
-            image_token_id=IMAGE,
-        )
-    )
-
-
 def _llava() -> PreTrainedModel:
     vision = {"hidden_size": 32, "intermediate_size": 48, "image_size": 8, "patch_size": 4}
     return Llava(
@@ -107,7 +76,6 @@ _MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 
 _FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[int, Tensor], Inputs]]] = {
     "llava": (_llava, _pixels),
-    "molmoe": (_molmoe, _molmoe_crops),
     "aria": (
         lambda: _of_family(
             "aria",
@@ -214,6 +182,7 @@ def with_images(version: str) -> str:
 
 Tested with images: {", ".join(f"`{f}`" for f in FAMILIES)}.
 Every token of an image is recognised as one, and the modality that is named is dropped first.
-`llava` has an OLMoE inside; another language model of this page may stand in its place. `molmoe` is
-the suite's own [port](image_tasks.md#molmoe-a-port-without-remote-code). No tower of transformers
-{version} has MoE layers. [Images](image_tasks.md) says which tokens are an image's."""
+`llava` has an OLMoE inside; another language model of this page may stand in its place. No tower
+of transformers {version} has MoE layers. `molmoe` is a port of capmoe-zoo, tested there
+([MolmoE](image_tasks.md#molmoe-a-port-without-remote-code)). [Images](image_tasks.md) says which
+tokens are an image's."""

@@ -136,7 +136,7 @@ class Writes(LogitsProcessor):
     [
         *((family, {}, "constrained", images.IMAGE) for family in images.FAMILIES),
         ("llava", {"use_cache": False}, "unconstrained", None),
-        ("molmoe", {"cache_implementation": "static"}, "unconstrained", None),
+        ("llava", {"cache_implementation": "static"}, "unconstrained", None),
         ("qwen3_vl_moe", {"cache_implementation": "static"}, "constrained", images.VIDEO),
     ],
 )

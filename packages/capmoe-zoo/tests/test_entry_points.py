@@ -8,18 +8,21 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from capmoe_eval.beside import BESIDE
+from capmoe_eval.wrapper.checkpoint import ENTRY_POINTS
 from capmoe_eval.zoo.sets import GENERATORS
 from tests.project import read_toml
 
 import capmoe_zoo
+from capmoe_zoo.molmoe import MolmoeConfig, register
 
 FOLDER = Path(capmoe_zoo.__file__).parent
 
 
-def test_the_suite_names_the_subcommands_and_the_generator_is_there() -> None:
+def test_the_suite_names_the_subcommands_and_the_model_and_the_generator_is_there() -> None:
     declared = read_toml(FOLDER.parent / "pyproject.toml")["project"]["entry-points"]
-    commands = declared["capmoe_eval.commands"]
-    assert BESIDE["capmoe-zoo"] == set(commands)
+    commands, models = declared["capmoe_eval.commands"], declared[ENTRY_POINTS]
+    assert BESIDE["capmoe-zoo"] == {*commands, *(f"model_type={name}" for name in models)}
+    assert models == {MolmoeConfig.model_type: f"{register.__module__}:{register.__name__}"}
     for place in commands.values():
         assert callable(resolve_name(resolve_name(place).function))
     assert callable(resolve_name(declared[GENERATORS]["miniworld"]))

@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoProcessor,
     BatchFeature,
     GenerationMixin,
     OlmoeConfig,
@@ -30,6 +34,7 @@ from transformers import (
     ProcessorMixin,
 )
 from transformers.activations import ACT2FN
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Chunk, Concatenate, WeightConverter, WeightRenaming
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.image_utils import (
@@ -38,6 +43,7 @@ from transformers.image_utils import (
     make_nested_list_of_images,
 )
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+from transformers.utils import is_vision_available
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -670,3 +676,13 @@ def _filled(rows: Sequence[list[Tensor]], value: float) -> Tensor:
     return pad_sequence(
         [torch.cat([none, *parts]) for parts in rows], batch_first=True, padding_value=value
     )
+
+
+def register() -> None:
+    """Register MolmoE under the hub's ``model_type``, ``molmo``."""
+    AutoConfig.register(MolmoeConfig.model_type, MolmoeConfig)
+    AutoModelForImageTextToText.register(MolmoeConfig, MolmoeForConditionalGeneration)
+    if is_vision_available():  # else no image can be read
+        AutoImageProcessor.register(MolmoeConfig, slow_image_processor_class=MolmoImageProcessor)
+        AutoProcessor.register(MolmoeConfig, MolmoProcessor)
+    register_checkpoint_conversion_mapping(MolmoeConfig.model_type, CHECKPOINT_NAMES)

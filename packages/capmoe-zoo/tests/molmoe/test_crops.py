@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.wrapper.molmoe import NOWHERE, Geometry, cut
+from capmoe_zoo.molmoe import NOWHERE, Geometry, cut
 
 START, END, PATCH, ROW_END = MARKS = (1, 2, 3, 4)
 GEOMETRIES = st.builds(

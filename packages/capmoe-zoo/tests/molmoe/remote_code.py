@@ -5,7 +5,7 @@ einops, safetensors, and a directory with the code beside the hub's allenai/Molm
 (config_molmoe.py, modeling_molmoe.py, image_preprocessing_molmo.py, preprocessing_molmo.py), of
 which the repository has no copy:
 
-    cd tests/wrapper/molmoe && python remote_code.py CODE_DIRECTORY remote.safetensors
+    cd packages/capmoe-zoo/tests/molmoe && python remote_code.py CODE_DIRECTORY remote.safetensors
 
 ``test_parity.py`` compares the port with the file.
 """

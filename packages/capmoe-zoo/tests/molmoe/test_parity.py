@@ -6,16 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import checkpoint
 import pytest
+import remote_code
 import torch
-from PIL import Image
-from torch import Tensor
-from transformers import AutoModelForImageTextToText
-
+from capmoe_eval.evaluation.lm import CapmoeMultimodalLM
+from capmoe_eval.evaluation.loading import load_lm
+from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor
 from capmoe_eval.wrapper.session import capacity_aware
+from PIL import Image
+from tests.evaluation.test_image_lm import requests
 from tests.rounding import tolerance
-from tests.wrapper.molmoe import checkpoint, remote_code
+from tests.wrapper.test_modality import Writes
+from torch import Tensor
+from transformers import AutoModelForImageTextToText
 
 pytestmark = pytest.mark.numeric
 
@@ -193,3 +199,24 @@ def test_a_checkpoint_that_is_saved_from_here_is_loaded_again(
     again = load_checkpoint(tmp_path, kind=AutoModelForImageTextToText)
     tokens = of_remote("text")["input_ids"]
     assert torch.equal(again(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}])
+def test_it_generates_and_what_it_generates_is_text(
+    directory: Path, processor: Any, cache: dict[str, str]
+) -> None:
+    lm = load_lm(ModelId("molmoe", str(directory), dtype="float32"), DeviceConfig("cpu"), 2)
+    assert isinstance(lm, CapmoeMultimodalLM)
+    assert len(lm.generate_until(requests()[:2])) == 2
+    lm.release()
+    inputs = asked(processor, "batch")
+    writes = [Writes(lm.model.config.image_token_id)]
+    length = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    knobs = {"modality": "image_first", "decode": "constrained"}
+    with capacity_aware(lm.model, "score", 0.5, **knobs) as meter:
+        lm.model.generate(**inputs, logits_processor=writes, **length, **cache)
+    modalities = meter.summary()["modalities"]
+    n_image = int((inputs["input_ids"] == lm.model.config.image_token_id).sum())
+    n_text = int(inputs["attention_mask"].sum()) - n_image + 2 * len(inputs["input_ids"])
+    assert [modalities[name]["tokens"] for name in ("image", "text")] == [n_image, n_text]
+    assert all(proof["passed"] for proof in meter.proofs().values())

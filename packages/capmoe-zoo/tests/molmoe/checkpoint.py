@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from remote_code import CONFIG, IMAGES, SPECIAL, tokenizer_json, weight
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-
-from tests.wrapper.molmoe.remote_code import CONFIG, IMAGES, SPECIAL, tokenizer_json, weight
 
 REMOTE = Path(__file__).parent / "remote.safetensors"
 """What the remote code computed (``remote_code.py``)."""
