@@ -62,11 +62,6 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
         "pack finished records, or export them to Parquet",
         "capmoe_eval.results.packing:main",
     ),
-    "completion": Subcommand(
-        _MAINTAIN,
-        "print the completion script of bash, zsh or fish",
-        "capmoe_eval.completion:main",
-    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, NamedTuple
 
@@ -43,7 +43,6 @@ class Subcommand(NamedTuple):
     title: str  # under which --help lists it
     summary: str
     function: str  # "module:function", imported when it is called with the words after the name
-    names: Callable[[], Iterable[str]] = tuple  # words that a shell may complete after it
 
 
 def check_installed(setting: str) -> None:

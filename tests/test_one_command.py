@@ -1,10 +1,9 @@
-"""``capmoe-eval``: its subcommands, its help, and what a shell completes."""
+"""``capmoe-eval``: its subcommands and its help."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,20 +11,12 @@ import pytest
 
 from capmoe_eval import beside
 from capmoe_eval.__main__ import main, subcommands
-from capmoe_eval.completion import main as completion
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import run_command as evaluation
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.figures.catalogue import figures
 from pages import ROOT, pages
-
-_COMPLETE = """
-source script.bash
-COMP_LINE="$1" COMP_POINT=${#1} COMP_WORDS=($1) COMP_CWORD=$2
-_capmoe_eval
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
 
 
 def test_the_help_has_each_subcommand_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +123,7 @@ def test_a_mistyped_subcommand_is_named(word: str, close: str) -> None:
 _MODULE = """
 from capmoe_eval.beside import Subcommand
 
-SPEAK = Subcommand("Speak", "say a word", "my_commands:speak", lambda: ("loudly",))
+SPEAK = Subcommand("Speak", "say a word", "my_commands:speak")
 
 def speak(words):
     print("spoken:", *words)
@@ -163,10 +154,6 @@ def test_a_package_brings_subcommands(capsys: pytest.CaptureFixture[str]) -> Non
     main(["--help"])
     assert "Speak\n  speak       say a word\n" in capsys.readouterr().out
     assert subcommands()["run"].title == "Evaluate"
-    completion(["fish"])
-    listed = capsys.readouterr().out.splitlines()
-    assert 'complete -c capmoe-eval -n __fish_use_subcommand -a speak -d "say a word"' in listed
-    assert '-n "__fish_seen_subcommand_from speak" -a "loudly --help"' in "".join(listed)
 
 
 def test_what_an_absent_package_brings_says_which_to_install(
@@ -176,58 +163,6 @@ def test_what_an_absent_package_brings_says_which_to_install(
     line = r"^speak: my-package is not installed; pip install my-package \("
     with pytest.raises(UsageError, match=line):
         main(["speak"])
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the script of bash."""
-    place = tmp_path_factory.mktemp("completion")
-    command = [sys.executable, "-m", "capmoe_eval", "completion", "bash"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (place / "script.bash").write_text(printed)
-    return place
-
-
-@pytest.mark.parametrize(
-    ("line", "number", "words"),
-    [
-        ("capmoe-eval tab", 1, ["table"]),
-        ("capmoe-eval table table1", 2, ["table1", "table10", "table11", "table1_v1"]),
-        ("capmoe-eval table --p", 2, ["--published"]),
-        ("capmoe-eval figure fig1 profile=z", 3, ["zoo"]),
-        ("capmoe-eval run method=sc", 2, ["score"]),
-        ("capmoe-eval method=sc", 1, ["score"]),
-        ("capmoe-eval sweep model=tiny_ll", 2, ["tiny_llava_olmoe"]),
-        ("capmoe-eval run ep_s", 2, ["ep_size="]),
-        ("capmoe-eval run tasks=ob", 2, ["obqa"]),
-        ("capmoe-eval run max_k=", 2, ["true", "false"]),
-        ("capmoe-eval nothing", 1, [""]),
-    ],
-)
-def test_bash_completes(line: str, number: int, words: list[str], script: Path) -> None:
-    done = subprocess.run(
-        ["bash", "-c", _COMPLETE, "bash", line, str(number)],
-        cwd=script,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == words
-
-
-@pytest.mark.parametrize(
-    ("shell", "part"),
-    [
-        ("zsh", "bashcompinit"),
-        ("fish", "-n __fish_use_subcommand -a table"),
-        ("fish", "method=score"),
-    ],
-)
-def test_other_shells_have_a_script(
-    shell: str, part: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    completion([shell])
-    assert part in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

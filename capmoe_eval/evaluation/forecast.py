@@ -1,4 +1,4 @@
-"""Forecast a run before it: cells, documents, requests, tokens, memory and time.
+"""Forecast a run before it: cells, documents, time, and the memory of weights.
 
 ``capmoe-eval run experiment=table2 plan=true`` loads no weights; its times come from finished
 records. ``plan=calibrate`` loads each model and times a few batches of each task.
@@ -11,26 +11,26 @@ import math
 import pkgutil
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.preparation import (
     check_backend,
     finished_record,
     load_lm,
+    n_documents,
     sandbox_for,
+    task_library,
     with_documents,
 )
-from capmoe_eval.evaluation.progress import Progress, aligned, duration, truncation_line
+from capmoe_eval.evaluation.progress import aligned, duration
 from capmoe_eval.evaluation.run import loads
-from capmoe_eval.evaluation.workload import CellWork, WorkCounter, sequences
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.record_part import Truncated
 from capmoe_eval.experiment.results import Reader, directories, record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, calibrations, create_method
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
 _GIB = 2**30
-_NUMBERS = {"cells", "documents", "requests", "tokens", "new tokens", "time"}
+_NUMBERS = {"cells", "documents", "time"}
 _GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # files of /dev where a GPU may be: CUDA, ROCm, WSL
 
 
@@ -70,45 +70,34 @@ def forecast(plans: Sequence[CellPlan], *, calibrate: bool) -> str:
     missing = [plan for plan in plans if plan.overwrite or finished_record(plan) is None]
     if not missing:
         return f"Missing cells: 0 of {len(plans)}. Nothing is left to compute."
-    counter = WorkCounter(missing)
+    library = task_library(missing)
     sandbox, refused = sandbox_for(missing) if calibrate else (None, {})
-    # Methods have the same documents, and models, too: a task's requests are made once.
-    with closing(Progress()) as progress:
-        for of_task in _grouped(missing, lambda plan: (plan.cell.task, plan.cell.limit)):
-            for first, *_ in _grouped(of_task, loads):
-                progress.stage(f"counting {first.cell.task.name} …")
-                counter.work(first)
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     times: list[float | None] = []
     for of_model in _grouped(missing, loads):
-        lm, works = None, []
+        lm = None
         for cells in _grouped(of_model, lambda plan: (plan.cell.task, plan.cell.limit)):
             first = cells[0]
-            work = counter.work(first)
+            cell = first.cell
+            documents = n_documents(library.parts(cell.task, first.source).values(), cell.limit)
             rate = recorded_rate(cells)
             if rate is None and calibrate and first.path not in refused:
                 lm = lm or load_lm(first)
-                rate = measured_rate(first, lm, counter.library, work.documents, sandbox)
-            seconds = len(cells) * rate.of(work.documents) if rate else None
-            rows.append(_row(cells, work, seconds, rate))
+                rate = measured_rate(first, lm, library, documents, sandbox)
+            seconds = len(cells) * rate.of(documents) if rate else None
             times.append(seconds)
-            works.append((first, work))
-            if work.truncated:
-                cut = Truncated(
-                    documents=work.truncated, tokens=work.lost, max_length=work.max_length
-                )
-                notes.append(f"warning: {truncation_line(first.cell, work.documents, cut)}")
-        weights = counter.weights(first.cell.model)
-        if isinstance(weights, int):
-            in_steps = first.cell.backend != "transformers"
-            batch = 0 if in_steps else _largest_batch(counter, works)
-            notes.append(_memory_line(first, weights, batch))
-            if in_steps:
-                notes.append("The memory of an engine beside its weights is not forecast.")
-        else:
-            name = first.cell.model.name
-            notes.append(f"{name}: its tokens and its memory are not known: {weights}")
+            rows.append(
+                {
+                    "model": cell.model.name,
+                    "task": cell.task.name,
+                    "cells": str(len(cells)),
+                    "documents": f"{len(cells) * documents:,}",
+                    "time": "?" if seconds is None else duration(seconds),
+                    "rate from": rate.source if rate else "",
+                }
+            )
+        notes.append(_memory_line(of_model[0]))
     head = (
         f"Missing cells: {len(missing)} of {len(plans)}. None was computed now; the same command "
         "without plan=… computes them."
@@ -179,7 +168,9 @@ def measured_rate(
     from capmoe_eval.evaluation.evaluate import evaluate
 
     parts = library.parts(plan.cell.task, plan.source)
-    batch = max(1, math.ceil(sequences(plan) / len(parts)))  # a limit is one of each part
+    size = plan.cell.batch_size
+    rows = 1 if size == "auto" else size
+    batch = max(1, math.ceil(rows / len(parts)))  # a limit is one of each part
     most = plan.cell.limit or 3 * batch
     measured = []
     for few in (min(batch, most), min(batch, most), min(3 * batch, most)):
@@ -213,40 +204,19 @@ def _calibration_notes(missing: Sequence[CellPlan]) -> list[str]:
     return [note for note in notes if note is not None]
 
 
-def _row(
-    cells: Sequence[CellPlan], work: CellWork, seconds: float | None, rate: Rate | None
-) -> dict[str, str]:
-    counted = work.longest > 0
-    n = len(cells)
-    return {
-        "model": cells[0].cell.model.name,
-        "task": cells[0].cell.task.name,
-        "cells": str(n),
-        "documents": f"{n * work.documents:,}",
-        "requests": f"{n * work.requests:,}",
-        "tokens": f"{n * work.tokens:,}" if counted else "?",
-        "new tokens": f"≤ {n * work.new_tokens:,}" if counted and work.new_tokens else "",
-        "time": "?" if seconds is None else duration(seconds),
-        "rate from": rate.source if rate else "",
-    }
+def _memory_line(plan: CellPlan) -> str:
+    from capmoe_eval.evaluation.loading import weightless
 
-
-def _largest_batch(counter: WorkCounter, works: Sequence[tuple[CellPlan, CellWork]]) -> int:
-    """Return the bytes of a model's largest batch; of scored ones that with most tokens counts."""
-    scored = [(plan, work) for plan, work in works if work.scored]
-    most = sorted(
-        scored, key=lambda each: min(sequences(each[0]), each[1].requests) * each[1].longest
-    )
-    answers = [(plan, work) for plan, work in works if not work.scored]
-    return max(counter.batch(*each) for each in most[-1:] + answers)
-
-
-def _memory_line(plan: CellPlan, weights: int, batch: int) -> str:
+    model = plan.cell.model
+    try:
+        parameters = list(weightless(model).parameters())
+    except UsageError as error:
+        return f"{model.name}: its memory is not known: {error}"
+    weights = sum(weight.numel() * weight.element_size() for weight in parameters)
     place, space = _memory_of(plan)
-    largest = f", and about {batch / _GIB:.2f} GiB for its largest batch" if batch else ""
-    fits = "" if weights + batch <= space else "; it does not fit"
+    fits = "" if weights <= space else "; it does not fit"
     return (
-        f"{plan.cell.model.name}: {weights / _GIB:.2f} GiB of weights{largest}; {place} has "
+        f"{model.name}: {weights / _GIB:.2f} GiB of weights, without batches; {place} has "
         f"{space / _GIB:.0f}{fits}"
     )
 

@@ -7,7 +7,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -333,10 +333,9 @@ def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
     for task, source, limit in dict.fromkeys((p.cell.task, p.source, p.cell.limit) for p in plans):
         parts = library.parts(task, source).values()
         if limit is not None and len(parts) > 1:
-            count = sum(min(limit, len(part.eval_docs)) for part in parts)
             lines.append(
                 f"limit={limit}: of each of the {len(parts)} subtasks of {task.name}, which are "
-                f"{count} documents"
+                f"{n_documents(parts, limit)} documents"
             )
         places = [(part, n) for part in parts for n in without_right_choice(part, limit)]
         if places:
@@ -347,6 +346,12 @@ def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
                 "on; correct them, or the task's doc_to_target"
             )
     return lines
+
+
+def n_documents(parts: Iterable[Any], limit: int | None) -> int:
+    """Return how many documents a cell evaluates of the (sub)tasks of its task."""
+    counts = (len(part.eval_docs) for part in parts)
+    return sum(count if limit is None else min(limit, count) for count in counts)
 
 
 def sandbox_for(plans: Sequence[CellPlan]) -> tuple[Sandbox | None, dict[Path, UsageError]]:

@@ -210,7 +210,7 @@ def main(words: Sequence[str]) -> None:
                 "--experimental-rerun: would run what is pickled in a file; repeat the command line"
             )
         if any(flag.startswith("--s") for flag in flags):
-            raise UsageError("--shell-completion: capmoe-eval completion bash prints a script")
+            raise UsageError("--shell-completion: is not there; run --help says what is")
         if "--resolve" in flags and not any(flag.startswith(("-c", "--c")) for flag in flags):
             raise UsageError("--resolve: is for --cfg job, which prints the configuration")
         for word in words:

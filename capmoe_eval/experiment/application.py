@@ -1,4 +1,8 @@
-"""Run commands: whatever goes wrong becomes one line and an exit status."""
+"""Run commands: whatever goes wrong becomes one line and an exit status.
+
+Ctrl-C, SIGTERM or SIGHUP interrupts a command. A second signal is ignored while the command cleans
+up; after :data:`GRACE` seconds it ends the process at once.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ import platform
 import re
 import secrets
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -30,16 +36,17 @@ from capmoe_eval.errors import (
     shown,
 )
 from capmoe_eval.experiment.files import write_text
-from capmoe_eval.experiment.interrupts import (
-    end_interrupted,
-    exit_after,
-    interrupted_by_signals,
-    interrupts_not_hidden,
-)
 from capmoe_eval.experiment.processes import of_submitit, process_rank
 
 DEBUG = "CAPMOE_DEBUG"
 """The environment variable with which every error is printed with its traceback."""
+INTERRUPTED: Final = "interrupted: finished cells are kept, the same command continues"
+"""The line that a command ends with after Ctrl-C, SIGTERM or SIGHUP."""
+GRACE: Final = 3.0
+"""Seconds after the first signal in which further signals are ignored."""
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_received: list[int] = []  # the signal by which the running command was interrupted
 
 
 def run_program(main: Callable[[], object]) -> NoReturn:
@@ -59,7 +66,10 @@ def run_program(main: Callable[[], object]) -> NoReturn:
             return 1
         return status if isinstance(status, int) else 0
 
-    exit_after(lambda: run_command(command))
+    status = run_command(command)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries that end print no traceback
+    sys.exit(status)
 
 
 def run_command(command: Callable[[], int | None], unexpected: tuple[str, int] = ("", 1)) -> int:
@@ -76,7 +86,7 @@ def run_command(command: Callable[[], int | None], unexpected: tuple[str, int] =
         command: It returns its status, or None for 0.
         unexpected: The words before what nobody expected, and its status.
     """
-    with interrupted_by_signals():
+    with _interrupted_by_signals():
         try:
             with _prepared():
                 return _flushed(_status(command, unexpected))
@@ -85,8 +95,50 @@ def run_command(command: Callable[[], int | None], unexpected: tuple[str, int] =
             return 0
         except UnwritableError as error:
             return _say(str(error), error)
-        except KeyboardInterrupt as error:
-            return end_interrupted(error)
+        except KeyboardInterrupt:
+            return _end_interrupted()
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Make each signal that would end the process interrupt this block.
+
+    Signals that are ignored, as under nohup, stay ignored. A block within a block changes nothing.
+    """
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {
+        number: handler
+        for number in _SIGNALS
+        if is_main and (handler := signal.getsignal(number)) in defaults
+    }
+    since = 0.0
+
+    def interrupt(number: int, _frame: object) -> None:
+        nonlocal since
+        if not _received:
+            since = time.monotonic()
+            _received.append(number)
+            raise KeyboardInterrupt
+        if time.monotonic() - since > GRACE:
+            os._exit(_end_interrupted())
+
+    try:
+        for number in before:
+            signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if before:
+            _received.clear()
+
+
+def _end_interrupted() -> int:
+    """Print that the command was interrupted, and return its status."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: a print was interrupted
+        print(INTERRUPTED, file=sys.stderr, flush=True)
+    return 128 + (_received[0] if _received else signal.SIGINT)
 
 
 def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -115,11 +167,12 @@ def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
 def _status(command: Callable[[], int | None], unexpected: tuple[str, int] = ("", 1)) -> int:
     """Call a command and return its status; print its error unless that ends all commands."""
     try:
-        with interrupts_not_hidden():
-            return command() or 0
+        return command() or 0
     except (BrokenPipeError, UnwritableError):
         raise
     except Exception as error:
+        if _received:  # a library, such as one that is just imported, made an error of it
+            raise KeyboardInterrupt from error
         if of_submitit(error):  # it tells its launcher that the job has ended
             raise
         if isinstance(error, OSError) and not error.filename and error.errno in DISK_ERRORS:

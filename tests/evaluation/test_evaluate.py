@@ -9,7 +9,6 @@ import math
 import random
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from capmoe_eval.evaluation.evaluate import evaluate, prepare, requests
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.evaluation.workload import chat_prompt
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import DeviceConfig
@@ -214,7 +212,7 @@ def test_a_chat_has_the_instruction_and_its_examples_as_turns(
         record = evaluate(asked, lm, library, source, root=tmp_path, samples=kept)
         prompts = [json.loads(line)["arguments"] for line in kept.read_text("utf-8").splitlines()]
         parts = library.parts(asked.task, source)
-        of_plan = requests(parts, asked, 2, partial(chat_prompt, lm.tokenizer))
+        of_plan = requests(parts, asked, 2, lm.apply_chat_template)
         prepare(parts, asked)
         lm_eval_evaluate(
             lm,

@@ -24,8 +24,7 @@ import pytest
 
 from capmoe_eval.__main__ import main
 from capmoe_eval.evaluation.inputs import FILE
-from capmoe_eval.experiment.application import run_program
-from capmoe_eval.experiment.interrupts import INTERRUPTED
+from capmoe_eval.experiment.application import INTERRUPTED, run_program
 from capmoe_eval.experiment.results import read_results
 from tests.nightly import nightly_but
 

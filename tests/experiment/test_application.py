@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.application import INTERRUPTED, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
-from capmoe_eval.experiment.interrupts import INTERRUPTED
 from tests.processes import command
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -46,6 +45,52 @@ def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
     assert files
     # A signal between two steps of a lock leaves its file, which the next command removes.
     assert [path for path in files if path.suffix not in {".json", ".lock"}] == []
+
+
+# A program that gets a signal, and another one while it ends, or whose library swallows the first.
+_TWICE = """
+import os, signal, sys, time
+from pathlib import Path
+from capmoe_eval.experiment import application, files
+
+first, second = (getattr(signal, name) for name in sys.argv[1:3])
+kind = sys.argv[3]
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as where nothing is run by nohup
+    signal.signal(number, signal.SIG_DFL)
+
+def again():
+    print("again", flush=True)
+    if kind == "hangs":
+        application.GRACE = -1.0
+    os.kill(os.getpid(), second)
+    if kind == "hangs":
+        time.sleep(50)
+
+def command():
+    with files.whole_file(Path("file.json")):
+        try:
+            os.kill(os.getpid(), first)
+        except KeyboardInterrupt:
+            again()
+            if kind == "hidden":
+                raise ValueError("of a library")
+            raise
+
+application.run_program(lambda: application.run_command(command))
+"""
+
+
+@pytest.mark.parametrize("kind", ["clean", "hidden", "hangs"])
+@pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGHUP")])
+def test_a_second_signal_only_ends_what_takes_long(
+    first: str, second: str, kind: str, tmp_path: Path
+) -> None:
+    """With the line and the status of the first; a half-written file is removed meanwhile."""
+    words = [sys.executable, "-c", _TWICE, first, second, kind]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("again\n", f"{INTERRUPTED}\n")
+    assert done.returncode == SIGNALS[getattr(signal, first)]
+    assert kind == "hangs" or not list(tmp_path.iterdir())
 
 
 def test_no_question_is_answered(

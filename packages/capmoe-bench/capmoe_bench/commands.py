@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from capmoe_eval.beside import Subcommand
 
-
-def _names() -> Iterable[str]:
-    from capmoe_bench.benchmarks import benchmarks
-
-    return benchmarks()
-
-
-BENCH: Final = Subcommand(
-    "Maintain", "measure the suite itself", "capmoe_bench.benchmarks:main", _names
-)
+BENCH: Final = Subcommand("Maintain", "measure the suite itself", "capmoe_bench.benchmarks:main")

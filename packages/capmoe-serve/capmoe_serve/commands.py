@@ -7,10 +7,7 @@ from typing import Final
 from capmoe_eval.beside import Subcommand
 
 ADVISE: Final = Subcommand(
-    "Serve",
-    "recommend a capacity for a deployment, or none",
-    "capmoe_serve.advise:main",
-    lambda: ("example",),  # readers/formats.py has the trace of this name
+    "Serve", "recommend a capacity for a deployment, or none", "capmoe_serve.advise:main"
 )
 LOADS: Final = Subcommand(
     "Serve", "summarise the expert loads of a server's trace", "capmoe_serve.loads:main"

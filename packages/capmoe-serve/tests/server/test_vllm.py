@@ -15,7 +15,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import evaluate
 from capmoe_eval.evaluation.preparation import load_lm, task_library, with_documents
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.evaluation.workload import WorkCounter
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.record import Record
 from tests.records import planned
@@ -105,8 +104,6 @@ def test_a_cell_is_proven_and_can_be_repeated(tmp_path: Path) -> None:
     assert answers.batches is not None
     assert set(answers.batches) == {0, 1}
     assert first.provenance.versions["vllm"]
-    (plan,) = with_documents(planned(*words, f"results_dir={tmp_path}"))
-    assert WorkCounter([plan]).work(plan).tokens == first.load.tokens
     # On the same engine, and on another one.
     again = computed(tmp_path, *words)
     end_engine()
