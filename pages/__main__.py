@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from capmoe_eval.report.figures.write import images_of
-from pages import ROOT, bill_of_materials, fill, glance, pages, present
+from pages import ROOT, fill, glance, pages, present
 from pages.blocks import BLOCKS, PICTURES
 
 
 def main() -> None:
     """Write the pages that differ, and name them."""
-    whole = {bill_of_materials.DOCUMENT: bill_of_materials.text()}
     texts = {name: BLOCKS[name]() for name in present()}
     for path, picture in PICTURES.items():
         image = images_of(picture, ["svg"])["svg"]
@@ -22,7 +21,7 @@ def main() -> None:
         print(f"written: {glance.RECORDS.relative_to(ROOT)}")
     for path in pages():
         text = path.read_text(encoding="utf-8")
-        if (new := whole.get(path) or fill(text, texts)) != text:
+        if (new := fill(text, texts)) != text:
             path.write_text(new, encoding="utf-8")
             print(f"written: {path.relative_to(ROOT)}")
 

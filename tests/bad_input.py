@@ -152,6 +152,7 @@ MAIN: dict[str, str] = {
     "tasks=obqa ~tasks.obqa.dataset": "field 'dataset' is missing",
     "parallel=eep": "did you mean 'ep'",
     "parallel=ep": "needs one process per rank",
+    "experiment=banking77 profile=tiny limit=1": "`capmoe-eval train banking77` makes them",
     "dtype=flota32": "did you mean 'float32'",
     # Text and paths.
     **{
@@ -466,6 +467,8 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=/no/such": "/no/such",
     f"{_RUN} pretrained=file": "file",
     f"{_RUN} pretrained=zoo:olmoe": "which lm-eval's command line cannot load",
+    f"{_RUN} pretrained=tiny:mixtral,gamma=1.0": "capmoe-eval run model=tiny_mixtral tasks=NAME",
+    f"{_RUN} pretrained=zoo:banking77": "capmoe-eval run model=banking77 tasks=NAME",
     f"{_RUN} method=baseline": "pretrained",
     f"{_RUN} pretrained=/no/such --batch_size -4": "batch_size=-4",
     f"{_RUN} pretrained=/no/such --nope": "--nope",

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hydra import compose
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run_command import main
-from capmoe_eval.experiment.composition import composing, config_directory
 from hydra_plugins import capmoe_sweeper as sweeper_module
 from hydra_plugins.capmoe_sweeper import CellSweeper
 
 WORDS = ("tasks=obqa", "limit=2", "model=tiny_olmoe", "ep_size=2", "batch_size=4", "gamma=1.0")
 SUBMITIT = importlib.util.find_spec("submitit") is not None
-JOBLIB = "hydra-joblib-launcher" in {d.metadata["Name"] for d in importlib.metadata.distributions()}
 
 
 def run(
@@ -85,20 +81,6 @@ def test_without_a_sweep_there_are_no_jobs(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not JOBLIB, reason="needs hydra-joblib-launcher, the extra `joblib`")
-def test_processes_of_joblib_compute_a_sweep(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = ("-m", *WORDS, "method=order,score", f"results_dir={tmp_path}")
-    jobs = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    status, out, _ = run(monkeypatch, capsys, *words, *jobs)
-    assert status == 0
-    assert "2 finished, 0 missing" in out
-    status, out, _ = run(monkeypatch, capsys, *words)
-    assert status == 0
-    assert "0 computed, 2 finished before, 0 failed" in out
-
-
 @pytest.mark.skipif(SUBMITIT, reason="hydra-submitit-launcher is installed")
 def test_slurm_without_its_launcher_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -107,18 +89,6 @@ def test_slurm_without_its_launcher_says_how_to_install_it(
     assert status == 2
     assert err.count("\n") == 1
     assert "pip install 'capmoe-eval[slurm]'" in err
-
-
-@pytest.mark.skipif(not SUBMITIT, reason="needs hydra-submitit-launcher, the extra `slurm`")
-def test_the_preset_for_slurm_is_one_of_its_launchers() -> None:
-    words = ["hydra/launcher=slurm", "results_dir=/shared/mine"]
-    with composing():
-        found = compose("config", overrides=words, return_hydra_config=True).hydra.launcher
-    preset = OmegaConf.load(config_directory() / "hydra/launcher/slurm.yaml")
-    assert found.submitit_folder == "/shared/.submitit/%j"
-    assert found._target_.endswith("submitit_launcher.SlurmLauncher")
-    for key in set(preset) - {"defaults", "submitit_folder"}:
-        assert found[key] == preset[key]
 
 
 def test_a_lost_job_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,22 +68,16 @@ def test_make_refuses_a_setting_that_it_would_ignore() -> None:
         (["-m", "gamma=1.0,1.5"], ["-m", "gamma=1.0,1.5"]),
         (["+grid.gamma=[1.0]"], ["+grid.gamma=[1.0]"]),
         (["run", "gamma=1.0"], ["gamma=1.0"]),
+        (["sweep", "gamma=1.0,1.5"], ["-m", "gamma=1.0,1.5"]),
     ],
 )
-def test_run_is_the_default(
+def test_run_is_the_default_and_a_sweep_is_one_with_m(
     words: list[str], rest: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[str]] = []
     monkeypatch.setattr(evaluation, "main", calls.append)
     main(words)
     assert calls == [rest]
-
-
-def test_a_sweep_is_a_run_with_m(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
-    monkeypatch.setattr(evaluation, "main", calls.append)
-    main(["sweep", "gamma=1.0,1.5"])
-    assert calls == [["-m", "gamma=1.0,1.5"]]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -136,10 +135,3 @@ def test_the_power_is_wanted_where_a_margin_is_primary() -> None:
                 assert (power >= protocol()["power_wanted"]) == ("secondary" not in row), row
     padded = next(c for row, c in primary("fresh") if row["claim"] == "j").second
     assert padded.gamma == pytest.approx(equal_capacity(), abs=0.01)
-
-
-def test_the_page_is_short() -> None:
-    page = (ROOT / "docs" / "explanation" / "protocol.md").read_text(encoding="utf-8")
-    before_deviations, _ = page.split("## Deviations")  # which are listed, however many
-    text = re.sub(r"<!--.*?-->", "", before_deviations)
-    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 1500

@@ -6,7 +6,9 @@ import importlib.metadata
 import json
 import re
 import subprocess
+from fnmatch import fnmatchcase
 from importlib.metadata import EntryPoint
+from pathlib import PurePosixPath
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,6 @@ from lm_eval.api.registry import get_model
 from capmoe_eval import __version__
 from capmoe_eval.evaluation import provenance
 from capmoe_eval.evaluation.run_command import main
-from pages.bill_of_materials import DOCUMENT, PARTS, packaged, part_of, text, unlisted
 from tests.project import PROJECT, ROOT
 
 CHECKOUT = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
@@ -60,10 +61,6 @@ def test_an_installed_one_knows_the_commit_that_pip_noted(
     assert said == f"capmoe_eval {__version__}" + (f" (commit {commit})" if commit else "")
 
 
-def test_the_command_is_installed_under_its_own_name() -> None:
-    assert PROJECT["project"]["scripts"] == {"capmoe-eval": "capmoe_eval.__main__:program"}
-
-
 def test_the_citation_is_of_this_version_and_has_the_paper() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # required by 1.2.0
@@ -90,22 +87,26 @@ def test_every_entry_point_leads_to_what_it_names() -> None:
         assert get_model(name) is model
 
 
+BILL = (ROOT / "docs/reference/bill_of_materials.md").read_text(encoding="utf-8")
+PARTS = re.findall(r"(?m)^\| .+ \| `(.+)` \| (.+) \| .+ \|$", BILL)
+PACKAGED = ("capmoe_eval", "hydra_plugins", "conf", "packages/capmoe-serve/capmoe_serve")
+BY_HAND = {
+    *("", ".py", ".yaml", ".html", ".css", ".js", ".j2", ".md", ".tex", ".mplstyle", ".typed"),
+    ".xml",
+}
+
+
 @CHECKOUT
 def test_the_bill_lists_what_is_not_written_by_hand() -> None:
-    assert unlisted() == [], "list them in pages/bill_of_materials.py"
-    for part in PARTS:
-        assert any(part_of(path) is part for path in packaged()), f"{part.title}: has no files"
-
-
-@CHECKOUT
-def test_the_bill_is_that_of_the_files() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == text(), (
-        "write it: python -m pages.bill_of_materials"
-    )
+    command = ["git", "-C", str(ROOT), "ls-files", "--", *PACKAGED]
+    paths = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    parts = {path: [p for p, _ in PARTS if fnmatchcase(path, p)] for path in paths}
+    assert [p for p in paths if not parts[p] and PurePosixPath(p).suffix not in BY_HAND] == []
+    assert {pattern for pattern, _ in PARTS} == {p for of_path in parts.values() for p in of_path}
 
 
 def test_the_licences_of_the_wheel_are_those_of_its_parts() -> None:
-    named = {part.licence for part in PARTS} - {"NOASSERTION"}
+    named = {licence for _, licence in PARTS} - {"NOASSERTION"}
     assert set(PROJECT["project"]["license"].split(" AND ")) == named
     assert "docs/reference/bill_of_materials.md" in PROJECT["project"]["license-files"]
 
@@ -117,14 +118,6 @@ def test_the_changelog_begins_with_this_version_and_a_date_or_none() -> None:
     assert len({heading.split()[0] for heading in headings}) == len(headings)
 
 
-def test_the_wheel_says_that_it_is_typed() -> None:
-    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed")
-    files = {
-        file.distribution_path for file in wheel.WheelBuilder(str(ROOT)).recurse_project_files()
-    }
-    assert "capmoe_eval/py.typed" in files
-
-
 @CHECKOUT
 def test_continuous_integration_runs_every_python_that_the_project_names() -> None:
     prefix = "Programming Language :: Python :: 3."
@@ -132,23 +125,3 @@ def test_continuous_integration_runs_every_python_that_the_project_names() -> No
     workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     assert set(re.findall(r'"3\.(\d+)"', workflow)) == named
     assert min(map(int, named)) == int(PROJECT["project"]["requires-python"].rpartition(".")[2])
-
-
-@CHECKOUT
-def test_hooks_and_templates_name_what_is_there() -> None:
-    """The tools of hooks are those of the lock: nothing else is pinned."""
-    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    assert {repository["repo"] for repository in config["repos"]} == {"local"}
-    lock = (ROOT / "lock/suite.txt").read_text(encoding="utf-8")
-    packages = {"lint-imports": "import-linter"}
-    for hook in config["repos"][0]["hooks"]:
-        tool = hook["entry"].split()[0].removeprefix(".venv/bin/")
-        assert re.search(rf"(?m)^{packages.get(tool, tool)}==", lock)
-    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
-    pages = ROOT / "CONTRIBUTING.md", ROOT / ".github/PULL_REQUEST_TEMPLATE.md"
-    for page in pages:
-        used = re.findall(r"`make ([a-z -]+)`", page.read_text(encoding="utf-8"))
-        assert {target for words in used for target in words.split()} <= targets
-    for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
-        content = yaml.safe_load(form.read_text(encoding="utf-8"))
-        assert {"name", "description", "body"} <= content.keys() or form.stem == "config"

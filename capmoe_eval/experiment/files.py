@@ -22,8 +22,8 @@ _TEMPORARY = re.compile(r"\..+?(\.[0-9]{1,9})?\.[a-z0-9_]{8}\.tmp")
 """The name of a temporary file: the file's own, the process (not in old ones), eight characters."""
 _LONGEST_PART: Final = 200
 """Bytes of a file's name that its temporary file's has; a file system takes 255 for all of it."""
-_LINKS: Final = 40
-"""The longest chain of links, as in Linux."""
+_OUTPUTS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
+"""Paths of this process's outputs, with their descriptors."""
 
 
 @contextmanager
@@ -34,9 +34,8 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     directories are created, and removed again if the block raises. Without ``durable`` nothing
     waits for the disk, and a power failure may leave an empty file.
 
-    A link stays: the file that it names is replaced. What goes to a character device or an open
-    file of this process, such as ``/dev/null`` and ``/dev/stdout``, is written at the end of the
-    block.
+    A link stays: the file that it names is replaced. What goes to a character device, or to
+    ``/dev/stdout``, is written at the end of the block.
 
     Raises:
         OSError: Also if ``path`` is there and neither a file nor such a device.
@@ -90,36 +89,19 @@ def _place(path: Path) -> Path:
 
 
 def _is_stream(path: Path) -> bool:
-    """Return whether a path names a character device or an open file of this process."""
-    if _descriptor(path) is not None:
-        return True
-    try:
-        return stat.S_ISCHR(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    """Return whether a path names a standard output of this process, or a character device."""
+    return str(path) in _OUTPUTS or path.is_char_device()
 
 
 def _stream(path: Path) -> BinaryIO:
     """Open what :func:`_is_stream`; what was printed before comes before what is written."""
-    number = _descriptor(path)
-    for printed in (sys.stdout, sys.stderr):
-        if printed is not None:
-            printed.flush()
-    # Not opened anew by its name, which would begin at the start of a file.
+    for output in (sys.stdout, sys.stderr):
+        if output is not None:
+            output.flush()
+    # A copy of the descriptor: opened anew by its name, a file would be written from its start.
+    number = _OUTPUTS.get(str(path))
     number = os.open(path, os.O_WRONLY | os.O_NOCTTY) if number is None else os.dup(number)
     return os.fdopen(number, "wb")
-
-
-def _descriptor(path: Path) -> int | None:
-    """Return the descriptor of this process that a path such as ``/dev/stdout`` names, or None."""
-    for _ in range(_LINKS):
-        folder = os.path.realpath(path.parent)
-        if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
-            return int(path.name)
-        if not path.is_symlink():
-            return None
-        path = folder / path.readlink()
-    return None
 
 
 def _sync(directory: Path) -> None:

@@ -96,17 +96,13 @@ def test_another_input_under_the_same_name_is_refused(
         assert "\n" not in str(line.value)
 
 
-@pytest.mark.parametrize("field", DECISIVE)
-def test_own_results_are_of_the_inputs_of_the_shipped(
-    field: str, computed: Record, tmp_path: Path
-) -> None:
+def test_own_results_are_of_the_inputs_of_the_shipped(computed: Record, tmp_path: Path) -> None:
     """Tables mix the two."""
     shipped, mine = tmp_path / "zoo", tmp_path / "local-zoo"
-    first = write(variant(computed, shipped), shipped)
-    other = variant(computed, mine, method=create_method("score", 1.0), **DECISIVE[field])
-    with pytest.raises(UsageError, match=rf"^{shipped}/inputs\.json: .*other {field}") as line:
+    write(variant(computed, shipped), shipped)
+    other = variant(computed, mine, method=create_method("score", 1.0), **DECISIVE["weights"])
+    with pytest.raises(UsageError, match=rf"^{shipped}/inputs\.json: .*other weights"):
         check(other, mine)
-    assert str(first.path) in str(line.value)
     threads = variant(computed, mine, method=create_method("score", 1.0), threads=7)
     assert check(threads, mine) is None, "a first run's user can do nothing about the other machine"
 
@@ -155,7 +151,6 @@ def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: P
     [
         ({"threads": 7}, "threads 1, now 7"),
         ({"device": {"type": "cuda", "name": "H200"}}, "device cpu .*, now cuda H200"),
-        ({"versions__torch": "9.9"}, r"torch .*, now 9\.9"),
         ({"model__experts_implementation": "eager"}, "experts kernel .*, now eager"),
     ],
 )

@@ -165,18 +165,11 @@ DAMAGES: list[tuple[Damage, str]] = [
         r"lacks tensors of the model.*\(2: model\.layers\.1\.mlp\.experts\.down_proj, model\.lay",
     ),
     (without("layers.1.block_sparse_moe.experts.3."), r"other shapes.*experts.*\(7, .* for \(8, "),
-    (without("experts.3.w1"), "the checkpoint|cannot be loaded"),
     (without("gate.weight"), r"lacks tensors.*\(3: model\.layers\.0\.mlp\.gate\.weight"),
-    (without("lm_head"), r"lacks tensors.*\(1: lm_head\.weight\)"),
-    (without("layers"), r"lacks tensors.*, …\)"),
     (config(num_hidden_layers=4), r"lacks tensors.*model\.layers\.3"),
     (config(num_hidden_layers=2), r"has tensors of layers that the model has no place.*layers\.2"),
     (config(num_local_experts=4), r"has tensors of other shapes.*\(8, .* for \(4, "),
-    (config(hidden_size="wide"), "cannot be loaded"),
     (config(model_type="mixtrall"), "cannot be loaded"),
-    (cut("config.json", 40), "cannot be loaded"),
-    (cut("model.safetensors", 0), "cannot be loaded"),
-    (cut("model.safetensors", 5000), "cannot be loaded"),
     (cut("model.safetensors", -30), "cannot be loaded"),
     (cut("tokenizer.json", 100), "cannot be loaded"),
     (lambda directory: (directory / "model.safetensors").unlink(), "cannot be loaded"),
@@ -202,8 +195,9 @@ from transformers import {base} as {name}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["model", "tokenizer"])
-@pytest.mark.parametrize("main", [run_command.main, lm_eval_command.main])
+@pytest.mark.parametrize(
+    ("part", "main"), [("model", lm_eval_command.main), ("tokenizer", run_command.main)]
+)
 def test_code_of_a_checkpoint_never_runs(
     part: str,
     main: Callable[[Sequence[str]], None],

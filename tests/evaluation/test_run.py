@@ -22,7 +22,7 @@ from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from capmoe_eval.experiment.datasource import data_source
-from capmoe_eval.experiment.record import SCHEMA, read_record
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -137,7 +137,7 @@ UncompletedJobError.__module__ = "submitit.core.utils"
         (UncompletedJobError("Job not requeued"), UncompletedJobError),
         *(
             (OSError(number, os.strerror(number)), UnwritableError)
-            for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+            for number in (errno.ENOSPC, errno.EIO)
         ),
     ],
 )
@@ -162,30 +162,17 @@ def test_a_model_that_cannot_be_loaded_is_tried_once(tmp_path: Path, wrap: Any) 
     assert [model.name for model in tried] == ["tiny_mixtral", "tiny_olmoe"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line"),
-    [
-        (r"(?s).{500}\Z", "", "not a whole record"),
-        (r"(?s)\A.+", "[]", "no record of this suite"),
-        (f'"schema": {SCHEMA}', '"schema": 99', f"schema 99, this version reads {SCHEMA}"),
-        ('"proofs"', '"prooofs"', "field 'capmoe.proofs' is missing"),
-        ('"digest": "', '"digest": "0', "its cell has digest"),
-        ('"gamma": 1.0', '"gamma": -1.0', "capmoe.cell.: cannot be read"),
-    ],
-)
 def test_a_damaged_record_is_named_before_anything_is_computed(
-    old: str, new: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = grid(tmp_path)
-    run(plans[2:])
+    records.record(plans[2].cell, tmp_path).write()
     path = plans[2].path
-    path.write_text(re.sub(old, new, path.read_text(encoding="utf-8")), encoding="utf-8")
+    path.write_bytes(path.read_bytes()[:-500])
     monkeypatch.setattr(loading, "load_lm", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(UsageError, match=line) as error:
+    with pytest.raises(UsageError, match=f"^{path}: not a whole record.*; delete it to compute"):
         run(plans)
-    assert str(path) in str(error.value)
-    assert "delete it" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert path.stat().st_size > 0
 
 
 @pytest.mark.parametrize(

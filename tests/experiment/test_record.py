@@ -16,14 +16,10 @@ from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record
 from capmoe_eval.experiment.results import read_results, record_paths
 from capmoe_eval.experiment.selection import finished
-from capmoe_eval.report.claims.command import evidence_of
-from capmoe_eval.report.figures.catalogue import get_figure
-from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.routing.registry import create_method
 from tests.records import (
     cell,
     forge,
-    layer,
     of_images,
     planned,
     plausible,
@@ -70,23 +66,16 @@ DEEP = "[" * 10**5
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda text: "", "not a whole record"),
         (lambda text: text[:-9], "not a whole record"),
         (lambda text: DEEP, "not a whole record"),
-        (lambda text: text.replace('"n": 400', f'"n": {DEEP}'), "not a whole record"),
         (lambda text: text.replace('"n": 400', '"n": NaN'), "not a whole record"),
-        (lambda text: text.replace('"n": 400', '"n": Infinity'), "not a whole record"),
         (
             lambda text: text.replace('"seconds": 1.5', '"seconds": 1e999'),
             "capmoe.provenance.seconds'",
         ),
-        (lambda text: text.replace('"n": 400', '"n": 400, "n": 400'), "changed after"),
         (lambda text: text.replace('"n": 400', '"n":  400'), "changed after"),
-        (lambda text: text.replace('"n": 400', f'"n": {"9" * 5000}'), "not a whole record"),
-        (lambda text: text + text, "not a whole record"),
         (lambda text: text.replace('"checksum": "', '"checksum": "0'), "capmoe.checksum'"),
         (lambda text: text.replace('"checksum"', '"check"'), "changed after"),
-        (lambda text: "null", "no record of this suite"),
         (lambda text: '{"capmoe": []}', "no record of this suite"),
     ],
 )
@@ -217,11 +206,11 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     root = Path("results/local-zoo")
-    words = ["profile=zoo", "grid.model=[zoo_olmoe]", "limit=2"]
-    plans = planned("experiment=replicate", *words)[::8]
+    words = ["tasks=obqa", "grid.method=[baseline,score]", "limit=2"]
+    plans = planned(*words)
     write_all(plans, lambda _: [1, 0, 1, 1])
     baseline = next(plan for plan in plans if plan.cell.method.name == "baseline")
-    made = record(baseline.cell, root, layers=[layer()])
+    made = record(baseline.cell, root)
     made.capmoe["documents"] = {}
     forge(made)
     with pytest.raises(UsageError) as error:
@@ -232,13 +221,11 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
         "validation, not 0; delete it to compute it anew"
     )
     assert read_results(root).broken == (line,)
-    assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
-    assert evidence_of(root, "zoo").broken == (line,)
-    assert f"Left out: {line}." in gather(get_figure("fig2"), FigurePlans(["limit=2"])).notes
-    with pytest.warns(UserWarning) as told:
+    assert finished(words).broken == [f"left out: {line}"]
+    with pytest.warns(UserWarning) as warnings:
         frame = capmoe_eval.load_frame(root)
-    assert [str(one.message) for one in told] == [f"left out: {line}"]
-    assert len(frame) == len({plan.path for plan in plans}) - 1
+    assert [str(warning.message) for warning in warnings] == [f"left out: {line}"]
+    assert len(frame) == len(plans) - 1
 
 
 def test_a_metric_has_its_own_documents() -> None:

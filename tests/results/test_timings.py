@@ -86,16 +86,13 @@ FIRST = "runs.0.points.0"
     ("path", "value", "told"),
     [
         ("schema", 1, "it has schema 1, this version of capmoe_eval reads schema 2"),
-        ("schema", None, "it has schema none"),
         ("study", "spedup", "study spedup is none of speedup, granularity"),
         ("note", "all fine", "note does not say that it is EMULATED"),
-        ("machine.name", None, "name is missing"),
         ("runs.0.link.source", None, "source is missing"),
         (f"{FIRST}.routing.peak", "high", "could not convert string to float: 'high'"),
         (f"{FIRST}.timings.0.label", files.label("score", 1.0), "not have one row 'dropless'"),
         (f"{FIRST}.timings.1.speedup.low", 9, "speedup: a median is not between its quartiles"),
         (f"{FIRST}.timings.1.seconds.gate.low", -1, "seconds: a median is not between"),
-        (f"{FIRST}.timings.1.seconds.total", None, "total is missing"),
         (f"{FIRST}.prefill.timings.0.ideal_rank", None, "ideal_rank is missing"),
     ],
 )
@@ -114,9 +111,6 @@ def test_what_is_wrong_is_one_line(path: str, value: object, told: str, tmp_path
 
 DAMAGE: tuple[Callable[[Path], object], ...] = (
     lambda path: path.write_bytes(path.read_bytes()[:300]),
-    lambda path: path.write_text(""),
-    lambda path: path.write_text("[1]"),
-    lambda path: path.write_bytes(b"\xff\xfe"),
     lambda path: path.write_text("[" * 100_000),
     lambda path: (path.unlink(), path.mkdir()),
 )

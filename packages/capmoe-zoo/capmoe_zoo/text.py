@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from capmoe_eval.experiment.passages import is_held_out
+from capmoe_eval.evaluation.passages.text import is_held_out
 from transformers import PreTrainedTokenizerBase
 
 SEPARATOR = "<|endoftext|>"  # between documents, as in the pretraining of the base

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from capmoe_eval.experiment.passages import is_held_out
+from capmoe_eval.evaluation.passages.text import is_held_out
 
 import capmoe_zoo.text
 from capmoe_zoo.text import Source, read_text, windows

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import datasets
 import pytest
 
 from capmoe_eval.errors import UsageError
@@ -236,17 +235,3 @@ def test_the_mini_worlds_solutions_pass_and_others_fare_as_defined(sandbox: Sand
     expected = [plainly(*pair) for pair in swapped]
     assert [verdict == "passed" for verdict in judge_all(sandbox, swapped)[0]] == expected
     assert not all(expected)
-
-
-@pytest.mark.real_data
-@pytest.mark.slow
-def test_the_real_solutions_pass_and_empty_bodies_do_not(
-    sandbox: Sandbox, real_hub: Any, tmp_path: Any
-) -> None:
-    data = datasets.load_dataset(str(real_hub / HUMANEVAL), cache_dir=str(tmp_path))
-    rows = data["test"].to_list()
-    assert len(rows) == 164
-    solved = [(problem(row), row["canonical_solution"]) for row in rows]
-    assert judge_all(sandbox, solved)[0] == ["passed"] * 164
-    empty = [(asked, "    pass\n") for asked, _ in solved[::4]]
-    assert judge_all(sandbox, empty)[0] == ["wrong"] * 41

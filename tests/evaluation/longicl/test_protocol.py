@@ -3,7 +3,7 @@
 import datasets
 import pytest
 
-from capmoe_eval.experiment import longicl as protocol
+from capmoe_eval.evaluation.longicl import protocol
 
 TRAIN = [
     {"text": text, "label_text": {"a": "Alpha", "b": "beta", "c": "gamma"}[text[0]]}

@@ -9,7 +9,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from capmoe_eval.evaluation import longicl
-from capmoe_eval.experiment import longicl as protocol
+from capmoe_eval.evaluation.longicl import protocol
 from tests.evaluation.answering import Answering
 
 SHOTS = range(1, 6)
