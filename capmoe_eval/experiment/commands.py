@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
 
-from capmoe_eval.experiment.cell import MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
+from capmoe_eval.experiment.cell import CELL_FIELDS, MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
 from capmoe_eval.experiment.composition import load_option, options, override
 from capmoe_eval.experiment.datasource import HUB, is_embedded
 from capmoe_eval.experiment.selection import composed
@@ -61,31 +61,24 @@ def row_command(
 def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
     """Return commands that compute exactly these cells: few, since a sweep loads a model once.
 
-    ``overrides`` is the command line of the cells' experiment, such as ``limit=100``; its settings
-    that are fields of the cells are left out.
+    ``overrides`` is the command line of the cells' experiment, such as ``device=cuda:1``; what it
+    says of a grid, a part or a profile is left out.
     """
-    commands: list[Words] = []
-    for cell in cells:
-        words: dict[str, Any] = {"model": cell.model.name}
-        words |= _method_words(cell.method, _model_defaults(cell.model.name), _SWEPT)
-        # An override of these would compute other cells: they stand here, default or not.
-        words |= {"modality": cell.method.modality, "shuffle": cell.shuffle}
-        words |= {name: getattr(cell, name) for name in OMITTED}
-        words |= {"batch_size": cell.batch_size, "tasks": cell.task.name}
-        commands.append({key: (value,) for key, value in words.items()})
-    cell_keys = set().union(*commands)
-    if any(_key(word) == "model" for word in overrides):
-        cell_keys.discard("model")
+    keys = {_key(word) for word in overrides} - ({*_SWEPT} - {"model"})
+    commands: list[Words] = [
+        {key: (value,) for key, value in _cell_words(cell, _SWEPT).items() if key not in keys}
+        for cell in cells
+    ]
+    of_cells = set().union(*commands)
     kept = [
         word
         for word in overrides
-        if not word.lstrip("+~").startswith(("grid", "parts", "profile"))  # the experiment's
-        and _key(word) not in cell_keys
+        if not word.lstrip("+~").startswith(("grid", "parts", "profile"))
+        and _key(word) not in of_cells
     ]
     for key in _SWEPT:
         commands = _joined(commands, key)
-    lines = map(_without_defaults, commands)
-    return [_line({key: line[key] for key in line if key in cell_keys}, kept) for line in lines]
+    return [_line(_without_defaults(words), kept) for words in commands]
 
 
 def cell_command(cell: Cell, results: str) -> str | None:
@@ -93,27 +86,38 @@ def cell_command(cell: Cell, results: str) -> str | None:
 
     ``results`` is the directory of the new record. None if the task is none of ``conf/tasks/``.
     """
-    config, task = _model_defaults(cell.model.name), _task_defaults(cell.task.name)
-    if task is None:
+    if _task_defaults(cell.task.name) is None:
         return None
-    name, prefix = cell.model.name, f"tasks.{cell.task.name}."
+    words = _cell_words(cell) | {"results_dir": results}
+    return _line({key: (value,) for key, value in words.items()})
+
+
+def _cell_words(cell: Cell, always: Collection[str] = ()) -> dict[str, Any]:
+    """Return the words that name a cell: what differs from the defaults, or stands ``always``."""
+    config, name = _model_defaults(cell.model.name), cell.model.name
+    task, prefix = _task_defaults(cell.task.name) or {}, f"tasks.{cell.task.name}."
     words: dict[str, Any] = {"model": name if config["model"]["name"] == name else "custom"}
     words |= _different(config["model"], cell.model, MODEL_FIELDS, "model.")
     words |= _different(config, cell.model, ("dtype", "attention"))
-    words |= _method_words(cell.method, config)
-    words |= {"tasks": cell.task.name} | _different(task, cell.task, TASK_FIELDS, prefix)
-    task_batch_size = task["batch_size"]
-    if (task_batch_size or config["batch_size"]) != cell.batch_size:
-        words[f"{prefix if task_batch_size else ''}batch_size"] = cell.batch_size
-    of_engine = () if cell.backend == "transformers" else ("max_num_batched_tokens",)
-    words |= _different(config, cell, ("limit", "eval_seed", "shuffle", "backend", *of_engine))
-    if cell.data != (task["data_root"] or config["data"]["root"] or HUB):
-        words |= {f"{prefix}data_root": None} if task["data_root"] else {}
+    words |= _method_words(cell.method, config, always) | {"tasks": cell.task.name}
+    words |= _different(task, cell.task, [field for field in TASK_FIELDS if field in task], prefix)
+    batch_size = task.get("batch_size")
+    if batch_size and batch_size != cell.batch_size:
+        words[f"{prefix}batch_size"] = cell.batch_size
+    if "batch_size" in always or not batch_size and config["batch_size"] != cell.batch_size:
+        words["batch_size"] = config["batch_size"] if batch_size else cell.batch_size
+    left_out = {"batch_size", "data"}
+    if cell.backend == "transformers":
+        left_out |= {"max_num_batched_tokens"}
+    fields = [field for field in CELL_FIELDS if field not in left_out]
+    words |= {name: getattr(cell, name) for name in fields if name in always}
+    words |= _different(config, cell, fields)
+    if cell.data != (task.get("data_root") or config["data"]["root"] or HUB):
+        words |= {f"{prefix}data_root": None} if task.get("data_root") else {}
         local = cell.data != HUB and not is_embedded(cell.data)
         words["data.root"] = DIRECTORY if local else None if cell.data == HUB else cell.data
         words |= {"data.name": cell.data} if local else {}
-    words["results_dir"] = results
-    return _line({key: (value,) for key, value in words.items()})
+    return words
 
 
 def _key(word: str) -> str:
@@ -151,7 +155,7 @@ def _line(words: Words, overrides: Sequence[str] = ()) -> str:
 
 
 def _method_words(
-    method: Method, defaults: Mapping[str, Any], always: Sequence[str] = ()
+    method: Method, defaults: Mapping[str, Any], always: Collection[str]
 ) -> dict[str, Any]:
     """Return a method, its γ, and the knobs that differ from the defaults or stand ``always``."""
     settings = method.identity()

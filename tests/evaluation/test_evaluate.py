@@ -171,15 +171,10 @@ def alone(source: DataSource) -> dict[str, dict[str, Any]]:
     return {asked.digest: content(compute(asked)) for asked in CELLS}
 
 
-@pytest.mark.parametrize(
-    "order",
-    [CELLS[::-1], random.Random(0).sample(CELLS, len(CELLS))],
-    ids=["backwards", "shuffled"],
-)
 def test_records_are_those_of_cells_computed_alone_in_any_order(
-    order: list[Cell], run: Any, alone: dict[str, dict[str, Any]]
+    run: Any, alone: dict[str, dict[str, Any]]
 ) -> None:
-    for asked in order:
+    for asked in random.Random(0).sample(CELLS, len(CELLS)):
         assert content(run(asked)) == alone[asked.digest], str(asked)
 
 

@@ -199,21 +199,20 @@ def test_nothing_is_lost_or_wrong(
     kind: str, undisturbed: dict[int, dict[str, Any]], tmp_path: Path
 ) -> None:
     fault, draws = FAULTS[kind], random.Random(kind)
-    for number in range(2):
-        place = Place(tmp_path / str(number), fault.ranks)
-        place.folder.mkdir()
-        for _ in range(3):
-            by_steps = draws.random() < 0.7
-            moment = 1 + draws.expovariate(1 / STEPS) if by_steps else -draws.uniform(0, SECONDS)
-            victim = place.start(kind, moment)
-            beside = [] if fault.ranks > 1 else place.start(None, 0)
-            status = ended(victim)[-1]
-            assert status in (0, *fault.statuses), place.victims_log.read_text()
-            if status > 0:
-                assert fault.line in place.victims_log.read_text()
-            # Some sweeps are alone with what the victim left, others are killed with it.
-            if beside and draws.random() < 0.5:
-                beside[0].kill()
-            assert not beside or ended(beside)[0] in (0, -9)
-        assert ended(place.start(None, 0)) == [0] * fault.ranks
-        assert place.content() == undisturbed[fault.ranks]
+    place = Place(tmp_path / "place", fault.ranks)
+    place.folder.mkdir()
+    for _ in range(4):
+        by_steps = draws.random() < 0.7
+        moment = 1 + draws.expovariate(1 / STEPS) if by_steps else -draws.uniform(0, SECONDS)
+        victim = place.start(kind, moment)
+        beside = [] if fault.ranks > 1 else place.start(None, 0)
+        status = ended(victim)[-1]
+        assert status in (0, *fault.statuses), place.victims_log.read_text()
+        if status > 0:
+            assert fault.line in place.victims_log.read_text()
+        # Some sweeps are alone with what the victim left, others are killed with it.
+        if beside and draws.random() < 0.5:
+            beside[0].kill()
+        assert not beside or ended(beside)[0] in (0, -9)
+    assert ended(place.start(None, 0)) == [0] * fault.ranks
+    assert place.content() == undisturbed[fault.ranks]

@@ -55,7 +55,7 @@ def tokens(lm: Any, pairs: Any) -> list[int]:
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_baseline_is_lm_evals_own_model_and_a_capacity_changes_it(family: str) -> None:
-    for size in (1, 3, 16):
+    for size in (1, 3):
         stock, ours = build(HFLM, family, size), build(CapmoeLM, family, size)
         baseline = likelihoods(ours)
         assert baseline == likelihoods(stock)
@@ -117,7 +117,7 @@ def test_a_batch_of_other_rows_than_its_requests_is_refused(
 
 
 @pytest.mark.parametrize("shuffle", [None, 0])
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("logits_cache", [True, False])
 def test_every_document_names_the_first_batch_that_computed_it(
     logits_cache: bool, size: int, shuffle: int | None, monkeypatch: pytest.MonkeyPatch

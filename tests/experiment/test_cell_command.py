@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.commands import DIRECTORY, cell_command
-from capmoe_eval.experiment.composition import override
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command, sweeps
+from capmoe_eval.experiment.composition import compose_jobs, override, sweep_jobs
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.registry import create_method
@@ -51,11 +51,28 @@ def again(cell: Cell, directory: Path | None = None) -> Cell:
         ["model=zoo_olmoe", "tasks=rte", "data.root=null", "model.revision='1e5'"],
         ["model=tiny_olmoe", "method=token_reroute", "gamma=0", "rounds=2", "tasks=rte"],
         ["model=zoo_olmoe", "tasks=obqa", "backend=vllm", "max_num_batched_tokens=64"],
+        ["model=zoo_olmoe", "apply_chat_template=true", "system_instruction='Be brief.'"],
     ],
 )
 def test_it_names_the_cell(words: list[str]) -> None:
     cell = known(*words)
     assert again(cell) == cell
+
+
+def test_sweeps_compute_the_cells_and_no_others() -> None:
+    """Also where the experiment sets what its cells have in common, such as a limit."""
+    words = ["grid.model=[zoo_olmoe,zoo_mixtral]", "grid.method=[baseline,random]", "gamma=1.5"]
+    words += ["grid.seed=[0,1]", "tasks=[obqa,longicl_1]", "limit=4", "eval_seed=7"]
+    cells = [plan.cell for plan in plans(composed(words))]
+    commands = sweeps(cells, [*words[:2], "device=cpu", "limit=4"])
+    assert len(commands) == 2, "one for the baseline, which has no seed"
+    named = []
+    for command in commands:
+        program, _, *overrides = shlex.split(command)
+        assert (program, "device=cpu" in overrides) == ("capmoe-eval", True)
+        configs = compose_jobs(sweep_jobs(overrides))
+        named += [plan.cell.digest for config in configs for plan in plans(config)]
+    assert sorted({*named}) == sorted(cell.digest for cell in cells)
 
 
 @settings(max_examples=8, deadline=None)
