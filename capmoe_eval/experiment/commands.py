@@ -104,7 +104,7 @@ def _cell_words(cell: Cell, always: Collection[str] = ()) -> dict[str, Any]:
     batch_size = task.get("batch_size")
     if batch_size and batch_size != cell.batch_size:
         words[f"{prefix}batch_size"] = cell.batch_size
-    if "batch_size" in always or not batch_size and config["batch_size"] != cell.batch_size:
+    if "batch_size" in always or (not batch_size and config["batch_size"] != cell.batch_size):
         words["batch_size"] = config["batch_size"] if batch_size else cell.batch_size
     left_out = {"batch_size", "data"}
     if cell.backend == "transformers":

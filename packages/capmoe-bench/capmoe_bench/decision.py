@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.memory import peak_bytes
 from capmoe_eval.results.timings import Spread, Target
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.decision import LayerContext
@@ -22,6 +21,7 @@ from torch import Tensor
 from capmoe_bench.ep.layer import LayerSetting, find_shape, random_experts
 from capmoe_bench.ep.skew import Skew
 from capmoe_bench.ep.studies import Shape
+from capmoe_bench.memory import peak_bytes
 from capmoe_bench.rounds import (
     alternate,
     device_and_dtype,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from capmoe_eval.evaluation.memory import peak_bytes
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.routing.reference import Problem, assign_reference
@@ -14,6 +13,7 @@ from capmoe_bench.decision import paper_map
 from capmoe_bench.ep.layer import LayerSetting
 from capmoe_bench.ep.skewed import skewed_model
 from capmoe_bench.ep.studies import Shape
+from capmoe_bench.memory import peak_bytes
 from capmoe_bench.rounds import CPU, peak_array_bytes
 
 
