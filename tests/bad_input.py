@@ -152,6 +152,7 @@ MAIN: dict[str, str] = {
     "tasks=obqa ~tasks.obqa.dataset": "field 'dataset' is missing",
     "parallel=eep": "did you mean 'ep'",
     "parallel=ep": "needs one process per rank",
+    "hydra/launcher=basic": "hydra/launcher=basic: starts the jobs of a sweep; add -m",
     "experiment=banking77 profile=tiny limit=1": "`capmoe-eval train banking77` makes them",
     "dtype=flota32": "did you mean 'float32'",
     # Text and paths.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,39 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     yield
     torch.set_num_threads(before)
+
+
+class Shell:
+    """Runs a command line in this process, from an empty directory."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cwd: Path
+    ) -> None:
+        self._monkeypatch, self._capsys, self.cwd = monkeypatch, capsys, cwd
+        monkeypatch.chdir(cwd)
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def __call__(self, *words: str, main: object = None) -> tuple[int, str, str]:
+        """Return the status, and what is printed on standard output and standard error."""
+        from capmoe_eval.__main__ import main as program_main
+
+        self._monkeypatch.setattr(sys, "argv", ["capmoe-eval", *words])
+        with pytest.raises(SystemExit) as done:
+            (main or program_main)(words)  # type: ignore[operator]
+        out, err = self._capsys.readouterr()
+        return int(done.value.code or 0), out, err
+
+    def left_behind(self) -> list[str]:
+        """Return the names of what lies in the directory now."""
+        return sorted(path.name for path in self.cwd.iterdir())
+
+
+@pytest.fixture
+def shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Shell:
+    """A command line in an empty directory."""
+    return Shell(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from capmoe_eval.__main__ import main as program_main
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import lm_eval_command as lm_eval_commandline
@@ -31,37 +30,10 @@ from capmoe_eval.report.tables import command as tables
 from capmoe_eval.zoo.checkpoints import TRAINED, WEIGHTS
 from capmoe_eval.zoo.hub import ready
 from tests import records as made
+from tests.conftest import Shell
 from tests.nightly import nightly_but
 from tests.records import forge
 from tests.satellites import HAS_METHODS
-
-
-class Shell:
-    """Runs a command line in this process, from an empty directory."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cwd: Path
-    ) -> None:
-        self._monkeypatch, self._capsys, self.cwd = monkeypatch, capsys, cwd
-        monkeypatch.chdir(cwd)
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-
-    def __call__(self, *words: str, main: object = program_main) -> tuple[int, str, str]:
-        self._monkeypatch.setattr(sys, "argv", ["capmoe-eval", *words])
-        with pytest.raises(SystemExit) as done:
-            main(words)  # type: ignore[operator]
-        out, err = self._capsys.readouterr()
-        return int(done.value.code or 0), out, err
-
-    def left_behind(self) -> list[str]:
-        return sorted(path.name for path in self.cwd.iterdir())
-
-
-@pytest.fixture
-def shell(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Shell:
-    return Shell(monkeypatch, capsys, tmp_path)
 
 
 def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:

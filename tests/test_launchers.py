@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,28 +11,12 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.run_command import main
 from hydra_plugins import capmoe_sweeper as sweeper_module
 from hydra_plugins.capmoe_sweeper import CellSweeper
+from tests.conftest import Shell
 
 WORDS = ("tasks=obqa", "limit=2", "model=tiny_olmoe", "ep_size=2", "batch_size=4", "gamma=1.0")
 SUBMITIT = importlib.util.find_spec("submitit") is not None
-
-
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, list[str], str]:
-    monkeypatch.setattr(sys, "argv", ["capmoe_eval", *words])
-    with pytest.raises(SystemExit) as done:
-        main(words)
-    out, err = capsys.readouterr()
-    return int(done.value.code or 0), out.splitlines(), err
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
 
 # Hydra's launcher, under a name that is no process's own: each job is composed and run by itself.
@@ -46,11 +28,9 @@ ConfigStore.instance().store(
 
 
 @pytest.mark.slow
-def test_the_results_of_all_jobs_are_printed_in_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = ("-m", "hydra/launcher=each", *WORDS, "method=order,score")
-    status, out, _ = run(monkeypatch, capsys, *jobs)
+def test_the_results_of_all_jobs_are_printed_in_the_end(shell: Shell) -> None:
+    status, text, _ = shell("-m", "hydra/launcher=each", *WORDS, "method=order,score")
+    out = text.splitlines()
     assert status == 0
     end = out.index("2 finished, 0 missing")
     assert out[:end].count("1 computed, 0 finished before, 0 failed") == 2
@@ -61,31 +41,17 @@ def test_the_results_of_all_jobs_are_printed_in_the_end(
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_gives_its_status(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_fails_gives_its_status(shell: Shell) -> None:
     jobs = ("-m", "hydra/launcher=each", *WORDS, "model.name=mine")
-    jobs = (*jobs, "model.pretrained=tiny:olmoe,/no/model")
-    status, out, err = run(monkeypatch, capsys, *jobs)
+    status, out, err = shell(*jobs, "model.pretrained=tiny:olmoe,/no/model")
     assert status == 2
     assert "model.pretrained=/no/model: cannot be loaded" in err
     assert "1 finished, 1 missing" in out
 
 
-def test_without_a_sweep_there_are_no_jobs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    status, out, err = run(monkeypatch, capsys, "hydra/launcher=basic", *WORDS)
-    assert (status, out) == (2, [])
-    assert err == "error: hydra/launcher=basic: starts the jobs of a sweep; add -m\n"
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.skipif(SUBMITIT, reason="hydra-submitit-launcher is installed")
-def test_slurm_without_its_launcher_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, _, err = run(monkeypatch, capsys, "-m", "hydra/launcher=slurm", *WORDS)
+def test_slurm_without_its_launcher_says_how_to_install_it(shell: Shell) -> None:
+    status, _, err = shell("-m", "hydra/launcher=slurm", *WORDS)
     assert status == 2
     assert err.count("\n") == 1
     assert "pip install 'capmoe-eval[slurm]'" in err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -27,13 +26,6 @@ def names(*locks: str) -> list[str]:
     """The packages of locks, each by the name that all its spellings share."""
     texts = [LOCKS[lock] for lock in locks]
     return [canonicalize_name(name) for t in texts for name in re.findall(r"(?m)^([^;\n]+?)==", t)]
-
-
-@pytest.mark.parametrize("lock", LOCKS)
-def test_it_has_versions_with_hashes_and_nothing_else(lock: str) -> None:
-    pin = r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+(; sys_platform == 'linux')?"
-    entry = pin + r"( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
-    assert re.fullmatch(rf"#[^\n]*\n({entry})+", LOCKS[lock])
 
 
 def test_it_has_each_pin_once() -> None:

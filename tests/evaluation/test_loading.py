@@ -26,6 +26,7 @@ from capmoe_eval.evaluation.provenance import (
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
+from tests.conftest import Shell
 
 CPU = DeviceConfig("cpu")
 
@@ -203,8 +204,8 @@ def test_code_of_a_checkpoint_never_runs(
     main: Callable[[Sequence[str]], None],
     copied: Path,
     tmp_path: Path,
+    shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """transformers asks on standard input, and a piped yes is an answer."""
     marker = tmp_path / "ran"
@@ -231,16 +232,11 @@ def test_code_of_a_checkpoint_never_runs(
             *("tasks=obqa", "method=baseline", "data.root=miniworld", "limit=1"),
             f"results_dir={tmp_path / 'r'}",
         ]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
-    monkeypatch.setattr(sys, "argv", [""])
-    with pytest.raises(SystemExit) as done:
-        main(words)
-    out, err = capsys.readouterr()
+    status, out, err = shell(*words, main=main)
     assert not marker.exists(), "code of the checkpoint ran"
     assert "Do you wish to run" not in out + err
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "needs code of its own" in line
     assert "--trust_remote_code" in line
-    assert done.value.code == 2
+    assert status == 2
