@@ -23,7 +23,7 @@ ROWS = list(rows())
 # Only the model can say these.
 OF_THE_MODEL = (
     *("model.pretrained=zoo:olmoe_s", "model.tokenizer=", "attention=flash_attention_2"),
-    "tasks.obqa.fewshot=5000",
+    *("tasks.obqa.fewshot=5000", "experiment=banking77"),
 )
 OBQA = "allenai/openbookqa"
 LM_EVAL_FILES = {
