@@ -25,7 +25,10 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
     ),
     "capmoe-bench": frozenset({"bench"}),
     "capmoe-serve": frozenset(
-        {"advise", "loads", "bench placement", "bench server", "backend=vllm"}
+        {
+            *("advise", "loads", "bench placement", "bench server", "backend=vllm"),
+            *("save_trace", "trace_tokens"),
+        }
     ),
     "capmoe-zoo": frozenset({"train", "model_type=molmo"}),
     "capmoe-benchmarks": frozenset({"bench forward", "bench generate", "bench gpu", "bench suite"}),

@@ -53,9 +53,6 @@ MAIN: dict[str, str] = {
     **{f"overwrite={word}": FLAG for word in ("no", "on", "0", "null", "[]")},
     "allow_code_execution=yes": FLAG,
     "tasks=humaneval": "allow_code_execution=true",
-    "save_trace=file": f"save_trace=file: {WRITE}",
-    "save_trace=true": "save_trace=true: must be text",
-    **{f"trace_tokens={word}": "trace_tokens=" for word in ("0", "1.5", "null", "abc")},
     **{
         f"{knob}={word}": f"{knob}={word}: {FLAG}"
         for knob in ("protect_topk", "max_k", "count_padding")

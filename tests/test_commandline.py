@@ -137,7 +137,6 @@ NEEDS_NO_LIBRARY = {
     "tasks=obqa data.root=empty": "data.root=",
     "results_dir=file": "results_dir=file: cannot be written",
     "parallel=ep": "parallel=ep: needs one process per rank",
-    "save_trace=file": "save_trace=file: cannot be written",
 }
 
 

@@ -1,4 +1,4 @@
-"""Evaluate one cell: lm-eval runs one task; its result becomes a record, its routing a trace."""
+"""Evaluate one cell: lm-eval runs one task, and its result becomes a record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pkgutil
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -28,7 +28,6 @@ from capmoe_eval.evaluation.batches import Document
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
-from capmoe_eval.evaluation.preparation import trace_path
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
@@ -39,11 +38,9 @@ from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.experiment.record_part import Calibrated
 from capmoe_eval.experiment.reservations import print_warning
-from capmoe_eval.experiment.trace_file import write_npz
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import calibrations
-from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.observers.recorder import Recorder, merged
+from capmoe_eval.wrapper.observers import Observer
 
 AnyLM: TypeAlias = Any
 """A :class:`~capmoe_eval.evaluation.lm.CapmoeLM`, or what another backend has in its place."""
@@ -84,7 +81,7 @@ def evaluate(
     root: Path,
     sandbox: Sandbox | None = None,
     applied: Applied | None = None,
-    recorder: Recorder | None = None,
+    observers: Iterable[Observer] = (),
     samples: Path | None = None,
 ) -> Record:
     """Evaluate a cell whose documents are in place on its model; the record is not yet written.
@@ -92,7 +89,7 @@ def evaluate(
     One task a call: lm-eval pools the requests of all tasks that it is given into common batches,
     and under a capacity an answer depends on its batch. Programs that the model writes run in
     ``sandbox``; without one none may run. ``applied`` is the method after its calibration, where it
-    needs one. ``recorder`` keeps the router's choices. ``samples`` is the file, written whole, that
+    needs one. ``observers`` see the layers' forwards. ``samples`` is the file, written whole, that
     gets a line of JSON for each document: lm-eval's sample, with the name of its (sub)task.
 
     Raises:
@@ -110,8 +107,8 @@ def evaluate(
     lm.set_batches(cell.batch_size, cell.shuffle, most_tokens)
     started = time.perf_counter()
     meter = lm.route(cell.method) if applied is None else lm.route(applied.method, applied.layers)
-    if recorder is not None:
-        meter.observe(recorder)
+    for observer in observers:
+        meter.observe(observer)
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
         # as we do, and then spends seconds on describing the machine.
@@ -176,39 +173,6 @@ def evaluate(
         }
     plain = json.loads(json.dumps(content, default=_serializable))
     return Record.of(plain, cell.path(root))
-
-
-def write_trace(plan: CellPlan, meter: Meter, recorder: Recorder) -> None:
-    """Write the trace of a cell that was computed under this meter.
-
-    Processes that share the model call it together; what each has recorded becomes one file.
-
-    Raises:
-        UsageError: If no token was routed, or the file cannot be written.
-    """
-    if not recorder.tokens:  # in no process
-        raise UsageError(f"save_trace={plan.save_trace}: {plan.cell} routed no token")
-    if not (parts := meter.ranks.collect(recorder.recorded())):
-        return  # the first process writes
-    cut = recorder.tokens < recorder.seen
-    part = f", the first {recorder.tokens} of {recorder.seen} tokens" if cut else ""
-    recorded = merged(parts)
-    ep_size = plan.cell.method.ep_size
-    about = {
-        "n_experts": meter.layers[0].n_experts,
-        "top_k": recorded.expert_TLK.shape[2],
-        "layers": [layer.name for layer in meter.layers],
-        "model": plan.cell.model.name,
-        "source": f"capmoe_eval {plan.cell}{part}",
-        "ranks": ep_size if ep_size > 1 else None,
-    }
-    arrays = {
-        "expert_TLK": recorded.expert_TLK,
-        "score_TLK": recorded.score_TLK,
-        "step_T": recorded.step_T,
-        "decode_S": recorded.decode_S,
-    }
-    write_npz(trace_path(plan), about, arrays)
 
 
 def _check_task(parts: dict[str, Any], cell: Cell, lm: AnyLM) -> None:

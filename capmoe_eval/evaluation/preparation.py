@@ -170,29 +170,21 @@ def finished_record(plan: CellPlan) -> Record | None:
     return record
 
 
-def trace_path(plan: CellPlan) -> Path:
-    """Return the path of a cell's trace: that of its record, below ``save_trace``."""
-    return Path(plan.save_trace or "") / plan.path.relative_to(plan.root).with_suffix(".npz")
-
-
 def check_kept(plans: Sequence[CellPlan], missing: Collection[Path]) -> None:
-    """Refuse traces and samples of finished cells, which are not computed, by a UsageError.
+    """Refuse files beside records of finished cells, which are not computed, by a UsageError.
 
     ``missing`` are the paths of the records that a run is to compute.
     """
     for plan in plans:
-        trace = None if plan.save_trace is None else trace_path(plan)
-        for setting, path in (
-            (f"save_trace={plan.save_trace}", trace),
-            ("log_samples=true", plan.samples),
-        ):
+        files = {of.setting: of.path(plan) for of in plan.observers}
+        for setting, path in (*files.items(), ("log_samples=true", plan.samples)):
             if path is not None and plan.path not in missing and not path.exists():
                 raise UsageError(
                     f"{setting}: {plan.cell} is finished, and nothing would be computed; add "
                     "overwrite=true, or another results_dir="
                 )
-        if plan.save_trace is not None:
-            check_writable("save_trace", Path(plan.save_trace))
+        for of in plan.observers:
+            check_writable(of.option, Path(getattr(of, of.option)))
 
 
 def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:

@@ -358,12 +358,11 @@ class _Job:
     def _compute(self, turn: Turn, lm: AnyLM) -> Record:
         """Compute a cell and write its record."""
         from capmoe_eval.evaluation import evaluate
-        from capmoe_eval.wrapper.observers.recorder import Recorder
 
         plan = turn.plan
         inputs.check(plan.root, plan.cell, self._origin(plan, lm))
         self.progress.start(plan.cell)
-        recorder = None if plan.save_trace is None else Recorder(plan.trace_tokens)
+        observers = [of.observer() for of in plan.observers]
         record = evaluate.evaluate(
             plan.cell,
             lm,
@@ -372,11 +371,12 @@ class _Job:
             root=plan.root,
             sandbox=self.sandbox,
             applied=evaluate.apply_calibration(plan, lm, self.progress.warn),
-            recorder=recorder,
+            observers=observers,
             samples=None if turn.reservation is None else plan.samples,
         )
-        if recorder is not None:  # before the record, which says that the cell is finished
-            evaluate.write_trace(plan, lm.meter, recorder)
+        # Before the record, which says that the cell is finished.
+        for of, observer in zip(plan.observers, observers, strict=True):
+            of.write(plan, lm.meter, observer)
         if turn.reservation is not None:
             inputs.note(record, plan.root, self.progress.warn)
             record.write()

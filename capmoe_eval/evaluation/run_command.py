@@ -43,8 +43,7 @@ _REPORTS: Final = {
 }
 """Commands that report on experiments, beside those of tables and of packages' figures."""
 _OF_A_RUN: Final = {
-    *("plan", "shard", "overwrite", "allow_code_execution", "save_trace", "trace_tokens"),
-    "log_samples",
+    *("plan", "shard", "overwrite", "allow_code_execution", "log_samples"),
     *(field.name for field in fields(DeviceConfig)),
 }
 """Keys of a command line that say nothing to a report."""

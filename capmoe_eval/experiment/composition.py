@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.errors import UsageError, bad_choice, check_choice, first_line, shown
 from capmoe_eval.experiment.datasource import cache_directory
+from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.settings import (
     COMMON,
     GROUPS,
@@ -229,11 +230,11 @@ def composing() -> Iterator[None]:
 
 
 def store_knobs() -> None:
-    """Store the knobs of all methods and their defaults as Hydra's ``knobs``.
+    """Store the knobs of methods, the options of observers and their defaults as ``knobs``.
 
     ``conf/config.yaml`` begins with them, so that a method that a user registers brings its own.
     """
-    defaults = {name: knob.default for name, knob in knobs().items()}
+    defaults = {name: knob.default for name, knob in {**knobs(), **observer_options()}.items()}
     ConfigStore.instance().store("knobs", defaults)
 
 

@@ -29,6 +29,7 @@ from capmoe_eval.experiment.cell import (
 from capmoe_eval.experiment.composition import load_option, load_options, options
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.observation import CellObserver, chosen_observers
 from capmoe_eval.experiment.settings import (
     TASK_DEFAULTS,
     check_key,
@@ -40,7 +41,7 @@ from capmoe_eval.routing.knobs import check
 from capmoe_eval.routing.registry import create_method, knobs, without_effect
 
 _GRIDS = ("grid", "parts")
-_OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens", "log_samples")
+_OPTIONS = ("overwrite", "allow_code_execution", "log_samples")
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,8 @@ class CellPlan:
     placement: DeviceConfig = DeviceConfig()
     overwrite: bool = False  # a finished cell is computed again
     allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
-    save_trace: str | None = None  # directory for the trace of each cell that is computed
-    trace_tokens: int = 100_000  # of a trace, at most, up to the end of a forward
     log_samples: bool = False  # keep prompts, answers and targets in a file beside the record
+    observers: tuple[CellObserver, ...] = ()  # of each cell that is computed
     note: str | None = None  # a caution about the model's numbers
 
     @functools.cached_property
@@ -316,6 +316,7 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
         cell=cell,
         source=source,
         root=Path(config["results_dir"]).expanduser(),  # where a YAML file has it
+        observers=chosen_observers(config),
         note=model["note"],
         placement=DeviceConfig(
             **{field.name: config[field.name] for field in fields(DeviceConfig)}

@@ -26,8 +26,9 @@ from capmoe_eval.experiment.cell import (
     ModelId,
     TaskId,
 )
+from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.routing.factor import factor_forms, parse_factor
-from capmoe_eval.routing.knobs import Count, Seed, check, field_types
+from capmoe_eval.routing.knobs import Seed, check, field_types
 from capmoe_eval.routing.registry import knobs, method_class, method_names, methods_in_words
 
 CALIBRATE: Final = "calibrate"
@@ -103,8 +104,6 @@ _OF_RUN: Final[Mapping[str, Any]] = {
     "overwrite": bool,
     "plan": bool | Literal["calibrate"],
     "allow_code_execution": bool,
-    "save_trace": values.Text | _NoText,
-    "trace_tokens": Count,
     "log_samples": bool,
     "shard": values.Shard | values.EveryDocument,
 }
@@ -131,7 +130,7 @@ def keys() -> dict[str, Any]:
     of_cell = field_types(Cell)
     return {
         **_OF_RUN,
-        **{name: knob.annotation for name, knob in knobs().items()},
+        **{name: knob.annotation for name, knob in {**knobs(), **observer_options()}.items()},
         **{name: of_cell[name] for name in CELL_FIELDS if name != "data"},  # which is a section
     }
 
@@ -224,7 +223,7 @@ def named_methods(words: Iterable[str]) -> list[str]:
 
 
 def help_text() -> str:
-    """Return a paragraph for each method and each knob, as ``--help`` prints them."""
+    """Return a paragraph for each method, knob and observer's option, as ``--help`` prints them."""
     lines = ["== Methods (method=name) =="]
     for name, kind in ((name, method_class(name)) for name in method_names()):
         lines += _paragraph(name, str(kind.__doc__).strip().splitlines()[0], kind.source)
@@ -232,6 +231,11 @@ def help_text() -> str:
     for knob in knobs().values():
         heading = f"{knob.name}={shown(knob.default)}"
         lines += _paragraph(heading, knob.help, f"{knob.values} [{methods_in_words(knob.name)}]")
+    if options := observer_options().values():
+        lines += ["", "== Observers of a run (key=value; they change no result) =="]
+        for option in options:
+            heading = f"{option.name}={shown(option.default)}"
+            lines += _paragraph(heading, option.help, option.values)
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,8 +16,10 @@ from transformers import GenerationMixin, LogitsProcessor
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper import hook
+from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.observers.recorder import Recorded, Recorder
+from capmoe_eval.wrapper.observers import Observer
+from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.satellites import HAS_METHODS
 from tests.wrapper import images
@@ -138,6 +140,22 @@ if HAS_METHODS:  # with observers of their own
     METHODS += [{"method": "oea", "k0": 1}, {"method": "sere", "calibrated": True}]
 
 
+class Sees(Observer):
+    """Keeps a number, and lists in a dictionary."""
+
+    every_forward: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.layers: dict[int, list[Any]] = {}
+
+    def begin(self, plan: ForwardPlan) -> None:
+        self.tokens += plan.groups.n_tokens
+
+    def see(self, event: LayerForward) -> None:
+        self.layers.setdefault(event.number, []).append(event.scores.topk_TK.tolist())
+
+
 @pytest.mark.parametrize("place", [*PLACES, "model.layers.1.mlp"])
 @pytest.mark.parametrize("knobs", METHODS)
 def test_a_forward_that_is_broken_off_counts_nothing(knobs: dict[str, Any], place: str) -> None:
@@ -145,10 +163,10 @@ def test_a_forward_that_is_broken_off_counts_nothing(knobs: dict[str, Any], plac
     if "calibrated" in knobs:
         knobs = knobs | {"calibrated": similarities(model)}
 
-    def forwards(*, disturbed: bool) -> tuple[list[Tensor], Meter, Recorded]:
-        results, recorder = [], Recorder(1000)
+    def forwards(*, disturbed: bool) -> tuple[list[Tensor], Meter, Sees]:
+        results, observer = [], Sees()
         with capacity_aware(model, verify=False, **knobs) as meter:
-            meter.observe(recorder)
+            meter.observe(observer)
             for seed in range(2):
                 if disturbed:
                     before = copy.deepcopy(counted(meter)) if seed else None
@@ -158,13 +176,13 @@ def test_a_forward_that_is_broken_off_counts_nothing(knobs: dict[str, Any], plac
                 results.append(logits(model, batch(seed)))
                 with pytest.raises(UsageError, match="does not cover"):  # before it begins
                     logits(model, attention_mask=torch.ones(4, 3))
-        assert recorder.tokens == recorder.seen == 2 * batch().numel()
-        return results, meter, recorder.recorded()
+        assert observer.tokens == 2 * batch().numel()
+        return results, meter, observer
 
-    expected, expected_meter, expected_record = forwards(disturbed=False)
-    results, meter, recorded = forwards(disturbed=True)
+    expected, expected_meter, expected_observer = forwards(disturbed=False)
+    results, meter, observer = forwards(disturbed=True)
     assert all(map(torch.equal, results, expected))
-    assert recorded.expert_TLK.tolist() == expected_record.expert_TLK.tolist()
+    assert observer.layers == expected_observer.layers
     assert counted(meter) == counted(expected_meter)
     assert meter.proofs() == expected_meter.proofs()
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from capmoe_eval.errors import UsageError, bad_choice, reading, shown
-from capmoe_eval.experiment.trace_file import SCHEMA, write_npz
+from capmoe_eval.errors import UsageError, bad_choice, reading, shown, writing
+from capmoe_eval.experiment.files import whole_file
 
 from capmoe_serve.trace import ROWS, Trace
 
 SUFFIX: Final = ".npz"
+SCHEMA: Final = 1
 _ARRAYS: Final = (*ROWS, "decode_S")
 _ABOUT: Final = ("n_experts", "top_k", "layers", "model", "source", "ranks")
 _MOST_UNPACKED: Final = 2**32  # bytes of a compressed array, which a small file may stand for
@@ -38,13 +39,17 @@ def check_regular(path: Path) -> None:
 def save_trace(trace: Trace, path: Path, *, compress: bool = False) -> None:
     """Write a trace whole, as ``.npz``, which numpy alone reads.
 
+    Without ``compress`` the file can be memory-mapped, whatever its size.
+
     Raises:
         UsageError: For another suffix, or if the file cannot be written.
     """
     _check_suffix(path)
     about = {name: getattr(trace, name) for name in _ABOUT}
     arrays = {name: array for name in _ARRAYS if (array := getattr(trace, name)) is not None}
-    write_npz(path, about, arrays, compress=compress)
+    write: Any = np.savez_compressed if compress else np.savez
+    with writing("trace", path), whole_file(path) as file:
+        write(file, about=np.array(json.dumps({"schema": SCHEMA, **about})), **arrays)
 
 
 def load_trace(path: Path) -> Trace:

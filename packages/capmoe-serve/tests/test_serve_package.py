@@ -12,6 +12,7 @@ import pytest
 from capmoe_bench.benchmarks import benchmarks
 from capmoe_eval.__main__ import subcommands
 from capmoe_eval.beside import BESIDE
+from capmoe_eval.experiment.observation import observer_options
 from tests.project import read_toml
 
 import capmoe_serve
@@ -27,6 +28,7 @@ def test_the_suite_names_all_that_it_brings() -> None:
         *DECLARED["capmoe_eval.commands"],
         *(f"backend={name}" for name in DECLARED["capmoe_eval.backends"]),
         *(f"bench {name}" for name in DECLARED["capmoe_eval.benchmarks"]),
+        *observer_options(),
     }
     assert BESIDE["capmoe-serve"] == brought
     assert DECLARED["capmoe_eval.commands"].keys() < subcommands().keys()
@@ -43,7 +45,16 @@ def test_every_entry_point_is_there(group: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["commands", "bench", "backend", "loads", "advise", "readers.formats", "server.plugin"],
+    [
+        "commands",
+        "bench",
+        "backend",
+        "recording",
+        "loads",
+        "advise",
+        "readers.formats",
+        "server.plugin",
+    ],
 )
 def test_it_starts_without_the_heavy_libraries(module: str) -> None:
     code = f"import sys, capmoe_serve.{module}; print({{*{HEAVY}}} & {{*sys.modules}})"

@@ -22,11 +22,11 @@ from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.capacity import capacity
-from capmoe_eval.wrapper.observers.recorder import Recorder
 from capmoe_eval.zoo.hub import ready
 
 from capmoe_serve.balancing import BalanceOutcome, compare, halves, judge
 from capmoe_serve.placements import Counts, contiguous
+from capmoe_serve.recorder import Recorder
 from capmoe_serve.trace import Trace
 
 # Shape suffixes: S steps, L layers, E experts.
@@ -92,7 +92,9 @@ def record_routing(plan: CellPlan, lm: CapmoeLM, library: TaskLibrary) -> TaskRo
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
     generated = any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
     recorder = Recorder(_TOKENS)
-    record = evaluate(cell, lm, library, source, root=Path(), recorder=recorder)  # writes nothing
+    record = evaluate(
+        cell, lm, library, source, root=Path(), observers=[recorder]
+    )  # writes nothing
     recorded = recorder.recorded()
     trace = Trace(
         n_experts=record.layers[0].n_experts,

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers.recorder import Array, Recorded, Recorder
 from capmoe_eval.wrapper.plan import ForwardPlan
 
+from capmoe_serve.recorder import Array, Recorded, Recorder
 from capmoe_serve.server.step import StepPlan, StepRows
 from capmoe_serve.trace import Trace
 from capmoe_serve.trace_file import save_trace

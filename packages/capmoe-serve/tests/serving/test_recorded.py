@@ -19,6 +19,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from tests.evaluation.test_run import plan
 
+from capmoe_serve.recording import TraceObserver
 from capmoe_serve.summary import summarise
 from capmoe_serve.trace_file import load_trace
 
@@ -27,7 +28,9 @@ NOTES = TaskId("mts_dialog", "capmoe_mts_dialog", "har1/MTS_Dialogue-Clinical_No
 
 @pytest.mark.parametrize("method", [create_method("baseline"), create_method("score", 1.0)])
 def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> None:
-    traced = plan(tmp_path / "results", method, save_trace=str(tmp_path / "traces"))
+    traced = plan(
+        tmp_path / "results", method, observers=(TraceObserver(str(tmp_path / "traces")),)
+    )
     plain = plan(tmp_path / "plain", method)
     (record,), (without,) = run([traced]).records, run([plain]).records
     assert record.path.name == without.path.name
@@ -66,15 +69,15 @@ def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -
     }
     traces, records = {}, {}
 
-    def compute(name: str, method: Method, **places: str) -> Record:
+    def compute(name: str, method: Method, *observers: TraceObserver) -> Record:
         # Answers of a trained model end, and not all at once.
-        asked = plan(tmp_path / name, method, model="zoo:olmoe", **places)
+        asked = plan(tmp_path / name, method, model="zoo:olmoe", observers=observers)
         cell = dataclasses.replace(asked.cell, task=NOTES, limit=4)
         (record,) = run([dataclasses.replace(asked, cell=cell)]).records
         return record
 
     for name, method in methods.items():
-        records[name] = compute(name, method, save_trace=str(tmp_path / name / "traces"))
+        records[name] = compute(name, method, TraceObserver(str(tmp_path / name / "traces")))
         (path,) = (tmp_path / name / "traces").rglob("*.npz")
         traces[name] = load_trace(path)
     for name, trace in traces.items():
@@ -102,8 +105,8 @@ def without_time(record: Record) -> dict[str, Any]:
 
 
 def test_it_ends_with_the_forward_that_reaches_the_limit(tmp_path: Path) -> None:
-    places = {"save_trace": str(tmp_path / "traces"), "trace_tokens": 1}
-    asked = plan(tmp_path / "results", create_method("baseline"), **places)
+    observers = (TraceObserver(str(tmp_path / "traces"), trace_tokens=1),)
+    asked = plan(tmp_path / "results", create_method("baseline"), observers=observers)
     asked = dataclasses.replace(asked, cell=dataclasses.replace(asked.cell, batch_size=1))
     (record,) = run([asked]).records
     (path,) = (tmp_path / "traces").rglob("*.npz")

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from capmoe_eval.__main__ import main
-from capmoe_eval.experiment.trace_file import write_npz
 from tests.bad_input import WRITE, refusal
+
+from capmoe_serve.trace_file import SCHEMA
 
 ADVISE = "example --ranks 8 --at-most-points 1"
 REFUSED = {
@@ -90,6 +91,11 @@ REFUSED = {
         "example --json file/out.json": WRITE,
         "example --gammas inf": "gammas=inf",
     },
+    "run": {
+        "save_trace=file": f"save_trace=file: {WRITE}",
+        "save_trace=true": "save_trace=true: must be text",
+        **{f"trace_tokens={word}": "trace_tokens=" for word in ("0", "1.5", "null", "abc")},
+    },
 }
 ROWS = [(command, *row) for command, rows in REFUSED.items() for row in rows.items()]
 HEADER = b64encode(b"\x93NUMPY\x01\x00\x85\x03" + b"(" * 900 + b"\n").decode()
@@ -128,7 +134,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         about = {"n_experts": 4, "layers": ["0"], "source": "made"}
         about |= {k: v for k, v in fields.items() if k not in arrays}
         counts = {"load_SLE": np.ones((2, 1, 4), dtype=np.int64)}
-        write_npz(traces / f"{name}.npz", about, arrays or counts)
+        about_text = np.array(json.dumps({"schema": SCHEMA, **about}))
+        np.savez(traces / f"{name}.npz", about=about_text, **arrays or counts)
     data = bytearray((traces / "named.npz").read_bytes())
     data[data.index(b"NUMPY", data.index(b"load_SLE.npy")) + 140] ^= 255  # of a count
     (traces / "flipped.npz").write_bytes(data)

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.plan import ForwardPlan
