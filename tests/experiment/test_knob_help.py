@@ -13,6 +13,7 @@ from pydantic import Field
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import options, store_knobs, usage
 from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.settings import help_text, keys
 from capmoe_eval.routing import registry
@@ -27,7 +28,9 @@ def test_the_help_names_every_key_and_every_option() -> None:
     lines = usage("all").splitlines()
     assert max(map(len, lines)) <= 100
     first = [line.split()[0] for line in lines if re.match(r"  \w", line)]
-    keys_of_runs = {key for key in keys() if key not in knobs()} | {"data.root", "data.name"}
+    paragraphs = knobs().keys() | observer_options().keys()
+    assert paragraphs <= {line.partition("=")[0] for line in lines}
+    keys_of_runs = (keys().keys() - paragraphs) | {"data.root", "data.name"}
     assert keys_of_runs - set(first) == set()
     words = set(re.findall(r"\w+", usage("all")))
     for group in ("model", "tasks", "experiment", "profile", "variant"):
