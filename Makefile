@@ -21,7 +21,7 @@ SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z
 $(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-methods test-bench test-serve test-benchmarks test-zoo real serve-demo check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims pages docs report bench bench-ep bench-server smoke test test-ci test-nightly test-all coverage test-numeric test-transformers install-server test-server test-methods test-bench test-report test-serve test-benchmarks test-zoo real serve-demo check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -31,7 +31,7 @@ help:  ## list the targets
 install: $(VENV)/.installed  ## create .venv from the locked versions, checked by their hashes
 
 # The packages beside the suite.
-BESIDE = packages/capmoe-methods packages/capmoe-bench packages/capmoe-serve packages/capmoe-zoo benchmarks
+BESIDE = packages/capmoe-methods packages/capmoe-bench packages/capmoe-report packages/capmoe-serve packages/capmoe-zoo benchmarks
 
 # A file whose hash is not in the lock is refused; nothing is fetched for a build.
 PIP    = -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
@@ -205,6 +205,9 @@ test-methods: install  ## the tests of packages/capmoe-methods, but for the nigh
 
 test-bench: install  ## the tests of packages/capmoe-bench, but for the nightly ones
 	$(PYTEST) -m 'not nightly' packages/capmoe-bench $(ARGS)
+
+test-report: install  ## the tests of packages/capmoe-report, but for the nightly ones
+	$(PYTEST) -m 'not nightly' packages/capmoe-report $(ARGS)
 
 test-benchmarks: install  ## the tests of benchmarks/, but for the nightly ones
 	$(PYTEST) -m 'not nightly' benchmarks $(ARGS)

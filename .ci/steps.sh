@@ -87,7 +87,7 @@ wheel() {
   local suite=$work/packages
   mkdir "$suite"
   ln -s "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/* "$suite"
-  rm "$suite"/capmoe_methods-* "$suite"/capmoe_bench-* "$suite"/capmoe_serve-* "$suite"/capmoe_zoo-* "$suite"/capmoe_benchmarks-*
+  rm "$suite"/capmoe_methods-* "$suite"/capmoe_bench-* "$suite"/capmoe_report-* "$suite"/capmoe_serve-* "$suite"/capmoe_zoo-* "$suite"/capmoe_benchmarks-*
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/dist" .
   .venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$work/records" packages/capmoe-records
   python3 -m venv "$work/other"
@@ -102,6 +102,8 @@ wheel() {
   diff "$work/expected/zoo/table2.tex" "$work/rendered/zoo/table2.tex"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval method=oea k0=1 2> "$work/refused"
   grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
+  ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval claims 2> "$work/refused"
+  grep -q '^error: claims: capmoe-report is not installed; pip install capmoe-report' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval train olmoe 2> "$work/refused"
   grep -q '^error: train: capmoe-zoo is not installed; pip install capmoe-zoo' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval bench ep 2> "$work/refused"
@@ -115,8 +117,9 @@ wheel() {
 # What the tests of a part depend on; `PART_tested` has a line for each content under which they passed.
 declare -A inputs=(
   [server]="packages/capmoe-serve capmoe_eval/wrapper capmoe_eval/routing .ci/vllm lock"
-  [serve]="packages/capmoe-serve packages/capmoe-methods packages/capmoe-bench capmoe_eval conf tests results/zoo lock"
+  [serve]="packages/capmoe-serve packages/capmoe-methods packages/capmoe-bench packages/capmoe-report capmoe_eval conf tests results/zoo lock"
   [methods]="packages/capmoe-methods capmoe_eval conf tests results/zoo lock"
+  [report]="packages/capmoe-report packages/capmoe-bench capmoe_eval conf tests results docs/zoo lock"
   [bench]="packages/capmoe-bench capmoe_eval conf tests results lock"
   [benchmarks]="benchmarks packages/capmoe-bench capmoe_eval conf tests results/bench lock"
   [zoo]="packages/capmoe-zoo capmoe_eval conf tests lock"

@@ -42,21 +42,6 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
         _REPORT, "render a table of the paper: table2", "capmoe_eval.report.tables.command:main"
     ),
     "figure": Subcommand(_REPORT, "draw a figure: fig7", "capmoe_eval.report.figures.command:main"),
-    "claims": Subcommand(
-        _REPORT,
-        "list every claim of the paper with its verdict",
-        "capmoe_eval.report.claims.command:main",
-    ),
-    "replicate": Subcommand(
-        _REPORT,
-        "test the claims on every model, with effects and intervals",
-        "capmoe_eval.report.replication.command:main",
-    ),
-    "report": Subcommand(
-        _REPORT,
-        "build a static site of all results",
-        "capmoe_eval.report.site.command:main",
-    ),
     "pack": Subcommand(
         _MAINTAIN,
         "pack finished records, or export them to Parquet",

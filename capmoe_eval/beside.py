@@ -24,6 +24,7 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
     "capmoe-bench": frozenset({"bench"}),
+    "capmoe-report": frozenset({"claims", "replicate", "report"}),
     "capmoe-serve": frozenset(
         {
             *("advise", "loads", "bench placement", "bench server", "backend=vllm"),

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from capmoe_eval.report.templates import shown
+from capmoe_eval.report.texts import shown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -18,6 +18,9 @@ from capmoe_methods.trial import (
     sentence,
     verdicts,
 )
+from capmoe_report.records import RECORDS, ContrastFile
+from capmoe_report.trainings import NEEDED, dev_losses
+from capmoe_report.verdicts import Finding, VerdictFile
 
 from capmoe_eval.experiment.names import family, metric_title
 from capmoe_eval.experiment.record import VERDICTS, Record, read_record
@@ -25,10 +28,7 @@ from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.pairing import Paired, answered, pair
 from capmoe_eval.paper.printed import AVERAGE, find_row, pairs
 from capmoe_eval.paper.statistics import Interval, pooled
-from capmoe_eval.paper.trainings import NEEDED, dev_losses
-from capmoe_eval.paper.verdicts import Finding, VerdictFile
-from capmoe_eval.report.replication.records import RECORDS, ContrastFile
-from capmoe_eval.report.templates import shown
+from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import results_of
 from pages import DOCS, ROOT, paragraph, signed, span, table
 from pages.names import FAMILIES, card, records

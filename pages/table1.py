@@ -6,12 +6,13 @@ import dataclasses
 from statistics import fmean
 from typing import Final
 
-from capmoe_eval.paper.claims.judge import judge, replication_claims
-from capmoe_eval.paper.evidence import Side
+from capmoe_report.evidence import Side
+from capmoe_report.judge import judge, replication_claims
+from capmoe_report.trainings import DevLosses
+
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.statistics import by_family
-from capmoe_eval.paper.trainings import DevLosses
-from capmoe_eval.report.templates import shown
+from capmoe_eval.report.texts import shown
 from pages import paragraph, signed, table
 from pages.effects import findings, printed_gap, replication
 from pages.glance import evidence, tasks_of

@@ -376,3 +376,18 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
 
 
 _PEAKS = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
+
+
+HOSTILE = "<img src=x onerror=alert(1)>&amp;"
+"""A name that must be read as it is written."""
+
+
+def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
+    """A cell of a model that is none of the configuration."""
+    return Cell(
+        ModelId(model, "org/odd", dtype="float32"),
+        create_method(**{"name": "score", "gamma": 1.0, **method}),
+        TaskId(task, task, "org/data", "acc", 0),
+        batch_size=16,
+        data="elsewhere",
+    )

@@ -93,7 +93,7 @@ def test_what_needs_vllm_runs_where_it_is_installed() -> None:
 def test_what_the_tests_of_a_part_depend_on_is_there() -> None:
     steps = (FOLDER / "steps.sh").read_text("utf-8")
     inputs = dict(re.findall(r'(?s)^  \[(\w+)\]="(.*?)"$', steps, re.MULTILINE))
-    assert inputs.keys() == {"server", "methods", "bench", "serve", "benchmarks", "zoo"}
+    assert inputs.keys() == {"server", "methods", "bench", "report", "serve", "benchmarks", "zoo"}
     for word in " ".join(inputs.values()).split():
         assert (ROOT / word).exists(), word
 

@@ -20,10 +20,7 @@ LIGHT = {
     "capmoe_eval.evaluation.run_command": HEAVY,
     "capmoe_eval.evaluation.run": HEAVY,
     "capmoe_eval.evaluation.forecast": HEAVY,
-    "capmoe_eval.report.claims.command": HEAVY,
     "capmoe_eval.report.figures.command": HEAVY,
-    "capmoe_eval.report.site.command": HEAVY,
-    "capmoe_eval.report.replication.command": HEAVY,
     "capmoe_eval.experiment.record": HEAVY,
     "hydra_plugins.capmoe_sweeper": HEAVY,
 }

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from capmoe_report.evidence import Side
+from capmoe_report.judge import replication_claims
 
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.paper.claims.judge import replication_claims
-from capmoe_eval.paper.evidence import Side
 from pages import ROOT
 from pages.protocol import YAML, equal_capacity, planned, primary, protocol, seconds
 
@@ -40,7 +40,7 @@ def too_early(protocol_commit: str, revisions: Sequence[str | None], root: Path)
 
 
 def test_records_descend_from_the_protocol() -> None:
-    commit = git("log", "--diff-filter=A", "--format=%H", "--", str(YAML)).splitlines()
+    commit = git("log", "--follow", "--diff-filter=A", "--format=%H", "--", str(YAML)).splitlines()
     if not commit or git("rev-parse", "--is-shallow-repository") == "true":
         pytest.skip("no history of git")
     roots = [

@@ -13,9 +13,7 @@ from capmoe_eval.evaluation.preparation import check_backend
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import EngineRun
-from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.report.tables.filled import measured_table
-from capmoe_eval.results.frames import results_of
 from tests.records import SERVER, planned, record, write_all
 from tests.satellites import NEEDS_METHODS
 
@@ -70,19 +68,6 @@ def test_a_record_of_an_engine_has_its_steps(tmp_path: Path) -> None:
             Record.of(content, one.path)
     with pytest.raises(ValueError, match="rows are not those of 4 steps"):
         EngineRun.model_validate(SERVER | {"steps": 4})
-
-
-def test_a_side_of_a_claim_is_of_one_backend(tmp_path: Path) -> None:
-    """Both are of one model, method and batch size, so that a side would take either."""
-    static, engine = record(of(*STATIC), tmp_path), record(of(*VLLM), tmp_path, (0, 0, 0, 0))
-    for records in ([static, engine], [engine, static]):
-        evidence = Evidence("zoo", results_of(records))
-        side = Side.model_validate({"method": "score", "gamma": 1.0, "ep_size": 1})
-        assert list(evidence.pick(side, "zoo_olmoe")["cell"]) == [static.digest]
-        steps = side.model_copy(update={"max_num_batched_tokens": 2048})
-        assert list(evidence.pick(steps, "zoo_olmoe")["cell"]) == [engine.digest]
-    alone = Evidence("zoo", results_of([engine]))
-    assert alone.pick(side.model_copy(update={"batch_size": 64}), "zoo_olmoe").empty
 
 
 def test_a_table_is_of_one_backend(tmp_path: Path) -> None:

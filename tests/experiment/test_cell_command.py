@@ -16,7 +16,7 @@ from capmoe_eval.experiment.composition import compose_jobs, override, sweep_job
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.registry import create_method
-from tests.report.site.material import odd_cell
+from tests.records import odd_cell
 
 
 def known(*words: str) -> Cell:

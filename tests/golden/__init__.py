@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
+from capmoe_report.contrasts import Contrast
+from capmoe_report.evidence import Evidence, pooled_models
+from capmoe_report.grouping import grouping
+from capmoe_report.judge import findings_of, judge, paper_claims, replication_claims
+from capmoe_report.trainings import TRAININGS, dev_losses, read_trainings
+from capmoe_report.verdicts import Finding
 
 from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.paper.claims.judge import findings_of, judge, paper_claims, replication_claims
-from capmoe_eval.paper.contrasts import Contrast
-from capmoe_eval.paper.evidence import Evidence, pooled_models
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
-from capmoe_eval.paper.replication import grouping
 from capmoe_eval.paper.statistics import by_family
-from capmoe_eval.paper.trainings import TRAININGS, dev_losses, read_trainings
-from capmoe_eval.paper.verdicts import Finding
 from capmoe_eval.report.figures.catalogue import figures as all_figures
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.figures.studies import gather_study

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from capmoe_report.judge import replication_claims
+from capmoe_report.records import ContrastFile, ContrastRecords
 
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.packs import SUFFIX, open_pack
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.paper.claims.judge import replication_claims
-from capmoe_eval.report.replication.records import ContrastFile, ContrastRecords
 from pages import DOCS, ROOT, glance, pages
 from pages.effects import replication
 from pages.pooling import rank_peak

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import gamma_column
 from capmoe_eval.report.tables.table import commands
-from capmoe_eval.report.templates import ABSENT, latex, markdown, one_line
+from capmoe_eval.report.texts import ABSENT, latex, markdown, one_line
 
 if TYPE_CHECKING:
     import pandas as pd

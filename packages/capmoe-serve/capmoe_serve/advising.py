@@ -15,10 +15,10 @@ import numpy as np
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, record_places
-from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
+from capmoe_report.evidence import Evidence, Side
 
 from capmoe_serve.advice import (
     Advice,

@@ -1,1 +1,0 @@
-"""Every claim and number of the paper with a verdict (``docs/explanation/verdicts.md``)."""

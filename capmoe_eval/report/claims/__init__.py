@@ -1,1 +1,0 @@
-"""Write the claims ledger as Markdown, HTML and JSON."""

@@ -1,1 +1,0 @@
-"""Write the verdicts of the replication as JSON, Markdown and a picture."""

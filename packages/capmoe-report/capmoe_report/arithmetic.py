@@ -1,0 +1,327 @@
+"""Checks of the paper's sentences by arithmetic over its printed tables and figures.
+
+Every function is a fact that a claim can name (``printed: {fact: difference, …}``); what is asked
+once is a formula of ``relation``. A fact returns its numbers with an outcome; nothing here was
+measured by this suite.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.paper.printed import (
+    AVERAGE,
+    PrintedRow,
+    Where,
+    figure,
+    find_row,
+    find_rows,
+    pairs,
+)
+
+from capmoe_report.contrasts import Expectation, in_points
+from capmoe_report.verdicts import (
+    BEYOND,
+    Finding,
+    Outcome,
+    in_print,
+    listed,
+    tallied,
+    weigh,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jinja2 import Environment
+
+# Printed decimals are exact; sums of binary fractions are not.
+_EPSILON: Final = 1e-9
+
+
+def rounded(value: float, decimals: int = 1) -> float:
+    """Return ``value`` rounded half up, as print does."""
+    return truncated(value + 0.5 / 10.0**decimals, decimals)
+
+
+def truncated(value: float, decimals: int) -> float:
+    """Return ``value`` cut off after ``decimals``."""
+    scale = 10.0**decimals
+    return math.floor(value * scale + _EPSILON) / scale
+
+
+def relation(values: Mapping[str, Any], text: str, holds: str = "") -> Finding:
+    """Check a formula of numbers by name; without one nothing is decided.
+
+    A value is a number, or a formula in which the names before it are known, such as
+    ``row(table=1, method="Score", gamma=1.0).mean``. A formula is an expression of Jinja2. It has
+    ``row`` and ``rows`` (:func:`find_row` and :func:`find_rows`), and ``figure`` for the values
+    under a path. ``series`` has these values as a Series, by γ if there is one for each γ. The text
+    has the names in braces.
+    """
+    named: dict[str, Any] = {}
+    for name, value in values.items():
+        named[name] = _evaluated(value, named) if isinstance(value, str) else value
+    fits = bool(_evaluated(holds, named)) if holds else None
+    return in_print(fits, text.format(**named))
+
+
+def _evaluated(formula: str, named: Mapping[str, Any]) -> Any:
+    from jinja2 import TemplateError
+
+    try:
+        return _formulas().compile_expression(formula, undefined_to_none=False)(**named)
+    except TemplateError as error:
+        raise ValueError(f"formula {formula!r}: {error}") from error
+
+
+@functools.cache
+def _formulas() -> Environment:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment.globals |= {
+        "figure": figure,
+        "series": _series,
+        "row": lambda **where: find_row(where),
+        "rows": lambda **where: find_rows(where),
+    }
+    return environment
+
+
+def _series(*path: str | int) -> pd.Series[float]:
+    import pandas as pd
+
+    values = figure(*path)
+    return pd.Series(values).rename(index=float if isinstance(values, Mapping) else None)
+
+
+def averages(where: Where, decimals: int = 1) -> Finding:
+    """Check that printed averages are the rounded means of their rows."""
+    rows = [row for row in find_rows(where) if AVERAGE in row.values]
+    wrong = []
+    for row in rows:
+        printed = row.values[AVERAGE]
+        if rounded(row.mean, decimals) != printed:
+            how = "truncated" if truncated(row.mean, decimals) == printed else "wrong"
+            numbers = f"mean {row.mean:.3f}, printed {printed:.{decimals}f}"
+            wrong.append(f"{row.label}: {numbers} ({how})")
+    return tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
+
+
+def difference(a: Where, b: Where, stated: float) -> Finding:
+    """Check that two averages differ as stated, in points or in percent."""
+    first, second = find_row(a), find_row(b)
+    exact = first.mean - second.mean
+    relative = 100 * exact / second.mean
+    printed = first.values[AVERAGE] - second.values[AVERAGE]
+    fits = "relative percent" if rounded(abs(relative)) == stated else ""
+    if stated in (rounded(abs(exact)), rounded(abs(printed))):
+        fits = "points"
+    text = (
+        f"{first.label} against {second.label}, {AVERAGE}: {exact:+.2f} points "
+        f"({relative:+.2f} % relative; printed averages differ by {printed:+.1f}). "
+    )
+    text += f"{stated:g} fits as {fits}." if fits else f"Neither is {stated:g}."
+    return in_print(bool(fits), text)
+
+
+def ranking(
+    higher: Where, lower: Where, columns: str = AVERAGE, margin: float | str = 0.0
+) -> Finding:
+    """Check that rows lie above others, or at most a margin below them, in a column or in "each".
+
+    Rows pair by the fields that neither choice names. The margin is 0 if they must lie higher, else
+    negative, in points or the name of a margin with its sign.
+    """
+    points = in_points(margin)
+    failed, gaps = [], []
+    for row, other in pairs(higher, lower):
+        least = points * row.point - _EPSILON if points else _EPSILON
+        for column in row.tasks if columns == "each" else [columns]:
+            if column not in row.values or column not in other.values:
+                continue
+            gaps.append(row.number(column) - other.number(column))
+            if gaps[-1] < least:
+                against = f"against {other.method} {other.values[column]:g}"
+                failed.append(f"{row.label} {column} {row.values[column]:g} {against}")
+    relation = f"at most {-points:.3g} points lower" if points else "higher"
+    text = (
+        f"{{fit}} of {{all}} printed pairs are {relation}; differences from "
+        f"{min(gaps):+.2f} to {max(gaps):+.2f}."
+    )
+    return tallied(text, failed, len(gaps))
+
+
+def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None) -> Finding:
+    """Check that rows are equal, number by number; ``expect: false`` asks that they are not."""
+    differing, cells, changed = [], 0, 0
+    rows = pairs(a, b)
+    for row, other in rows:
+        names = [name for name in (columns or row.values) if name in other.values]
+        moved = [
+            f"{n} {row.values[n]:g}→{other.values[n]:g}"
+            for n in names
+            if row.values[n] != other.values[n]
+        ]
+        cells, changed = cells + len(names), changed + len(moved)
+        if moved:
+            differing.append(f"{row.label}: {', '.join(moved)}")
+    equal = len(rows) - len(differing)
+    text = f"{equal} of {len(rows)} rows are equal; {changed} of {cells} numbers differ."
+    return in_print((not differing) == expect, listed(text, differing))
+
+
+def grain(
+    column: str, documents: int, decimals: int = 1, scale: float = 100, besides: Sequence[str] = ()
+) -> Finding:
+    """Check that printed values are possible for one run: a whole number of right answers.
+
+    ``scale`` is 100 for percent, 1 for fractions; methods ``besides`` are left out: their values
+    are means over seeds.
+    """
+    shares = [scale * right / documents for right in range(documents + 1)]
+    round_, cut = ({mode(s, decimals) for s in shares} for mode in (rounded, truncated))
+    rows = [r for r in find_rows({}) if column in r.values and r.method not in besides]
+    values = [(row.values[column], f"{row.label} {row.values[column]:g}") for row in rows]
+    impossible = [text for value, text in values if value not in round_ | cut]
+    only_cut = [f"{text} (truncated)" for value, text in values if value in cut - round_]
+    text = (
+        f"{len(impossible)} of {len(rows)} printed {column} values are no k/{documents}, rounded "
+        f"or truncated; {len(only_cut)} only truncated."
+    )
+    return in_print(not impossible, listed(text, impossible + only_cut))
+
+
+def points(column: str, questions: Sequence[int]) -> Finding:
+    """Check that the points of MME in a column of Table 4 are possible for one run.
+
+    A category of n questions gives 100/n for each right answer and 200/n for each image with both
+    right, so that a sum of categories is a multiple of the largest step that divides every 100/n.
+    ``questions`` are the numbers n.
+    """
+    common = math.lcm(*questions)
+    step = Fraction(math.gcd(*(100 * common // n for n in questions)), common)
+    rows = find_rows({"table": 4})
+    impossible = []
+    for row in rows:
+        value = row.values[column]
+        near = [float(step * (math.floor(value / step) + move)) for move in (0, 1)]
+        if value not in {mode(x, 1) for x in near for mode in (rounded, truncated)}:
+            ends = " and ".join(f"{end:.3f}" for end in near)
+            impossible.append(f"{row.label} {value:g} lies between {ends}")
+    text = f"{len(impossible)} of {len(rows)} printed {column} values are no multiple of {step}."
+    return in_print(not impossible, listed(text, impossible))
+
+
+def agreement(a: Where, b: Where, documents: int, margin: str) -> Finding:
+    """Check that fractions agree: each difference's 95 % interval lies within a margin.
+
+    It fails if one lies wholly outside; a difference that is not significant is no agreement. The
+    intervals are those of two unpaired shares of as many documents.
+    """
+    differences, outcomes = [], []
+    bound = in_points(margin)
+    for row, other in pairs(a, b):
+        for column, value in row.tasks.items():
+            gap, p = 100 * (value - other.values[column]), (value + other.values[column]) / 2
+            reach = 100 * BEYOND * math.sqrt(2 * p * (1 - p) / documents)
+            verdict = Expectation.of({"within": bound}).judge(gap - reach, gap + reach)
+            outcomes.append(Finding(verdict=verdict))
+            differences.append((reach, f"{row.label} {column} {gap:+.0f} ± {reach:.0f}"))
+    text = (
+        f"With n = {documents} differences are known to {min(differences)[0]:.0f} points or worse; "
+        f"asked within ±{bound:.3g}: {'; '.join(text for _, text in differences)}."
+    )
+    return Finding(verdict=weigh(outcomes), text=text)
+
+
+def rising(where: Where, columns: str = AVERAGE) -> Finding:
+    """Check that the values of each method do not fall as γ grows."""
+    methods: dict[str, list[PrintedRow]] = {}
+    for row in sorted(find_rows(where), key=lambda row: row.gamma or 0.0):
+        methods.setdefault(row.method, []).append(row)
+    falls, steps = [], 0
+    for low, high in itertools.chain(*map(itertools.pairwise, methods.values())):
+        for column in low.tasks if columns == "each" else [columns]:
+            steps += 1
+            if high.number(column) < low.number(column) - _EPSILON:
+                ends = [
+                    f"{row.values[column]:g} ({gamma_suffix(row.gamma, 'γ=')})"
+                    for row in (low, high)
+                ]
+                falls.append(f"{low.method} {column} {' but '.join(ends)}")
+    return tallied("{fit} of {all} steps to a larger γ do not lower the value.", falls, steps)
+
+
+def workload() -> Finding:
+    """Check that in Table 10 a heavier workload (batch × prompt) never has a smaller speedup."""
+    points = []
+    for row in find_rows({"table": 10}):
+        # "batch 1K x prompt 2K"
+        batch, prompt = (float(part.split()[-1][:-1]) for part in row.variant.split(" x "))
+        points.append((batch * prompt, row.values["Speedup"], row.variant))
+    two = itertools.combinations(sorted(points), 2)
+    ordered = [(light, heavy) for light, heavy in two if light[0] < heavy[0]]
+    against = [
+        f"{heavy} {gain:g}× below {light} {more:g}×"
+        for (_, more, light), (_, gain, heavy) in ordered
+        if gain < more
+    ]
+    text = f"In {len(against)} of {len(ordered)} pairs the heavier workload gains less."
+    return in_print(not against, listed(text, against))
+
+
+def bars(path: Sequence[str | int], higher: int, lower: int, margin: float | str = 0.0) -> Finding:
+    """Check that one series of a bar chart is nowhere more than ``-margin`` below another.
+
+    ``path`` is a figure of groups of values, of which ``higher`` and ``lower`` are places; the
+    margin is in points, or its name with a sign.
+    """
+    bound = in_points(margin)
+    groups = {k: v for k, v in figure(*path).items() if k not in ("source", "order")}
+    gaps = {name: values[higher] - values[lower] for name, values in groups.items()}
+    failed = [f"{name} {gap:+.1f}" for name, gap in gaps.items() if gap < bound - _EPSILON]
+    least, most = min(gaps.values()), max(gaps.values())
+    text = f"{{fit}} of {{all}} groups fit; differences from {least:+.1f} to {most:+.1f}."
+    return tallied(text, failed, len(gaps))
+
+
+def faster_when_tighter() -> Finding:
+    """Check that every model and method of Figure 4 gains more the smaller γ is."""
+    series = {
+        f"{model} {method}": [speedups[gamma] for gamma in sorted(speedups, key=float)]
+        for model, methods in figure("fig4_layer_speedup").items()
+        if model != "source"
+        for method, speedups in methods.items()
+    }
+    failed = [name for name, v in series.items() if v != sorted(set(v), reverse=True)]
+    return tallied("{fit} of {all} series rise as γ falls.", failed, len(series))
+
+
+def check(arguments: Mapping[str, Any]) -> Finding:
+    """Return what a printed fact says; ValueError or TypeError for another fact or argument.
+
+    Where the threshold or the reading is ours (``ours: true``), the paper does not contradict
+    itself by falling short of it: what fails is then undecided.
+    """
+    rest = dict(arguments)
+    name, ours = rest.pop("fact", None), rest.pop("ours", False)
+    if name not in FACTS:
+        raise ValueError(f"printed: fact {name!r} is none of {', '.join(FACTS)}")
+    result = FACTS[name](**rest)
+    is_undecided = ours and result.verdict is Outcome.FAILS
+    return result.model_copy(update={"verdict": Outcome.UNDECIDED}) if is_undecided else result
+
+
+_FACTS: Final[Sequence[Callable[..., Finding]]] = (
+    *(relation, averages, difference, ranking, same, grain, points, agreement),
+    *(rising, workload, bars, faster_when_tighter),
+)
+FACTS: Final = {fact.__name__: fact for fact in _FACTS}
+"""Every fact that a claim can name."""

@@ -1,0 +1,342 @@
+"""The material that claims are judged by, and the cells that a claim compares."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.composition import load_option, options
+from capmoe_eval.experiment.names import family, gamma_suffix
+from capmoe_eval.paper.benchmarks import Bench
+from capmoe_eval.paper.layout import ALL_TASKS
+from capmoe_eval.paper.statistics import Effect, contrast
+from capmoe_eval.results.frames import MIX, Results, results_of, setting
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from capmoe_report.trainings import DevLosses, SeedTraining
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+_LANGUAGE: Final = (MIX, *(column.task for column in ALL_TASKS))
+
+Batches = Literal["single", "mixed", "sized"]
+"""``single``: batches of one task, by length, as lm-eval makes them. ``mixed``: random batches of
+four tasks. ``sized``: batches of four tasks by length, of several sizes."""
+
+
+class Side(BaseModel):
+    """One way to route. Every further field is a knob of :class:`Method` beside its default.
+
+    ``ep_size`` is the model's own where it is not among the knobs; ``m`` may be a multiple of the
+    model's top-k, as "2k". All seeds of ``random`` belong to one side.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    method: str
+    # "own" is the model's of Table 2, "matched" that of the records whose dropped share is nearest
+    # to Expert Drop's; None for methods without one.
+    gamma: float | Literal["own", "matched"] | None = None
+    batches: Batches = "single"
+    batch_size: int | None = None  # sequences per forward; None for the model's own
+    # Most rows of a step of vLLM, whose max_num_seqs is the batch size; None for static batches.
+    max_num_batched_tokens: int | None = None
+    task: str = ""  # one with images, or of Table 7; empty for those of Table 2
+
+    @property
+    def knobs(self) -> Mapping[str, Any]:
+        """The knobs that are given."""
+        return self.model_extra or {}
+
+    def at(self, gamma: float) -> Side:
+        """Return the side at another γ."""
+        return self.model_copy(update={"gamma": gamma})
+
+    @model_validator(mode="after")
+    def _checked(self) -> Side:
+        self.routing(1, 1.0, 1)
+        return self
+
+    def routing(self, ep_size: int, gamma: float, top_k: int) -> Method:
+        """Return the method that a model's records must have, by its ranks, own γ and top-k."""
+        knobs = {"ep_size": ep_size, **self.knobs}
+        if isinstance(knobs.get("m"), str):
+            knobs["m"] = int(knobs["m"].removesuffix("k") or 1) * top_k
+        return create_method(
+            self.method, gamma if isinstance(self.gamma, str) else self.gamma, **knobs
+        )
+
+    def __str__(self) -> str:
+        """Return the side in a few words."""
+        gamma = self.gamma
+        text = f"{gamma} γ" if isinstance(gamma, str) else gamma_suffix(gamma, "γ=")
+        knobs = [k if v is True else f"{k}={v}" for k, v in self.knobs.items()]
+        if self.batch_size:
+            knobs.append(f"batch_size={self.batch_size}")
+        if self.max_num_batched_tokens:
+            knobs.append(f"in steps of at most {self.max_num_batched_tokens} tokens")
+        if self.task:
+            knobs.append(f"on {self.task}")
+        return " ".join(part for part in (self.method.replace("_", " "), text, *knobs) if part)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The material that claims are judged by."""
+
+    profile: str
+    results: Results = field(default_factory=lambda: results_of([]))
+    broken: tuple[str, ...] = ()  # one line for each file that is no whole record
+    # Settings of models that are known beforehand, in the form of :attr:`deployments`.
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trainings: tuple[SeedTraining, ...] = ()  # of several seeds
+    bench: Bench = field(default_factory=Bench)
+    pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
+    losses: DevLosses = field(default_factory=DevLosses)
+    _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """The cells of the results, with ``n_experts``, ``top_k`` and ``pairs`` of their layers.
+
+        Of a model's evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
+        precision) one set is taken: the unlimited, else the largest.
+        """
+        import pandas as pd
+
+        cells = self.results.cells
+        of_model = [name for name in map(str, cells) if name.startswith("model.")]
+        about = cells[["data", "eval_seed", *of_model]]
+        sets = cells[["model"]].assign(
+            limit=pd.to_numeric(cells["limit"]).fillna(math.inf).astype(float),
+            about=[repr(row) for row in about.itertuples(index=False, name=None)],
+        )
+        sets["count"] = sets.groupby(list(sets))["model"].transform("size")
+        largest = sets.sort_values(["limit", "count", "about"]).drop_duplicates(
+            "model", keep="last"
+        )
+        chosen = sets.rename_axis("row").reset_index().merge(largest)["row"]
+        of_layers = self.results.layers.groupby("cell").agg(
+            n_experts=("n_experts", "first"), top_k=("top_k", "first"), pairs=("assignments", "sum")
+        )
+        return cells.loc[chosen].join(of_layers, on="cell")
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The models that have records, in the order of their first."""
+        return tuple(dict.fromkeys(self.cells["model"]))
+
+    @cached_property
+    def deployments(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of each model where a claim names none: ranks, batch size, γ, and its layer.
+
+        They are those of most of its records. ``own`` is the γ of the model's file in
+        ``conf/model``, if it has one.
+        """
+        deployments, with_file = {}, options("model")
+        for model in self.models:
+            of_model = self.cells[self.cells["model"] == model]
+            # An engine is one rank, whatever the model's deployment.
+            cells = of_model[of_model["backend"] == "transformers"]
+            ranked = [_method(knobs).uses_ranks for knobs in cells["setting"]]
+            deployed: dict[str, Any] = {
+                "ep_size": int(_most(cells["ep_size"][ranked], 1)),
+                "batch_size": int(_most(cells["batch_size"], 1)),
+                "gamma": float(_most(cells["gamma"], 1.0)),
+            }
+            gamma = load_option("model", model).gamma if model in with_file else None
+            deployed["own"] = deployed["gamma"] if gamma is None else float(gamma)
+            if default := self.defaults.get(model):
+                deployed |= {"own": default["gamma"], **default}
+            layer = of_model.iloc[0]
+            deployed |= {name: int(layer[name]) for name in ("n_experts", "top_k")}
+            deployments[model] = deployed
+        return deployments
+
+    def pick(self, side: Side, *models: str) -> pd.DataFrame:
+        """Return the cells of a side; several of a model and task differ in their seed."""
+        rows = [self._rows(side, model) for model in models]
+        return self.cells.iloc[np.concatenate([*rows, np.array([], dtype=np.intp)])]
+
+    def _rows(self, side: Side, model: str) -> NDArray[np.intp]:
+        """Return the positions in :attr:`cells` of a model's cells of a side."""
+        none = np.array([], dtype=np.intp)
+        if (deployed := self.deployments.get(model)) is None:
+            return none
+        if side.gamma == "own":
+            side = side.at(deployed["own"])
+        if side.gamma == "matched":
+            if not (matched := self._matched(side, model)):
+                return none
+            side = side.at(matched[0])
+        is_single = side.batches == "single"
+        size = (side.batch_size or deployed["batch_size"]) if is_single else 0
+        routing = _routing(side, *(deployed[name] for name in ("ep_size", "gamma", "top_k")))
+        key = model, side.batches, size, side.max_num_batched_tokens or 0, routing
+        rows = self._by_side.get(key, none)
+        tasks = [side.task] if side.task else _LANGUAGE
+        return rows[np.isin(self._tasks[rows], tasks)]
+
+    @cached_property
+    def _tasks(self) -> NDArray[np.str_]:
+        return self.cells["task"].to_numpy(dtype=np.str_)
+
+    @cached_property
+    def _by_side(self) -> Mapping[tuple[object, ...], NDArray[np.intp]]:
+        """The positions of the cells of each side, with all seeds, by model."""
+        cells = self.cells
+        is_mix, is_shuffled = cells["task"] == MIX, cells["shuffle"].notna()
+        kinds = [~is_mix & ~is_shuffled, is_mix & is_shuffled, is_mix & ~is_shuffled]
+        batches = np.select(kinds, ["single", "mixed", "sized"], "")  # no side asks for others
+        size = cells["batch_size"].where(~is_mix, 0)
+        tokens = cells["max_num_batched_tokens"].fillna(0)
+        rows: dict[tuple[object, ...], list[int]] = {}
+        keys = zip(cells["model"], batches, size, tokens, cells["setting"], strict=True)
+        for row, key in enumerate(keys):
+            rows.setdefault(key, []).append(row)
+        return {key: np.array(of_key) for key, of_key in rows.items()}
+
+    def effect(self, first: Side, second: Side, model: str = "") -> Effect:
+        """Return the first side minus the second.
+
+        It is computed once, however many claims ask for it. ``model`` is a part of the names of the
+        models that are compared; without it they are those of :attr:`pooled`. A contrast of several
+        tasks leaves out those that hardly need experts (:class:`DevLosses`).
+        """
+        key = repr((first, second, model))
+        if key not in self._effects:
+            left_out = self.left_out(first, second)
+            models = [
+                name
+                for name in sorted(self.models)
+                if (model in name if model else name in self.pooled or not self.pooled)
+                and name not in left_out
+            ]
+            sides = [self.pick(side, *models) for side in (first, second)]
+            without = {} if first.task else {name: self.losses.idle_tasks(name) for name in models}
+            effect = contrast(self.results, sides[0], sides[1], without)
+            paths = {
+                path
+                for side in sides
+                for name, task, path in side[["model", "task", "path"]].itertuples(index=False)
+                if (tasks := effect.tasks.get(name)) and task in (*tasks, MIX)
+            }
+            self._effects[key] = replace(effect, records=tuple(sorted(paths)))
+        return self._effects[key]
+
+    def gammas(self, side: Side, *models: str) -> list[float]:
+        """Return every γ at which models have records of a side, whatever γ the side names."""
+        cells = self.cells[self.cells["model"].isin(models)]
+        gammas = sorted(cells["gamma"].dropna().unique())
+        return [g for g in gammas if any(len(self._rows(side.at(g), model)) for model in models)]
+
+    def remark(self, first: Side, second: Side) -> str:
+        """Return what a reader of a contrast must know of its models; empty for most."""
+        shares = {
+            model: shares
+            for side in (first, second)
+            for model in self.models
+            if side.gamma == "matched" and (shares := self._matched(side, model))
+        }
+        words = "γ={} drops {}, Expert Drop {}", ("{:g}", "{:.1%}", "{:.1%}")
+        texts = []
+        if shares:
+            less = sum(of_side < of_expert for _, of_side, of_expert in shares.values())
+            texts.append(f"the nearest shares are: {clauses_by_family(shares, *words)}")
+            texts.append(f"Expert Drop removes more on {less} of {len(shares)} models")
+        if left_out := self.left_out(first, second):
+            texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
+        return "; ".join(texts)
+
+    def left_out(self, first: Side, second: Side) -> list[str]:
+        """Return the models of which a device has one expert, where only one side is of devices."""
+        if first.knobs.get("granularity") == second.knobs.get("granularity"):
+            return []
+        deployed = self.deployments.items()
+        return [model for model, at in deployed if at["n_experts"] <= at["ep_size"]]
+
+    def shared(self, sides: Sequence[Side], model: str) -> list[pd.DataFrame]:
+        """Return a model's cells of each side, of the tasks that all sides have."""
+        picked = [self.pick(side, model) for side in sides]
+        tasks = set.intersection(*(set(cells["task"]) for cells in picked))
+        return [cells[cells["task"].isin(tasks)] for cells in picked]
+
+    def _matched(self, side: Side, model: str) -> tuple[float, float, float] | None:
+        """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
+
+        Of equally near γ it is the lowest.
+        """
+        expert, candidates = Side(method="expert_drop", batches=side.batches), []
+        for gamma in self.gammas(side, model):
+            first, second = self.shared((side.at(gamma), expert), model)
+            if len(first):
+                candidates.append((gamma, first["drop_rate"].mean(), second["drop_rate"].mean()))
+        return min(candidates, key=lambda shares: abs(shares[1] - shares[2]), default=None)
+
+
+def pooled_models(profile: str) -> frozenset[str]:
+    """Return the models of a profile that ``experiment=replicate`` evaluates."""
+    option = load_option("profile", profile)
+    lists = ("replicate", "retrained", "images", "retrained_images", "table7", "server")
+    named = [name for name in lists if not OmegaConf.is_interpolation(option, name)]
+    return frozenset(model for name in named for model in option[name])
+
+
+@cache
+def _routing(side: Side, ep_size: int, gamma: float, top_k: int) -> str:
+    return setting(side.routing(ep_size, gamma, top_k).identity())
+
+
+@cache
+def _method(of: str) -> Method:
+    """Return the method of a setting."""
+    knobs = json.loads(of)
+    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
+
+
+def _most(values: pd.Series[Any], default: float) -> float:
+    """Return the most frequent value, the largest of equally frequent ones."""
+    counts = values.value_counts()  # of what is there
+    return max(counts.index[counts == counts.max()], default=default)
+
+
+def clauses_by_family(
+    numbers: Mapping[str, Sequence[float]], words: str, patterns: Sequence[str]
+) -> str:
+    """Return a clause for each family of models, with its smallest and largest numbers.
+
+    Args:
+        numbers: The numbers of each model, as many for each as ``patterns``.
+        words: The clause after the family's name, with a place for each number.
+        patterns: How each number is written.
+    """
+    families: dict[str, list[Sequence[float]]] = {}
+    for model, values in numbers.items():
+        families.setdefault(family(model), []).append(values)
+    clauses = []
+    for name, rows in families.items():
+        spans = [
+            " to ".join(dict.fromkeys(pattern.format(end(values)) for end in (min, max)))
+            for pattern, values in zip(patterns, zip(*rows, strict=True), strict=True)
+        ]
+        clauses.append(f"{name} {words.format(*spans)}")
+    return "; ".join(clauses)
+
+
+def not_paired(model: str, task: str, reason: str) -> UsageError:
+    """Return the error for records of an experiment that do not pair."""
+    return UsageError(
+        f"model={model}, task={task}: records do not pair ({reason}); run the experiment again "
+        "with one limit and one data.root"
+    )

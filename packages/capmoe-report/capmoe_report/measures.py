@@ -1,0 +1,376 @@
+"""Counted quantities of models, where they must lie, and what that says of a claim."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.names import family, gamma_suffix
+from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
+from capmoe_eval.paper.printed import figure
+from capmoe_eval.paper.statistics import binomial_tail
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from capmoe_report.contrasts import Expectation
+from capmoe_report.evidence import Evidence, Side, clauses_by_family, not_paired
+from capmoe_report.nulls import noise_step, uniform_bound
+from capmoe_report.trainings import SeedTraining
+from capmoe_report.verdicts import LEVEL, Finding, Outcome, unanimous, weigh
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COIN: Final = ("piqa", "rte", "winogrande", "boolq")  # tasks of two answers; others have four
+
+# Columns of cells, what follows from them (:func:`_of_cell`), and what does not (:data:`_COUNTED`).
+_Column = Literal["drop_rate", "pad_waste", "peak_before", "mean_peak_before"]
+_Derived = Literal["added_share", "computed_share", "imbalance_after", "drop_rate_at"]
+_Counted = Literal["answers_changed", "next_tokens_changed", "step_over_noise", "text_dropped"]
+
+
+class Question(BaseModel):
+    """A quantity of a side, alone or against that of another, and where it must lie."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    quantity: Literal[_Column, _Derived, _Counted]
+    of: Side = Side(method="baseline")
+    against: Side | None = None  # the side whose value is subtracted
+    above: float = -math.inf  # the value must lie above
+    below: float = math.inf  # the value must lie below
+    at_most: float = math.inf  # the value may be that
+    label: str = ""  # a template of the sides, where the quantity's name says too little
+    unit: str = ""  # the quantity's name where it is empty
+    scale: float = 1.0  # of the unit: 100 for percent
+    gamma: float | None = None  # of "drop_rate_at"
+    # Models (beginnings of their names) that must each lie above every one of ``lower``.
+    higher: tuple[str, ...] = ()
+    lower: tuple[str, ...] = ()
+    beyond_uniform: bool = False  # subtract what a uniform router exceeds in 5 % of simulations
+    every_gamma: bool = False  # ask it of the side at every γ that there are records of
+
+    @model_validator(mode="after")
+    def _checked(self) -> Question:
+        if not (self.higher or self.above > -math.inf or min(self.below, self.at_most) < math.inf):
+            raise ValueError("needs above, below, at_most, or higher and lower")
+        return self
+
+    @property
+    def sides(self) -> list[Side]:
+        """The sides that are compared, one or two."""
+        return [side for side in (self.of, self.against) if side is not None]
+
+    @property
+    def asked(self) -> str:
+        """The bounds that the value must keep."""
+        bounds = [(">", self.above), ("<", self.below), ("≤", self.at_most)]
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound))
+
+    def fits(self, value: float) -> bool:
+        """Return whether a value lies where it must."""
+        return self.above < value < self.below and value <= self.at_most
+
+    def __str__(self) -> str:
+        """Return the quantity and the sides, for people."""
+        if self.label:
+            return self.label.format(of=self.of, against=self.against)
+        beyond = " beyond a uniform router's" if self.beyond_uniform else ""
+        text = f"{self.quantity}{gamma_suffix(self.gamma)} of {self.of}{beyond}"
+        return text if self.against is None else f"{text} − {self.against}"
+
+
+class _Values(NamedTuple):
+    """The value of each model, and the files that they are from."""
+
+    by_model: dict[str, float]
+    records: Iterable[str]
+    note: str = ""
+    undecided: Collection[str] = ()  # models whose value refutes nothing, wherever it lies
+
+
+def load(raw: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
+    """Return what a question of load says: true of every model, of none, or of some.
+
+    Loads are counted, not sampled: they have no intervals, and a claim holds if it is true of every
+    model present. A question that cannot be read is a ValueError.
+    """
+    question = Question.model_validate(raw)
+    questions = [question]
+    if question.every_gamma:
+        sides = [question.of.at(g) for g in evidence.gammas(question.of, *evidence.models)]
+        questions = [question.model_copy(update={"of": side}) for side in sides] or questions
+    return _all_of([_answer(question, evidence) for question in questions])
+
+
+def measure(name: str, evidence: Evidence) -> list[Finding]:
+    """Return what the measure of a name says, or raise ValueError if there is none.
+
+    It speaks of these models alone where so few families would agree by chance (sign test).
+    """
+    if name == balance.__name__:
+        return balance(evidence)
+    questions = read_data(__package__, "data/measures.yaml", dict[str, tuple[Question, ...]])
+    if name not in questions:
+        raise ValueError(f"measure {name!r} is none of {', '.join((*questions, 'balance'))}")
+    answers = [_answer(question, evidence) for question in questions[name]]
+    few = [0.5 ** len(set(map(family, finding.models))) >= LEVEL for _, finding in answers]
+    return _all_of(
+        [check, finding.model_copy(update={"conditional": is_few and bool(finding.models)})]
+        for (check, finding), is_few in zip(answers, few, strict=True)
+    )
+
+
+def _all_of(answers: Iterable[Sequence[Finding]]) -> list[Finding]:
+    """Return the check of several questions, of which all must hold, and their findings."""
+    checks, findings = zip(*answers, strict=True)
+    text = " ".join(check.text for check in checks)
+    return [Finding(verdict=weigh(findings), text=text), *findings]
+
+
+def _answer(question: Question, evidence: Evidence) -> list[Finding]:
+    counted = _COUNTED.get(question.quantity, _of_cells)(question, evidence)
+    values, label = counted.by_model, str(question)
+    about: dict[str, Any] = {"label": label, "unit": question.unit or question.quantity}
+    if not values:
+        check = Finding(verdict=Outcome.ABSENT, text=f"No records of: {question}.")
+        return [check, Finding(verdict=Outcome.ABSENT, **about)]
+    if question.higher:
+        high, low = (
+            {model: value for model, value in values.items() if model.startswith(names)}
+            for names in (question.higher, question.lower)
+        )
+        fits = [first > second for first in high.values() for second in low.values()]
+        count = f"the first is higher in {sum(fits)} of {len(fits)} pairs"
+        text = f"{_listed(high)} against {_listed(low)}; "
+        text += f"{count if fits else 'one side has no records'}."
+        # Groups of which one has no records decide nothing.
+        outcome = unanimous(fits) if fits else Outcome.UNDECIDED
+    else:
+        fits = [question.fits(value) for value in values.values()]
+        text = f"{_listed(values)}; asked {question.asked}, true of {sum(fits)} of {len(fits)} "
+        text += f"models{f' ({counted.note})' if counted.note else ''}."
+        outcome = unanimous(fits)
+        if outcome is Outcome.FAILS and counted.undecided:
+            outcome = Outcome.UNDECIDED
+    about |= {"effect": fmean(values.values()), "models": values, "note": counted.note}
+    finding = Finding(verdict=outcome, records=tuple(sorted(set(counted.records))), **about)
+    return [Finding(verdict=outcome, text=f"{label}: {text}"), finding]
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{model} {value:.3g}" for model, value in values.items()) or "none"
+
+
+def _of_cells(question: Question, evidence: Evidence) -> _Values:
+    """Return the mean of a quantity over each model's tasks, for a peak the highest of them."""
+    sides = question.sides
+    left_out = evidence.left_out(sides[0], sides[-1])
+    is_peak = question.quantity == "peak_before" and question.against is None
+    values: dict[str, float] = {}
+    paths: set[str] = set()
+    for model, deployed in evidence.deployments.items():
+        # No expert can have more than all tokens.
+        beyond_reach = is_peak and deployed["n_experts"] / deployed["top_k"] <= question.above
+        if model in left_out or beyond_reach:
+            continue
+        picked = evidence.shared(sides, model)
+        means = [
+            _of_cell(question, cells, evidence.results.layers)
+            .groupby(cells["task"])
+            .agg(lambda of_task: of_task.mean(skipna=False))
+            for cells in picked
+        ]
+        tasks = (means[0] - sum(means[1:])).dropna()
+        if len(tasks):
+            paths |= {p for cells in picked for p in cells["path"][cells["task"].isin(tasks.index)]}
+            values[model] = question.scale * float(tasks.max() if is_peak else tasks.mean())
+    return _Values(values, paths)
+
+
+def _of_cell(question: Question, cells: pd.DataFrame, layers: pd.DataFrame) -> pd.Series:
+    """Return the quantity that is asked for, of each cell; NaN where it does not have it."""
+    added, dropped = (cells[f"load.{name}"] / cells["pairs"] for name in ("added", "dropped"))
+    match question.quantity:
+        case "added_share":  # computed pairs beyond a token's top-k, over all its top-k pairs
+            return added
+        case "computed_share":  # computed pairs over those of the dropless model
+            return 1 + (added - dropped)
+        case "imbalance_after":  # the fullest expert's pairs over the mean, of those computed
+            return cells["load.mean_peak_after"] / (1 + (added - dropped))
+        case "text_dropped":
+            return cells["load.modalities.text.drop_rate"].astype(float)
+        case "drop_rate_at":  # Equation 11's share of dropped pairs at γ, from the record's grids
+            of_cells = layers[layers["cell"].isin(cells["cell"])]
+            columns = ["grid.gamma", "grid.drop_rate"]
+            grid = of_cells[["cell", "assignments", *columns]].explode(columns)
+            grid = grid[grid["grid.gamma"] == question.gamma]
+            pairs = (grid["grid.drop_rate"] * grid["assignments"]).groupby(grid["cell"]).sum()
+            has_all = grid["cell"].value_counts() == of_cells["cell"].value_counts()
+            dropped = cells["cell"].map(pairs[has_all.reindex(pairs.index)]).astype(float)
+            return dropped / cells["pairs"]
+        case name:
+            values = cells[name if name in cells else f"load.{name}"]
+            if question.beyond_uniform:
+                sizes = cells[["n_experts", "top_k", "load.mean_load"]].itertuples(index=False)
+                bounds = [
+                    math.nan if math.isnan(load) else uniform_bound(name, experts, top_k, load)
+                    for experts, top_k, load in sizes
+                ]
+                values = values - bounds
+            return values
+
+
+def _text_dropped(question: Question, evidence: Evidence) -> _Values:
+    """Return the share of text pairs that are dropped (Appendix C).
+
+    The paper speaks of queries of which text is a small part: a model whose queries have a larger
+    part of text than Figure 10 refutes nothing.
+    """
+    counted = _of_cells(question, evidence)
+    small = sum(figure("fig10_text_pixels_pm0.03")) / sum(figure("fig10_total_pixels_pm0.03"))
+    cells = evidence.pick(question.of, *counted.by_model).set_index("model")
+    text, image = (cells[f"load.modalities.{name}.tokens"] for name in ("text", "image"))
+    shares = dict(text / (text + image))
+    texts = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
+    note = f"text is of all tokens: {texts}; Figure 10: {small:.1%}" if texts else ""
+    large = [model for model, share in shares.items() if share > small]
+    return counted._replace(note=note, undecided=large)
+
+
+def _step_over_noise(question: Question, evidence: Evidence) -> _Values:
+    """Return the step of gate scores from rank K to K+1 over that of a random router (Figure 8).
+
+    The step is the logarithm of the scores' ratio. Noise is that of Gaussian router logits whose
+    scores fall as fast inside the top-k; it has no cliff behind it either. A step that is smaller
+    than the mean step inside the top-k is no cliff, and refutes nothing.
+    """
+    values, tails, gentle = {}, {}, set()
+    records = evidence.pick(question.of, *evidence.models)
+    for model, cells in records.groupby("model", sort=False):
+        layers = evidence.results.layers
+        layers = layers[layers["cell"].isin(cells["cell"])]
+        steps, inside, sizes = [], [], (0, 0)
+        rows = zip(layers["score_by_rank"], layers["n_experts"], layers["top_k"], strict=True)
+        for scores, n_experts, k in rows:
+            if scores is not None and len(scores) and k > 1 and scores[k] > 0:
+                sizes = n_experts, k
+                steps.append(math.log(scores[k - 1] / scores[k]))
+                inside.append(math.log(scores[0] / scores[k - 1]) / (k - 1))
+        if steps:
+            step, fall = fmean(steps), fmean(inside)
+            noise = noise_step(*sizes, max(fall, 1e-3))
+            values[str(model)] = step / noise
+            tails[str(model)] = math.exp(-step), math.exp(-noise)
+            gentle |= {str(model)} if step < fall else set()
+    ranks = clauses_by_family(tails, "{}, noise {}", ("{:.2f}", "{:.2f}"))
+    note = f"score of rank K+1 over that of rank K: {ranks}" if ranks else ""
+    return _Values(values, records["path"], note, gentle)
+
+
+def _answers_changed(question: Question, evidence: Evidence) -> _Values:
+    """Return the percent of answers that differ between two compositions of the batches."""
+    cells = evidence.pick(question.of, *evidence.models)
+    shares: dict[str, list[float]] = {}
+    for (model, task), runs in answered_by_cells(evidence.results, cells).items():
+        flips = []
+        for first, second in itertools.combinations(runs, 2):
+            paired = pair([first], [second])
+            if isinstance(paired, Unpaired):
+                raise not_paired(model, task, paired.reason)
+            flips.append(paired.flips)
+        if flips:
+            shares.setdefault(model, []).append(fmean(flips))
+    values = {model: question.scale * fmean(of_tasks) for model, of_tasks in shares.items()}
+    return _Values(values, cells["path"][cells["model"].isin(shares)])
+
+
+def _next_tokens_changed(question: Question, evidence: Evidence) -> _Values:
+    """Return the percent of next tokens that the order of a batch's sequences changes.
+
+    Judged are batches whose sequences begin with distinct tokens. Of equal gate scores, which
+    sequences that begin alike have, the order decides; the note has the share where they occur.
+    """
+    file = evidence.bench.evaluations.get("permutation", {})
+    is_split = question.of.knobs.get("ep_size") != 1
+    shares: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    for row in file.get("permutations", ()):
+        if row["method"] == question.of.method and (row["ranks"] > 1) is is_split:
+            shares[row["is_distinct"]].setdefault(row["model"], []).append(row["changed"])
+    distinct, alike = (
+        {
+            model: question.scale * fmean(shares[is_distinct][model])
+            for model in evidence.models
+            if model in shares[is_distinct]
+        }
+        for is_distinct in (True, False)
+    )
+    texts = ", ".join(f"{model} {share:.1f} %" for model, share in alike.items())
+    note = f"with prompts as they are, which begin alike: {texts}" if texts else ""
+    return _Values(distinct, [str(evidence.bench.folder / "permutation.json")], note)
+
+
+_COUNTED: Final[Mapping[str, Callable[[Question, Evidence], _Values]]] = {
+    "answers_changed": _answers_changed,
+    "next_tokens_changed": _next_tokens_changed,
+    "step_over_noise": _step_over_noise,
+    "text_dropped": _text_dropped,
+}
+
+
+def balance(evidence: Evidence) -> list[Finding]:
+    """Compare trainings from scratch with upcycled ones of equal seeds (Figures 1, 2, 13).
+
+    A training counts if its model answers better than chance does. The interval over the seeds is
+    Student's.
+    """
+    studies: dict[tuple[str, int], list[SeedTraining]] = {}
+    for training in evidence.trainings:
+        studies.setdefault((training.name, training.steps), []).append(training)
+    findings = []
+    for (name, steps), trainings in studies.items():
+        able = [training for training in trainings if _is_better_than_chance(training)]
+        peaks = {(t.origin, t.seed): fmean(t.peaks) for t in able}
+        gaps = {
+            f"seed {seed}": peaks[origin, seed] - peaks["upcycled", seed]
+            for origin, seed in sorted(peaks)
+            if origin == "scratch" and ("upcycled", seed) in peaks
+        }
+        left_out = len(trainings) - len(able)
+        note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
+        label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
+        about: dict[str, Any] = {"label": label, "note": note, "models": gaps}
+        outcome = Outcome.ABSENT
+        if len(gaps) > 1:
+            from scipy.special import stdtrit
+
+            mean, error = fmean(gaps.values()), stdev(gaps.values()) / math.sqrt(len(gaps))
+            reach = float(stdtrit(len(gaps) - 1, 0.975)) * error
+            outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
+            about |= {"effect": mean, "low": mean - reach, "high": mean + reach}
+            about["records"] = tuple(sorted({str(training.path) for training in able}))
+        findings.append(Finding(verdict=outcome, unit="× the mean load", **about))
+    if not findings:
+        label = "peak load from scratch − upcycled"
+        findings = [Finding(label=label, verdict=Outcome.ABSENT)]
+    return [Finding(verdict=weigh(findings), text=" ".join(map(_sentence, findings))), *findings]
+
+
+def _is_better_than_chance(training: SeedTraining) -> bool:
+    """Return whether the answers to all tasks are better than chance (binomial, p < 5 %)."""
+    accuracy, documents = training.accuracy, training.documents
+    if not accuracy:  # it is not known
+        return False
+    right = sum(round(percent / 100 * documents) for percent in accuracy.values())
+    chance = fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
+    return binomial_tail(right, documents * len(accuracy), chance) < LEVEL
+
+
+def _sentence(finding: Finding) -> str:
+    bounds = "" if finding.low is None else f" [{finding.low:+.2f}, {finding.high:+.2f}]"
+    number = "" if finding.effect is None else f"{finding.effect:+.2f}{bounds} {finding.unit}; "
+    note = f" ({finding.note})" if finding.note else ""
+    return f"{finding.label}: {number}{finding.verdict.value}{note}."

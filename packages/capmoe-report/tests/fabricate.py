@@ -1,0 +1,73 @@
+"""Records as claims ask for them: by method, all of models with the same settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.results.frames import results_of
+from capmoe_eval.routing.registry import create_method
+
+from capmoe_report.evidence import Evidence
+from capmoe_report.judge import judge, read_claims
+from tests import records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HOME = {"ep_size": 2, "batch_size": 16, "gamma": 1.5}
+
+
+def record(
+    method: str,
+    gamma: float | None = None,
+    correct: records.Correct = (1, 0, 1, 1),
+    *,
+    model: str = "zoo_olmoe",
+    task: str = "obqa",
+    documents: str = "d0",
+    load: dict[str, Any] | None = None,
+    layer: dict[str, Any] | None = None,
+    cell: dict[str, Any] | None = None,
+    root: Path = Path("results/zoo"),
+    broken_invariant: str = "",
+    stderr: float = 0.01,
+    **knobs: Any,
+) -> Record:
+    """Return a record; nothing is written."""
+    loads = {"peak_before": 4.0, "mean_peak_before": 3.0, **(load or {})}
+    return records.record_of(
+        create_method(method, gamma, **{"ep_size": HOME["ep_size"], **knobs}),
+        correct,
+        model=model,
+        task=task,
+        root=root,
+        **{"batch_size": HOME["batch_size"], **(cell or {})},
+        parts={
+            "documents": documents,
+            "stderr": stderr,
+            "load": loads,
+            "layers": [records.layer([30, 20, 10, 10, 10, 10, 5, 5], **(layer or {}))],
+            "broken_invariant": broken_invariant,
+        },
+    )
+
+
+def evidence(*records: Record, profile: str = "zoo", **rest: Any) -> Evidence:
+    """Return evidence in which every model has the same settings."""
+    homes = {each.model: HOME for each in records}
+    return Evidence(profile, results_of(records), **{"defaults": homes, **rest})
+
+
+HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"
+
+
+def verdicts(check: str, material: Evidence) -> pd.DataFrame:
+    """Return the rows of a claim that has one check: the check's, then those of its findings."""
+    return judge(material, read_claims(f"- {HEAD % check}"))
+
+
+def label(rows: pd.DataFrame) -> str:
+    """Return the verdict on the first claim with its scope."""
+    return " ".join(rows[["conclusion", "of"]].iloc[0]).strip()

@@ -1,0 +1,157 @@
+"""Claims on speedups: directions alone, said to be emulated, never a published number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from capmoe_eval.paper.benchmarks import Bench, read_bench
+from fabricate import label
+from tests.results import timing_files as files
+
+from capmoe_report.evidence import Evidence
+from capmoe_report.judge import judge, paper_claims
+from capmoe_report.speedup import FACTS, check
+from capmoe_report.verdicts import Outcome
+
+# In the made-up studies Expanded Drop at γ = 2 gains 1.05 ± 5 %, which is not apart from 1, and
+# saves 0.945 ± 5 % of what is sent; the prefill's and the first model's layer's gains are equal.
+EXPECTED = {
+    "accelerates": Outcome.UNDECIDED,
+    "rises": Outcome.HOLDS,
+    "whole_model": Outcome.UNDECIDED,
+    "fewer_experts": Outcome.HOLDS,
+    "phases_shrink": Outcome.UNDECIDED,
+    "global_costs": Outcome.HOLDS,
+    "device_gains_more": Outcome.HOLDS,
+    "slower_when_uneven": Outcome.UNDECIDED,
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return read_bench(files.write_all(tmp_path_factory.mktemp("bench")))
+
+
+def one_study(folder: Path, name: str, rows: list[dict[str, Any]], **other: Any) -> Bench:
+    files.write(folder, files.study(name, [files.run([files.point(rows)])], **other))
+    return read_bench(folder)
+
+
+def verdict(name: str, bench: Bench) -> str:
+    claims = [claim for claim in paper_claims() if claim.id == name]
+    return label(judge(Evidence("zoo", bench=bench), claims))
+
+
+def test_every_fact_is_judged(bench: Bench) -> None:
+    assert set(EXPECTED) == set(FACTS)
+    assert {name: check({"fact": name}, bench)[0].verdict for name in FACTS} == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("speedups", "outcome"),
+    [
+        ((1.06, 1.2), Outcome.HOLDS),  # 1.06 · 0.95 = 1.007
+        ((1.04, 1.2), Outcome.UNDECIDED),  # 1.04 · 0.95 = 0.988
+        ((0.9, 0.95), Outcome.FAILS),  # 0.95 · 1.05 = 0.9975
+        ((0.9, 1.2), Outcome.UNDECIDED),
+    ],
+)
+def test_a_fact_is_read_from_quartiles(
+    tmp_path: Path, speedups: tuple[float, ...], outcome: Outcome
+) -> None:
+    method = files.label("score", 1.0)
+    rows = [files.row(method | {"gamma": 1.0 + n}, s) for n, s in enumerate(speedups)]
+    bench = one_study(tmp_path, "speedup", [files.row(), *rows])
+    assert check({"fact": "accelerates"}, bench)[0].verdict is outcome
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outcome"),
+    [
+        ((1.0, 1.2), Outcome.HOLDS),
+        ((1.2, 1.0), Outcome.FAILS),
+        ((1.0, 1.02), Outcome.UNDECIDED),
+        ((1.0, 1.2, 1.5), Outcome.HOLDS),
+        ((1.2, 1.0, 1.5), Outcome.UNDECIDED),  # not from every peak to the next
+    ],
+)
+def test_latency_follows_the_peak(
+    tmp_path: Path, seconds: tuple[float, ...], outcome: Outcome
+) -> None:
+    points = [
+        files.point(
+            [files.row(phases={"experts": value})],
+            routing={"source": "peak", "peak": 2.0 + number},
+        )
+        for number, value in enumerate(seconds)
+    ]
+    files.write(tmp_path, files.study("skew", [files.run(points)]))
+    assert check({"fact": "slower_when_uneven"}, read_bench(tmp_path))[0].verdict is outcome
+
+
+def test_a_verdict_says_that_it_is_emulated(bench: Bench) -> None:
+    first, *findings = check({"fact": "rises"}, bench)
+    assert "EMULATED on 6, 8 ranks (cpu)" in first.text
+    assert "in 8 of 8 comparisons" in first.text
+    assert all("EMULATED" in finding.unit for finding in findings)
+    assert verdict("s51-faster-tighter", bench) == "confirmed in direction, emulated"
+    assert verdict("s51-experts-per-gpu", bench) == "confirmed in direction, emulated"
+    assert verdict("s51-accelerates", bench) == "not shown in direction, emulated"
+
+
+def test_measured_ranks_are_counted(tmp_path: Path) -> None:
+    rows = [files.row(), files.row(files.label("score", 1.0), 1.5)]
+    bench = one_study(tmp_path, "speedup", rows, kind="measured")
+    assert verdict("s51-accelerates", bench) == "confirmed in direction, measured on 8 ranks"
+
+
+def test_no_emulation_confirms_or_refutes_a_printed_number(tmp_path: Path, bench: Bench) -> None:
+    assert verdict("s52-device-speed", bench) == (
+        "not shown (the order is as stated in direction, emulated)"
+    )
+    wrong = [
+        files.row(),
+        files.row(files.label("expanded_drop", 1.0, "device"), 1.1),
+        files.row(files.label("expanded_drop", 1.5), 1.5),
+    ]
+    files.write(
+        tmp_path, files.study("granularity", [files.run([files.point(wrong)], "Qwen3-MoE")])
+    )
+    other = verdict("s52-device-speed", read_bench(tmp_path))
+    assert other == "not shown (the opposite, but emulated)"
+    claims = {claim.id: claim for claim in paper_claims()}
+    new, old = (
+        judge(material, paper_claims())
+        for material in (Evidence("zoo", bench=bench), Evidence("zoo"))
+    )
+    words = old.drop_duplicates("claim").set_index("claim")["conclusion"]
+    assert new["of"][new["check"] == "speedup"].str.contains("emulated").all()
+    for name, rows in new.groupby("claim"):
+        if claims[str(name)].kind == "number":
+            assert rows["conclusion"].iloc[0] in (words[name], "not shown")
+            assert not rows["label"][rows["check"] == "speedup"].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("emulated", "not shown (the opposite, but emulated)"),
+        ("measured", "contradicted in direction, measured on 8 ranks"),
+    ],
+)
+def test_only_real_ranks_contradict(tmp_path: Path, kind: str, expected: str) -> None:
+    slower = [files.row(), files.row(files.label("score", 1.0), 0.5)]
+    assert verdict("s51-accelerates", one_study(tmp_path, "speedup", slower, kind=kind)) == expected
+
+
+def test_without_files_the_command_is_told() -> None:
+    for name in FACTS:
+        [finding] = check({"fact": name}, Bench())
+        assert finding.verdict is Outcome.ABSENT
+        assert "capmoe-eval bench ep --study" in finding.text
+    assert verdict("s51-accelerates", Bench()) == "not measured"
+    assert verdict("s51-faster-tighter", Bench()) == "confirmed in print"
+    with pytest.raises(ValueError, match="fact 'rise' is none of accelerates"):
+        check({"fact": "rise"}, Bench())

@@ -1,0 +1,74 @@
+"""The data: its schema, and that every check in it can be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from capmoe_report.evidence import Evidence
+from capmoe_report.judge import judge, paper_claims, read_claims
+
+ENTRY = """
+- id: one
+  version: v2
+  section: Abstract
+  place: Abstract
+  quote: some words
+  kind: number
+  published: {values: [0.2], unit: points}
+  check: {none: {reason: because}}
+"""
+
+
+def test_every_check_can_be_read_where_there_are_no_records() -> None:
+    rows = judge(Evidence("zoo"), paper_claims())
+    assert list(dict.fromkeys(rows["claim"])) == [claim.id for claim in paper_claims()]
+    assert "contradicted" not in set(rows["conclusion"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("kind: number", "kind: fact", "field 'kind'.*not 'fact'"),
+        ("version: v2", "version: v3", "'v1' or 'v2', not 'v3'"),
+        ("quote: some words", "quote: " + "x" * 200, "at most 199 characters"),
+        ("  place: Abstract\n", "", "field 'place' is missing"),
+        ("section: Abstract", "sektion: Abstract", "'(section' is missing|sektion')"),
+        ("{none: {reason: because}}", "{guess: {}}", "check.*guess.*not 'guess'"),
+        ("{none: {reason: because}}", "[]", "check.*at least 1"),
+        ("{none: {reason: because}}", "{none: because}", "check.*none.*dictionary"),
+        ("{none: {reason: because}}", "{none: {}, load: {}}", "check.*at most 1 item"),
+    ],
+)
+def test_a_bad_entry_is_refused_by_name(old: str, new: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"claim one: .*{problem}"):
+        read_claims(ENTRY.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("check", "problem"),
+    [
+        ("printed: {fact: averagos}", "fact 'averagos'"),
+        ("printed: {fact: averages, wher: {}}", "wher"),
+        ("printed: {fact: averages, where: {table: 77}}", "prints no row"),
+        ("printed: {fact: relation, text: '', values: {a: rw(table=1)}}", "formula 'rw.*undefined"),
+        ("load: {quantity: weight, above: 1}", "quantity.*not 'weight'"),
+        ("load: {quantity: drop_rate}", "needs above, below"),
+        (
+            "measured: {contrasts: [{a: {method: score, gamma: 1}, expect: greater}]}",
+            "b' is missing",
+        ),
+        (
+            "measured: {contrasts: [{a: {method: scor}, b: {method: baseline}, expect: less}]}",
+            "did you mean 'score'",
+        ),
+        (
+            "measured: {contrasts: [{a: {method: baseline}, b: {method: baseline}, expect: more}]}",
+            "expect: 'more'",
+        ),
+        ("agree: {with: two}", "two"),
+    ],
+)
+def test_a_check_that_cannot_be_made_names_its_claim(check: str, problem: str) -> None:
+    entries = read_claims(ENTRY.replace("none: {reason: because}", check))
+    with pytest.raises(ValueError, match=f"claim one: .*{problem}"):
+        judge(Evidence("zoo"), entries)

@@ -1,0 +1,104 @@
+"""The cells of a side, among strangers that lie beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.results.frames import results_of
+from fabricate import evidence, record
+from tests.experiment.test_backend import STATIC, VLLM, of
+
+from capmoe_report.evidence import Evidence, Side
+from capmoe_report.trainings import DevLosses
+from tests import records
+
+
+def is_picked(material: Evidence, side: Side, *records: Record, model: str = "zoo_olmoe") -> bool:
+    """Return whether a side has exactly these records."""
+    return list(material.pick(side, model)["cell"]) == [record.digest for record in records]
+
+
+def test_a_side_has_the_models_own_settings_and_no_others() -> None:
+    own = record("score", 1.5)
+    strangers = [
+        record("score", 1.5, ep_size=1),
+        record("score", 1.5, cell={"batch_size": 4}),
+        record("score", 1.5, cell={"shuffle": 3}),  # asked for by no side
+        record("score", 1.5, count_padding=True),
+        record("score", 1.0),
+        record("baseline"),
+    ]
+    material = evidence(own, *strangers)
+    assert is_picked(material, Side(method="score", gamma="own"), own)
+    assert is_picked(material, Side(method="score", gamma=1.5, ep_size=1), strangers[0])
+    assert is_picked(material, Side(method="baseline"), strangers[5])
+    assert is_picked(material, Side(method="baseline"), model="zoo_other")
+
+
+def test_m_is_a_multiple_of_the_models_top_k() -> None:
+    ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, layer={"top_k": 3})
+    side = Side(method="expanded_drop", gamma=1.0, candidates="ranked", m="2k")
+    assert is_picked(evidence(ranked), side, ranked)
+
+
+def test_settings_are_those_of_most_records_but_for_the_gamma_of_a_model_that_has_a_file() -> None:
+    records = [
+        record("score", gamma, ep_size=ep_size, model=model)
+        for model in ("zoo_olmoe", "mine")
+        for gamma, ep_size in ((1.0, 4), (1.5, 4), (1.5, 1))
+    ]
+    two = record("score", 2.0, ep_size=4)
+    material = evidence(*records, two, defaults={})
+    deployed = {"ep_size": 4, "batch_size": 16, "gamma": 1.5, "own": 1.5}
+    assert material.deployments["mine"].items() >= deployed.items()
+    own = Side(method="score", gamma="own")
+    assert is_picked(material, own, records[4], model="mine")
+    assert is_picked(material, own, two)  # of conf/model/zoo_olmoe.yaml
+    assert "zoo_other" not in material.deployments
+    assert evidence(*records).deployments["zoo_olmoe"]["own"] == 1.5
+
+
+def test_a_task_that_hardly_needs_experts_enters_no_contrast_of_several() -> None:
+    """RTE loses 4 points with all experts disabled; alone it may be asked, and so in a mixture."""
+    rows = [
+        record(method, 1.0, {"openbookqa": [right] * 4} if task == "obqa" else [0, 0], task=task)
+        for method, right in (("score", 1), ("random", 0))
+        for task in ("obqa", "rte")
+    ]
+    mixtures = [
+        record(
+            *(method, 1.0, {"openbookqa": [1] * 4, "rte": [right] * 4}),
+            task="zero_shot_mix",
+            cell={"shuffle": 0},
+        )
+        for method, right in (("score", 1), ("random", 0))
+    ]
+    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
+    mixed = [side.model_copy(update={"batches": "mixed"}) for side in sides]
+    losses = {"openbookqa": {"zoo_olmoe": 31.0}, "rte": {"zoo_olmoe": 4.0}}
+    every, some = (evidence(*rows, *mixtures, losses=DevLosses(of)) for of in ({}, losses))
+    assert [every.effect(*both).points for both in (sides, mixed)] == [50, 50]
+    assert [some.effect(*both).points for both in (sides, mixed)] == [100, 0]
+    assert some.effect(*sides).tasks == {"zoo_olmoe": ("obqa",)}
+    alone = [side.model_copy(update={"task": "rte"}) for side in sides]
+    assert some.effect(*alone).points == 0
+    assert some.losses.notes == (
+        "left out of contrasts of several tasks: rte (4.0); with all experts disabled they lose "
+        "less than 20 points on the dev sets",
+    )
+    assert every.losses.notes == ()
+
+
+def test_a_side_of_a_claim_is_of_one_backend(tmp_path: Path) -> None:
+    """Both are of one model, method and batch size, so that a side would take either."""
+    static = records.record(of(*STATIC), tmp_path)
+    engine = records.record(of(*VLLM), tmp_path, (0, 0, 0, 0))
+    for both in ([static, engine], [engine, static]):
+        material = Evidence("zoo", results_of(both))
+        side = Side.model_validate({"method": "score", "gamma": 1.0, "ep_size": 1})
+        assert list(material.pick(side, "zoo_olmoe")["cell"]) == [static.digest]
+        steps = side.model_copy(update={"max_num_batched_tokens": 2048})
+        assert list(material.pick(steps, "zoo_olmoe")["cell"]) == [engine.digest]
+    alone = Evidence("zoo", results_of([engine]))
+    assert alone.pick(side.model_copy(update={"batch_size": 64}), "zoo_olmoe").empty

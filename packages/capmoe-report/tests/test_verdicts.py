@@ -1,0 +1,223 @@
+"""Verdicts from fabricated records, against cases worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.layout import ALL_TASKS
+from capmoe_eval.paper.printed import find_row
+from fabricate import HEAD, evidence, label, record, verdicts
+
+from capmoe_report.evidence import Evidence
+from capmoe_report.judge import conclude, read_claims
+from capmoe_report.verdicts import Finding, Outcome
+
+CONTRAST = """{measured: {contrasts: [
+  {a: {method: score, gamma: 1.0}, b: {method: random, gamma: 1.0}, expect: %s}]}}"""
+RIGHT, WRONG = [1] * 40, [0] * 40
+
+
+def word(check: str, material: Evidence) -> str:
+    return str(verdicts(check, material)["conclusion"].iloc[0])
+
+
+# Contrasts.
+
+
+@pytest.mark.parametrize(
+    ("score", "random", "expect", "expected"),
+    [
+        # 20 of 40 documents gained, none lost: exact p = 2/2^20.
+        (RIGHT, [1] * 20 + [0] * 20, "greater", "confirmed"),
+        ([1] * 20 + [0] * 20, RIGHT, "greater", "contradicted"),
+        ([1] * 20 + [0] * 20, RIGHT, "less", "confirmed"),
+        # One gained, one lost: p = 1.
+        ([0, 1] + [1] * 38, [1, 0] + [1] * 38, "greater", "not shown"),
+        # No difference at all is within two documents, not within less than one; it is no gain.
+        (RIGHT, RIGHT, "{within: 5}", "confirmed"),
+        (RIGHT, RIGHT, "{within: 1}", "not shown"),
+        (RIGHT, RIGHT, "greater", "not shown"),
+        # 50 points lower is surely more than 1 point lower.
+        ([1] * 20 + [0] * 20, RIGHT, "{at_least: -1}", "contradicted"),
+        ([1] * 20 + [0] * 20, RIGHT, "{at_most: -5}", "confirmed"),
+        # 1 of 40 lost: −2.5 points, but the interval reaches 0.
+        ([0] + [1] * 39, RIGHT, "{at_least: -1}", "not shown"),
+    ],
+)
+def test_a_contrast_decides_by_its_interval(
+    score: list[float], random: list[float], expect: str, expected: str
+) -> None:
+    found = evidence(record("score", 1.0, score), record("random", 1.0, random))
+    assert word(CONTRAST % expect, found) == expected
+
+
+def test_a_task_that_does_not_pair_is_left_out_and_named() -> None:
+    """A part of its subtasks is no task: none is compared on fewer documents without a word."""
+    both = {"obqa_a": [1] * 20}
+    unpaired = [record("score", 1.0, both), record("random", 1.0, both | {"obqa_b": [0] * 20})]
+    paired = [record(name, 1.0, x, task="rte") for name, x in (("score", RIGHT), ("random", WRONG))]
+    (check, finding) = verdicts(CONTRAST % "greater", evidence(*unpaired, *paired)).itertuples()
+    assert finding.effect == pytest.approx(100)
+    assert "Not paired and left out: zoo_olmoe obqa (other subtasks: obqa_b)." in check.text
+    rows = verdicts(CONTRAST % "greater", evidence(*unpaired))
+    assert label(rows) == "not measured"
+    assert "No records of: score γ=1 − random γ=1" in rows["text"][0]
+
+
+def test_contrasts_of_a_claim_are_corrected_for_their_number() -> None:
+    # 6 gained of 40: p = 0.041 alone, 0.082 beside a second.
+    score = record("score", 1.0, RIGHT)
+    others = [record(m, 1.0, [0] * 6 + [1] * 34) for m in ("random", "order")]
+    contrast = "{a: {method: score, gamma: 1.0}, b: {method: %s, gamma: 1.0}, expect: greater}"
+    single, other = contrast % "random", contrast % "order"
+    one = f"{{measured: {{contrasts: [{single}]}}}}"
+    two = f"{{measured: {{contrasts: [{single}, {other}]}}}}"
+    assert word(one, evidence(score, others[0])) == "confirmed"
+    for check in (two, one):  # both are of claim (a) of the replication, and have its p
+        rows = verdicts(check, evidence(score, *others))
+        assert label(rows).startswith("not shown")
+        assert rows["p"][1] == pytest.approx(0.0825, abs=1e-4)
+    # Half of what the claim asks for is no confirmation either.
+    partly = verdicts(two, evidence(score, others[0]))
+    assert label(partly).startswith("not shown")
+    assert "no records of: score γ=1 − order" in partly["text"][0]
+
+
+# Loads and invariants.
+
+
+def loads(first: float, second: float, model: str) -> list[Record]:
+    return [
+        record("expert_drop", load={"drop_rate": first}, model=model),
+        record("score", 1.5, load={"drop_rate": second}, model=model),
+    ]
+
+
+LOAD = """{load: {quantity: drop_rate, of: {method: expert_drop},
+  against: {method: score, gamma: own}, below: 0}}"""
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([(0.02, 0.12)], "confirmed"),
+        ([(0.12, 0.02)], "contradicted"),
+        ([(0.02, 0.12), (0.12, 0.02)], "not shown"),
+        ([], "not measured"),
+    ],
+)
+def test_a_load_holds_if_it_does_for_every_model(
+    pairs: list[tuple[float, float]], expected: str
+) -> None:
+    records = [one for i, pair in enumerate(pairs) for one in loads(*pair, model=f"zoo_{i}")]
+    rows = verdicts(LOAD, evidence(*records))
+    assert rows["conclusion"][0] == expected
+    if expected == "confirmed":
+        assert label(rows) == "confirmed at toy scale"
+        assert rows["effect"][1] == pytest.approx(-0.10)
+
+
+@pytest.mark.parametrize(("waste", "expected"), [(0.15, "contradicted"), (0.4, "confirmed")])
+def test_a_load_is_asked_beyond_what_a_uniform_router_has(waste: float, expected: str) -> None:
+    """Four tokens an expert: a uniform router leaves 18 % of the slots empty, or somewhat more."""
+    check = "{load: {quantity: pad_waste, of: {method: score, gamma: 1.0}, %s}}"
+    load = {"pad_waste": waste, "mean_load": 4.0}
+    found = evidence(record("score", 1.0, load=load))
+    assert word(check % "beyond_uniform: true, above: 0", found) == expected
+    assert word(check % "above: 0.1", found) == "confirmed"
+    unknown = evidence(record("score", 1.0, load={"pad_waste": waste}))
+    assert word(check % "beyond_uniform: true, above: 0", unknown) == "not measured"
+
+
+def test_a_peak_beyond_reach_is_not_asked() -> None:
+    """Eight experts and top-2: no expert has more than four times the mean."""
+    check = "{load: {quantity: peak_before, above: %s}}"
+    found = evidence(record("baseline", load={"peak_before": 3.9}))
+    words = [word(check % bound, found) for bound in ("7", "3.95", "3.5")]
+    assert words == ["not measured", "contradicted", "confirmed"]
+
+
+def test_one_broken_invariant_is_enough() -> None:
+    check = "{invariant: {name: bound_holds}}"
+    assert word(check, evidence(record("score", 1.0))) == "confirmed"
+    broken = record("score", 1.5, broken_invariant="bound_holds")
+    rows = verdicts(check, evidence(record("score", 1.0), broken))
+    assert rows["conclusion"][0] == "contradicted"
+    assert rows["records"][1] == (str(broken.path),)
+    with pytest.raises(ValueError, match="invariant: 'bound_hold' is none of bound_holds, "):
+        word("{invariant: {name: bound_hold}}", evidence(broken))
+
+
+# Values of the paper's checkpoints.
+
+
+@pytest.mark.parametrize(
+    ("shift", "stderr", "expected"),
+    [(0.0, 0.005, "confirmed"), (0.0, 0.01, "not shown"), (5.0, 0.01, "contradicted")],
+)
+def test_a_whole_table_agrees_if_its_mean_difference_is_known_to_be_small(
+    shift: float, stderr: float, expected: str
+) -> None:
+    """The mean of eight numbers with a standard error of 1 point is known to 0.98, of 0.5 to 0.49.
+
+    5 points away is z = 3.5 in all eight.
+    """
+    printed = find_row({"table": 1, "method": "Baseline"}).tasks
+    keys = {column.heading: column.task for column in ALL_TASKS}
+    rows = [
+        record(
+            *("baseline", None, [(printed[name] + shift) / 100] * 2),
+            model="olmoe",
+            task=task,
+            stderr=stderr,
+        )
+        for name, task in keys.items()
+        if name in printed
+    ]
+    material = evidence(*rows, profile="paper")
+    judged = verdicts("{value: {table: 1, method: Baseline}}", material)
+    assert label(judged) == f"{expected} on the paper's checkpoints"
+
+
+# Words from findings.
+
+
+@pytest.mark.parametrize(
+    ("checks", "expected"),
+    [
+        ([("printed", Outcome.FAILS), ("measured", Outcome.HOLDS)], "inconsistent in print"),
+        ([("printed", Outcome.HOLDS), ("measured", Outcome.FAILS)], "contradicted at toy scale"),
+        ([("printed", Outcome.HOLDS), ("measured", Outcome.ABSENT)], "confirmed in print"),
+        ([("printed", Outcome.UNDECIDED), ("load", Outcome.HOLDS)], "confirmed at toy scale"),
+        ([("printed", Outcome.UNDECIDED)], "not shown in print"),
+        ([("measure", Outcome.FAILS), ("measured", Outcome.HOLDS)], "contradicted at toy scale"),
+        ([("measure", Outcome.ABSENT), ("measured", Outcome.HOLDS)], "not shown at toy scale"),
+        ([("value", Outcome.IMPOSSIBLE), ("load", Outcome.HOLDS)], "confirmed at toy scale"),
+        ([("printed", Outcome.HOLDS), ("none", Outcome.IMPOSSIBLE)], "not shown in print"),
+        ([("printed", Outcome.HOLDS), ("printed", Outcome.IMPOSSIBLE)], "confirmed in print"),
+        ([("measured", Outcome.HOLDS), ("load", Outcome.UNDECIDED)], "not shown at toy scale"),
+        ([("load", Outcome.HOLDS), ("load", Outcome.ABSENT)], "not shown at toy scale"),
+        ([("load", Outcome.FAILS), ("load", Outcome.ABSENT)], "contradicted at toy scale"),
+        ([("agree", Outcome.FAILS)], "inconsistent in print"),
+        ([("none", Outcome.IMPOSSIBLE), ("measured", Outcome.ABSENT)], "not measured"),
+        ([("none", Outcome.IMPOSSIBLE)], "not testable here"),
+    ],
+)
+def test_findings_make_a_verdict(checks: list[tuple[str, Outcome]], expected: str) -> None:
+    [claim] = read_claims(f"- {HEAD % '{none: {reason: r}}'}")
+    results = [(kind, [Finding(verdict=verdict)]) for kind, verdict in checks]
+    assert " ".join(conclude(claim, results, Evidence("zoo"))).strip() == expected
+
+
+def test_no_overhead_is_asked_at_every_gamma() -> None:
+    check = """{load: {quantity: computed_share, of: {method: expanded_drop, gamma: 1.0},
+      every_gamma: true, below: 1.0000001}}"""
+    one, two = (
+        record("expanded_drop", gamma, load={"added": added})
+        for gamma, added in ((1.0, 0), (2.0, 50))
+    )
+    assert word(check, evidence(one)) == "confirmed"
+    rows = verdicts(check, evidence(one, two))
+    assert rows["conclusion"][0] == "contradicted"
+    assert "γ=2" in rows["label"][rows["decides"]].item()
+    assert word(check, evidence(record("baseline"))) == "not measured"
