@@ -91,7 +91,7 @@ MAIN: dict[str, str] = {
         for key in ("limit", "batch_size", "ep_size", "m", "rounds", "seed", "eval_seed", "threads")
         for word in (("9" * 23, "9" * 400, "9" * 5000) if key == "limit" else ("9" * 23,))
     },
-    **{f"{key}={'9' * 23}": f"{key}=999" for key in ("shuffle", "trace_tokens")},
+    f"shuffle={'9' * 23}": "shuffle=999",
     f"gamma={'9' * 400}": "gamma=999",
     f"gamma={'9' * 5000}": "gamma=999",
     f"shard=1/{'9' * 23}": "shard=1/999",

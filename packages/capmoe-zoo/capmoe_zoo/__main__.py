@@ -1,4 +1,4 @@
-"""The commands: ``python -m capmoe_zoo make|train|measure|dev|export|sets --help``.
+"""The commands: ``python -m capmoe_zoo make|train|dev|export|sets --help``.
 
 They make SmolLM2 as a Mixture-of-Experts model; ``sets`` writes the suite's evaluation sets.
 """
@@ -16,11 +16,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make", help="write the checkpoint into the user's cache")
     train = commands.add_parser("train", help="train, or go on with a training")
-    measure = commands.add_parser("measure", help="print dense and trained model side by side")
     dev = commands.add_parser("dev", help="write dev documents that the training did not read")
     export = commands.add_parser("export", help="write the trained weights without the base")
     commands.add_parser("sets", help="write the evaluation sets that the suite ships")
-    for command in (train, measure, dev):
+    for command in (train, dev):
         command.add_argument("--base", type=Path, required=True, help="the GGUF file of the base")
         command.add_argument("--data", type=Path, required=True, help="root of the evaluation sets")
     make.add_argument(
@@ -30,14 +29,12 @@ def _parser() -> argparse.ArgumentParser:
         help="a file (default: the package's)",
     )
     make.add_argument("--record", action="store_true", help="write the hash of the weights")
-    for command in (measure, dev, export):
+    for command in (dev, export):
         command.add_argument("--artefact", type=Path, required=True, help="a safetensors file")
     train.add_argument("--recipe", default="smollm2_moe", help="a name of recipes.yaml")
     train.add_argument("--work", type=Path, required=True, help="directory of state and log")
     train.add_argument("--seconds", type=float, default=float("inf"), help="time to train")
     train.add_argument("--save-every", type=float, default=180, help="seconds between states")
-    measure.add_argument("--windows", type=int, default=96, help="held-out windows")
-    measure.add_argument("--questions", type=int, default=100, help="dev questions of each task")
     export.add_argument("--state", type=Path, required=True, help="state.pt of a training")
     dev.add_argument("--out", type=Path, required=True, help="directory of the dev documents")
     return parser
@@ -60,8 +57,6 @@ def main() -> None:
         return
     from capmoe_zoo import artefact
     from capmoe_zoo.base import load_base
-    from capmoe_zoo.measure import compare
-    from capmoe_zoo.text import read_text
     from capmoe_zoo.train import load_recipe
     from capmoe_zoo.train import train as run_training
 
@@ -73,22 +68,13 @@ def main() -> None:
         )  # fmt: skip
     elif args.command == "export":
         print(f"{args.artefact}: {artefact.export(args.state, args.artefact):,} bytes")
-    elif args.command == "dev":
+    else:
         from capmoe_zoo.dev import write_dev
 
         _, tokenizer = load_base(args.base)
         recipe, steps = artefact.progress(args.artefact)
         counts = write_dev(args.data, args.out, tokenizer, recipe, steps)
         print(", ".join(f"{task}: {count}" for task, count in counts.items()))
-    else:
-        base, tokenizer = load_base(args.base)
-        student, recipe = artefact.read_student(base, args.artefact)
-        text = read_text(args.data)
-        numbers = compare(
-            base, student, tokenizer, text,
-            window=recipe.window, windows=args.windows, questions=args.questions,
-        )  # fmt: skip
-        print(numbers.table())
 
 
 if __name__ == "__main__":

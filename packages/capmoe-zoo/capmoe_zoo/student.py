@@ -61,8 +61,6 @@ class PartitionedFfn(nn.Module):
         self.shared_gate_D = nn.Parameter(torch.zeros(hidden))
         neurons = dense.gate_proj.weight.shape[0]
         self.register_buffer("order_F", torch.arange(neurons))
-        self.disabled = False  # whether all experts are disabled
-        self.load_E: Tensor | None = None  # tokens of each expert so far, if they are counted
 
     def permute(self, order_F: Tensor) -> None:
         """Put the neurons of the frozen weights in an order; before it they are in the base's."""
@@ -75,10 +73,6 @@ class PartitionedFfn(nn.Module):
         """Return the output of the shared neurons and of every token's top experts."""
         act = functional.silu(self.gate_proj(x)) * self.up_proj(x)
         weight = routing_weights(functional.linear(x, self.router_ED), self.shape.top_k)
-        if self.load_E is not None:
-            self.load_E += (weight > 0).flatten(0, -2).sum(0)
-        if self.disabled:
-            weight = torch.zeros_like(weight)
         shared = 2 * torch.sigmoid(x @ self.shared_gate_D)
         output: Tensor = self.down_proj(act * neuron_weights(weight, self.shape, shared))
         return output

@@ -1,4 +1,4 @@
-"""Split documents of train splits into training text, held-out text and dev questions.
+"""Split documents of train splits into training text and held-out text.
 
 No document of a validation or test split is read for training. A training document that shares
 thirteen words in a row with a validation or test document is left out.
@@ -36,20 +36,13 @@ def clean_hellaswag(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text.replace(" [title]", ". ")).replace("  ", " ").strip()
 
 
-def hellaswag(row: Any) -> tuple[str, list[str], int]:
-    """Return the context, the endings and the index of the right ending."""
+def _hellaswag(row: Any) -> str:
     context = f"{row.activity_label}: {row.ctx_a} {row.ctx_b.capitalize()}"
-    return clean_hellaswag(context), [clean_hellaswag(e) for e in row.endings], int(row.label)
+    return f"{clean_hellaswag(context)} {clean_hellaswag(row.endings[int(row.label)])}"
 
 
-def piqa(row: Any) -> tuple[str, list[str], int]:
-    """Return the question, its two solutions and the index of the right solution."""
-    return f"Question: {row.goal}\nAnswer:", [row.sol1, row.sol2], int(row.label)
-
-
-def _right(question: tuple[str, list[str], int]) -> str:
-    context, answers, label = question
-    return f"{context} {answers[label]}"
+def _piqa(row: Any) -> str:
+    return f"Question: {row.goal}\nAnswer: {(row.sol1, row.sol2)[int(row.label)]}"
 
 
 def _choice(question: str, row: Any) -> str:
@@ -58,8 +51,8 @@ def _choice(question: str, row: Any) -> str:
 
 SOURCES = {
     "boolq": Source("aps/super_glue/boolq", lambda row: row.passage, held_out=8),
-    "hellaswag": Source("Rowan/hellaswag/default", lambda row: _right(hellaswag(row)), held_out=2),
-    "piqa": Source("baber/piqa/default", lambda row: _right(piqa(row)), held_out=4),
+    "hellaswag": Source("Rowan/hellaswag/default", _hellaswag, held_out=2),
+    "piqa": Source("baber/piqa/default", _piqa, held_out=4),
     "arc_challenge": Source(
         "allenai/ai2_arc/ARC-Challenge",
         lambda row: _choice(f"Question: {row.question}\nAnswer:", row),
@@ -90,7 +83,8 @@ SOURCES = {
         held_out=0,
     ),
 }
-TASKS = {"hellaswag": hellaswag, "piqa": piqa}
+PASSAGES = "boolq"
+"""The source on whose held-out documents perplexity is measured."""
 
 
 def _spans(text: str) -> Iterator[tuple[str, ...]]:
@@ -128,7 +122,6 @@ class Text:
 
     train: list[str]
     held_out: list[str]  # passages; perplexity is measured on them
-    questions: dict[str, list[tuple[str, list[str], int]]]  # dev questions of each task
     left_out: int  # training documents that overlap with a validation or test document
 
 
@@ -137,7 +130,6 @@ def read_text(root: Path) -> Text:
     forbidden = evaluation_spans(root)
     train: list[str] = []
     held_out: list[str] = []
-    questions: dict[str, list[tuple[str, list[str], int]]] = {task: [] for task in TASKS}
     left_out = 0
     for name, source in SOURCES.items():
         frame = pd.read_parquet(root / source.path / "train.parquet")[: source.rows]
@@ -151,11 +143,9 @@ def read_text(root: Path) -> Text:
                 left_out += 1
             elif not is_held_out(document, source.held_out):
                 train.append(document)
-            elif name in TASKS:
-                questions[name].append(TASKS[name](row))
-            else:
+            elif name == PASSAGES:
                 held_out.append(document)
-    return Text(train, held_out, questions, left_out)
+    return Text(train, held_out, left_out)
 
 
 def tokens(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:

@@ -14,6 +14,7 @@ a GPU where there is one.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +30,9 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import whole_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from capmoe_zoo.base import load_base
-from capmoe_zoo.measure import perplexity
 from capmoe_zoo.partition import (
     Ffn,
     Shape,
@@ -196,6 +196,18 @@ def distillation_loss(
     loss = divergence + recipe.cross_entropy * text + recipe.hidden * hidden
     parts = {"kl": divergence, "cross_entropy": text, "hidden": hidden}
     return loss, {name: float(value.detach()) for name, value in parts.items()}
+
+
+@torch.no_grad()
+def perplexity(model: PreTrainedModel, windows_NT: Tensor, *, batch: int = 2) -> float:
+    """Return the perplexity per token of windows [windows, tokens], each read by itself."""
+    device = next(model.parameters()).device
+    total = 0.0
+    for first in range(0, len(windows_NT), batch):
+        ids = windows_NT[first : first + batch].to(device, torch.long)
+        logits = model(ids, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+        total += float(functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum"))
+    return math.exp(total / (windows_NT.shape[0] * (windows_NT.shape[1] - 1)))
 
 
 def batch_at(windows_NT: np.ndarray, step: int, recipe: Recipe) -> np.ndarray:

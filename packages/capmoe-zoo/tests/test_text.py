@@ -1,8 +1,10 @@
-"""Which documents are trained on."""
+"""Which documents are trained on, and which are dev documents."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +12,12 @@ import pytest
 from capmoe_eval.evaluation.passages.text import is_held_out
 
 import capmoe_zoo.text
+from capmoe_zoo.dev import read_documents
 from capmoe_zoo.text import Source, read_text, windows
+from capmoe_zoo.train import Recipe, batch_at, fit_rows, load_recipe
+
+# Which documents are trained on.
+
 
 WORDS = [f"word{i}" for i in range(400)]
 
@@ -26,7 +33,7 @@ def test_what_is_evaluated_is_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source("set", lambda row: row.text, held_out=4)
-    monkeypatch.setattr(capmoe_zoo.text, "SOURCES", {"passages": source})
+    monkeypatch.setattr(capmoe_zoo.text, "SOURCES", {"boolq": source})
     passages = [" ".join(WORDS[i : i + 20]) for i in range(0, 400, 20)]
     twelve = " ".join(WORDS[20:32])  # as many as two documents may have in common
     write(tmp_path, "train", [*passages, passages[7], passages[9].upper()])
@@ -55,3 +62,39 @@ class Letters:
 
 def test_windows_separate_documents_and_cut_off_the_rest() -> None:
     assert windows(["ab", "cde"], Letters(), 3).tolist() == [[1, 2, 0], [3, 4, 5]]
+
+
+# Dev documents are those of which no step of a training has read a token.
+
+
+class Words:
+    """A tokenizer whose tokens are numbers."""
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return 0
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+
+def test_a_document_is_read_with_any_window_that_has_a_token_of_it() -> None:
+    recipe: Recipe = dataclasses.replace(
+        load_recipe("smollm2_moe"), window=8, batch=2, fit_windows=2
+    )
+    rng = np.random.default_rng(0)
+    # Every token is one document's alone, so that windows say which documents they hold.
+    numbers = iter(range(1, 10_000))
+    documents = [
+        " ".join(str(next(numbers)) for _ in range(size)) for size in rng.integers(1, 20, 60)
+    ]
+    of_token = {int(word): text for text in documents for word in text.split()}
+    windows_NT = windows(documents, Words(), recipe.window)
+    for steps in (0, 3, 12):
+        batches = [batch_at(windows_NT, step, recipe) for step in range(steps)]
+        seen_NT = np.concatenate([windows_NT[fit_rows(len(windows_NT), recipe)], *batches])
+        seen = {of_token[token] for token in seen_NT.ravel().tolist() if token}
+        read = read_documents(documents, Words(), recipe, steps)
+        assert seen <= read
+        # A separator alone does not tell whose it is: such a document counts as read, too.
+        assert len(read - seen) <= len(seen_NT)
+        assert read < set(documents)

@@ -15,11 +15,9 @@ from test_text import Letters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from capmoe_zoo.artefact import export, read_student
-from capmoe_zoo.measure import accuracy, compare, perplexity
 from capmoe_zoo.partition import Ffn, Shape, low_rank_down, neuron_order, routing_weights
 from capmoe_zoo.student import build_student, load_trained, partitioned, to_stock, trained_state
-from capmoe_zoo.text import Text
-from capmoe_zoo.train import Training, batch_at, fit, load_recipe, train
+from capmoe_zoo.train import Training, batch_at, fit, load_recipe, perplexity, train
 
 RECIPE = replace(
     load_recipe("smollm2_moe"),
@@ -83,7 +81,7 @@ def test_all_experts_with_equal_weights_are_the_dense_model(
     for ffn in partitioned(student):
         ffn.permute(torch.randperm(64))
     torch.testing.assert_close(logits(student, ids), logits(teacher, ids))
-    next(partitioned(student)).disabled = True
+    next(partitioned(student)).shared_gate_D.data += 1.0
     assert not torch.allclose(logits(student, ids), logits(teacher, ids))
 
 
@@ -157,51 +155,13 @@ def test_artefact_has_the_averaged_weights_rounded(
         read_student(teacher, tmp_path / "none")
 
 
-def test_perplexity_and_accuracy_are_those_of_single_sequences(
-    teacher: LlamaForCausalLM, ids: np.ndarray
-) -> None:
+def test_perplexity_is_that_of_single_sequences(teacher: LlamaForCausalLM, ids: np.ndarray) -> None:
     losses = [
         float(teacher(ids_1T, labels=ids_1T).loss) for ids_1T in torch.from_numpy(ids)[:, None]
     ]
     assert perplexity(teacher, torch.from_numpy(ids)) == pytest.approx(
         np.exp(np.mean(losses)), 1e-4
     )
-    # Of two answers of different lengths the likelier per byte; both labels, so half is right.
-    rows = [
-        ("abc", answers, label) for answers in (["d", "efgh"], ["aaaa", "b"]) for label in (0, 1)
-    ]
-    assert accuracy(teacher, Letters(), rows) == 0.5
-    right = []
-    for context, answers, label in rows:
-        scores = []
-        for answer in answers:
-            text = Letters()([f"{context} {answer}"])["input_ids"]
-            log_TV = teacher(torch.tensor(text)).logits[0].log_softmax(-1)
-            tokens = range(len(context), len(text[0]))
-            scores.append(sum(float(log_TV[t - 1, text[0][t]]) for t in tokens) / len(answer))
-        right.append(int(np.argmax(scores)) == label)
-    assert [accuracy(teacher, Letters(), [row]) for row in rows] == right
-
-
-def test_comparison_has_dense_trained_and_disabled(
-    teacher: LlamaForCausalLM, ids: np.ndarray
-) -> None:
-    student = build_student(teacher, RECIPE.shape, step=2, rank=4, other_rank=2)
-    text = Text([], ["abcdefghijklmno"] * 4, {"piqa": [("ab", ["c", "d"], 0)] * 3}, 0)
-    numbers = compare(teacher, student, Letters(), text, window=16, windows=3, questions=2)
-    assert numbers.tokens == 48
-    assert numbers.peak == [3.0, 3.0]  # routers with equal logits choose two of six
-    assert len(set(numbers.perplexity.values())) == 3
-    assert numbers.questions == {"piqa": 2}
-    assert numbers.chance == {"piqa": 0.5}
-    assert numbers.accuracy["piqa"].keys() == numbers.perplexity.keys()
-    dense, experts, disabled = (f"{value:.1f}" for value in numbers.perplexity.values())
-    rows = [line.split(" | ")[:2] for line in numbers.table().splitlines()]
-    assert rows[2:5] == [
-        ["| dense", dense], ["| experts", experts], ["| experts disabled", disabled],
-    ]  # fmt: skip
-    again = compare(teacher, student, Letters(), text, window=16, windows=3, questions=2)
-    assert again == numbers  # it leaves nothing disabled
 
 
 def test_state_of_another_shape_is_refused(

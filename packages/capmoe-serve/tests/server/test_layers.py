@@ -18,7 +18,7 @@ from tests.routing.reference import assign_reference
 from torch import Tensor
 
 from capmoe_serve.server.engine import EngineCapacity
-from capmoe_serve.server.step import StepRows, plan_step
+from capmoe_serve.server.step import StepRows
 from server.stand_ins import (
     CPUUnquantizedExperts,
     E,
@@ -166,17 +166,6 @@ def test_a_step_without_requests_is_a_warm_up() -> None:
     assert served.capacity.report()["summary"]["forwards"] == 0
 
 
-def test_another_method_may_take_the_place_of_one() -> None:
-    served = Served("score", 0.5, layers=1)
-    before = served.capacity
-    before.remove()
-    model = Model(*served.layers)
-    served.capacity = EngineCapacity(model, model.config, create_method("score", 1.5))
-    served.compute()
-    assert served.capacity.report()["summary"]["tokens"] == 16
-    assert before.report()["summary"]["tokens"] == 0
-
-
 # What breaks an invariant is done here on purpose.
 
 
@@ -322,23 +311,3 @@ def test_models_that_cannot_be_put_under_a_capacity_are_refused() -> None:
 
 
 # Steps.
-
-
-def test_a_row_is_of_a_prompt_if_its_position_is() -> None:
-    # A decoded token, the last row of a prompt, a chunk, and a step over the prompt's end.
-    rows = StepRows(("a", "b", "c", "d"), (1, 1, 3, 3), (8, 5, 2, 4), (8, 6, 20, 6))
-    assert rows.decode_N.tolist() == [True, False, False, False, False, False, False, True]
-    assert rows.request_N.tolist() == [0, 1, 2, 2, 2, 3, 3, 3]
-
-
-@pytest.mark.parametrize(
-    ("decode", "rows"),
-    [("unconstrained", [[1, 2], [0]]), ("constrained", [[0, 1, 2]]), ("only", [[0], [1, 2]])],
-)
-def test_a_step_has_a_plan_of_each_kind_of_rows(decode: str, rows: list[list[int]]) -> None:
-    step = StepRows(("a", "b"), (1, 2), (8, 0), (8, 2))
-    plans = plan_step(create_method("score", 1.0, decode=decode), 5, step)
-    assert [plan.rows_T.tolist() for plan in plans] == rows
-    assert [plan.number for plan in plans] == [5, 6][: len(rows)]
-    assert [plan.constrained for plan in plans] == [True, False][: len(rows)]
-    assert [plan.groups.n_tokens for plan in plans] == [len(of) for of in rows]

@@ -143,13 +143,6 @@ def test_every_metric_is_there_before_the_first_request_but_no_gauge_of_a_step()
     assert observed["capmoe_info"] == {("unconstrained", "0.5", "score", __version__): 1}
 
 
-def test_a_server_without_a_capacity_has_no_effective_gamma() -> None:
-    observed = Observed("baseline", 1.0)
-    observed.compute(MIXED)
-    assert not observed["capmoe_effective_gamma"]
-    assert observed["capmoe_info"] == {("unconstrained", "", "baseline", __version__): 1}
-
-
 def test_a_label_is_the_number_of_the_layer_in_the_model() -> None:
     def labels(*names: str) -> list[str]:
         return layer_labels([SimpleNamespace(name=name) for name in names])  # type: ignore[misc]

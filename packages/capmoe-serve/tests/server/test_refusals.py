@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from capmoe_eval.zoo import WEIGHTS
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from capmoe_serve.server.settings import ServerSettings
-from server.engines import ENVIRONMENT, NEEDS_VLLM, installed
-from tests.conftest import REPOSITORY
+from server.engines import NEEDS_VLLM, installed
 
 MODEL = str(WEIGHTS / "olmoe")
 
@@ -89,20 +87,6 @@ def test_a_dense_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @NEEDS_VLLM
 @pytest.mark.slow
-def test_a_model_of_images_is_refused() -> None:
-    from vllm.engine.arg_utils import EngineArgs
-
-    from capmoe_serve.server.seam import check_configuration
-
-    config = EngineArgs(MODEL, skip_tokenizer_init=True).create_engine_config()
-    check_configuration(config)
-    config.model_config.multimodal_config = object()
-    with pytest.raises(UsageError, match="reads images, which was not tried"):
-        check_configuration(config)
-
-
-@NEEDS_VLLM
-@pytest.mark.slow
 def test_compiled_graphs_of_a_stock_engine_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
@@ -142,17 +126,6 @@ def test_a_vllm_whose_classes_are_others_is_refused(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "vllm.v1.worker.cpu_model_runner", None)
         assert "there is no vllm.v1.worker.cpu_model_runner.CPUModelRunner.load_model" in refusal()
-
-
-@NEEDS_VLLM
-@pytest.mark.slow
-def test_an_untested_version_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("capmoe_eval.wrapper.seam.version", lambda _name: "0.99.0")
-    with installed(ServerSettings(create_method("score", 1.0))):
-        line = "capmoe_eval: vllm==0.99.0 was not tested; tested: 0.32.0"
-        assert line in capsys.readouterr().err.splitlines()
 
 
 # A failure of the plugin ends the process.
@@ -213,19 +186,3 @@ def test_without_a_method_nothing_is_wrapped(
         load_plugins()
         assert EngineArgs.create_engine_config is not before[0]
         assert GPUModelRunner.execute_model is not before[1]
-
-
-@NEEDS_VLLM
-@pytest.mark.slow
-def test_a_server_with_a_wrong_setting_does_not_start() -> None:
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", MODEL, "--port", "1"]
-    variables = {"CAPMOE_METHOD": "score", "CAPMOE_GAMMA": "-1"}
-    environment = {**os.environ, **ENVIRONMENT, **variables}
-    outcome = subprocess.run(
-        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 2
-    assert "Traceback" not in outcome.stderr
-    lines = [line for line in outcome.stderr.splitlines() if line.startswith("capmoe_eval: ")]
-    assert len(lines) == 1
-    assert lines[0].startswith("capmoe_eval: CAPMOE_GAMMA=-1: ")

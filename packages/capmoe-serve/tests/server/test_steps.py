@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from capmoe_eval.__main__ import main
-from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.observers import Observer
@@ -139,39 +138,7 @@ def test_every_token_is_under_the_method_in_the_phases_that_it_concerns(
     ] == []
 
 
-def test_unconstrained_decoding_is_the_stock_engine_s(started: Engine) -> None:
-    # After one prompt in a step of its own without a drop, everything is decoded.
-    text = prompts(1)
-    started.put_under(create_method("baseline"))
-    stock = answers(started.generate(text, 20))
-    plans = watch(started, create_method("score", 0.5, decode="only"))
-    assert answers(started.generate(text, 20)) == stock  # one row takes no more than C = 1
-    plans = watch(started, create_method("score", 0.0, decode="unconstrained"))
-    dropped = started.generate(prompts(1, 1), 20)
-    assert plans.rows(under=False) == 2 * 19
-    assert len(answers(dropped)[1][0]) == 20
-
-
 # The composition of steps.
-
-
-def test_steps_mix_prompts_and_decoded_tokens(started: Engine) -> None:
-    plans = watch(started, create_method("score", 1.0))
-    llm = started.llm.llm_engine
-    from vllm import SamplingParams
-
-    parameters = SamplingParams(max_tokens=6, detokenize=False, ignore_eos=True, temperature=0.0)
-    first, second = prompts(6, 9)
-    llm.add_request("first", {"prompt_token_ids": first}, parameters)
-    llm.step()
-    llm.add_request("second", {"prompt_token_ids": second}, parameters)
-    while llm.has_unfinished_requests():
-        llm.step()
-    mixed = [plan for plan in plans.plans if len(set(plan.step.decode_N.tolist())) == 2]
-    assert [plan.constrained for plan in mixed] == [True, False]  # the two plans of one step
-    assert [len(plan.rows_T) for plan in mixed] == [9, 1]
-    assert plans.rows(under=True) == 15
-    assert started.report()["summary"]["tokens"] == 15
 
 
 # Chunks, metrics and the trace of one engine.
@@ -357,30 +324,6 @@ def test_a_compiled_engine_decides_in_every_step(outcomes: dict[str, Tried], tin
 
 
 # What breaks.
-
-
-def test_an_engine_whose_routers_are_replaced_stops(tiny: Path) -> None:
-    with engine(tiny, create_method("score", 0.5)) as broken:
-        broken.logprobs(prompts(16))
-        for layer in broken.runner.capmoe.meter.layers:
-            router: Any = layer.router
-            router._select_experts = type(router)._select_experts.__get__(router)
-        with pytest.raises(EnforcementError, match="no MoE layer ran under the method"):
-            broken.logprobs(prompts(16))
-
-
-def test_an_engine_whose_experts_ignore_the_decision_stops(tiny: Path) -> None:
-    with engine(tiny, create_method("score", 0.5)) as broken:
-        broken.logprobs(prompts(16))
-        experts: Any = broken.runner.capmoe.meter.layers[0].experts
-        under_capacity = experts.apply
-
-        def ignores(**call: Any) -> Any:
-            return under_capacity(**call | {"topk_weights": call["topk_weights"].clamp_min(0.1)})
-
-        experts.apply = ignores
-        with pytest.raises(EnforcementError, match="capacity not enforced"):
-            broken.logprobs(prompts(16))
 
 
 def test_two_ranks_of_tensor_parallelism_decide_alike(

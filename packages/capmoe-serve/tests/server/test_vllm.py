@@ -143,14 +143,6 @@ def test_steps_mix_prompts_and_generated_tokens(tmp_path: Path) -> None:
     assert everything.load.decode.drop_rate > 0
 
 
-def test_cells_of_both_backends_of_the_shipped_experiment_run(tmp_path: Path) -> None:
-    words = ("experiment=server", "profile=zoo", "limit=1", f"results_dir={tmp_path}")
-    chosen = [plan for plan in planned(*words) if plan.cell.task.name == "gsm8k"][::8]
-    summary = run(chosen)
-    assert not summary.failures
-    assert {record.cell.backend for record in summary.records} == {"transformers", "vllm"}
-
-
 def test_a_trace_has_the_tokens_of_the_steps(tmp_path: Path) -> None:
     place = f"save_trace={tmp_path / 'traces'}"
     record = computed(tmp_path, *SCORE, "tasks=[obqa]", "limit=4", place)

@@ -24,10 +24,8 @@ from capmoe_serve.advice import (
     ServingSetting,
     choose,
     cost,
-    reason,
     with_front,
 )
-from capmoe_serve.advise import about, remark
 from capmoe_serve.advising import (
     Quality,
     advise_on_trace,
@@ -170,69 +168,10 @@ def test_the_front_is_what_no_other_beats(menu: list[ServingSetting]) -> None:
         assert marked.is_on_front is not any(beats(other, setting) for other in menu)
 
 
-def test_the_sentence_has_the_numbers_of_what_is_recommended() -> None:
-    fast = capacity(1.5, -0.2, 0.2)
-    budget = Budget(at_most_points=0.5, at_least_speedup=1.3)
-    for menu, part in (
-        ([lossless(1.1), fast], "1.00 instead of 1.00 times the mean load"),
-        ([lossless(1.1), fast], "at most 1.50× as fast; it drops 10.0% of the pairs"),
-        ([lossless(1.1), fast], "by −0.20 [−0.40, +0.00] points on 1 task; without loss EPLB"),
-        ([lossless(1.4, 8), fast], "at most 1.40× as fast, with 8 copies"),
-        ([lossless(1.1), capacity(1.5, -0.2, 0.4)], "None"),  # the interval reaches below −0.5
-        ([lossless(1.1), capacity(1.2, -0.2)], "the fastest, score γ=1 per expert, reaches 1.20×"),
-        ([lossless(1.1), capacity(1.4, None)], "of 1 of them the loss is not measured"),
-    ):
-        assert part in reason([HOME, *menu], budget)
-    assert reason([HOME], Budget(at_least_speedup=1.0)).startswith("Nothing need")
-
-
-def test_where_losses_cannot_be_told_apart_fewer_drops_decide() -> None:
-    budget = Budget(at_most_points=1.0, at_least_speedup=1.3)
-    contiguous, placed = (
-        capacity(1.5, -0.2, 0.4, drop_rate=0.2),
-        capacity(1.5, -0.3, 0.4, drop_rate=0.1),
-    )
-    assert choose([HOME, contiguous, placed], budget) is placed
-    worse = capacity(1.5, -0.6, 0.3, drop_rate=0.1)  # at best it loses 0.3 points
-    assert choose([HOME, contiguous, worse], budget) is contiguous
-
-
 def advised(trace: Trace, budget: Budget, quality: Quality | None = None) -> Advice:
     return advise_on_trace(
         trace, (0.5, 1.0, 2.0), ServingDeployment(ranks=4), budget, quality=quality
     )[0]
-
-
-def test_ids_alone_give_loads_and_say_that_they_give_no_quality() -> None:
-    budget = Budget(at_least_speedup=2.5)
-    advice = advised(skewed(), budget)
-    assert advice.axis == "pairs"
-    assert advice.chosen is not None
-    assert (advice.chosen.kind, advice.chosen.change) == ("capacity", None)
-    assert "what the answers lose is not known" in advice.sentence
-    assert any("the trace has no gate scores" in line for line in advice.unknown)
-    assert advice.commands[0] == (
-        "capmoe-eval run model=custom model.name=made model.pretrained=PATH method=baseline "
-        "results_dir=results/mine"
-    )
-    assert "method=score gamma=0.5" in advice.commands[1]
-    assert "ep_size=4" in advice.commands[1]
-    # A loss that nobody measured keeps no budget of points.
-    strict = Budget(at_least_speedup=2.5, at_most_points=5.0)
-    assert advised(skewed(), strict).chosen is None
-
-
-def test_prompts_and_decode_steps_are_not_mixed_silently() -> None:
-    budget = Budget(at_least_speedup=1.2)
-    both = dataclasses.replace(skewed(), decode_S=np.arange(6) % 3 > 0)
-    together = advised(both, budget)
-    assert "6 steps, 2 of prompts and 4 of decoding together (--only" in about(together)
-    decode = advised(both.only("decode"), budget)
-    assert "4 steps of decoding," in about(decode)
-    assert decode.settings != together.settings
-    kinds = "Which steps are of prompts and which of decoding"
-    assert not any(kinds in line for line in together.unknown + decode.unknown)
-    assert any(kinds in line for line in advised(skewed(), budget).unknown)
 
 
 def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
@@ -396,11 +335,3 @@ def test_gammas_that_say_nothing_are_refused() -> None:
     zero = dataclasses.replace(skewed(), load_SLE=np.zeros((2, 1, 8), int), layers=("0",))
     with pytest.raises(UsageError, match="has no pair"):
         advised(zero, Budget(at_most_points=1.0))
-
-
-def test_who_takes_a_capacity_is_said() -> None:
-    chosen = capacity(1.5, None)
-    assert "--moe-expert-capacity-factor 1.0 --moe-token-drop-policy probs" in remark(chosen)
-    for fields in ({"method": "order"}, {"granularity": "device"}, {"placement": "EPLB"}):
-        assert remark(chosen.model_copy(update=fields)).startswith("No server takes it")
-    assert remark(HOME) == remark(None) == ""

@@ -11,7 +11,7 @@ from capmoe_eval.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capmoe_serve.balancing import compare, halves, judge
+from capmoe_serve.balancing import judge
 from capmoe_serve.placements import Counts, SlotPlan, contiguous, plan_eplb, split_tokens
 from serving import balancing_reference as reference
 
@@ -131,24 +131,6 @@ def test_the_straggler_factor_is_the_meters() -> None:
         outcome = judge(when, load_SLE, home, asked_SLE=asked_SLE)
         measured = [layer["peak"][f"device_{when}"]["last"] for layer in layers]
         assert outcome.straggler_SL[0].tolist() == pytest.approx(measured, abs=1e-5)
-
-
-def test_a_comparison_plans_on_the_first_half_alone() -> None:
-    planned_SLE = np.tile([[[9, 9, 1, 1]]], (4, 1, 1))
-    judged_SLE = np.tile([[[1, 9, 9, 1]]], (5, 1, 1))
-    load_SLE = np.concatenate([planned_SLE, judged_SLE])
-    assert [len(half) for half in halves(load_SLE)] == [4, 5]
-    outcomes = {each.method: each for each in compare(load_SLE, 2)}
-    assert list(outcomes) == ["contiguous", "EPLB", "EPLB+2"]
-    assert {len(each.asked_SL) for each in outcomes.values()} == {5}
-    # 0 and 1 were hot and were parted, 0 with 2; of the judged steps 1 and 2 are.
-    factors = {name: each.summary().straggler for name, each in outcomes.items()}
-    assert factors["EPLB"] == 1.0
-    turned = {each.method: each for each in compare(load_SLE[::-1], 2)}
-    assert turned["EPLB"].straggler_SL.tolist() != outcomes["EPLB"].straggler_SL.tolist()
-    assert factors["EPLB+2"] <= factors["contiguous"]
-    with pytest.raises(UsageError, match="one step"):
-        halves(load_SLE[:1])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""The summary of a trace is what loops over its tokens count."""
+"""A trace's summary and capacities on it are what loops count, on any placement."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_serve import trace as trace_module
-from capmoe_serve.capacities import KEEPERS
-from capmoe_serve.placements import contiguous
+from capmoe_serve.capacities import KEEPERS, CapacityCounter, Granularity
+from capmoe_serve.placements import SlotPlan, contiguous
 from capmoe_serve.summary import ALL, summarise
 from capmoe_serve.trace import Trace
-from serving.capacity_reference import count_step
+from serving.capacity_reference import StepCounts, count_step
+
+# The summary of a trace is what loops over its tokens count.
+
 
 GAMMAS = (0.0, 0.4, 1.0, 1.1, 2.0, 8.0)
 
@@ -130,3 +134,74 @@ def test_ranks_that_do_not_divide_the_experts_have_copies() -> None:
     assert uneven.layers.loc["0", "straggler"] == 1.0  # 3 of expert 0 on each rank
     assert list(uneven.capacities) == list(alone.capacities) == ["dropped", "padding"]
     assert uneven.capacities.equals(alone.capacities)
+
+
+# Capacities on a trace are what loops count, on any placement.
+
+
+def by_steps(trace: Trace, layer: int) -> Iterator[tuple[list[list[int]], list[list[float]]]]:
+    assert trace.expert_TLK is not None
+    assert trace.score_TLK is not None
+    assert trace.step_T is not None
+    for step in np.unique(trace.step_T):
+        there = trace.step_T == step
+        yield trace.expert_TLK[there, layer].tolist(), trace.score_TLK[there, layer].tolist()
+
+
+@st.composite
+def placements(draw: st.DrawFn, trace: Trace) -> SlotPlan:
+    """Draw contiguous placement, or the experts in any slots, some of them in several."""
+    ranks = draw(st.integers(1, 4))
+    slots = -(-trace.n_experts // ranks) + draw(st.integers(0, 2))
+    home = contiguous(trace.n_layers, trace.n_experts, ranks, slots)
+    if draw(st.booleans()):
+        return home
+    generator = np.random.default_rng(draw(st.integers(0, 99)))
+    expert_LP = generator.permuted(home.expert_LP, axis=1)
+    return SlotPlan(expert_LP.reshape(home.expert_LRN.shape), trace.n_experts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), traces(), st.booleans())
+def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide: bool) -> None:
+    placement = data.draw(placements(trace))
+    either: tuple[Granularity, ...] = ("device",) if placement.redundant else ("expert", "device")
+    of = data.draw(st.sampled_from(either))
+    factors = st.sampled_from((0.4, 1.0, 1.1, 3.0, 20.0 if wide else 0.7))
+    gammas = [data.draw(factors) for _ in range(2)]
+    sums = CapacityCounter(trace, gammas, placement, of).counted()
+    counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
+    without = CapacityCounter(counts, gammas, placement, of).counted()
+    for gamma, of_all, of_counts in zip(gammas, sums, without, strict=True):
+        by_layer: list[list[StepCounts]] = [
+            [
+                count_step(
+                    experts,
+                    scores,
+                    gamma=gamma,
+                    n_experts=trace.n_experts,
+                    placed=placement.expert_LRN[layer].tolist(),
+                    of_devices=of == "device",
+                )
+                for experts, scores in by_steps(trace, layer)
+            ]
+            for layer in range(trace.n_layers)
+        ]
+        asked_L = np.full(trace.n_layers, trace.expert_TLK[:, 0].size)  # type: ignore[index]
+        dropped_L = [sum(count.dropped for count in counts) for counts in by_layer]
+        assert (of_all.asked_L - of_all.kept_L).tolist() == dropped_L
+        assert of_all.slots_L.tolist() == [
+            sum(count.slots for count in counts) for counts in by_layer
+        ]
+        fullest_L = [sum(count.fullest_after for count in counts) for counts in by_layer]
+        assert of_all.fullest_L.tolist() == fullest_L
+        assert (of_all.asked_L == asked_L).all()
+        assert of_all.straggler == pytest.approx(sum(fullest_L) * placement.ranks / asked_L.sum())
+        every = [count for counts in by_layer for count in counts]
+        mass = float(trace.score_TLK.sum()) or 1.0  # type: ignore[union-attr]
+        for keeper in ("score", "order", "random"):
+            lost = sum(count.dropped_score[keeper] for count in every) / mass
+            assert of_all.lost[keeper] == pytest.approx(lost, abs=1e-6)
+        # Counts alone say the same, but for the scores.
+        assert (of_counts.straggler, of_counts.drop_rate) == (of_all.straggler, of_all.drop_rate)
+        assert of_counts.lost == {}

@@ -12,6 +12,7 @@ which the repository has no copy:
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import sys
@@ -23,91 +24,17 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-# The hub's config.json with small sizes. Crops keep their 24 × 24 patches, which are numbers in
-# the remote code; patches have 2 × 2 pixels in place of 14 × 14.
-CONFIG: dict[str, Any] = {
-    "model_type": "molmo",
-    "auto_map": {
-        "AutoConfig": "config_molmoe.MolmoConfig",
-        "AutoModelForCausalLM": "modeling_molmoe.MolmoForCausalLM",
-    },
-    "activation_type": "swiglu",
-    "additional_vocab_size": 8,
-    "architectures": ["OLMoForCausalLM"],
-    "attention_dropout": 0.0,
-    "attention_layer_norm": True,
-    "attention_layer_norm_with_affine": True,
-    "attention_type": "sdpa",
-    "bias_for_layer_norm": False,
-    "block_type": "moe",
-    "clip_qkv": None,
-    "d_model": 32,
-    "embedding_dropout": 0.0,
-    "embedding_size": 64,
-    "final_logit_softcapping": None,
-    "float32_attention": True,
-    "head_dim": None,
-    "image_feature_dropout": 0.0,
-    "image_padding_embed": "pad_and_partial_pad",
-    "image_pooling_2d": "attention-meanq",
-    "image_pooling_h": 2,
-    "image_pooling_w": 2,
-    "image_projector": "mlp",
-    "include_bias": False,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-5,
-    "layer_norm_type": "rms",
-    "layer_norm_with_affine": True,
-    "max_position_embeddings": 2048,
-    "max_sequence_length": 2048,
-    "mlp_hidden_size": None,
-    "mlp_ratio": 1,
-    "moe_num_experts": 8,
-    "moe_top_k": 3,
-    "multi_query_attention": None,
-    "n_heads": 4,
-    "n_kv_heads": None,
-    "n_layers": 3,
-    "norm_after": False,
-    "normalize_input_embeds": False,
-    "pad_token_id": 1,
-    "qkv_bias": False,
-    "residual_dropout": 0.1,
-    "rope": True,
-    "rope_full_precision": True,
-    "rope_impl": "llama",
-    "rope_theta": 10000.0,
-    "scale_logits": False,
-    "unconditioned": False,
-    "use_cache": True,
-    "use_cls_feature": False,
-    "use_position_ids": True,
-    "vision_backbone": {
-        "image_default_input_size": [48, 48],
-        "image_emb_dim": 16,
-        "image_head_dim": 8,
-        "image_mlp_activations": "quick_gelu",
-        "image_mlp_dim": 24,
-        "image_model_type": "openai",
-        "image_norm_eps": 1e-5,
-        "image_num_heads": 2,
-        "image_num_key_value_heads": 2,
-        "image_num_layers": 3,
-        "image_num_pos": 577,
-        "image_patch_size": 2,
-        "image_pos_patch_size": 2,
-    },
-    "vit_layers": [-2, -3],
-    "vocab_size": 40,
-    "weight_tying": False,
+HUB = Path(__file__).parent / "hub"
+"""The hub's files with small sizes, but for the weights.
+
+Crops keep their 24 × 24 patches, which are numbers in the remote code; patches have 2 × 2 pixels in
+place of 14 × 14.
+"""
+CONFIG = json.loads((HUB / "config.json").read_text("utf-8"))
+_PROCESSOR = json.loads((HUB / "preprocessor_config.json").read_text("utf-8"))
+IMAGES = {
+    name: _PROCESSOR[name] for name in ("base_image_input_size", "image_patch_size", "max_crops")
 }
-IMAGES = {"base_image_input_size": [48, 48], "image_patch_size": 2, "max_crops": 6}
-SPECIAL = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>")
-WORDS = (
-    *("[UNK]", "<|padding|>", "User:", "Assistant:", "Is", "it", "red", "round", "?", "Yes", "No"),
-    *(f"word{n}" for n in range(28)),
-    "<|endoftext|>",
-)
 PROMPTS = ("Is it red ?", "Is it word3 word7 word9 round ?", "word1 word2")
 SIZES = ((60, 100), (140, 50), (30, 30))  # height and width of each prompt's image
 EVERY = 11  # positions of which the logits are kept
@@ -135,29 +62,6 @@ def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(scaled.astype(np.float32))
 
 
-def tokenizer_json() -> str:
-    """Return a tokenizer.json that splits at spaces."""
-    vocabulary = {word: number for number, word in enumerate(WORDS)}
-    added = [
-        *((word, vocabulary[word]) for word in ("<|padding|>", "<|endoftext|>")),
-        *((word, len(WORDS) + number) for number, word in enumerate(SPECIAL)),
-    ]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": [
-                {"id": number, "content": word, "special": True, **flags} for word, number in added
-            ],
-            "normalizer": None,
-            "pre_tokenizer": {"type": "WhitespaceSplit"},
-            "post_processor": None,
-            "decoder": None,
-            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
-        }
-    )
-
-
 def _modules(directory: Path) -> tuple[Any, Any, Any, Any]:
     sys.path.insert(0, str(directory.resolve().parent))
     # Operators that torchvision announces and a build for another torch lacks; none is called.
@@ -177,7 +81,7 @@ def _model(modeling: Any, config: Any) -> Any:
     vision = modeling.VisionBackboneConfig
     narrow = CONFIG["vision_backbone"]["image_emb_dim"]
     modeling.VisionBackboneConfig = lambda **given: vision(**{"image_emb_dim": narrow, **given})
-    model = modeling.MolmoForCausalLM(config.MolmoConfig(**json.loads(json.dumps(CONFIG)))).eval()
+    model = modeling.MolmoForCausalLM(config.MolmoConfig(**copy.deepcopy(CONFIG))).eval()
     state = {name: weight(name, tuple(value.shape)) for name, value in model.state_dict().items()}
     model.load_state_dict(state)
     return model
@@ -187,13 +91,14 @@ def _inputs(images: Any, processing: Any) -> list[dict[str, torch.Tensor]]:
     from tokenizers import Tokenizer
     from transformers import GPT2TokenizerFast
 
+    words = json.loads((HUB / "tokenizer_config.json").read_text("utf-8"))
     tokenizer = GPT2TokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tokenizer_json()),
+        tokenizer_object=Tokenizer.from_file(str(HUB / "tokenizer.json")),
         bos_token="<|endoftext|>",
         eos_token="<|endoftext|>",
         unk_token="[UNK]",
         pad_token="<|padding|>",
-        additional_special_tokens=list(SPECIAL),
+        additional_special_tokens=words["additional_special_tokens"],
     )
     processor = processing.MolmoProcessor(images.MolmoImageProcessor(**IMAGES), tokenizer)
     return [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import checkpoint
 import pytest
 import remote_code
 import torch
@@ -17,6 +18,8 @@ from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor
 from capmoe_eval.wrapper.session import capacity_aware
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tests.evaluation.test_image_lm import requests
 from tests.rounding import tolerance
 from tests.wrapper.test_modality import Writes
@@ -26,6 +29,8 @@ from transformers import AutoModelForImageTextToText
 pytestmark = pytest.mark.numeric
 
 PROMPTS = {"alone": slice(1, 2), "batch": slice(0, 3)}
+REMOTE = Path(__file__).with_name("remote.safetensors")
+"""What the remote code computed, and the names and shapes of its tensors."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +41,14 @@ def _gradients() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint.write(tmp_path_factory.mktemp("molmoe"))
+    """A small MolmoE as the hub has it: its files, its names of tensors, random weights."""
+    path = tmp_path_factory.mktemp("molmoe")
+    shutil.copytree(remote_code.HUB, path, dirs_exist_ok=True)
+    with safe_open(REMOTE, "pt") as file:
+        names = json.loads(file.metadata()["names"])
+    weights = {name: remote_code.weight(name, tuple(shape)) for name, shape in names.items()}
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +89,7 @@ def asked(processor: Any, which: str) -> dict[str, Tensor]:
 
 
 def of_remote(which: str) -> dict[str, Tensor]:
-    kept, _ = checkpoint.remote()
+    kept = load_file(REMOTE)
     start = f"{which}."
     return {name[len(start) :]: kept[name] for name in kept if name.startswith(start)}
 

@@ -1,14 +1,24 @@
-"""Answers are right by construction: they are found again from the scene, by other means."""
+"""Answers are right by construction: they are read again from the scene, by other means."""
+
+from __future__ import annotations
 
 import re
 
 import numpy as np
+from capmoe_eval.evaluation.multimodal import scores
+from capmoe_eval.zoo.sets import documents
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_zoo.worlds.draw import Draw
+from capmoe_zoo.worlds.pictures.evaluation import (
+    SETS,
+)
 from capmoe_zoo.worlds.pictures.questions import choice, claim, facts
 from capmoe_zoo.worlds.pictures.scene import WORLD, scene
+
+# Answers are right by construction: they are found again from the scene, by other means.
+
 
 seeds = st.integers(0, 10**9).map(lambda seed: Draw(f"test-{seed}"))
 
@@ -91,3 +101,21 @@ def test_the_forms_of_a_question(draw):
         made = choice(fact, draw)
         assert len(set(made.options)) == 4
         assert made.options["ABCD".index(made.answer)] == fact.value
+
+
+# The sets have the form of MME, MMBench and SEED-Bench, and most of a picture is redundant.
+
+
+def rows(split="test"):
+    sets = documents("pictures", split)
+    return (
+        sets["lmms-lab/MME"]["default"]["test"],
+        sets["lmms-lab/MMBench"]["en"]["dev"],
+        sets["lmms-lab/SEED-Bench"]["default"]["test"],
+    )
+
+
+def test_the_categories_are_those_of_the_tasks():
+    assert [*scores.MME["perception"], *scores.MME["cognition"]] == list(SETS.mme)
+    assert list(scores.CAPABILITIES) == list(SETS.mmbench)
+    assert len(scores.DIMENSIONS) == len(SETS.seedbench)

@@ -1,4 +1,4 @@
-"""The command of an advice: what it prints and writes; and every command of its pages."""
+"""The commands ``loads`` and ``advise``, and every command of their pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,50 @@ from tests.records import planned
 
 from capmoe_serve.advice import Advice
 from capmoe_serve.exports import TENSORRT_LLM, VLLM
+from capmoe_serve.summary import ALL, GAMMAS, summarise
 from capmoe_serve.trace import Trace
 from capmoe_serve.trace_file import load_trace, save_trace
 from serving.test_readers import completion, generated, lines
+
+# ``capmoe-eval loads`` on the embedded trace and on traces of servers.
+
+
+EXAMPLE = Path(str(resources.files("capmoe_serve") / "data" / "example.npz"))
+
+
+def loads(*words: object) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(["loads", *map(str, words)])
+    return int(done.value.code or 0)
+
+
+def test_every_layer_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "out.json"
+    assert loads(EXAMPLE, "--json", file) == 0
+    trace, content = load_trace(EXAMPLE), json.loads(file.read_text())
+    summary = summarise(trace)
+    assert (content["assumed_steps"], content["decode_steps"]) == (None, 0)
+    assert (content["steps"], content["ranks"]) == (trace.n_steps, None)
+    assert [layer["layer"] for layer in content["layers"]] == [*trace.layers, ALL]
+    assert content["load"][trace.layers[2]] == summary.load_LE[2].tolist()
+    rows = [row for row in content["capacities"] if row["layer"] == ALL]
+    assert [row["gamma"] for row in rows] == list(GAMMAS)
+    assert [row["dropped"] for row in rows] == summary.capacities.loc[ALL, "dropped"].tolist()
+    assert "Not known without --ranks" in capsys.readouterr().out
+    assert loads(EXAMPLE, "--only", "prompts", "--gammas", 1, "--ranks", 5) == 0
+    assert "5 ranks do not divide 64 experts: 1 of them have" in capsys.readouterr().out
+
+
+def test_the_example_has_scores_that_tell_the_methods_apart() -> None:
+    assert EXAMPLE.stat().st_size < 600_000
+    trace = load_trace(EXAMPLE)
+    assert trace.score_TLK is not None
+    at = summarise(trace, (1.0,)).capacities.loc[ALL, 1.0]
+    assert at["lost_score"] < 0.8 * at["lost_random"]
+
+
+# The command of an advice: what it prints and writes; and every command of its pages.
+
 
 ROOT = Path(__file__).parents[4]
 PAGES = [
