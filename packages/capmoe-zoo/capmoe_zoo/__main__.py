@@ -31,7 +31,6 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--record", action="store_true", help="write the hash of the weights")
     for command in (dev, export):
         command.add_argument("--artefact", type=Path, required=True, help="a safetensors file")
-    train.add_argument("--recipe", default="smollm2_moe", help="a name of recipes.yaml")
     train.add_argument("--work", type=Path, required=True, help="directory of state and log")
     train.add_argument("--seconds", type=float, default=float("inf"), help="time to train")
     train.add_argument("--save-every", type=float, default=180, help="seconds between states")
@@ -57,13 +56,12 @@ def main() -> None:
         return
     from capmoe_zoo import artefact
     from capmoe_zoo.base import load_base
-    from capmoe_zoo.train import load_recipe
+    from capmoe_zoo.train import Recipe
     from capmoe_zoo.train import train as run_training
 
     if args.command == "train":
-        recipe = load_recipe(args.recipe)
         run_training(
-            args.base, args.data, args.work, recipe,
+            args.base, args.data, args.work, Recipe(),
             seconds=args.seconds, save_every=args.save_every,
         )  # fmt: skip
     elif args.command == "export":

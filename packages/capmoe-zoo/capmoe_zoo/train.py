@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import whole_file
 from torch import Tensor, nn
@@ -46,50 +45,36 @@ from capmoe_zoo.partition import (
 from capmoe_zoo.student import PartitionedFfn, build_student, load_trained, trained_state
 from capmoe_zoo.text import read_text, windows
 
-RECIPES = Path(__file__).with_name("recipes.yaml")
-
 
 @dataclass(frozen=True)
 class Recipe:
-    """A partition and its training."""
+    """A partition and its training; the defaults are those of ``smollm2_moe``."""
 
-    shared: int
-    experts: int
-    width: int
-    top_k: int
-    step: int  # every ``step``-th layer has experts
-    rank: int
-    other_rank: int
-    window: int  # tokens
-    fit_windows: int  # windows of the fit in closed form
-    batch: int  # windows of a step
-    micro_batch: int  # windows that are computed at once
-    rate: float
-    router_rate: float
-    warmup: int  # steps
-    cross_entropy: float  # weight of the loss on the text itself
-    hidden: float  # weight of the relative error of hidden states
-    ema: float  # of the trained weights; the averaged ones are evaluated and shipped
-    evaluate_every: int  # steps
-    evaluate_windows: int
-    seed: int
+    shared: int = 384
+    experts: int = 48
+    width: int = 24
+    top_k: int = 12
+    step: int = 2  # every ``step``-th layer has experts
+    rank: int = 32
+    other_rank: int = 8
+    window: int = 256  # tokens
+    fit_windows: int = 24  # windows of the fit in closed form
+    batch: int = 4  # windows of a step
+    micro_batch: int = 2  # windows that are computed at once
+    rate: float = 0.001
+    router_rate: float = 0.0001
+    warmup: int = 10  # steps
+    cross_entropy: float = 0.25  # weight of the loss on the text itself
+    hidden: float = 1.0  # weight of the relative error of hidden states
+    ema: float = 0.98  # of the trained weights; the averaged ones are evaluated and shipped
+    evaluate_every: int = 20  # steps
+    evaluate_windows: int = 24
+    seed: int = 0
 
     @property
     def shape(self) -> Shape:
         """Return the sizes of an FFN with experts."""
         return Shape(self.shared, self.experts, self.width, self.top_k)
-
-
-def load_recipe(name: str) -> Recipe:
-    """Return a recipe of recipes.yaml.
-
-    Raises:
-        UsageError: There is none of this name.
-    """
-    recipes = yaml.safe_load(RECIPES.read_text("utf-8"))
-    if name not in recipes:
-        raise UsageError(f"recipe={name}: no such recipe; there are {', '.join(recipes)}")
-    return Recipe(**recipes[name])
 
 
 @torch.no_grad()

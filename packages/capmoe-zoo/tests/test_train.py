@@ -17,10 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from capmoe_zoo.artefact import export, read_student
 from capmoe_zoo.partition import Ffn, Shape, low_rank_down, neuron_order, routing_weights
 from capmoe_zoo.student import build_student, load_trained, partitioned, to_stock, trained_state
-from capmoe_zoo.train import Training, batch_at, fit, load_recipe, perplexity, train
+from capmoe_zoo.train import Recipe, Training, batch_at, fit, perplexity, train
 
-RECIPE = replace(
-    load_recipe("smollm2_moe"),
+RECIPE = Recipe(
     shared=16, experts=6, width=8, top_k=2, rank=4, other_rank=2, window=16, warmup=1,
 )  # fmt: skip
 ROUNDING = {"atol": 1e-4, "rtol": 1e-4}  # sums in another order
