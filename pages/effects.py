@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+from capmoe_methods.bootstrap import Interval
 from capmoe_methods.trial import (
     by_model,
     mean_interval,
@@ -25,14 +26,14 @@ from capmoe_report.verdicts import Finding, VerdictFile
 from capmoe_eval.experiment.names import family, metric_title
 from capmoe_eval.experiment.record import VERDICTS, Record, read_record
 from capmoe_eval.paper.layout import ALL_TASKS
-from capmoe_eval.paper.pairing import Paired, answered, pair
+from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.paper.printed import AVERAGE, find_row, pairs
-from capmoe_eval.paper.statistics import Interval, pooled
+from capmoe_eval.paper.statistics import pair_cells, pooled
 from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import results_of
 from pages import DOCS, ROOT, paragraph, signed, span, table
 from pages.names import FAMILIES, card, records
-from pages.pooling import by_key, mean_load
+from pages.pooling import mean_load
 
 
 @cache
@@ -153,13 +154,12 @@ def _tasks(side: Iterable[Record]) -> list[str]:
 
 
 def paired_by_task(first: Sequence[Record], second: Sequence[Record]) -> dict[str, Paired]:
-    """Return two sides' scores on the same documents, by task."""
-    both = by_key(first, lambda record: record.task), by_key(second, lambda record: record.task)
-    paired = {
-        task: pair(*([answered(r.documents) for r in side[task]] for side in both))
-        for task in both[0]
-    }
-    return {task: each for task, each in paired.items() if isinstance(each, Paired)}
+    """Return two sides' scores of one model on the same documents, by task."""
+    results = results_of([*first, *second])
+    digests = ({record.digest for record in side} for side in (first, second))
+    sides = (results.cells[results.cells["cell"].isin(side)] for side in digests)
+    pairs, _ = pair_cells(results, *sides)
+    return next(iter(pairs.values()), {})
 
 
 def _points(models: dict[str, dict[str, Paired]]) -> Interval:

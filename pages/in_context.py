@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from capmoe_methods.bootstrap import interval
 
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.statistics import interval
 from pages import paragraph, signed, span, table
 from pages.effects import paired_by_task
 from pages.names import records

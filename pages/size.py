@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
+from capmoe_methods.bootstrap import Interval, interval
+
 from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.statistics import Interval, interval
 from pages import paragraph, signed, span, table
 from pages.effects import paired_by_task
 from pages.names import card, records

@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Record
-from capmoe_eval.experiment.record_part import Proofs
+from capmoe_eval.experiment.record_part import Proofs, TaskAnswers
 from capmoe_eval.experiment.selection import composed
+from capmoe_eval.paper.pairing import RunScores
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 
@@ -391,3 +394,18 @@ def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
         batch_size=16,
         data="elsewhere",
     )
+
+
+def answered(answers: TaskAnswers) -> RunScores:
+    """The scores of a record, part by part: what ``answered_by_cells`` reads from the frame."""
+    parts = sorted(answers.items())
+    asked = {name: (part.documents, len(part.correct)) for name, part in parts}
+    scores = np.concatenate([part.correct for _, part in parts])
+    if all(part.bytes for _, part in parts):
+        sizes = np.concatenate([part.bytes for _, part in parts])
+        scores = scores * (sizes / sizes.mean())
+    if any(part.images is None for _, part in parts):
+        return RunScores(asked, scores)
+    images = [(name, image) for name, part in parts for image in part.images or ()]
+    numbers = {image: number for number, image in enumerate(dict.fromkeys(images))}
+    return RunScores(asked, scores, np.array([numbers[image] for image in images]))

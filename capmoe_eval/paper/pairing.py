@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record_part import TaskAnswers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,19 +34,6 @@ class RunScores(NamedTuple):
     asked: Mapping[str, tuple[str, int]]
     scores: Floats  # [documents], by subtask
     images: NDArray[np.int64] | None = None  # [documents], numbered from 0; None if not of images
-
-
-def answered(answers: TaskAnswers) -> RunScores:
-    """Return the scores of one evaluation."""
-    parts = sorted(answers.items())
-    asked = {name: (part.documents, len(part.correct)) for name, part in parts}
-    sizes = [part.bytes or np.full(len(part.correct), np.nan) for _, part in parts]
-    scores = _weighted(np.concatenate([p.correct for _, p in parts]), np.concatenate(sizes))
-    if any(part.images is None for _, part in parts):
-        return RunScores(asked, scores)
-    images = [(name, image) for name, part in parts for image in part.images or ()]
-    numbers = {image: number for number, image in enumerate(dict.fromkeys(images))}
-    return RunScores(asked, scores, np.array([numbers[image] for image in images]))
 
 
 def answered_by_cells(
@@ -112,25 +98,18 @@ class Paired:
         return float(np.mean(self.first != self.second))
 
 
-@dataclass(frozen=True)
-class Unpaired:
-    """Two sides that cannot be compared, and why not, in a few words."""
-
-    reason: str
-
-
-def pair(first: Sequence[RunScores], second: Sequence[RunScores]) -> Paired | Unpaired:
+def pair(first: Sequence[RunScores], second: Sequence[RunScores]) -> Paired | str:
     """Return the scores of two sides on the documents that they share, or why they share none.
 
     Each side is the scores of one evaluation, or of one for each seed.
     """
     if not first or not second:
-        return Unpaired("a side has no evaluation")
+        return "a side has no evaluation"
     everyone = (*first, *second)
     for run in everyone:
         reason = _other(run.asked, everyone[0].asked)
         if reason:
-            return Unpaired(reason)
+            return reason
     documents = tuple((name, documents) for name, (documents, _) in everyone[0].asked.items())
     means = [np.mean([run.scores for run in side], axis=0) for side in (first, second)]
     return Paired(documents, means[0], means[1], everyone[0].images)

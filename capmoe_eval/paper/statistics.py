@@ -8,16 +8,14 @@ over first, for they are not independent. A contrast also asks for models: famil
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from statistics import fmean, stdev
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +26,6 @@ from capmoe_eval.paper.pairing import (
     Paired,
     RunScores,
     TaskDocuments,
-    Unpaired,
     answered_by_cells,
     pair,
     pool,
@@ -40,24 +37,14 @@ if TYPE_CHECKING:
 
     from capmoe_eval.results.frames import Results
 
-RESAMPLES: Final = 10_000
-"""Resamples of the bootstrap, and of the sign flips where they are drawn."""
+DRAWS: Final = 10_000
+"""Sums that the sign-flip test draws where it is not exact."""
 LATTICE: Final = 200_000
 """Values of a sum of differences up to which the sign-flip test is exact."""
 _SEED = 20260101
 _DENOMINATOR = 1000  # scores are means over fewer runs
 _PART = 4_000_000  # signs that are drawn at once, so that memory does not grow with documents
-_BLOCK = 50_000  # units that are drawn at once, which a core's cache holds
-_FEW = 64  # fewer units are multiplied by their counts, one by one
 _NOTHING = 1e-24  # the smallest term of a transform that can change its digits
-
-
-class Interval(NamedTuple):
-    """A mean and its 95 % confidence interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -155,8 +142,8 @@ def pair_cells(
     sides = [_without(results, cells, without) for cells in (first, second)]
     for model, task in sorted(sides[0].keys() & sides[1].keys()):
         paired = pair(*(side[model, task] for side in sides))
-        if isinstance(paired, Unpaired):
-            unpaired[model, task] = paired.reason
+        if isinstance(paired, str):
+            unpaired[model, task] = paired
         else:
             pairs.setdefault(model, {})[task] = paired
     return pairs, unpaired
@@ -209,39 +196,6 @@ def by_family(models: Mapping[str, float]) -> dict[str, float]:
     return {name: fmean(values) for name, values in families.items()}
 
 
-def interval(differences: Mapping[str, Sequence[float] | Floats]) -> Interval:
-    """Return the mean difference, tasks counting equally, and its 95 % interval over documents.
-
-    The interval resamples documents within tasks, seeded.
-    """
-    tasks = {task: np.asarray(values, dtype=np.float64) for task, values in differences.items()}
-    effect = float(np.mean([values.mean() for values in tasks.values()]))
-    means = np.zeros(RESAMPLES)
-    for task, values in tasks.items():
-        means += resampled_sums(values.round(12), RESAMPLES, task) / len(values) / len(tasks)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(effect, float(low), float(high))
-
-
-def share_of(part: Floats, whole: Floats, task: str) -> Interval:
-    """Return the share that a part has of a mean difference, and its 95 % confidence interval.
-
-    The interval resamples documents, as :func:`interval` does. A resample in which the whole is not
-    above 0 has no share; it counts as beyond both ends, so that an end may be infinite.
-
-    Args:
-        part: A difference for each document of the task.
-        whole: The difference of which it is a part, for the same documents; its mean is above 0.
-        task: Its name, which seeds the draws.
-    """
-    parts, wholes = (resampled_sums(x.round(12), RESAMPLES, task) for x in (part, whole))
-    positive = wholes > 1e-9
-    shares = np.divide(parts, wholes, out=np.zeros(RESAMPLES), where=positive)
-    low = np.percentile(np.where(positive, shares, -np.inf), 2.5, method="lower")
-    high = np.percentile(np.where(positive, shares, np.inf), 97.5, method="higher")
-    return Interval(float(part.sum() / whole.sum()), float(low), float(high))
-
-
 def sign_flip(tasks: Sequence[Floats]) -> float:
     """Return the two-sided p of so large a mean difference if the documents' signs were random.
 
@@ -249,7 +203,7 @@ def sign_flip(tasks: Sequence[Floats]) -> float:
     differences of one size, the number with a positive sign is binomial. Where all are of one size,
     this is McNemar's exact test. It is also exact where the sizes are multiples of one step and
     their sum has at most :data:`LATTICE` values, as for means of few right and wrong answers.
-    Otherwise :data:`RESAMPLES` sums are drawn, from one seed. Neither the order of tasks and
+    Otherwise :data:`DRAWS` sums are drawn, from one seed. Neither the order of tasks and
     documents, nor the sides, nor the unit plays a part.
 
     Args:
@@ -280,7 +234,7 @@ def sign_flip(tasks: Sequence[Floats]) -> float:
     # Equal sums, zero among them, may differ in their last digits; ties count.
     observed = abs(float(sizes @ (gained - lost))) - 1e-9 * float(sizes.max())
     # The observed signs are one of the possible ones, so p is never 0.
-    return (1 + int((np.abs(_drawn(sizes, counts)) >= observed).sum())) / (1 + RESAMPLES)
+    return (1 + int((np.abs(_drawn(sizes, counts)) >= observed).sum())) / (1 + DRAWS)
 
 
 def _moved(tasks: Sequence[Floats]) -> dict[Fraction, list[int]]:
@@ -317,11 +271,11 @@ def _chances(steps: NDArray[np.int64], counts: NDArray[np.int64], span: int) -> 
 def _drawn(sizes: Floats, counts: NDArray[np.int64]) -> Floats:
     """Return the sums under random signs, seeded, drawn in parts of bounded memory."""
     rng = np.random.default_rng(_SEED)
-    sums = np.zeros(RESAMPLES)
-    width = max(1, _PART // RESAMPLES)
+    sums = np.zeros(DRAWS)
+    width = max(1, _PART // DRAWS)
     for start in range(0, len(sizes), width):
         part = slice(start, start + width)
-        positive = rng.binomial(counts[part], 0.5, size=(RESAMPLES, len(counts[part])))
+        positive = rng.binomial(counts[part], 0.5, size=(DRAWS, len(counts[part])))
         sums += (2.0 * positive - counts[part]) @ sizes[part]
     return sums
 
@@ -348,35 +302,3 @@ def holm(ps: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(ps) - place) * ps[index]))
         corrected[index] = least
     return corrected
-
-
-def resampled_sums(values: Floats, resamples: int, *names: str) -> Floats:
-    """Return the sums of bootstrap samples [resamples] of values [units], each of as many units.
-
-    The names of what the units are of seed the draws: all contrasts of a task draw the same
-    documents.
-    """
-    counts = _counts(len(values), resamples, names)
-    if len(values) < _FEW:
-        product: Floats = values @ counts
-        return product
-    # Differences of scores take few values, most often 0.
-    sums = np.zeros(resamples)
-    drawn = np.min_scalar_type(len(values))  # a sample draws no more; small types are added faster
-    for value in np.unique(values[values != 0]):
-        sums += value * counts[values == value].sum(axis=0, dtype=drawn)
-    return sums
-
-
-@functools.lru_cache(maxsize=1024)
-def _counts(units: int, resamples: int, names: tuple[str, ...]) -> NDArray[np.uint8] | Floats:
-    """Return how often each sample draws each unit [units, resamples]; of few units as floats."""
-    rng = np.random.default_rng([_SEED, zlib.crc32("/".join(names).encode())])
-    width = max(1, _BLOCK // units)
-    counts = np.empty((units, resamples), np.uint8)  # a unit is hardly ever drawn ten times
-    for start in range(0, resamples, width):
-        part = counts[:, start : start + width]
-        samples = part.shape[1]
-        drawn = rng.integers(units, size=(samples, units)) * samples + np.arange(samples)[:, None]
-        part[:] = np.bincount(drawn.ravel(), minlength=part.size).reshape(part.shape)
-    return counts.astype(np.float64) if units < _FEW else counts

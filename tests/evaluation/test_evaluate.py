@@ -26,10 +26,11 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.paper.pairing import Paired, answered, pair
+from capmoe_eval.paper.pairing import Paired, pair
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests.nightly import nightly_but
+from tests.records import answered
 
 # Table 5 of the paper; OBQA … HellaSwag normalised, GSM8K flexible as released.
 TABLE_5 = {

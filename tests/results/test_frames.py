@@ -12,13 +12,13 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.packs import SUFFIX
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import answered, answered_by_cells
+from capmoe_eval.paper.pairing import answered_by_cells
 from capmoe_eval.paper.statistics import contrast
 from capmoe_eval.results import frames
 from capmoe_eval.results.frames import MIX, pick, read, results_of, setting
 from capmoe_eval.results.packing import pack
 from capmoe_eval.routing.registry import create_method
-from tests.records import of_images, record_of
+from tests.records import answered, of_images, record_of
 
 SUBTASKS = {"b": [1.0, 0.5, 0.0], "a": [0.0, 1.0]}
 

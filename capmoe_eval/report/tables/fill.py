@@ -244,14 +244,14 @@ def _error_of_mean(errors: Sequence[float | None], layout: Layout) -> float | No
 
 def _differences(results: Results, runs: pd.DataFrame, baseline: pd.DataFrame) -> Floats | str:
     """Return the differences to the baseline [documents or images], or why there are none."""
-    from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
+    from capmoe_eval.paper.pairing import answered_by_cells, pair
 
     if len(baseline) != 1:
         return "the baseline is missing"
     sides = ([*answered_by_cells(results, side).values()] for side in (runs, baseline))
     paired = pair(*(answers[0] for answers in sides))
-    if isinstance(paired, Unpaired):
-        return f"not paired with the baseline: {paired.reason}"
+    if isinstance(paired, str):
+        return f"not paired with the baseline: {paired}"
     return paired.units
 
 

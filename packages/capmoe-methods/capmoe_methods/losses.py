@@ -6,8 +6,9 @@ from collections.abc import Collection
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
-from capmoe_eval.paper.statistics import Interval, interval
+from capmoe_eval.paper.pairing import answered_by_cells, pair
+
+from capmoe_methods.bootstrap import Interval, interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +33,8 @@ def lost(
     differences = {}
     for task in ordered:
         paired = pair(*(side[task] for side in sides))
-        if isinstance(paired, Unpaired):
-            return paired.reason
+        if isinstance(paired, str):
+            return paired
         differences[task] = 100 * paired.units
     return interval(differences)
 

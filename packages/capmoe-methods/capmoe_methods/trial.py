@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from capmoe_eval.experiment.names import is_stock
 from capmoe_eval.paper.pairing import Floats, Paired, answered_by_cells, pair, pool
-from capmoe_eval.paper.statistics import Interval, interval
 
+from capmoe_methods.bootstrap import Interval, interval
 from capmoe_methods.losses import peaks
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import family, gamma_suffix
-from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
+from capmoe_eval.paper.pairing import answered_by_cells, pair
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.paper.statistics import binomial_tail
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -279,8 +279,8 @@ def _answers_changed(question: Question, evidence: Evidence) -> _Values:
         flips = []
         for first, second in itertools.combinations(runs, 2):
             paired = pair([first], [second])
-            if isinstance(paired, Unpaired):
-                raise not_paired(model, task, paired.reason)
+            if isinstance(paired, str):
+                raise not_paired(model, task, paired)
             flips.append(paired.flips)
         if flips:
             shares.setdefault(model, []).append(fmean(flips))

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import gamma_text, is_stock
-from capmoe_eval.paper.pairing import Unpaired, answered_by_cells, pair
-from capmoe_eval.paper.statistics import Interval, interval, share_of
+from capmoe_eval.paper.pairing import answered_by_cells, pair
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.scores import with_interval
+
+from capmoe_methods.bootstrap import Interval, interval, share_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,10 +80,10 @@ def _share(sources: FigureRecords, *cells: pd.DataFrame) -> Interval | str:
         next(iter(answered_by_cells(sources.results, of).values())) for of in cells
     )
     whole, of_steps, task = pair(stock, every), pair(prompt, every), cells[0]["task"].iloc[0]
-    if isinstance(whole, Unpaired):
-        return whole.reason
-    if isinstance(of_steps, Unpaired):
-        return of_steps.reason
+    if isinstance(whole, str):
+        return whole
+    if isinstance(of_steps, str):
+        return of_steps
     if interval({task: whole.units}).low > 0:
         return share_of(of_steps.units, whole.units, task)
     return "the damage is not distinguishable from zero"

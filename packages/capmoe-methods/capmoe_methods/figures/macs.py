@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text, is_stock, method_title
-from capmoe_eval.paper.statistics import interval
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
+from capmoe_methods.bootstrap import interval
 from capmoe_methods.losses import lost, peaks
 from capmoe_methods.trial import nearness, paired_between
 
