@@ -7,7 +7,6 @@ Every other benchmark writes ``<name>.json``, with targets beside whatever it li
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -247,7 +246,6 @@ COLUMNS: Final = {
     "experts_per_rank": "",
     "loads_why": "the reason for the routing",
     "link": "the source of an emulated exchange",
-    "setting": "equal in runs that repeat one another on one machine",
     # of the point, a batch under a routing
     "point": "its number in the run, from 0",
     "tokens_per_rank": "",
@@ -304,10 +302,6 @@ def rows_of(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         of_run |= {"run": number, "key": run["model"] or "", "shape": run["shape"]["name"]}
         of_run |= {"model": run["model"] or run["shape"]["name"], "loads_why": run.get("why", "")}
         of_run |= {"link": (run["link"] or {"source": ""})["source"]}
-        same = [of_run["model"], *(run[name] for name in ("ranks", "experts_per_rank"))]
-        same += [[p["tokens_per_rank"], p["prompt"], p["routing"]] for p in points]
-        same += [kind, content["scale"], content["dtype"], content["machine"]]
-        of_run["setting"] = json.dumps(same, sort_keys=True)
         for place, point in enumerate(points):
             of_point = {name: point[name] for name in ("tokens_per_rank", "batch", "prompt")}
             of_point |= {"point": place, "place": point.get("place") or ""}

@@ -26,8 +26,7 @@ from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
 from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.report.figures.catalogue import figures as all_figures
-from capmoe_eval.report.figures.evidence import FigurePlans, gather
-from capmoe_eval.report.figures.studies import gather_study
+from capmoe_eval.report.figures.sources import FigurePlans, gather
 from capmoe_eval.report.figures.write import measured
 from capmoe_eval.report.tables.filled import measured_table, published_table
 from capmoe_eval.results.frames import results_of
@@ -170,15 +169,10 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def figures(package: str = "capmoe_eval") -> Iterator[dict[str, Any]]:
     """Every number that a figure of a package draws: the rows of its data."""
-    plans, bench = FigurePlans(_WORDS, _reader()), read_bench(_BENCH)
+    plans, bench = FigurePlans(_WORDS, _reader()), functools.partial(read_bench, _BENCH)
     for spec in all_figures().values():
         if spec.package.startswith(package):
-            sources = (
-                gather_study(spec, bench, plans.profile)
-                if spec.study
-                else gather(spec, plans, bench if spec.has_balances else None)
-            )
-            rows = measured(spec, sources).round(6)
+            rows = measured(spec, gather(spec, plans, bench)).round(6)
             yield from ({"figure": spec.name} | row for row in rows.to_dict("records"))
 
 

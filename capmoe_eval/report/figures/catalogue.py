@@ -17,26 +17,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from capmoe_eval.report.figures.sources import Sources
+
 ENTRY_POINTS: Final = "capmoe_eval.figures"
 """The group of entry points of packages that declare figures when they are imported."""
 _MODULES: Final = ("expert_load", "routing", "scores", "images", "speedup")
 """The modules of this package that declare figures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sources:
-    """The material of a figure, and what of it is missing."""
-
-    profile: str  # under which the figure is written
-    planned: int  # records, or models with a run, that there should be
-    digests: Sequence[str] = ()  # of what was read; empty where there is nothing to draw from
-    nothing: str = ""  # the error in that case; the command that helps, if any, follows it
-    names: Mapping[str, str] = field(default_factory=dict)  # for the template of the title
-    unit: str = "records"  # what is counted
-    n_absent: int = 0  # missing ones, those that cannot be read included
-    absent: Sequence[str] = ()  # commands that measure what is missing
-    # On each file that cannot be read, and for readers; the data of a figure add theirs.
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +40,7 @@ class Spec:
     experiment: str = "figures"
     parts: Sequence[str] = ()
     tasks: Sequence[str] = ()
+    metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a task, if not its own
     model: int | None = None
     has_balances: bool = False  # the benchmark ``placement`` is shown beside them
     # Of a study: one run of each model or all runs of one file, and the models that there should
@@ -130,11 +117,6 @@ def figures() -> Mapping[str, Spec]:
         return (1 if name.startswith("v1_") else 2), place
 
     return {name: _declared[name] for name in sorted(_declared, key=order)}
-
-
-def because(broken: Sequence[str]) -> str:
-    """Return the first file that cannot be read, in brackets; nothing where there is none."""
-    return f" ({broken[0].rstrip('.')})" if broken else ""
 
 
 def get_figure(name: str) -> Spec:

@@ -12,9 +12,8 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.paper.benchmarks import check_folder, read_bench
-from capmoe_eval.report.figures.catalogue import Sources, Spec, figures, get_figure
-from capmoe_eval.report.figures.evidence import FigurePlans, gather
-from capmoe_eval.report.figures.studies import gather_study
+from capmoe_eval.report.figures.catalogue import Spec, figures, get_figure
+from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
 from capmoe_eval.report.figures.sweep import SWEEP, gather_sweep
 from capmoe_eval.report.figures.write import FORMATS, write_figure
 
@@ -53,9 +52,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         def sources(spec: Spec) -> Sources:
             if spec is SWEEP:
                 return gather_sweep(Path(options.name))
-            if spec.study:
-                return gather_study(spec, bench(), experiment.profile)
-            return gather(spec, experiment, bench() if spec.has_balances else None)
+            return gather(spec, experiment, bench)
 
         def draw(spec: Spec) -> None:
             material = sources(spec)

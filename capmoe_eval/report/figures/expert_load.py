@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
 
 PAPER_MODELS: Final = (
     *("OLMoE-Instruct", "DeepSeek-V2-Lite", "Qwen1.5-MoE-Chat", "Mixtral-8×7B-Instruct"),
@@ -26,7 +26,7 @@ _FEW: Final = 20
 """The numbers of more experts would run into each other."""
 
 
-def load_of_layers(sources: FigureRecords, *parts: str) -> pd.DataFrame:
+def load_of_layers(sources: Sources, *parts: str) -> pd.DataFrame:
     """Return the layers of some parts with ``load`` and ``load_left``, before and after drops.
 
     Loads are over the mean load N̄ that the router asks for. Layers are counted from 1.
@@ -55,7 +55,7 @@ def _ranked(layers: pd.DataFrame, *columns: str, load: str = "load") -> pd.DataF
     return rows.astype({"place": int, "load": float})
 
 
-def of_one_layer(sources: FigureRecords) -> pd.DataFrame:
+def of_one_layer(sources: Sources) -> pd.DataFrame:
     """Return the load of each expert in the layer with the fullest, the fullest first."""
     layer = fullest_layer(load_of_layers(sources, "baseline")).assign(model=sources.title)
     rows = _ranked(layer, "model", "asked", "layer", "peak_mean", "peak_max")
@@ -91,7 +91,7 @@ def fig1(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_task(sources: FigureRecords) -> pd.DataFrame:
+def by_task(sources: Sources) -> pd.DataFrame:
     """Return the load of each expert in one layer on each task, in one order of the experts."""
     layers = fullest_layer(load_of_layers(sources, "baseline"))
     order = np.argsort(-np.mean(layers["load"].tolist(), axis=0), kind="stable").tolist()
@@ -127,7 +127,7 @@ def fig2(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def after_drop(sources: FigureRecords) -> pd.DataFrame:
+def after_drop(sources: Sources) -> pd.DataFrame:
     """Return what the experts of one layer compute by method, sorted, and what was asked for."""
     import pandas as pd
 
@@ -177,7 +177,7 @@ def fig9(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_layer(sources: FigureRecords) -> pd.DataFrame:
+def by_layer(sources: Sources) -> pd.DataFrame:
     """Return each layer's sorted loads, mean over tasks, and the peaks of its batches."""
     layers = load_of_layers(sources, "routing")
     means = {"load": ("load", lambda loads: np.mean(loads.tolist(), axis=0))}

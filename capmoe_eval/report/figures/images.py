@@ -13,18 +13,18 @@ from capmoe_eval.paper.printed import published_note
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.expert_load import fullest_layer, load_of_layers
-from capmoe_eval.results.frames import results_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
 
 _PAPER: Final = "MolmoE (paper)"
+_CAPABILITIES: Final = ("AR", "CP", "FP-C", "FP-S", "LR", "RR")
 
 
-def modality_loads(sources: FigureRecords) -> pd.DataFrame:
+def modality_loads(sources: Sources) -> pd.DataFrame:
     """Return each expert's load by modality, in the layer with the fullest, and the paper's."""
     import pandas as pd
 
@@ -45,7 +45,7 @@ def modality_loads(sources: FigureRecords) -> pd.DataFrame:
     return pd.concat(sides, ignore_index=True)
 
 
-def told_apart(sources: FigureRecords, rows: pd.DataFrame, name: str) -> pd.DataFrame:
+def told_apart(sources: Sources, rows: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return cells or their layers; UsageError if one lacks a column, which is of a modality."""
     absent = rows[name].isna() if name in rows else rows["cell"].notna()
     if absent.any():
@@ -83,19 +83,17 @@ def fig10(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_capability(sources: FigureRecords) -> pd.DataFrame:
+def by_capability(sources: Sources) -> pd.DataFrame:
     """Return scores by capability, unlimited and at γ = 0.5 with images first, and the paper's."""
     import pandas as pd
 
     printed = printed_figure("fig11_mmbench")
-    names = [name for name in printed if name not in ("source", "order")]
     methods = [method_title(name) for name in ("baseline", "score", "expanded_drop")]
     sources.notes.append(published_note("figure11"))
-    records = [record for part in sources.records.values() for record in part]
-    of_all = results_of(records, {record.task: names for record in records}).cells
+    of_all = sources.results.cells
     of_all = of_all.assign(source=sources.title, method=of_all["method"].map(method_title))
     sides = []
-    for name in names:
+    for name in _CAPABILITIES:
         cells = of_all[of_all["metric"] == name]
         numbers = {"score": cells["value"], "stderr": cells["stderr"]}
         ours = cells[["source", "method"]].assign(
@@ -112,7 +110,7 @@ def by_capability(sources: FigureRecords) -> pd.DataFrame:
 
 @figure(
     "Figure 11", "MMBench by capability at γ = 0.5, images first: {model}", by_capability,
-    parts=["images", "images_half"], tasks=["mmbench"],
+    parts=["images", "images_half"], tasks=["mmbench"], metrics={"mmbench": _CAPABILITIES},
 )  # fmt: skip
 def fig11(rows: pd.DataFrame) -> Figure:
     """Share of the questions of each capability that are answered right in every rotation of their

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
 
 _ALL: Final = "all"
 GRID: Final = {
@@ -70,7 +70,7 @@ def _dropped(layers: pd.DataFrame, by: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def dropped_by_task(sources: FigureRecords) -> pd.DataFrame:
+def dropped_by_task(sources: Sources) -> pd.DataFrame:
     """Return each model's dropped share by γ on each dataset, and on all together."""
     return _dropped(sources.layers("routing"), "asked").rename(columns={"asked": "task"})
 
@@ -98,7 +98,7 @@ def fig7(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def dropped_by_layer(sources: FigureRecords) -> pd.DataFrame:
+def dropped_by_layer(sources: Sources) -> pd.DataFrame:
     """Return a model's dropped share by γ in each layer over all datasets, and in all layers."""
     layers = sources.layers("routing")
     rows = _dropped(layers.assign(layer=layers["layer"] + 1), "layer")
@@ -144,7 +144,7 @@ for _place, _model in enumerate(PAPER_MODELS):
     )(_by_layers)
 
 
-def scores_by_rank(sources: FigureRecords) -> pd.DataFrame:
+def scores_by_rank(sources: Sources) -> pd.DataFrame:
     """Return the mean gate score at each rank, over tokens and layers, and the layers' extremes."""
     import pandas as pd
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
 
 _MEAN, _STOCK, _PRINTED = "mean", "mean, no limit", "mean, paper's Table 1"
 
@@ -73,7 +73,7 @@ def whole(rows: pd.DataFrame, notes: list[str], name: Callable[[Any], str]) -> p
     return rows[rows["lacking"] == ""].drop(columns="lacking")
 
 
-def curves(sources: FigureRecords) -> pd.DataFrame:
+def curves(sources: Sources) -> pd.DataFrame:
     """Return scores under Token Drop by γ of each task and their mean, and what was dropped.
 
     The mean is there where all tasks are. A model without a record with a capacity is left out; a
@@ -152,7 +152,7 @@ def fig12(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_rounds(sources: FigureRecords) -> pd.DataFrame:
+def by_rounds(sources: Sources) -> pd.DataFrame:
     """Return score and lost pairs by rounds; one round is Token Drop, and none the stock model."""
     import pandas as pd
 

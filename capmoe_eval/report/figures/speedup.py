@@ -20,7 +20,7 @@ from capmoe_eval.paper.printed import (
 )
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
-from capmoe_eval.report.figures.studies import DROPLESS, FigureStudies
+from capmoe_eval.report.figures.sources import DROPLESS, Sources
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,14 +46,13 @@ _SHORT: Final = {
 }
 _DEPLOYED: Final = ("OLMoE", "DeepSeek-V2-Lite", "Qwen1.5-MoE", "Mixtral")
 SPREAD: Final = {
-    "spread": "Whiskers: lowest and highest of repeated runs on one machine; a single run has "
-    "none. A speedup is the median over rounds, in which a capacity-aware and a dropless pass "
-    "alternate."
+    "spread": "A speedup is the median over rounds of one run, in which a capacity-aware and a "
+    "dropless pass alternate. There are no error bars: how far another run differs is not known."
 }
 """What the captions of speedups have in common."""
 
 
-def _first_points(sources: FigureStudies, rows: pd.DataFrame) -> pd.DataFrame:
+def _first_points(sources: Sources, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the times at each run's first point, which is shown; note the number of others."""
     for (_, _, title), points in rows.groupby([*RUN, "model"], sort=False)["point"]:
         if others := points.max():
@@ -62,11 +61,10 @@ def _first_points(sources: FigureStudies, rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["point"] == 0]
 
 
-def _gains(sources: FigureStudies, paper: Callable[[pd.Series[Any]], float | None]) -> pd.DataFrame:
+def _gains(sources: Sources, paper: Callable[[pd.Series[Any]], float | None]) -> pd.DataFrame:
     """Return the speedups at first points, of layers and prefills, with what the paper prints."""
     sources.notes.append(_PRINT_NOTE)
-    sources.note_repetitions()
-    rows = _first_points(sources, sources.timings)
+    rows = _first_points(sources, sources.totals)
     rows = rows[rows["method"] != DROPLESS]
     printed: Any = [paper(row) for _, row in rows.iterrows()]
     return rows.assign(paper=printed).astype({"paper": float})
@@ -77,7 +75,7 @@ def shown(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.drop(columns=[*RUN, "key", "point"])
 
 
-def of_layers(sources: FigureStudies) -> pd.DataFrame:
+def of_layers(sources: Sources) -> pd.DataFrame:
     """Return the speedup of one MoE layer of each model, by method and γ."""
     rows = _gains(sources, lambda row: layer_speedup(row["key"], row["method"], row["gamma"]))
     return shown(rows[rows["part"] == "layer"])
@@ -95,7 +93,7 @@ def fig4(rows: pd.DataFrame) -> Figure:
     return _bars(rows, "method_name")
 
 
-def of_prefills(sources: FigureStudies) -> pd.DataFrame:
+def of_prefills(sources: Sources) -> pd.DataFrame:
     """Return the speedup of a prefill of each model, beside one layer's; UsageError without any."""
 
     def printed(row: pd.Series[Any]) -> float | None:
@@ -138,7 +136,7 @@ def fig5(rows: pd.DataFrame) -> Figure:
     return _bars(rows.drop(columns="ideal"), "method_name")
 
 
-def of_granularities(sources: FigureStudies) -> pd.DataFrame:
+def of_granularities(sources: Sources) -> pd.DataFrame:
     """Return speedups of a layer and a prefill with a capacity of each expert, or each device."""
 
     def printed(row: pd.Series[Any]) -> float | None:
@@ -191,7 +189,7 @@ def _bars(rows: pd.DataFrame, by: str) -> Figure:
 
 
 def head(canvas: Figure, rows: pd.DataFrame, columns: int) -> None:
-    """Say above a figure how its numbers came about, and where it has no error bars.
+    """Say above a figure how its numbers came about, and that speedups have no error bars.
 
     Quartiles over the rounds of one run are none: they do not say how far a repetition differs.
     """
@@ -203,10 +201,7 @@ def head(canvas: Figure, rows: pd.DataFrame, columns: int) -> None:
     if kinds:
         title = "partly EMULATED: see each panel"
     if "speedup" in rows:
-        is_single = rows.dropna(subset="gamma")["speedup_low"].isna()
-        if is_single.any():
-            all_single = "; 1 run, no error bars"
-            title += all_single if is_single.all() else "; no error bars where there was 1 run"
+        title += "; 1 run, no error bars"
     colour = d.BLACK if title.startswith("measured") else d.VERMILLION
     canvas.suptitle(textwrap.fill(title, 64), fontsize=7.5, fontweight="bold", color=colour)
     d.legend(canvas, columns)
@@ -218,12 +213,12 @@ def _how(row: pd.Series[Any]) -> str:
     return f"{ranks},\n{widths_text(row)}, peak {row['peak']:.1f} × mean"
 
 
-def phases_of_layers(sources: FigureStudies) -> pd.DataFrame:
+def phases_of_layers(sources: Sources) -> pd.DataFrame:
     """Return milliseconds of the phases of one layer, dropless first, then by falling γ."""
     import pandas as pd
 
     sources.notes.append(published_note("figure6"))
-    rows = _first_points(sources, sources.phases)
+    rows = _first_points(sources, sources.results.timings)
     rows = rows[rows["part"] == "layer"].assign(order=-rows["gamma"].fillna(np.inf))
     parts = []
     for _, of_model in d.each(rows, "model"):

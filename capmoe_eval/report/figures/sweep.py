@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,8 +10,9 @@ import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import BITS_PER_BYTE, is_stock, method_title
 from capmoe_eval.report.figures import drawing as d
-from capmoe_eval.report.figures.catalogue import Sources, Spec
+from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.report.figures.scores import over_tasks, whole, with_interval
+from capmoe_eval.report.figures.sources import Sources
 from capmoe_eval.results.frames import IDENTITY, read
 
 if TYPE_CHECKING:
@@ -28,38 +28,32 @@ _LOADS: Final = {
 _NAMED: Final = ("method", "gamma", "seed")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepResults(Sources):
-    """The cells of a directory."""
-
-    cells: pd.DataFrame
-
-
-def gather_sweep(directory: Path) -> SweepResults:
+def gather_sweep(directory: Path) -> Sources:
     """Return the results of a directory; UsageError if there is none in it."""
-    cells = read(directory).cells
-    return SweepResults(
+    results = read(directory)
+    cells = results.cells
+    return Sources(
         profile=directory.resolve().name,
         planned=len(cells),
         digests=list(cells["cell"]),
         names={"directory": str(directory)},
-        cells=cells,
+        frames=lambda: results,
     )
 
 
-def by_gamma(sources: SweepResults) -> pd.DataFrame:
+def by_gamma(sources: Sources) -> pd.DataFrame:
     """Return score, drops and fullest expert by γ: a row for each model, unit, setting and γ.
 
     Tasks of a model and unit count equally. Without a limit γ is missing.
     """
     import pandas as pd
 
-    cells = sources.cells.assign(
-        gamma=pd.to_numeric(sources.cells["gamma"], errors="coerce"),
-        dropped_percent=100 * sources.cells["drop_rate"].astype(float),
-        straggler=sources.cells["load.mean_peak_after"].astype(float),
-        line=_names(sources.cells),
-        unit=np.where(sources.cells["task.metric"] == BITS_PER_BYTE, _BITS, "score (%)"),
+    cells = sources.results.cells
+    cells = cells.assign(
+        dropped_percent=100 * cells["drop_rate"],
+        straggler=cells["load.mean_peak_after"],
+        line=_names(cells),
+        unit=np.where(cells["task.metric"] == BITS_PER_BYTE, _BITS, "score (%)"),
     )
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)
     if without.any():

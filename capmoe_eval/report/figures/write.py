@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
-from capmoe_eval.report.figures.catalogue import Sources, Spec
+from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.report.figures.drawing import STYLE
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from capmoe_eval.report.figures.sources import Sources
 
 # Without dates and versions: the same numbers give the same bytes.
 _METADATA: Final[dict[str, dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, directories, record_places
 from capmoe_eval.paper.benchmarks import check_folder, read_bench
 from capmoe_eval.report.figures import command as figures
-from capmoe_eval.report.figures.evidence import FigurePlans
+from capmoe_eval.report.figures.sources import FigurePlans
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables.filled import cell_config
 from capmoe_eval.report.tables.formats import to_html

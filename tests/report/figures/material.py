@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pandas as pd
 
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.report.figures.evidence import FigureRecords
+from capmoe_eval.report.figures.sources import Sources
+from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests import records
@@ -42,7 +44,7 @@ def record(
     return records.record(of, ROOT, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
 
 
-def evidence(titles: dict[str, Any] | None = None, /, **parts: Sequence[Record]) -> FigureRecords:
+def evidence(titles: dict[str, Any] | None = None, /, **parts: Sequence[Record]) -> Sources:
     """Evidence of these parts; ``titles`` replace what follows from them."""
     everything = [record for records in parts.values() for record in records]
     follows = {
@@ -50,7 +52,10 @@ def evidence(titles: dict[str, Any] | None = None, /, **parts: Sequence[Record])
         "tasks": {record.task: record.task.upper() for record in everything},
     }
     planned = len(everything)
-    return FigureRecords(profile="p", planned=planned, records=parts, **(follows | (titles or {})))
+    digests = {part: [record.digest for record in records] for part, records in parts.items()}
+    frames = functools.partial(results_of, everything)
+    about = {"planned": planned, "parts": digests, "frames": frames}
+    return Sources(profile="p", **about, **(follows | (titles or {})))
 
 
 def peaked(name: str, peak: float, **changes: Any) -> dict[str, Any]:

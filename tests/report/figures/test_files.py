@@ -17,9 +17,10 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.selection import composed
+from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import figures, get_figure
-from capmoe_eval.report.figures.evidence import FigurePlans, gather
+from capmoe_eval.report.figures.sources import FigurePlans, gather
 from capmoe_eval.results.frames import read
 from tests.records import plausible
 from tests.results import timing_files as files
@@ -63,14 +64,14 @@ def drawn(results: Path) -> Path:
 @pytest.mark.slow
 def test_another_process_writes_the_same_bytes(drawn: Path, results: Path, tmp_path: Path) -> None:
     code = (
-        "from capmoe_eval.report.figures.evidence import FigurePlans, gather\n"
+        "from capmoe_eval.report.figures.sources import FigurePlans, gather\n"
         "from capmoe_eval.report.figures.catalogue import figures, get_figure\n"
         "from capmoe_eval.report.figures.write import write_figure\n"
         "from pathlib import Path\nimport sys\n"
         f"experiment = FigurePlans(['results_dir={results}'])\n"
         "for name in sys.argv[2:]:\n"
         "    spec = get_figure(name)\n"
-        "    write_figure(spec, gather(spec, experiment), Path(sys.argv[1]))\n"
+        "    write_figure(spec, gather(spec, experiment, None), Path(sys.argv[1]))\n"
         "assert not {'torch', 'transformers', 'lm_eval'} & set(sys.modules)\n"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7", "SOURCE_DATE_EPOCH": "86400"}
@@ -169,7 +170,7 @@ def test_a_users_model_is_drawn_by_its_name_and_directory(
     capsys.readouterr()
     assert run("fig12,v1_fig7", "--missing", *own) == 0
     printed = capsys.readouterr().out.splitlines()
-    wanted = gather(get_figure("fig12"), FigurePlans(own))
+    wanted = gather(get_figure("fig12"), FigurePlans(own), read_bench)
     (first, *_) = printed
     (plan, *_) = plans(composed([word for word in shlex.split(first)[2:] if "," not in word]))
     assert plan.cell.model.pretrained == "tiny:mixtral"
@@ -218,7 +219,7 @@ def test_the_commands_measure_exactly_what_is_missing(
     name: str, lines: int, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"results_dir={tmp_path}", "limit=7", *more]
-    wanted = gather(get_figure(name), FigurePlans(words))
+    wanted = gather(get_figure(name), FigurePlans(words), read_bench)
     assert run(name, "--missing", *words) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed == list(wanted.absent)
@@ -257,7 +258,7 @@ def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'zoo'" in capsys.readouterr().err
     short = FigurePlans(["profile.figures.models=[zoo_olmoe]"])
     with pytest.raises(UsageError, match="fig16: shows model 4 of the profile, and profile zoo"):
-        gather(get_figure("fig16"), short)
+        gather(get_figure("fig16"), short, read_bench)
     with pytest.raises(UsageError, match=r"parts.curve.tasks=rt: did you mean 'rte'"):
         FigurePlans(["parts.curve.tasks=[rt]"]).plan("curve")
     with pytest.raises(UsageError, match="did you mean 'curve'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import get_figure
-from capmoe_eval.report.figures.studies import FigureStudies, gather_study
+from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
 from capmoe_eval.report.figures.write import describe, measured
 from tests.results import timing_files as files
 
@@ -25,8 +26,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return files.write_all(tmp_path_factory.mktemp("bench"))
 
 
-def evidence(name: str, folder: Path) -> FigureStudies:
-    return gather_study(get_figure(name), read_bench(folder), "zoo")
+def evidence(name: str, folder: Path) -> Sources:
+    return gather(get_figure(name), FigurePlans(), functools.partial(read_bench, folder))
 
 
 def make(name: str, folder: Path) -> tuple[pd.DataFrame, list[str]]:

@@ -13,7 +13,7 @@ from capmoe_methods.trial import by_model, outcomes, primary, sentence, straggle
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 # Scores are filled, and stand at the right of a budget: no colour stands alone.
@@ -33,7 +33,7 @@ _DIFFERENCES: Final = {
 }
 
 
-def against_static(sources: FigureRecords) -> pd.DataFrame:
+def against_static(sources: Sources) -> pd.DataFrame:
     """Return the points of each model by drops, and what budgets change against static factors.
 
     The rows of ``quantity`` "setting" are points of the curve, by falling drops; the others are

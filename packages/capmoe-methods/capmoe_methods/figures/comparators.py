@@ -14,7 +14,7 @@ from capmoe_methods.losses import lost, peaks
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 _DROP: Final = method_title("score")
@@ -47,7 +47,7 @@ _WORDS: Final = {
 }
 
 
-def settings(sources: FigureRecords) -> pd.DataFrame:
+def settings(sources: Sources) -> pd.DataFrame:
     """Return what each setting loses and the loads that it may bound, tasks counting equally.
 
     ``unlimited_…`` are the loads of the router alone, in the forwards of the method. Settings
@@ -102,11 +102,11 @@ def settings(sources: FigureRecords) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(names, float))
 
 
-def _limited(sources: FigureRecords) -> pd.DataFrame:
-    return sources.cells(*(part for part in sources.records if part != "stock"))
+def _limited(sources: Sources) -> pd.DataFrame:
+    return sources.cells(*(part for part in sources.parts if part != "stock"))
 
 
-def _tasks(sources: FigureRecords, of: str) -> dict[str, str]:
+def _tasks(sources: Sources, of: str) -> dict[str, str]:
     """Return the titles of the tasks that have bounded forwards of a kind."""
     cells = _limited(sources)
     asked = set(cells["task"][_is_of(cells, of)])
@@ -186,7 +186,7 @@ def _by_method(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def ranks(sources: FigureRecords) -> pd.DataFrame:
+def ranks(sources: Sources) -> pd.DataFrame:
     """Return what budgets of ranks lose against the fullest rank, and balancing without loss.
 
     Balancing, a row without points, is that of the figure's tasks; what was planned on another task

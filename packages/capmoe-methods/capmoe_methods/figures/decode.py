@@ -15,7 +15,7 @@ from capmoe_methods.bootstrap import Interval, interval, share_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 _MODES: Final = {"unconstrained": "the prompt alone", "constrained": "every step"}
@@ -27,7 +27,7 @@ _NO_LIMIT: Final = "no limit"
 _SHARES: Final = tuple(f"steps_percent{end}" for end in ("", "_low", "_high"))
 
 
-def by_mode(sources: FigureRecords) -> pd.DataFrame:
+def by_mode(sources: Sources) -> pd.DataFrame:
     """Return each task's scores by γ in both modes, and what decode steps do of the damage.
 
     ``steps_percent`` is a column of the rows of every step.
@@ -70,7 +70,7 @@ def by_mode(sources: FigureRecords) -> pd.DataFrame:
     return with_interval(rows.reset_index(drop=True), "score")
 
 
-def _share(sources: FigureRecords, *cells: pd.DataFrame) -> Interval | str:
+def _share(sources: Sources, *cells: pd.DataFrame) -> Interval | str:
     """Return the decode steps' share of the damage, or why it is not known.
 
     The share is only known where the damage of every step is distinguishable from zero: where its

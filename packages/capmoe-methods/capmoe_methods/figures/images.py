@@ -15,7 +15,7 @@ from capmoe_methods.figures.quality import PEAK, front, pareto_front
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 _PRIORITIES: Final = {
@@ -34,7 +34,7 @@ _BY_PRIORITY: Final[dict[str, Any]] = {
 }
 
 
-def by_priority(sources: FigureRecords) -> pd.DataFrame:
+def by_priority(sources: Sources) -> pd.DataFrame:
     """Return peak, right answers and what is dropped, by the modality dropped first and by γ."""
     import pandas as pd
 
@@ -57,7 +57,7 @@ def by_priority(sources: FigureRecords) -> pd.DataFrame:
     return rows.reset_index(drop=True)
 
 
-def _by_image(sources: FigureRecords) -> pd.DataFrame:
+def _by_image(sources: Sources) -> pd.DataFrame:
     """Return the share of right answers by image, weighted so that their mean is that of all."""
     documents = sources.results.documents
     images = documents.groupby(["cell", "subtask", "unit"], observed=True)["correct"].sum()
@@ -67,7 +67,7 @@ def _by_image(sources: FigureRecords) -> pd.DataFrame:
     return rows.assign(right=rows["right"] * counts / answers)
 
 
-def _asked(sources: FigureRecords) -> str:
+def _asked(sources: Sources) -> str:
     """Return the model, the task, and how many questions to how many images."""
     cell = sources.results.cells.iloc[0]
     images = (_by_image(sources)["cell"] == cell["cell"]).sum()
@@ -108,7 +108,7 @@ def images_text(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def by_place(sources: FigureRecords) -> pd.DataFrame:
+def by_place(sources: Sources) -> pd.DataFrame:
     """Return the dropped share of an image's tokens by eighths of it, by method and priority."""
     import pandas as pd
 

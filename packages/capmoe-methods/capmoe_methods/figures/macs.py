@@ -15,7 +15,7 @@ from capmoe_methods.trial import nearness, paired_between
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
     from capmoe_eval.results.frames import Results
     from matplotlib.figure import Figure
 
@@ -35,7 +35,7 @@ _EQUAL: Final = {
 }
 
 
-def losses_and_loads(sources: FigureRecords) -> pd.DataFrame:
+def losses_and_loads(sources: Sources) -> pd.DataFrame:
     """Return what MACS and Token Drop lose on questions about images, with γ and loads."""
     import pandas as pd
 

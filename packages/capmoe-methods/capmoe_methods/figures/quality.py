@@ -17,7 +17,7 @@ from capmoe_eval.routing.registry import method_names
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 PEAK: Final = "mean peak load of an expert / mean load"
@@ -45,7 +45,7 @@ def front(axes: Any, rows: pd.DataFrame, x: str, y: str) -> None:
     d.line(axes, best, x, y, "Pareto front", **look)
 
 
-def by_peak(sources: FigureRecords) -> pd.DataFrame:
+def by_peak(sources: Sources) -> pd.DataFrame:
     """Return mean score and mean peak load of each method and γ, and whether it is on the front."""
     cells = sources.cells("baseline", "methods", "at_random")
     cells["method"] = cells["method"].mask(cells["granularity"].eq("device"), "device_drop")
@@ -97,7 +97,7 @@ def metric_and_title(method: str) -> str:
     return title if title == metric else f"{title} ({metric})"
 
 
-def flips(sources: FigureRecords) -> pd.DataFrame:
+def flips(sources: Sources) -> pd.DataFrame:
     """Return how many answers differ between settings of the batch, and by how much the score.
 
     Every pair of settings of a method is compared, over batch sizes and over shuffles:
@@ -126,7 +126,7 @@ def flips(sources: FigureRecords) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**about)
 
 
-def _flip_rates(sources: FigureRecords, cells: pd.DataFrame) -> list[float]:
+def _flip_rates(sources: Sources, cells: pd.DataFrame) -> list[float]:
     """Return the share of answers that differ, in percent, for each pair of settings."""
     documents = sources.results.documents
     documents = documents[documents["cell"].isin(cells["cell"])]

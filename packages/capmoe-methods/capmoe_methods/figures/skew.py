@@ -11,7 +11,7 @@ from capmoe_eval.report.figures.speedup import SPREAD, head, shown
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.report.figures.studies import FigureStudies
+    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 _IDEAL_NOTE: Final = (
@@ -21,18 +21,17 @@ _IDEAL_NOTE: Final = (
 )
 
 
-def by_peak(sources: FigureStudies) -> pd.DataFrame:
+def by_peak(sources: Sources) -> pd.DataFrame:
     """Return speedup, ideal and the share of it that is reached, by method, γ and peak load."""
-    return _reached(sources, sources.timings, "peak")
+    return _reached(sources, sources.totals, "peak")
 
 
-def by_experts_per_rank(sources: FigureStudies) -> pd.DataFrame:
+def by_experts_per_rank(sources: Sources) -> pd.DataFrame:
     """Return speedup, ideal and the share of it that is reached, by method, γ and placement."""
-    return _reached(sources, sources.timings.query("point == 0"), "experts_per_rank")
+    return _reached(sources, sources.totals.query("point == 0"), "experts_per_rank")
 
 
-def _reached(sources: FigureStudies, rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    sources.note_repetitions()
+def _reached(sources: Sources, rows: pd.DataFrame, by: str) -> pd.DataFrame:
     sources.notes.append(_IDEAL_NOTE)
     rows = rows[rows["part"] == "layer"].dropna(subset="gamma").sort_values(by, kind="stable")
     return shown(rows.assign(reached_percent=100 * rows.pop("reached")))

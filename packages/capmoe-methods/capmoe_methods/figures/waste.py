@@ -11,7 +11,7 @@ from capmoe_eval.report.figures.routing import GRID, pooled_grid
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.report.figures.evidence import FigureRecords
+    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 PENALTIES: Final = (1.0, 5.0, 20.0)
@@ -29,7 +29,7 @@ def best_gamma(grid: pd.DataFrame, penalty: float) -> float | None:
     return float(grid["gamma"].iloc[costs.argmin()]) if costs.notna().any() else None
 
 
-def waste_by_gamma(sources: FigureRecords) -> pd.DataFrame:
+def waste_by_gamma(sources: Sources) -> pd.DataFrame:
     """Return drops and padding by γ, and the best γ by penalty: rows of one kind, then the other.
 
     ``best_for`` has those of the penalties 1, 5 and 20 that a γ is best for.

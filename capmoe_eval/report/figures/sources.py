@@ -1,11 +1,11 @@
-"""Records of a figure: planned, there, and missing with the commands for them."""
+"""What figures are made from: planned, there, and missing with the commands for it."""
 
 from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,32 +22,55 @@ from capmoe_eval.experiment.configuration import (
     plans_at,
     profile_name,
 )
-from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.experiment.names import method_title
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.selection import composed, refuse_experiment
-from capmoe_eval.report.figures.catalogue import Sources, Spec, because
+from capmoe_eval.paper.benchmarks import RUN, Bench, kind_text, ranks_text
+from capmoe_eval.paper.printed import deployment
+from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.results.frames import Results, results_of
+from capmoe_eval.results.timings import DROPLESS as TIMED_DROPLESS
+from capmoe_eval.results.timings import bench_command
 from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from capmoe_eval.paper.benchmarks import Bench
 
 
 _NUMBERS: Final = (
     *("gamma", "drop_rate", "effective_gamma", "value", "stderr", "load.mean_peak_after"),
 )
 """The columns of cells that figures compute with; γ of another kind is missing."""
+_OF_LAYER: Final = (
+    *("cell", "model", "title", "task", "asked", "method", "cell.gamma", "candidates", "m"),
+)
+_OF_TIME: Final = (
+    *("key", "model", "measured", "ranks", "experts_per_rank", "scale", "peak", "together"),
+    *("point", "part", "method", "method_name", "gamma", "granularity", "speedup", "ideal"),
+    "reached",
+)
+DROPLESS: Final = "Dropless"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureRecords(Sources):
-    """The records that a figure shows; everything is in the order of the plan."""
+class Sources:
+    """The material of a figure, and what of it is missing; everything in the order of the plan."""
 
-    records: Mapping[str, Sequence[Record]]  # by part; only those that are there and whole
-    models: Mapping[str, str]  # titles by their keys
-    tasks: Mapping[str, str]  # titles by their keys
+    profile: str  # under which the figure is written
+    planned: int  # records, or models with a run, that there should be
+    digests: Sequence[str] = ()  # of what is there; empty where there is nothing to draw from
+    nothing: str = ""  # the error in that case; the command that helps, if any, follows it
+    names: Mapping[str, str] = field(default_factory=dict)  # for the template of the title
+    unit: str = "records"  # what is counted
+    n_absent: int = 0  # missing ones, those that cannot be read included
+    absent: Sequence[str] = ()  # commands that measure what is missing
+    # On each file that cannot be read, and for readers; the data of a figure add theirs.
+    notes: list[str] = field(default_factory=list)
+    frames: Callable[[], Results] = lambda: results_of(())  # called when a figure first asks
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # digests of their cells
+    models: Mapping[str, str] = field(default_factory=dict)  # titles by their keys
+    tasks: Mapping[str, str] = field(default_factory=dict)  # titles by their keys
     # Rows of `placement.json`, of a figure that shows that benchmark beside its records.
     balances: Sequence[Mapping[str, Any]] = ()
 
@@ -63,38 +86,42 @@ class FigureRecords(Sources):
 
     @functools.cached_property
     def results(self) -> Results:
-        """The records as data frames, in the order of the plan.
+        """The results that are shown.
 
-        A cell has the titles of its model and task, too: ``title`` and ``asked``.
+        A cell has the titles of its model and task, too: ``title`` and ``asked``. A time has
+        ``measured``, its kind in words, and the ``method_name`` of the paper.
         """
         import pandas as pd
 
-        results = results_of(record for records in self.records.values() for record in records)
-        cells = results.cells
+        results = self.frames()
+        cells, times = results.cells, results.timings
         titles = {"title": cells["model"].map(self.models), "asked": cells["task"].map(self.tasks)}
         numbers = {name: pd.to_numeric(cells[name], errors="coerce") for name in _NUMBERS}
-        return results._replace(cells=cells.assign(**titles, **numbers))
+        is_dropless = times["method"] == TIMED_DROPLESS
+        by_label = times.groupby("label", sort=False)
+        names = {label: method_name(same.iloc[0]) for label, same in by_label}
+        times = times.assign(
+            measured=times["kind"].map(kind_text),
+            method=times["method"].mask(is_dropless, DROPLESS),
+            method_name=times["label"].map(names),
+        )
+        return results._replace(cells=cells.assign(**titles, **numbers), timings=times)
 
     def cells(self, *parts: str) -> pd.DataFrame:
         """Return the rows of some parts' cells, each once, in the order of the plan."""
-        digests = {r.digest for part in parts for r in self.records.get(part, ())}
+        digests = {digest for part in parts for digest in self.parts.get(part, ())}
         return self.results.cells[self.results.cells["cell"].isin(digests)].copy()
 
     def layers(self, *parts: str) -> pd.DataFrame:
         """Return the layers of some parts' cells, with the cells' columns that tell them apart."""
         cells = self.cells(*parts).rename(columns={"gamma": "cell.gamma"})
-        names = [
-            "cell",
-            "model",
-            "title",
-            "task",
-            "asked",
-            "method",
-            "cell.gamma",
-            "candidates",
-            "m",
-        ]
-        return self.results.layers.merge(cells[names], on="cell")
+        return self.results.layers.merge(cells[[*_OF_LAYER]], on="cell")
+
+    @property
+    def totals(self) -> pd.DataFrame:
+        """The times of whole parts: a row for each point, part and method, dropless included."""
+        times = self.results.timings
+        return times.loc[times["phase"] == "total", [*RUN, *_OF_TIME]]
 
 
 class FigurePlans:
@@ -179,14 +206,16 @@ def _as_evaluated(overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> FigureRecords:
-    """Return the records of a figure; UsageError if the profile does not name the model it shows.
+def gather(spec: Spec, experiment: FigurePlans, bench: Callable[[], Bench]) -> Sources:
+    """Return the material of a figure; UsageError if the profile does not name the model it shows.
 
-    A record that lies there and belongs to none of the figure's cells is not looked at. One that
+    A record that lies there and belongs to none of the figure's cells is not looked at. A file that
     cannot be read is left out, named in a note and counted as missing. ``experiment`` has the plans
-    of some experiment on the command line, whichever the figure shows; ``bench`` is for a figure
-    that shows a benchmark beside its records.
+    of some experiment on the command line, whichever the figure shows; ``bench`` returns the
+    benchmarks, for figures that show some.
     """
+    if spec.study:
+        return _of_study(spec, bench(), experiment.profile)
     experiment = experiment.of(spec.experiment)
     model = _model(spec, experiment)
 
@@ -213,25 +242,28 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
     tasks = dict.fromkeys(plan.cell.task.name for plan in planned.values())
     backends = {plan.cell.backend for plan in planned.values()} - {"transformers"}
     notes = [f"Evaluated in the steps of an engine (backend={name})." for name in backends]
-    return FigureRecords(
+    return Sources(
         profile=experiment.profile,
         planned=len(planned),
-        digests=[record.cell.digest for record in results.records],
-        nothing=f"has none of its {len(planned)} records{because(broken)}; compute them"
+        digests=[*read],
+        nothing=f"has none of its {len(planned)} records{_because(broken)}; compute them"
         if planned
         else f"profile={experiment.profile} has no model for it",
         names={"model": next(iter(titles.values()), "")},
         n_absent=len(absent),
         absent=sweeps(absent, experiment.overrides),
         notes=[*notes, *broken, *model_notes(planned.values(), titles.__getitem__)],
-        records={
-            part: [read[digest] for plan in listed if (digest := plan.cell.digest) in read]
-            for part, listed in chosen.items()
-        },
+        frames=functools.partial(results_of, [*read.values()], spec.metrics),
+        parts={part: [plan.cell.digest for plan in listed] for part, listed in chosen.items()},
         models=titles,
         tasks={name: str(experiment.config.tasks[name].title) for name in tasks},
-        balances=bench.balances if bench else (),
+        balances=bench().balances if spec.has_balances else (),
     )
+
+
+def _because(broken: Sequence[str]) -> str:
+    """Return the first file that cannot be read, in brackets; nothing where there is none."""
+    return f" ({broken[0].rstrip('.')})" if broken else ""
 
 
 def _model(spec: Spec, experiment: FigurePlans) -> str | None:
@@ -248,3 +280,70 @@ def _model(spec: Spec, experiment: FigurePlans) -> str | None:
             f"{experiment.profile} names {len(models)} under figures.models"
         )
     return str(models[spec.model])
+
+
+def _of_study(spec: Spec, bench: Bench, profile: str) -> Sources:
+    """Return the runs of a figure; a file that cannot be read is left out and named in a note."""
+    times = bench.best(spec.study) if spec.runs == "best" else bench.fullest(spec.study)
+    lacking: Sequence[str] = [spec.study] if times.empty else []
+    if spec.models:  # any other shape is not of this figure
+        keys = {key: deployment(key) for key in times["key"].unique()}
+        names = {key: shape.name for key, shape in keys.items() if shape}
+        times = times[times["key"].map(names).isin(spec.models)]
+        lacking = [name for name in spec.models if name not in names.values()]
+    broken = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
+    kinds = {kind_text(kind) for kind in times["kind"]}
+    notes = [*broken, *_circumstances(times), *_others(times, bench.times(spec.study))]
+    if lacking and len(times):
+        notes.append(f"No run of {', '.join(lacking)}.")
+    return Sources(
+        profile=profile,
+        planned=len(spec.models) or 1,
+        digests=list(times["digest"].unique()),
+        nothing=f"no file of study {spec.study} in {bench.folder}{_because(broken)}; measure it",
+        names={"kind": "partly EMULATED" if len(kinds) == 2 else "".join(kinds)},
+        unit="runs",
+        n_absent=len(lacking),
+        absent=[bench_command(spec.study)] if lacking else [],
+        notes=notes,
+        frames=lambda: results_of(())._replace(timings=times),
+    )
+
+
+def _circumstances(times: pd.DataFrame) -> Iterator[str]:
+    """Yield what must be said of emulations, sizes, routing and machines."""
+    for _, run in times.drop_duplicates(RUN).iterrows():
+        if run["note"]:
+            yield f"{run['note']}."
+        if run["why"]:
+            yield f"Sizes: {run['why'].rstrip('.')}."
+        if run["loads_why"]:
+            yield f"Routing of {run['model']}: {run['loads_why'].rstrip('.')}."
+        if run["link"]:
+            # What follows the semicolon is of this one run, and in the numbers.
+            yield f"The emulated exchange: {run['link'].partition('; ')[0]}."
+        yield (
+            f"{Path(run['path']).name}: {run['machine']}; {run['dtype']}, median of "
+            f"{run['rounds']} rounds, {run['date'][:10]}."
+        )
+
+
+def _others(times: pd.DataFrame, there: pd.DataFrame) -> list[str]:
+    """Say which runs of the study are not shown, a line for each file."""
+    used = times.groupby(RUN).groups
+    files: dict[str, list[str]] = {}
+    for _, run in there.drop_duplicates(RUN).iterrows():
+        if (run["path"], run["run"]) not in used:
+            name = f"{Path(run['path']).name} ({kind_text(run['kind'])})"
+            files.setdefault(name, []).append(f"{run['model']} on {ranks_text(run)}")
+    return [f"Not shown, from {name}: {', '.join(runs)}." for name, runs in files.items()]
+
+
+def method_name(row: pd.Series[Any]) -> str:
+    """Return a method as the paper calls it, with what is unusual about it."""
+    if row["method"] == TIMED_DROPLESS:
+        return DROPLESS
+    name = method_title(row["method"])
+    if row["candidates"] != "local":
+        name += f" ({row['candidates']})"
+    return name if row["granularity"] == "expert" else f"{name}, {row['granularity']} level"
