@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.report.figures.evidence import FigureRecords
+from capmoe_eval.report.figures.sources import Sources
 from capmoe_eval.routing.registry import create_method
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def of_pictures(
     return of_images(record_of(method, [0] * wrong + RIGHT[wrong:], task="mme", parts=parts))
 
 
-def of_macs(records: list[Record]) -> FigureRecords:
+def of_macs(records: list[Record]) -> Sources:
     return material.evidence({"tasks": {"mme": "MME", "mmbench": "MMBench"}}, all=records)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -43,45 +41,8 @@ def run(*words: str | Path) -> int:
     return done.value.code
 
 
-def test_whiskers_span_repeated_runs_and_a_single_run_has_none(tmp_path: Path) -> None:
-    def repeated(gain: float, **other: Any) -> dict[str, Any]:
-        rows = [files.row(), files.row(files.label("score", 1.0), gain)]
-        return files.study("speedup", [files.run([files.point(rows, prefill=rows)])], **other)
-
-    def whiskers(name: str = "fig4") -> list[Any]:
-        rows, _ = make(name, tmp_path)
-        assert rows["speedup"].tolist() == [1.5]
-        return rows[["speedup_low", "speedup_high"]].dropna().values.tolist()
-
-    files.write(tmp_path, repeated(1.5, date="2026-03-01"))
-    # Neither other widths nor another machine repeat a run.
-    other = files.MACHINE | {"name": "another CPU"}
-    files.write(tmp_path, repeated(9.0, scale=64), "ep-speedup-narrow-emulated.json")
-    files.write(tmp_path, repeated(9.0, machine=other, date="2025-01-01"), "ep-speedup-x.json")
-    assert whiskers() == []
-    assert any(note.startswith("One run of OLMoE: ") for note in make("fig4", tmp_path)[1])
-    for number, gain in enumerate((1.4, 1.7)):
-        again = repeated(gain, date="2026-02-01")
-        files.write(tmp_path, again, f"ep-speedup-again{number}-emulated.json")
-    assert whiskers() == whiskers("fig5") == [[1.4, 1.7]]
-    _, notes = make("fig4", tmp_path)
-    assert any(note.startswith("OLMoE: whiskers over 3 runs") for note in notes)
-
-
-def test_a_file_that_shows_another_model_may_repeat_a_run(tmp_path: Path) -> None:
-    points = [files.point([files.row(), files.row(files.label("score", 1.0), 1.5)])]
-    runs = [files.run(points), files.run(points, "Mixtral", 8, 8)]
-    files.write(tmp_path, files.study("speedup", runs[:1], date="2026-03-01"))
-    older = files.study("speedup", runs, date="2026-02-01")
-    files.write(tmp_path, older, "ep-speedup-both-emulated.json")
-    rows, notes = make("fig4", tmp_path)
-    assert rows["speedup_low"].notna().tolist() == [True, False]
-    assert "OLMoE: whiskers over 2 runs, repeated in ep-speedup-both-emulated.json." in notes
-    assert not any(note.startswith("Not shown") for note in notes)
-
-
 @pytest.mark.parametrize("name", FIGURES)
-def test_an_emulation_says_so_everywhere(name: str, bench: Path, tmp_path: Path) -> None:
+def test_an_emulation_says_so_everywhere(name: str, bench: Path) -> None:
     spec, study = get_figure(name), evidence(name, bench)
     title, *panels = titles(spec(study))
     is_single = name != "fig6"  # the others have speedups
@@ -92,11 +53,6 @@ def test_an_emulation_says_so_everywhere(name: str, bench: Path, tmp_path: Path)
     assert "EMULATED" in description["title"]
     assert any(note.startswith("EMULATED:") for note in description["notes"])
     assert "{" not in description["title"] + description["caption"]
-    for file in bench.glob(f"ep-{spec.study}-*.json"):
-        files.write(tmp_path, json.loads(file.read_text()), file.name)
-        again = file.name.replace("emulated", "again-emulated")
-        files.write(tmp_path, json.loads(file.read_text()), again)
-    assert "error bars" not in titles(spec(evidence(name, tmp_path)))[0]
 
 
 def titles(figure: Figure) -> list[str]:
