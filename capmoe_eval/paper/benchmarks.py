@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,47 +46,30 @@ class Bench:
         return self.timings[self.timings["study"] == study]
 
     def best(self, study: str) -> pd.DataFrame:
-        """Return the times of one run of each model, in the order of the paper's figures.
+        """Return the times of one file of each model, in the order of the paper's figures.
 
         Of several the one with as many ranks as the paper has GPUs is taken: 8 emulated ranks show
-        the paper's deployment, 2 measured ones do not. Of those left a measured one goes before
-        an emulated one, and a wider layer before a narrow one.
+        the paper's deployment, 2 measured ones do not. Then the one with most runs of the model,
+        for those over several numbers of ranks belong together. Of those left a measured one goes
+        before an emulated one, and a wider layer before a narrow one.
         """
         times = self.times(study)
         papers = {key: deployment(key) for key in times["key"].unique()}
+        places = {each: DEPLOYMENTS.index(each) for each in papers.values() if each}
+        ranks = {key: each.ranks for key, each in papers.items() if each}
         runs = times.drop_duplicates(RUN)
         runs = runs.assign(
-            deployed=[
-                (paper := papers[key]) is not None and paper.ranks == ranks
-                for key, ranks in zip(runs["key"], runs["ranks"], strict=True)
-            ],
+            deployed=runs["key"].map(ranks) == runs["ranks"],
             measured=runs["kind"] == "measured",
             width=-runs["scale"],
-            place=[
-                DEPLOYMENTS.index(paper) if (paper := papers[key]) else len(DEPLOYMENTS)
-                for key in runs["key"]
-            ],
+            place=[places.get(papers[key], len(DEPLOYMENTS)) for key in runs["key"]],
         )
-        by = ["deployed", "measured", "width", "date", "path"]
-        best = runs.sort_values(by, ascending=False, kind="stable").drop_duplicates("model")
-        return best.sort_values(["place", "model"])[RUN].merge(times, on=RUN)
-
-    def fullest(self, study: str) -> pd.DataFrame:
-        """Return the times of the runs of one file: that which has most of them.
-
-        For a study over numbers of ranks, whose runs belong together. Of files with equally many a
-        measured one goes before an emulated one, and a wider layer before a narrow one.
-        """
-        times = self.times(study)
-        files = times.drop_duplicates("path")
-        files = files.assign(
-            runs=files["path"].map(times.groupby("path")["run"].nunique()),
-            measured=files["kind"] == "measured",
-            width=-files["scale"],
-        )
-        by = ["runs", "measured", "width", "date"]
-        files = files.sort_values(by, ascending=False, kind="stable")
-        return times[times["path"].isin(files["path"].iloc[:1])]
+        file = ["model", "path"]
+        of_file = runs.groupby(file, as_index=False)
+        files = of_file.max().assign(runs=of_file.size()["size"])
+        by = ["deployed", "runs", "measured", "width", "date", "path"]
+        best = files.sort_values(by, ascending=False, kind="stable").drop_duplicates("model")
+        return best.sort_values(["place", "model"])[file].merge(times, on=file)
 
 
 def ranks_text(run: pd.Series[Any]) -> str:
@@ -103,6 +86,24 @@ def widths_text(run: pd.Series[Any]) -> str:
 def kind_text(kind: str) -> str:
     """Return ``measured`` or ``EMULATED``, which cannot be overlooked."""
     return kind if kind == "measured" else kind.upper()
+
+
+def circumstances(times: pd.DataFrame) -> Iterator[str]:
+    """Yield what must be said of emulations, sizes, routing and machines."""
+    for _, run in times.drop_duplicates(RUN).iterrows():
+        if run["note"]:
+            yield f"{run['note']}."
+        if run["why"]:
+            yield f"Sizes: {run['why'].rstrip('.')}."
+        if run["loads_why"]:
+            yield f"Routing of {run['model']}: {run['loads_why'].rstrip('.')}."
+        if run["link"]:
+            # What follows the semicolon is of this one run, and in the numbers.
+            yield f"The emulated exchange: {run['link'].partition('; ')[0]}."
+        yield (
+            f"{Path(run['path']).name}: {run['machine']}; {run['dtype']}, median of "
+            f"{run['rounds']} rounds, {run['date'][:10]}."
+        )
 
 
 def check_folder(folder: Path) -> None:

@@ -169,11 +169,11 @@ def test_of_several_runs_the_paper_s_deployment_is_shown(tmp_path: Path) -> None
     assert shown() == ["8-measured", "qwen", "mixtral", "free"]
 
 
-def test_of_several_files_the_fullest_is_shown_whole(tmp_path: Path) -> None:
+def test_of_several_files_of_a_model_the_fullest_is_shown_whole(tmp_path: Path) -> None:
     files.write(tmp_path, files.placement_study())
     one = files.run([files.point([files.row()])], ranks=8)
     files.write(tmp_path, files.study("placement", [one], "measured"))
-    ranks = read_bench(tmp_path).fullest("placement")["ranks"]
+    ranks = read_bench(tmp_path).best("placement")["ranks"]
     assert ranks.unique().tolist() == [64, 32, 8, 4]
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice
@@ -43,10 +43,8 @@ class Spec:
     metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a task, if not its own
     model: int | None = None
     has_balances: bool = False  # the benchmark ``placement`` is shown beside them
-    # Of a study: one run of each model or all runs of one file, and the models that there should
-    # be; empty where any will do.
+    # Of a study: the models that there should be; empty where any will do.
     study: str = ""
-    runs: Literal["best", "fullest"] = "best"
     models: Sequence[str] = ()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.selection import composed, refuse_experiment
-from capmoe_eval.paper.benchmarks import RUN, Bench, kind_text, ranks_text
+from capmoe_eval.paper.benchmarks import RUN, Bench, circumstances, kind_text, ranks_text
 from capmoe_eval.paper.printed import deployment
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.results.frames import Results, results_of
@@ -284,7 +284,7 @@ def _model(spec: Spec, experiment: FigurePlans) -> str | None:
 
 def _of_study(spec: Spec, bench: Bench, profile: str) -> Sources:
     """Return the runs of a figure; a file that cannot be read is left out and named in a note."""
-    times = bench.best(spec.study) if spec.runs == "best" else bench.fullest(spec.study)
+    times = bench.best(spec.study)
     lacking: Sequence[str] = [spec.study] if times.empty else []
     if spec.models:  # any other shape is not of this figure
         keys = {key: deployment(key) for key in times["key"].unique()}
@@ -293,7 +293,7 @@ def _of_study(spec: Spec, bench: Bench, profile: str) -> Sources:
         lacking = [name for name in spec.models if name not in names.values()]
     broken = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
     kinds = {kind_text(kind) for kind in times["kind"]}
-    notes = [*broken, *_circumstances(times), *_others(times, bench.times(spec.study))]
+    notes = [*broken, *circumstances(times), *_others(times, bench.times(spec.study))]
     if lacking and len(times):
         notes.append(f"No run of {', '.join(lacking)}.")
     return Sources(
@@ -308,24 +308,6 @@ def _of_study(spec: Spec, bench: Bench, profile: str) -> Sources:
         notes=notes,
         frames=lambda: results_of(())._replace(timings=times),
     )
-
-
-def _circumstances(times: pd.DataFrame) -> Iterator[str]:
-    """Yield what must be said of emulations, sizes, routing and machines."""
-    for _, run in times.drop_duplicates(RUN).iterrows():
-        if run["note"]:
-            yield f"{run['note']}."
-        if run["why"]:
-            yield f"Sizes: {run['why'].rstrip('.')}."
-        if run["loads_why"]:
-            yield f"Routing of {run['model']}: {run['loads_why'].rstrip('.')}."
-        if run["link"]:
-            # What follows the semicolon is of this one run, and in the numbers.
-            yield f"The emulated exchange: {run['link'].partition('; ')[0]}."
-        yield (
-            f"{Path(run['path']).name}: {run['machine']}; {run['dtype']}, median of "
-            f"{run['rounds']} rounds, {run['date'][:10]}."
-        )
 
 
 def _others(times: pd.DataFrame, there: pd.DataFrame) -> list[str]:

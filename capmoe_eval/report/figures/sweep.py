@@ -13,7 +13,8 @@ from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.report.figures.scores import over_tasks, whole, with_interval
 from capmoe_eval.report.figures.sources import Sources
-from capmoe_eval.results.frames import IDENTITY, read
+from capmoe_eval.report.tables.sweep import settings_of
+from capmoe_eval.results.frames import read
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +25,6 @@ _LOADS: Final = {
     "dropped_percent": "dropped pairs (%)",
     "straggler": "fullest expert / mean load",
 }
-# Told apart by a line's name and place: all else in which two cells differ is in its name.
-_NAMED: Final = ("method", "gamma", "seed")
 
 
 def gather_sweep(directory: Path) -> Sources:
@@ -52,7 +51,7 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
     cells = cells.assign(
         dropped_percent=100 * cells["drop_rate"],
         straggler=cells["load.mean_peak_after"],
-        line=_names(cells),
+        line=cells["method"].map(method_title) + settings_of(cells).map(_after),
         unit=np.where(cells["task.metric"] == BITS_PER_BYTE, _BITS, "score (%)"),
     )
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)
@@ -73,17 +72,8 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
     return rows.sort_values(["model", "unit", "line", "gamma"], kind="stable")
 
 
-def _names(cells: pd.DataFrame) -> pd.Series[str]:
-    """Return the name of each cell's line: its method, and what else tells cells of it apart."""
-    names = cells["method"].map(method_title)
-    same = [cells[name] for name in ("model", "task", "method")]
-    for column in IDENTITY:
-        if column in _NAMED or column.split(".")[0] in ("model", "task"):
-            continue
-        values = cells[column].map(str)
-        is_several = values.groupby(same).transform("nunique") > 1
-        names = names.mask(is_several, names + f", {column}=" + values)
-    return names
+def _after(settings: str) -> str:
+    return f", {settings}" if settings else ""
 
 
 def draw(rows: pd.DataFrame) -> Figure:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.paper.benchmarks import Bench, kind_text, ranks_text, widths_text
+from capmoe_eval.paper.benchmarks import Bench, circumstances, kind_text, ranks_text, widths_text
 from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.printed import MACHINE, find_rows
 from capmoe_eval.report.tables.table import as_table
@@ -160,18 +159,10 @@ def _notes(points: pd.DataFrame) -> Iterator[str]:
     run = points.iloc[0]
     peaks = sorted({f"{peak:.1f}" for peak in points["peak"]})
     timed = ", ".join(f"{row.batch} × {row.prompt}" for row in points.itertuples())
-    yield f"{run['note']}." if run["note"] else f"Measured on real ranks ({run['backend']})."
+    yield from circumstances(points)
     yield (
-        f"Layer {run['shape']}: {ranks_text(run)}, {widths_text(run)}, {run['dtype']}, peak load "
-        f"{' or '.join(peaks)} × mean; batch × prompt as timed: {timed}."
-    )
-    if run["why"]:
-        yield f"Sizes: {run['why'].rstrip('.')}."
-    if run["loads_why"]:
-        yield f"Routing: {run['loads_why'].rstrip('.')}."
-    yield (
-        f"Medians, and in brackets quartiles, of {run['rounds']} rounds on {run['machine']} "
-        f"({Path(run['path']).name})."
+        f"Layer {run['shape']}: {ranks_text(run)}, {widths_text(run)}, peak load "
+        f"{' or '.join(peaks)} × mean; batch × prompt as timed: {timed}. In brackets: quartiles."
     )
     yield "Ideal: pairs of the fullest rank without a capacity over those with one."
     yield (

@@ -40,7 +40,7 @@ def sweep_table(root: Path) -> pd.DataFrame:
     cells = read(root).cells
     order = {method: place for place, method in enumerate(method_names())}
     cells = cells.assign(
-        settings=_settings(cells),
+        settings=settings_of(cells),
         gamma=pd.to_numeric(cells["gamma"]),
         place=cells["method"].map(order),
     ).sort_values(["place", "gamma", "settings"], ascending=[True, False, True], kind="stable")
@@ -98,8 +98,8 @@ def _interval(share: float, error: float, documents: int) -> tuple[float, float]
     return low, high
 
 
-def _settings(cells: pd.DataFrame) -> pd.Series:
-    """Return the knobs of each cell that differ between cells of its model, method and task."""
+def settings_of(cells: pd.DataFrame) -> pd.Series[str]:
+    """Return what else tells cells of one model and method apart: the knobs that differ."""
     texts = cells[list(IDENTITY)].map(lambda v: "" if v is None else _text(v))
     others = texts.drop(columns=["model", "method", "gamma", "task", "seed"])
     by_task = others.groupby([texts[name] for name in ("model", "method", "task")]).nunique() > 1

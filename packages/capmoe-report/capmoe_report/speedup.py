@@ -56,7 +56,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
     if set(raw) != {"fact"} or raw["fact"] not in FACTS:
         raise ValueError(f"speedup: fact {raw.get('fact')!r} is none of {', '.join(FACTS)}")
     study, fact = FACTS[raw["fact"]]
-    pairs = list(fact(bench.fullest(study) if study == "placement" else bench.best(study)))
+    pairs = list(fact(bench.best(study)))
     if not pairs:
         text = f"No file of study {study} that says it: {bench_command(study)}."
         return [Finding(verdict=Outcome.ABSENT, text=text)]

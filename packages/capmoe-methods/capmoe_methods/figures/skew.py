@@ -53,7 +53,7 @@ def skew(rows: pd.DataFrame) -> Figure:
 
 @figure(
     "not in the paper", "Speedup by experts per rank ({kind})", by_experts_per_rank,
-    words=SPREAD, study="placement", runs="fullest",
+    words=SPREAD, study="placement",
 )  # fmt: skip
 def placement(rows: pd.DataFrame) -> Figure:
     """One model's experts over more or fewer ranks: speedup of one MoE layer, the ideal (dotted),
