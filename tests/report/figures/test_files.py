@@ -13,7 +13,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.selection import composed
@@ -243,23 +242,3 @@ def test_the_commands_measure_exactly_what_is_missing(
         if not spec.tasks or plan.cell.task.name in spec.tasks
     }
     assert len(found) == wanted.planned == wanted.n_absent
-
-
-def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fig1,fgi2") == 2
-    assert "did you mean 'fig2'" in capsys.readouterr().err
-    assert run("fig3") == 2
-    assert "; the paper's Figure 3 is a diagram\n" in capsys.readouterr().err
-    assert run("fig1", "--formats", "pmg") == 2
-    assert "did you mean 'png'" in capsys.readouterr().err
-    assert run("fig1", "experiment=table1") == 2
-    assert "leave it out" in capsys.readouterr().err
-    assert run("fig1", "profile=zo") == 2
-    assert "did you mean 'zoo'" in capsys.readouterr().err
-    short = FigurePlans(["profile.figures.models=[zoo_olmoe]"])
-    with pytest.raises(UsageError, match="fig16: shows model 4 of the profile, and profile zoo"):
-        gather(get_figure("fig16"), short, read_bench)
-    with pytest.raises(UsageError, match=r"parts.curve.tasks=rt: did you mean 'rte'"):
-        FigurePlans(["parts.curve.tasks=[rt]"]).plan("curve")
-    with pytest.raises(UsageError, match="did you mean 'curve'"):
-        FigurePlans().plan("curves")

@@ -170,28 +170,6 @@ def test_what_is_wrong_with_a_record_is_said_and_breaks_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("tabel3",), "did you mean 'table3'"),
-        (("table3_v1",), "choose one of"),
-        (("table4", "profile.images=[]"), "profile=zoo: has no model for this experiment; choose"),
-        (("table3", "--published", "v1"), "version=v1: choose one of v2"),
-        (("tabel3", "--published", "all"), "did you mean 'table3'"),
-        (("all", "--published", "v3"), "--published=v3: choose one of v1, v2, all"),
-        (("table5", "profile=tinny"), "did you mean 'tiny'"),
-        (("table5", "gama=1"), "did you mean 'gamma'"),
-    ],
-)
-def test_what_cannot_be_is_one_line_each(
-    command: Command, words: tuple[str, ...], line: str
-) -> None:
-    status, _, err = command(*words)
-    assert status == 2
-    assert line in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("name", "words", "row", "method"),
     [
         ("table2_v1", ("rounds=1",), "Token Reroute", "score"),
