@@ -54,15 +54,15 @@ class Bench:
         before an emulated one, and a wider layer before a narrow one.
         """
         times = self.times(study)
-        papers = {key: deployment(key) for key in times["key"].unique()}
-        places = {each: DEPLOYMENTS.index(each) for each in papers.values() if each}
-        ranks = {key: each.ranks for key, each in papers.items() if each}
+        papers = {key: paper for key in times["key"].unique() if (paper := deployment(key))}
+        ranks = {key: paper.ranks for key, paper in papers.items()}
+        places = {key: DEPLOYMENTS.index(paper) for key, paper in papers.items()}
         runs = times.drop_duplicates(RUN)
         runs = runs.assign(
             deployed=runs["key"].map(ranks) == runs["ranks"],
             measured=runs["kind"] == "measured",
             width=-runs["scale"],
-            place=[places.get(papers[key], len(DEPLOYMENTS)) for key in runs["key"]],
+            place=runs["key"].map(places).fillna(len(DEPLOYMENTS)),
         )
         file = ["model", "path"]
         of_file = runs.groupby(file, as_index=False)
