@@ -14,7 +14,6 @@ from capmoe_eval.routing import buckets
 from capmoe_eval.routing.buckets import (
     ADDED,
     DROPPED_FIRST,
-    KEY_BITS,
     gate_key,
     keep_best,
     score_key,
@@ -99,37 +98,13 @@ def test_a_histogram_keeps_what_a_sort_keeps_of_many_pairs(
     assert 3000 < keep_TS.sum() < 18_000
 
 
-@pytest.mark.parametrize("few", [buckets.FEW, 1 << 40])
-def test_ties_of_many_pairs_go_to_the_first_tokens(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beyond 32,768 elements torch sorts by another algorithm."""
-    n_tokens, limit = 50_000, 12_345
-    monkeypatch.setattr(buckets, "FEW", few)
-    bucket_TS = torch.arange(2).repeat(n_tokens, 1)
-    keep_TS = keep_best(bucket_TS, torch.zeros_like(bucket_TS), None, torch.tensor([limit, 0]))
-    assert keep_TS[:, 0].nonzero().flatten().tolist() == list(range(limit))
-    assert not keep_TS[:, 1].any()
-
-
-def test_the_highest_key_of_a_bucket_comes_before_the_next_bucket() -> None:
-    bucket_TS = torch.tensor([[1], [0], [0]])
-    key_TS = torch.tensor([[0], [(1 << KEY_BITS) - 1], [(1 << KEY_BITS) - 2]])
-    keep_TS = keep_best(bucket_TS, key_TS, None, torch.tensor([1, 1]))
-    assert keep_TS.flatten().tolist() == [True, False, True]
-
-
 def test_keys_of_scores_fall_as_scores_rise() -> None:
     score_S = torch.tensor([1.0, 0.5, 1e-30, 1e-45, 0.0, -1e-45, -0.5, -1.0, -torch.inf])
     key_S = score_key(score_S)
     assert (key_S.diff() > 0).all()
     assert 0 <= int(key_S.min()) <= int(key_S.max()) < ADDED
     assert torch.equal(score_key(-torch.zeros(1)), score_key(torch.zeros(1)))
-
-
-def test_keys_of_gate_scores_are_those_of_scores() -> None:
-    score_S = torch.tensor([1.0, 0.5, 1e-30, 1e-45, 0.0, -0.0])
-    assert gate_key(score_S).tolist() == score_key(score_S).tolist()
+    assert torch.equal(gate_key(score_S[:5]), score_key(score_S[:5]))
 
 
 def test_keys_that_are_no_whole_numbers_are_refused() -> None:

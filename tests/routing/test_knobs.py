@@ -20,7 +20,6 @@ from capmoe_eval.routing.knobs import (
     check,
     check_fields,
     declared_knobs,
-    rule,
     says,
 )
 
@@ -37,13 +36,6 @@ def even(number: int) -> int:
     return number
 
 
-def small(number: int) -> int:
-    """Refuse a large number, by a line that is whole."""
-    if number > 9:
-        raise UsageError(f"size={number}: is too large")
-    return number
-
-
 @pytest.mark.parametrize(
     ("value", "annotation", "message"),
     [
@@ -54,36 +46,26 @@ def small(number: int) -> int:
         (np.True_, Count, "must be a whole number of at least 1"),
         (-1, Seed, f"must be a whole number from 0 to {2**63 - 1}"),
         (0, Count | ALL, "must be a whole number of at least 1, or null for all"),
-        ([], Count | None, "must be a whole number of at least 1, or null"),
-        ("aut", Count | Literal["auto"], "must be a whole number of at least 1, or auto"),
         (0, SHARE, "must be a number above 0 and at most 1, for example key=0.5"),
         (True, SHARE, "must be a number above 0 and at most 1, for example key=0.5"),
         (math.inf, Annotated[float, Field(ge=0)], "must be a finite number of at least 0"),
-        (math.nan, Annotated[float, Field(ge=0)], "must be a finite number of at least 0"),
         (3, Annotated[float, Field(ge=0, le=2)], "must be a number from 0 to 2"),
         (None, bool, "must be true or false"),
         ("bach", SCOPE, "did you mean 'batch'? choose one of batch, sequence"),
-        (None, SCOPE, "choose one of batch, sequence"),
         (7, SCOPE | ALL, "choose one of batch, sequence, or null for all"),
         ("no", bool | Literal["calibrate"], "must be true or false, or calibrate"),
         ([0, 1.0], list[int], "must be a list, each item of which is a whole number"),
-        ([], FACTORS, "must be a list, each item of which is a number of at least 0"),
         ([1.0, True], FACTORS, "must be a list, each item of which is a number of at least 0"),
         (3, Annotated[int, AfterValidator(even)], "must be even"),
         ("x", Annotated[str, Field(pattern="^a+$"), says("some a")], "must be some a"),
     ],
 )  # fmt: skip
-def test_a_refusal_says_the_rule_in_one_line(value: Any, annotation: Any, message: str) -> None:
+def test_a_refusal_is_the_rule_in_one_line(value: Any, annotation: Any, message: str) -> None:
     with pytest.raises(UsageError) as error:
         check("key", value, annotation)
     start, _, line = str(error.value).partition(": ")
     assert start.startswith("key=")
     assert line == message
-
-
-def test_a_usage_error_of_a_validator_is_raised_as_it_is() -> None:
-    with pytest.raises(UsageError, match=r"^size=10: is too large$"):
-        check("key", 10, Annotated[int, AfterValidator(small)])
 
 
 @pytest.mark.parametrize(
@@ -125,14 +107,6 @@ class Ranked(Base):
         check_fields(self, "ranked.")
 
 
-@dataclass(frozen=True)
-class Other(Base):
-    """A method with a knob of Ranked's, declared anew, and another of the same name."""
-
-    share: Annotated[float, Field(gt=0, description="of the tokens")] = 0.5
-    m: Annotated[Count, Field(description="candidates of a token", examples=[4])] = 4
-
-
 def test_the_knobs_of_a_class_are_its_fields() -> None:
     knobs = declared_knobs(Ranked)
     assert list(knobs) == ["scope", "share", "m"]
@@ -154,13 +128,3 @@ def test_the_fields_of_an_instance_are_checked_and_converted() -> None:
         Ranked(share=0)
     with pytest.raises(UsageError, match=r"^ranked.m=0: .*, for example ranked.m=4$"):
         dataclasses.replace(Ranked(), m=0)
-
-
-def test_knobs_agree_if_they_are_declared_in_the_same_words() -> None:
-    ranked, other = declared_knobs(Ranked), declared_knobs(Other)
-    agreeing = {name: knob.agrees(other[name]) for name, knob in ranked.items()}
-    assert agreeing == {"scope": True, "m": True, "share": False}
-
-
-def test_a_rule_can_be_asked_for_without_a_value() -> None:
-    assert rule(Count | ALL, "limit") == "must be a whole number of at least 1, or null for all"

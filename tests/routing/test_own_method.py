@@ -68,11 +68,43 @@ def run(folder: Path, *words: str, status: int = 0) -> str:
     return done.stderr if status else done.stdout
 
 
-def test_the_example_is_short() -> None:
-    assert len(METHOD.splitlines()) < 45
-    assert "ScoreAndOrder" in USE
-    assert "kept_pairs" in DEFINITION
-    assert "simplest" in SIMPLEST
+ANOTHER = """
+from dataclasses import dataclass
+from typing import ClassVar
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import register
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Even(Method):
+    name: ClassVar[str] = "even"
+    title: ClassVar[str] = "Even"
+    source: ClassVar[str] = "a test"
+"""
+LIST = """
+import sys
+from capmoe_eval.experiment.application import run_program
+from capmoe_eval.routing.registry import method_names
+run_program(lambda: print(method_names()[-1], 'torch' in sys.modules))
+"""
+
+
+def test_an_entry_point_registers_a_users_method(tmp_path: Path) -> None:
+    install(tmp_path, ANOTHER)
+    assert run(tmp_path, "-c", LIST) == "even False\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (ANOTHER.replace('"even"', '"score"'), "Even: TokenDrop has the name 'score' already"),
+        ("raise RuntimeError('two\\nlines')", "two"),
+    ],
+)
+def test_an_entry_point_that_fails_is_one_line(tmp_path: Path, module: str, reason: str) -> None:
+    install(tmp_path, module)
+    (line,) = run(tmp_path, "-c", LIST, status=2).splitlines()
+    assert f"my_methods cannot be loaded ({reason}); mend that package, or uninstall it" in line
 
 
 @pytest.mark.slow
@@ -101,12 +133,8 @@ def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
     printed = run(tmp_path, "-m", "capmoe_eval", *command[1].split())
     assert "score_and_order-g1-ep8-order_weight0.3" in printed
     assert "1 computed, 0 finished before, 0 failed" in printed
-    shown = run(tmp_path, "-c", _FRAME)
-    row = shown.splitlines()[-1].split()
+    row = run(tmp_path, "-c", _FRAME).splitlines()[-1].split()
     assert row[1:5] == ["obqa", "score_and_order", "1.0", "0.3"]
-    usage = run(tmp_path, "-m", "capmoe_eval", "run", "--help", "all")
-    assert "score_and_order" in usage
-    assert "order_weight" in usage
     command = re.search(r"^capmoe-eval (table table2 .*)'(grid.*)'$", PAGE, re.MULTILINE)
     assert command is not None
     words = [*command[1].split(), command[2], "model=tiny_olmoe", "limit=4"]

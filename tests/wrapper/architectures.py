@@ -35,120 +35,58 @@ DOCUMENT = ROOT / "docs" / "reference" / "models.md"
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
-SMALL: dict[str, Any] = {
-    # every model
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "sliding_window": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    # experts
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "moe_num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "top_k_experts": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "num_dense_layers": 1,
-    "moe_hidden_size": 16,
-    "moe_intermediate_size": 24,
-    "shared_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-    "shared_experts_intermediate_size": 24,
-    "moe_shared_expert_intermediate_size": 24,
-    "dense_intermediate_size": 48,
-    "prefix_dense_intermediate_size": 48,
-    "router_hidden_size": 16,
-    # latent, indexed, linear and state-space attention
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
-    "o_groups": 2,
-    "o_lora_rank": 8,
-    "rotary_dim": 4,
-    "index_head_dim": 16,
-    "index_n_heads": 2,
-    "index_topk": 4,
-    "index_kpool": 2,
-    "index_topk_blocks": 2,
-    "index_block_size": 4,
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 8,
-    "indexer_budget": 8,
-    "indexer_compress_ratio": 4,
-    "linear_head_dim": 8,
-    "linear_num_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-    "swa_head_dim": 8,
-    "sliding_window_size": 8,
-    "d_rel": 4,
-    "rel_extent": 16,
-    "global_head_dim": 8,
-    "num_global_key_value_heads": 2,
-    "mamba_d_state": 8,
-    "mamba_n_heads": 8,
-    "mamba_chunk_size": 16,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 8,
-    "ssm_state_size": 8,
-    "n_groups": 2,
-    "chunk_size": 16,
-    "block_size": 8,
-    "hc_lowrank": 8,
-    "gated_norm_rank": 4,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 0,
-    "num_mtp_layers": 0,
-    "num_nextn_predict_layers": 0,
-    # images and sound, which are built and not used
-    "depth": 1,
-    "num_heads": 4,
-    "patch_size": 4,
-    "image_size": 16,
-    "window_size": 2,
-    "num_position_embeddings": 16,
-    "position_embedding_size": 16,
-    "output_channels": 8,
-    "global_attn_indexes": (0,),
-    "mlp_dim": 48,
-    "out_hidden_size": 32,
-    "text_hidden_size": 32,
-    "projector_hidden_size": 32,
-    "projection_hidden_dim": 32,
-    "projection_intermediate_size": 32,
-    "adapter_in_dim": 32,
-    "adapter_out_dim": 32,
-    "adapter_input_size": 32,
-    "downsample_hidden_size": 16,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "output_dim": 32,
-    "hidden_sizes": (8, 8, 8, 8),
-    "depths": (1, 1, 1, 1),
+_FIELDS: dict[Any, str] = {
+    VOCABULARY: "vocab_size vocab_size_per_layer_input",
+    32: """
+        hidden_size out_hidden_size text_hidden_size projector_hidden_size
+        projection_hidden_dim projection_intermediate_size adapter_in_dim adapter_out_dim
+        adapter_input_size d_model output_dim
+    """,
+    48: """
+        intermediate_size dense_intermediate_size prefix_dense_intermediate_size mlp_dim
+        encoder_ffn_dim
+    """,
+    4: """
+        num_hidden_layers num_attention_heads num_key_value_heads rotary_dim index_topk
+        index_block_size indexer_compress_ratio linear_num_heads linear_num_value_heads
+        swa_num_attention_heads d_rel gated_norm_rank num_heads patch_size
+        encoder_attention_heads
+    """,
+    8: """
+        head_dim sliding_window num_experts num_local_experts n_routed_experts
+        moe_num_experts qk_nope_head_dim qk_rope_head_dim v_head_dim o_lora_rank
+        indexer_head_dim indexer_budget linear_head_dim linear_key_head_dim
+        linear_value_head_dim swa_head_dim sliding_window_size global_head_dim mamba_d_state
+        mamba_n_heads mamba_num_heads mamba_head_dim ssm_state_size block_size hc_lowrank
+        output_channels
+    """,
+    128: "max_position_embeddings",
+    0: """
+        pad_token_id hidden_size_per_layer_input num_mtp_layers num_nextn_predict_layers
+    """,
+    1: """
+        bos_token_id topk_group n_shared_experts first_k_dense_replace num_dense_layers
+        indexer_kv_heads depth encoder_layers
+    """,
+    2: """
+        eos_token_id num_experts_per_tok moe_topk moe_k top_k_experts n_group o_groups
+        index_n_heads index_kpool index_topk_blocks indexer_n_heads linear_num_key_heads
+        swa_num_key_value_heads num_global_key_value_heads n_groups window_size
+    """,
+    16: """
+        moe_hidden_size router_hidden_size q_lora_rank kv_lora_rank index_head_dim
+        rel_extent mamba_chunk_size chunk_size image_size num_position_embeddings
+        position_embedding_size downsample_hidden_size
+    """,
+    24: """
+        moe_intermediate_size shared_intermediate_size shared_expert_intermediate_size
+        shared_experts_intermediate_size moe_shared_expert_intermediate_size
+    """,
+    (0,): "global_attn_indexes",
+    (8, 8, 8, 8): "hidden_sizes",
+    (1, 1, 1, 1): "depths",
 }
+SMALL = {name: value for value, names in _FIELDS.items() for name in names.split()}
 """Values of configuration fields, wherever a family has them."""
 
 _HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"] * 2}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig, OlmoeConfig, PreTrainedModel
-from transformers import LlavaForConditionalGeneration as Llava
 
-from tests.wrapper.architectures import EXCEPTIONS, SMALL, VOCABULARY, small_config, with_opinions
+from tests.wrapper.architectures import EXCEPTIONS, VOCABULARY, small_config, with_opinions
 
 IMAGE, VIDEO, AUDIO, START, PAD = 90, 91, 92, 93, 0
 PLACE = {"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": AUDIO}
@@ -56,7 +55,7 @@ def _gemma_pixels(n_images: int, tokens: Tensor) -> Inputs:
 
 def _llava() -> PreTrainedModel:
     vision = {"hidden_size": 32, "intermediate_size": 48, "image_size": 8, "patch_size": 4}
-    return Llava(
+    return transformers.LlavaForConditionalGeneration(
         LlavaConfig(
             text_config=small_config(OlmoeConfig, {}),
             vision_config=CLIPVisionConfig(num_hidden_layers=2, num_attention_heads=4, **vision),
@@ -65,80 +64,66 @@ def _llava() -> PreTrainedModel:
     )
 
 
-def _of_family(family: str, class_name: str, settings: dict[str, Any]) -> PreTrainedModel:
-    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    model_class = getattr(module, class_name)
-    return model_class(small_config(model_class.config_class, settings))  # type: ignore[no-any-return]
+def _small(class_name: str, **settings: Any) -> Callable[[], PreTrainedModel]:
+    """Return what makes a small model of a class of transformers."""
+
+    def make() -> PreTrainedModel:
+        model_class = getattr(transformers, class_name)
+        return model_class(small_config(model_class.config_class, settings))
+
+    return make
 
 
 _VISION = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_DEEP = {"vision_config": {**_VISION, "depth": 2, "deepstack_visual_indexes": (0,)}}
 _MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+_TEXT = {"text_config": {"rope_parameters": _MROPE}}
 
 _FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[int, Tensor], Inputs]]] = {
     "llava": (_llava, _pixels),
     "aria": (
-        lambda: _of_family(
-            "aria",
+        _small(
             "AriaForConditionalGeneration",
-            {
-                "image_token_index": IMAGE,
-                "projector_patch_to_query_dict": {4: N_IMAGE},
-                "vision_config": {"image_size": 8, "patch_size": 4},
-            },
+            image_token_index=IMAGE,
+            projector_patch_to_query_dict={4: N_IMAGE},
+            vision_config={"image_size": 8, "patch_size": 4},
         ),
         _aria_pixels,
     ),
     "qwen3_vl_moe": (
-        lambda: _of_family(
-            "qwen3_vl_moe",
-            "Qwen3VLMoeForConditionalGeneration",
-            {
-                **PLACE,
-                "vision_config": {**_VISION, "depth": 2, "deepstack_visual_indexes": (0,)},
-                "text_config": {"rope_parameters": _MROPE},
-            },
-        ),
+        _small("Qwen3VLMoeForConditionalGeneration", **PLACE, **_DEEP, **_TEXT),
         _qwen_pixels,
     ),
     "glm4v_moe": (
-        lambda: _of_family(
-            "glm4v_moe",
+        _small(
             "Glm4vMoeForConditionalGeneration",
-            {**PLACE, **EXCEPTIONS["glm4v_moe"], "vision_config": _VISION},
+            **PLACE,
+            **EXCEPTIONS["glm4v_moe"],
+            vision_config=_VISION,
         ),
         _qwen_pixels,
     ),
     "qwen3_5_moe": (
-        lambda: _of_family(
-            "qwen3_5_moe",
-            "Qwen3_5MoeForConditionalGeneration",
-            {**PLACE, "vision_config": _VISION},
-        ),
+        _small("Qwen3_5MoeForConditionalGeneration", **PLACE, vision_config=_VISION),
         _qwen_pixels,
     ),
     "qwen3_omni_moe": (
-        lambda: _of_family(
-            "qwen3_omni_moe",
+        _small(
             "Qwen3OmniMoeThinkerForConditionalGeneration",
-            {
-                **PLACE,
-                "vision_start_token_id": START,
-                "audio_start_token_id": START + 1,
-                "vision_config": {**_VISION, "deepstack_visual_indexes": (0,)},
-                "text_config": {"rope_parameters": _MROPE},
-            },
+            **PLACE,
+            **_TEXT,
+            vision_start_token_id=START,
+            audio_start_token_id=START + 1,
+            vision_config={**_VISION, "deepstack_visual_indexes": (0,)},
         ),
         _omni_pixels,
     ),
     "gemma4": (
-        lambda: _of_family(
-            "gemma4",
+        _small(
             "Gemma4ForConditionalGeneration",
-            {
-                **PLACE,
-                "text_config": {"enable_moe_block": True},
-                "vision_config": {"pooling_kernel_size": 2, "patch_size": 4},
-            },
+            **PLACE,
+            text_config={"enable_moe_block": True},
+            vision_config={"pooling_kernel_size": 2, "patch_size": 4},
         ),
         _gemma_pixels,
     ),
@@ -149,7 +134,6 @@ FAMILIES = tuple(_FAMILIES)
 
 def make(family: str, *, seed: int = 0) -> PreTrainedModel:
     """Return a tiny vision-language model of :data:`FAMILIES`."""
-    assert SMALL["vocab_size"] == VOCABULARY
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return with_opinions(_FAMILIES[family][0]())

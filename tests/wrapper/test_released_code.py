@@ -16,7 +16,7 @@ from capmoe_eval.experiment.composition import config_directory
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import batch, make
+from tests.wrapper.models import logits, make
 
 pytestmark = pytest.mark.numeric
 
@@ -79,12 +79,6 @@ def released(model: nn.Module, gamma: float, candidates: int) -> Iterator[list[S
             hook.remove()
 
 
-@torch.no_grad()
-def logits(model: nn.Module) -> Tensor:
-    answer: Tensor = model(batch()).logits
-    return answer
-
-
 def close(each: Tensor, other: Tensor) -> bool:
     return torch.allclose(each, other, rtol=1e-4, atol=1e-5)
 
@@ -132,6 +126,6 @@ def test_what_never_binds_is_no_baseline_where_weights_are_normalised() -> None:
     assert create_method("score", math.inf, **on_devices) == create_method("baseline")
     never_binds = create_method("score", 4.0, **on_devices)
     assert not never_binds.is_stock
-    for method in ("order", "reverse_order", "random", "token_reroute"):
-        results = create_method(method, 9.0, scope="sequence", rounding="floor", **on_devices)
-        assert results == never_binds
+    for method in ("order", "token_reroute"):
+        other = create_method(method, 9.0, scope="sequence", rounding="floor", **on_devices)
+        assert other == never_binds

@@ -78,10 +78,6 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (changed(lambda model: model.compile(backend="eager")), "OlmoeForCausalLM is compiled"),
     (changed(compiled_forward), "OlmoeForCausalLM is compiled"),
     (
-        changed(lambda model: model.model.layers[0].mlp.compile(backend="eager")),
-        "OlmoeSparseMoeBlock is compiled",
-    ),
-    (
         changed(adapted),
         r"ExpertsAdapter adapts the experts of model\.layers\.1\.mlp\.experts.* merge it first",
     ),
@@ -96,17 +92,13 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
         r'.*multiple of 16 bytes.*; load the model with experts_implementation="eager"',
     ),
     (on_two_devices, "DataParallel copies the model to 2 devices"),
-    (lambda model: model.to("meta"), "25 weights are on the meta device, without numbers"),
     (
         changed(lambda model: model.model.layers[1].mlp.experts.to("meta")),
         "2 weights are on the meta device.*layers.1.mlp.experts.gate_up_proj",
     ),
     (lambda model: model.model.layers[0], "OlmoeDecoderLayer: has no configuration"),
     (lambda model: Pair(model, make("mixtral")), r"Pair: .* \(2 transformers models in it\)"),
-    (lambda _: nn.Linear(2, 2), r"Linear: has no configuration .* \(0 transformers models in it\)"),
     (lambda model: SimpleNamespace(model=model), "is no torch module; .* pipeline.model"),
-    (lambda _: "allenai/OLMoE-1B-7B-0924", "str: is no torch module"),
-    (lambda _: None, "NoneType: is no torch module"),
 ]
 
 

@@ -16,31 +16,18 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
 from tests.nightly import nightly_but
 from tests.wrapper import models
-from tests.wrapper.mutations import stages, test_mutations
+from tests.wrapper.mutations import test_mutations
 from tests.wrapper.mutations.mutation import (
-    Call,
-    Decide,
-    argument,
-    decided_by,
-    decision,
-    of_first_call,
-    result,
-    weights,
-    wrapped,
-)
-from tests.wrapper.mutations.settings import Setting, capped
-from tests.wrapper.mutations.slips import over_topk, regrouped
-from tests.wrapper.mutations.stages import (
-    EXPERTS,
-    MASKS,
-    NUMBERS,
-    SCORES,
-    WHOLE,
+    Mutation,
+    Setting,
     Stage,
-    first,
-    in_argument,
-    named,
+    capped,
+    decision,
+    mutations,
+    of_first_call,
 )
+from tests.wrapper.mutations.slips import over_topk, regrouped
+from tests.wrapper.mutations.stages import EXPERTS, MASKS, NUMBERS, SCORES, WHOLE, named
 from torch import Tensor
 
 # Shape suffixes: E experts, R ranks, N experts of a rank, T tokens, K = top-k, S slots.
@@ -95,19 +82,19 @@ SETTINGS = {
 _DEMANDS, _MACS, _SERE = named("oea", "xshare", "sere"), named("macs"), named("sere")
 
 STAGES: list[Stage] = [
-    ("a similarity is", in_argument("calibrated"), SCORES, _SERE),
-    ("C is", first(result("base_capacity")), WHOLE, _MACS),
-    ("the set of experts is", argument("assign_within", 1), MASKS, named("oea", "xshare")),
-    ("the demand is", first(result("batch_demand")), NUMBERS, _DEMANDS),
-    ("the budget is", first(result("activation_budget")), WHOLE, named("xshare")),
-    ("primary experts are", argument("substitutes", 0), MASKS, _SERE),
-    ("an expert is served by", first(result("substitutes")), EXPERTS, _SERE),
-    ("the weight of a token is", first(result("token_weights")), NUMBERS, _MACS),
-    ("a limit by weight is", first(result("weighted_limits")), NUMBERS, _MACS),
-    ("images' share is", argument("weighted_limits", 2), NUMBERS, _MACS),
-    ("an expert's modality is", argument("weighted_limits", 3), NUMBERS, _MACS),
-    ("hidden states are", argument("token_weights", 0), NUMBERS, _MACS),
-    ("what fits is", first(result("keep_until_full")), MASKS, _MACS),
+    ("a similarity is", "hook.decide(calibrated)", SCORES, _SERE),
+    ("C is", "base_capacity->", WHOLE, _MACS),
+    ("the set of experts is", "assign_within(set_E)", MASKS, named("oea", "xshare")),
+    ("the demand is", "batch_demand->", NUMBERS, _DEMANDS),
+    ("the budget is", "activation_budget->", WHOLE, named("xshare")),
+    ("primary experts are", "substitutes(primary_E)", MASKS, _SERE),
+    ("an expert is served by", "substitutes->", EXPERTS, _SERE),
+    ("the weight of a token is", "token_weights->", NUMBERS, _MACS),
+    ("a limit by weight is", "weighted_limits->", NUMBERS, _MACS),
+    ("images' share is", "weighted_limits(ratio_G)", NUMBERS, _MACS),
+    ("an expert's modality is", "weighted_limits(bias_E)", NUMBERS, _MACS),
+    ("hidden states are", "token_weights(hidden_TH)", NUMBERS, _MACS),
+    ("what fits is", "keep_until_full->", MASKS, _MACS),
 ]
 KNOBS: dict[str, list[Any]] = {
     "placement": ["contiguous"],
@@ -119,10 +106,10 @@ KNOBS: dict[str, list[Any]] = {
 }
 
 
-def _of_tokens(tokens: slice) -> Callable[[Scores], Scores]:
+def _of_tokens(tokens: slice) -> Callable[[Scores, Any], Scores]:
     """Count the demand of some tokens alone."""
 
-    def change(scores: Scores) -> Scores:
+    def change(scores: Scores, _call: Any) -> Scores:
         parts = {field.name: getattr(scores, field.name) for field in dataclasses.fields(scores)}
         some = {name: part if part is None else part[tokens] for name, part in parts.items()}
         return Scores(**some)
@@ -141,43 +128,55 @@ def _largest(_weight_TS: Tensor, call: Any) -> Tensor:
     return taken_TKS.amax(dim=1)
 
 
-def _unweighted(decide: Decide, call: Call) -> Any:
+def _unweighted(decide: Callable[..., Any], call: Any) -> Any:
     """Decide by tokens that all weigh 1, and tell the true weights."""
-    decided = decide(**call | {"image_T": None, "calibrated": None})
-    return dataclasses.replace(decided, details=decide(**call).details)
+    decided = decide(**vars(call) | {"image_T": None, "calibrated": None})
+    return dataclasses.replace(decided, details=decide(**vars(call)).details)
+
+
+def _swapped(placed_RN: Tensor, _call: Any) -> Tensor:
+    return placed_RN.flatten()[[4, *range(1, 4), 0, *range(5, 8)]].view(2, 4)
+
+
+def _is_placed(setting: Setting) -> bool:
+    return setting.method.is_placed
 
 
 SLIPS = [
-    wrapped("rank_of")(
+    Mutation(
         "a placement is read in its own order",
+        "rank_of",
         lambda _: lambda expert, local, placed_RN: placed_RN.flatten()[expert] // local,
-        lambda s: s.method.is_placed,
+        _is_placed,
     ),
-    decided_by("calibrated")(
-        "two experts of a placement are swapped",
-        lambda call: call["calibrated"].flatten()[[4, *range(1, 4), 0, *range(5, 8)]].view(2, 4),
-        lambda s: s.method.is_placed,
+    Mutation(
+        "two experts of a placement are swapped", "hook.decide(calibrated)", _swapped, _is_placed
     ),
-    weights("moved pairs have the weight of their new expert", over_topk, _SERE),
-    weights("pairs that meet have the larger weight", _largest, _SERE),
+    Mutation("moved pairs have the weight of their new expert", "hook.combine->", over_topk, _SERE),
+    Mutation("pairs that meet have the larger weight", "hook.combine->", _largest, _SERE),
     of_first_call("batch_demand", _DEMANDS),
     of_first_call("LayerHook.calibrated_on", named("sere", "macs")),
     of_first_call("token_weights", _MACS),
     *(
-        argument("batch_demand", 0)(f"the demand is of {which}", _of_tokens(tokens), _DEMANDS)
+        Mutation(f"the demand is of {which}", "batch_demand(scores)", _of_tokens(tokens), _DEMANDS)
         for which, tokens in {"the first token": slice(1), "the first four": slice(4)}.items()
     ),
-    argument("substitutes", 2)(
-        "the threshold itself is not enough", lambda least: least + 1e-6, _SERE, _coarse
+    Mutation(
+        "the threshold itself is not enough",
+        "substitutes(min_similarity)",
+        lambda least, _: least + 1e-6,
+        _SERE,
+        _coarse,
     ),
     decision("the bounds are Token Drop's", _unweighted, _MACS),
-    argument("token_weights", 2)(
+    Mutation(
         "the ranks share their mean entropy",
-        lambda groups: regrouped(0 * groups.group_T, groups, 1),
+        "token_weights(groups)",
+        lambda groups, _: regrouped(0 * groups.group_T, groups, 1),
         _MACS,
     ),
 ]
-MUTATIONS = (*test_mutations.MUTATIONS, *stages.mutations(STAGES, KNOBS), *SLIPS)
+MUTATIONS = (*test_mutations.MUTATIONS, *mutations(STAGES, KNOBS), *SLIPS)
 LONG = ("oea", "sere", "macs")
 
 
@@ -193,4 +192,4 @@ def test_a_fault_is_refused_in_the_first_forward_that_examines_it(case: tuple[st
 
 
 if __name__ == "__main__":
-    test_mutations.print_numbers(SETTINGS, MUTATIONS, LONG)
+    test_mutations.print_numbers(SETTINGS, MUTATIONS)

@@ -1,15 +1,13 @@
-"""A mutation: a function of the package and what a slip makes of it.
-
-A *kind* of mutations is a function from a name, a change, whom it concerns and the world in which
-it can be seen. What ``change`` gets and returns is the kind's.
-"""
+"""A mutation puts a wrong value into one place of the package while a model runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,22 +16,158 @@ import pytest
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.scores import Assignment
-from tests.wrapper.mutations.settings import Setting, with_knobs
+from capmoe_eval.errors import EnforcementError
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method, method_class
+from capmoe_eval.wrapper import session
+from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
+from capmoe_eval.wrapper.observers import invariants
+from tests.wrapper import images, models
 
-Call = dict[str, Any]
-Decide = Callable[..., Assignment]
-Change = Callable[..., Any]
-Kind = Callable[..., "Mutation"]
+# Settings: tiny models under every method.
+
+# The real tokens of five sequences in two forwards. Both have 46, but the two ranks, the first
+# three sequences and the others, have other numbers of them each time.
+LENGTHS = ((12, 7, 10, 12, 5), (10, 12, 12, 7, 5))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A tiny model under a method, and the batches of two forwards."""
+
+    method: Method
+    family: str = "olmoe"
+    lengths: tuple[tuple[int, ...], ...] = LENGTHS
+    tied: bool = False  # the last router gives all experts of all tokens the same score
+    # Returns the calibrated tensor of each layer, from a model and the number of its layers.
+    calibration: Callable[[Any, int], list[Tensor]] | None = None
+
+    @property
+    def has_images(self) -> bool:
+        return self.family in images.FAMILIES
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    @property
+    def rule(self) -> str:
+        """What is added to a token's top-k as a candidate."""
+        return getattr(self.method, "candidates", "topk")
+
+    @property
+    def adds(self) -> bool:
+        """Whether pairs may be added beside a token's own."""
+        return self.rule != "topk" or self.name in ("token_reroute", "oea", "xshare", "macs")
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether a number of pairs is bounded."""
+        return self.method.bounds_pairs
+
+    @property
+    def has_capacity(self) -> bool:
+        return self.method.unit is not None
+
+    @property
+    def by_device(self) -> bool:
+        return self.method.unit == "device"
+
+    @property
+    def by_score(self) -> bool:
+        return self.is_capped and self.name not in ("order", "reverse_order", "random")
+
+    def under(self, **knobs: Any) -> Setting:
+        """Return the setting with other knobs of its method."""
+        return dataclasses.replace(self, method=with_knobs(self.method, **knobs))
+
+
+def of(family: str, **knobs: Any) -> Callable[[Setting], Setting]:
+    """Make a world of another family of models, under other knobs of the method."""
+    return lambda setting: dataclasses.replace(setting, family=family).under(**knobs)
+
+
+def with_knobs(method: Method, *, name: str | None = None, **knobs: Any) -> Method:
+    """Return a method with other knobs, of those that it has, or of another name."""
+    kind = type(method) if name is None else method_class(name)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return method.converted(kind, **{knob: knobs[knob] for knob in knobs.keys() & fields})
+
+
+def capped(name: str, gamma: float = 0.7, family: str = "olmoe", **knobs: Any) -> Setting:
+    return Setting(create_method(name, gamma, ep_size=2, **knobs), family)
+
+
+SETTINGS = {
+    "order": capped("order"),
+    "reverse_order": capped("reverse_order"),
+    "random": capped("random", seed=3),
+    "score": capped("score"),
+    "expert_drop": Setting(create_method("expert_drop")),
+    "expanded_drop local": capped("expanded_drop"),
+    "expanded_drop ranked": capped("expanded_drop", candidates="ranked", m=3),
+    "expanded_drop global": capped("expanded_drop", candidates="global"),
+    "expanded_drop protect_topk": capped("expanded_drop", protect_topk=True),
+    "expanded_drop max_k": capped("expanded_drop", 0.9, candidates="global", max_k=True),
+    "expanded_drop device": capped("expanded_drop", granularity="device"),
+    "token_reroute": capped("token_reroute"),
+    "device_drop": capped("score", granularity="device"),
+    "score image_first": capped("score", family="llava", modality="image_first"),
+    "score text_first": capped("score", family="llava", modality="text_first"),
+}
+"""The methods of the paper, each by a name."""
+
+
+@functools.cache
+def _model(family: str, tied: bool) -> tuple[Any, list[MoeLayer]]:
+    model = (images if family in images.FAMILIES else models).make(family)
+    layers = find_moe_layers(model)
+    if tied:
+        with torch.no_grad():
+            layers[-1].router.weight.zero_()
+    return model, layers
+
+
+@functools.cache
+def _inputs(setting: Setting) -> tuple[list[dict[str, Tensor]], list[Tensor] | None]:
+    """Return the inputs of the forwards, which no forward changes, and the calibrated tensors."""
+    model, layers = _model(setting.family, setting.tied)
+    calibrated = None if setting.calibration is None else setting.calibration(model, len(layers))
+    if setting.has_images:
+        inputs = images.batch(setting.family, (1, 2, 1, 0))
+        return [inputs, {name: value.flip(0) for name, value in inputs.items()}], calibrated
+    batches = []
+    for number, lengths in enumerate(setting.lengths):
+        tokens = models.batch(number, len(lengths), max(lengths))
+        mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        batches.append({"input_ids": tokens, "attention_mask": mask.long()})
+    return batches, calibrated
+
+
+# Mutations.
+
+_PLACE = re.compile(r"([\w.]+?)(?:\((\w+)(?:\.(\w+))?\)|(->)(\w*))?")
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A wrong decision by its name; those of one stage have what comes before the colon alike."""
+    """A wrong decision by its name; those of one stage have what comes before the colon alike.
+
+    Its place is one of
+
+    - ``capacity(gamma)``, what a function is called with: of two functions of one name the module
+      says which, as in ``hook.combine``, and of a method the class;
+    - ``decide(scores.score_TE)``, a field of that;
+    - ``capacity->``, what the function returns, or ``group_tokens->rows_T``, a field of that;
+    - ``capacity``, the function.
+
+    ``change`` makes the wrong value of the true one, and of all arguments of the call by name. Of
+    a function it gets the true one alone.
+    """
 
     name: str
-    target: str  # "capacity" or "Gate.scores"; with its module if two have the name: "hook.combine"
-    change: Callable[[Any], Any]  # of the function
+    place: str
+    change: Callable[..., Any]
     concerns: Callable[[Setting], bool] = lambda _: True
     world: Callable[[Setting], Setting] = lambda setting: setting
 
@@ -41,26 +175,79 @@ class Mutation:
     def stage(self) -> str:
         return self.name.partition(":")[0]
 
-    def apply(
-        self, monkeypatch: pytest.MonkeyPatch, holds: Callable[[], bool] = lambda: True
-    ) -> None:
+    @property
+    def target(self) -> str:
+        """The function."""
+        return self._parts[0]
+
+    @property
+    def _parts(self) -> tuple[str, str | None, str | None, str | None, str | None]:
+        match = _PLACE.fullmatch(self.place)
+        assert match, self.place
+        return match.groups()  # type: ignore[return-value]
+
+    def apply(self, monkeypatch: pytest.MonkeyPatch, holds: Callable[[], bool]) -> None:
         """Replace the function in every module that has imported it; it errs while it ``holds``."""
         owner, name = _owner(self.target)
         original = vars(owner)[name]
         is_property = isinstance(original, property)
         true = original.fget if is_property else original
-        wrong = self.change(true)
+        wrong = self._wrong(true)
 
         @functools.wraps(true)
         def function(*arguments: Any, **named: Any) -> Any:
             return (wrong if holds() else true)(*arguments, **named)
 
-        changed = property(function) if is_property else function
         owners = [owner]
         if isinstance(owner, ModuleType):
             owners = [of for of in _modules(len(sys.modules)) if vars(of).get(name) is original]
         for each in owners:
-            monkeypatch.setattr(each, name, changed)
+            monkeypatch.setattr(each, name, property(function) if is_property else function)
+
+    def _wrong(self, true: Callable[..., Any]) -> Callable[..., Any]:
+        target, argument, part, returns, field = self._parts
+        if argument is None and returns is None:
+            return _with_details(self.change(true), true) if _decides(target) else self.change(true)
+        signature = inspect.signature(true)
+
+        @functools.wraps(true)
+        def wrong(*arguments: Any, **named: Any) -> Any:
+            call = signature.bind(*arguments, **named)
+            call.apply_defaults()
+            values = SimpleNamespace(**call.arguments)
+            if returns:
+                return self._changed(true(*arguments, **named), field, values)
+            assert argument
+            whole = call.arguments[argument]
+            changed = self._changed(whole, part, values)
+            if part == "score_TE":  # a token's own order stays
+                changed = dataclasses.replace(changed, choice_TE=whole.ranking_TE)
+            call.arguments[argument] = changed
+            return true(*call.args, **call.kwargs)
+
+        return _with_details(wrong, true) if _decides(target) else wrong
+
+    def _changed(self, whole: Any, part: str | None, call: SimpleNamespace) -> Any:
+        if not part:
+            return self.change(whole, call)
+        return dataclasses.replace(whole, **{part: self.change(getattr(whole, part), call)})
+
+
+def _decides(target: str) -> bool:
+    return target == "hook.decide"
+
+
+def _with_details(wrong: Callable[..., Any], true: Callable[..., Any]) -> Callable[..., Any]:
+    """Give an assignment that was made anew the details of the true one."""
+
+    def decide(scores: Any, method: Any, groups: Any, **named: Any) -> Any:
+        decided = wrong(scores, method, groups, **named)
+        if method.reads_hidden and decided.details is None:
+            details = true(scores, method, groups, **named).details
+            return dataclasses.replace(decided, details=details)
+        return decided
+
+    return decide
 
 
 @functools.lru_cache(maxsize=1)
@@ -88,51 +275,10 @@ def _owner(target: str) -> tuple[Any, str]:
     return owner, name or first
 
 
-def wrapped(target: str) -> Kind:
-    """A function; ``change`` makes it from the true one."""
-    return lambda name, change, *more: Mutation(name, target, change, *more)
-
-
-def result(target: str, field: str | None = None) -> Kind:
-    """What a function returns, or a field of it; ``change`` gets its arguments as well."""
-
-    def kind(name: str, change: Change, *more: Any) -> Mutation:
-        def wrap(function: Change) -> Change:
-            @functools.wraps(function)
-            def mutated(*arguments: Any, **named: Any) -> Any:
-                true = function(*arguments, **named)
-                if field is None:
-                    return change(true, *arguments, **named)
-                changed = change(getattr(true, field), *arguments, **named)
-                return dataclasses.replace(true, **{field: changed})
-
-            return mutated
-
-        return Mutation(name, target, wrap, *more)
-
-    return kind
-
-
-def argument(target: str, number: int) -> Kind:
-    """One of the arguments that a function is called with."""
-
-    def kind(name: str, change: Change, *more: Any) -> Mutation:
-        def wrap(function: Change) -> Change:
-            def mutated(*call: Any, **named: Any) -> Any:
-                changed = change(call[number])
-                return function(*call[:number], changed, *call[number + 1 :], **named)
-
-            return mutated
-
-        return Mutation(name, target, wrap, *more)
-
-    return kind
-
-
 def of_first_call(target: str, *more: Any) -> Mutation:
     """A function returns for ever what its first call returned."""
 
-    def wrap(function: Change) -> Change:
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         results: list[Any] = []
 
         def mutated(*call: Any, **named: Any) -> Any:
@@ -144,101 +290,160 @@ def of_first_call(target: str, *more: Any) -> Mutation:
     return Mutation(f"{target} is that of its first call", target, wrap, *more)
 
 
-# The decision.
-
-
-def decision(name: str, change: Callable[[Decide, Call], Assignment], *more: Any) -> Mutation:
+def decision(name: str, change: Callable[..., Any], *more: Any) -> Mutation:
     """The whole decision; ``change`` gets the true one and its arguments by name."""
 
-    def wrap(decide: Decide) -> Decide:
-        def mutated(scores: Any, method: Any, groups: Any, **named: Any) -> Assignment:
+    def wrap(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def mutated(scores: Any, method: Any, groups: Any, **named: Any) -> Any:
             call = {"scores": scores, "method": method, "groups": groups, **named}
-            decided = change(decide, call)
-            if method.reads_hidden and decided.details is None:  # an assignment made anew
-                decided = dataclasses.replace(decided, details=decide(**call).details)
-            return decided
+            return change(decide, SimpleNamespace(**call))
 
         return mutated
 
     return Mutation(name, "hook.decide", wrap, *more)
 
 
-def decided_by(argument_name: str) -> Kind:
-    """An argument of the decision; ``change`` gets all of them."""
-    return lambda name, change, *more: decision(
-        name, lambda decide, call: decide(**call | {argument_name: change(call)}), *more
-    )
+# Stages, each with every change of values like its own, and knobs with other values.
+
+Stage = tuple[str, "str | Callable[..., Mutation]", dict[str, Any], Callable[[Setting], bool]]
+"""A stage, its place or what makes its mutations, their changes, and whom they concern."""
 
 
-def decided_by_part(argument_name: str, field: str) -> Kind:
-    """A field of an argument of the decision, for example the scores [T, E]."""
+def _with(knob: str, value: Any) -> Mutation:
+    def concerns(setting: Setting) -> bool:
+        if knob == "name":
+            return setting.is_capped and setting.name not in (value, "macs")
+        if (setting.rule, value) == ("global", "ranked"):  # with as many candidates
+            return False
+        return getattr(setting.method, knob, value) != value
 
-    def kind(name: str, change: Change, *more: Any) -> Mutation:
-        def other(call: Call) -> Any:
-            whole = call[argument_name]
-            changed = {field: change(getattr(whole, field))}
-            if field == "score_TE":  # a token's own order stays
-                changed["choice_TE"] = whole.ranking_TE
-            return dataclasses.replace(whole, **changed)
+    def change(method: Method, _call: Any) -> Method:
+        return with_knobs(method, **{knob: value})
 
-        return decided_by(argument_name)(name, other, *more)
-
-    return kind
+    return Mutation(f"other knobs: {knob}={value}", "hook.decide(method)", change, concerns)
 
 
-def knobs(name: str, change: Callable[[Any], dict[str, Any]], *more: Any) -> Mutation:
-    """Other knobs of the decision's method, which ``change`` gets."""
-    return decided_by("method")(
-        name, lambda call: with_knobs(call["method"], **change(call["method"])), *more
-    )
+def mutations(stages: Sequence[Stage], knobs: dict[str, list[Any]]) -> list[Mutation]:
+    """Return each stage with each of its changes, and each knob with each of its other values."""
+
+    def at(stage: Stage, name: str, change: Callable[[Any], Any]) -> Mutation:
+        title, place, _, concerns = stage
+        if callable(place):
+            return place(f"{title}: {name}", change, concerns)
+        return Mutation(f"{title}: {name}", place, lambda value, _call: change(value), concerns)
+
+    return [
+        *(at(stage, name, change) for stage in stages for name, change in stage[2].items()),
+        *(_with(knob, value) for knob, values in knobs.items() for value in values),
+    ]
 
 
-def outcome(name: str, change: Callable[[Assignment, Call], Assignment], *more: Any) -> Mutation:
-    """What was decided."""
-    return decision(name, lambda decide, call: change(decide(**call), call), *more)
+# Runs.
+
+Forward = list[tuple[Tensor, ...]]
+"""What each layer's experts were called with, and what came out, and at last the logits."""
 
 
-def kept(name: str, change: Callable[[Tensor, Call], Tensor], *more: Any) -> Mutation:
-    """The mask [T, S] of kept slots, of which ``change`` gets a copy."""
+@dataclass
+class Run:
+    """The forwards of a run, of which the last may be cut short, and what refused it."""
 
-    def other(decided: Assignment, call: Call) -> Assignment:
-        return dataclasses.replace(decided, keep_TS=change(decided.keep_TS.clone(), call))
+    forwards: list[Forward] = dataclasses.field(default_factory=list)
+    refused_by: set[str] = dataclasses.field(default_factory=set)
 
-    return outcome(name, other, *more)
+    def differences(self, other: Run) -> dict[int, int]:
+        """Return the forwards that differ from another run, each with the first place that does.
 
-
-def weights(name: str, change: Callable[[Tensor, Any], Tensor], *more: Any) -> Mutation:
-    """The combine weights of slots [T, S]; ``change`` gets what they were computed from."""
-    names = ("layer", "method", "scores", "assignment", "weight_TK", "changed_T")
-
-    def wrap(combine: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def mutated(*arguments: Any) -> Tensor:
-            call = SimpleNamespace(**dict(zip(names, arguments, strict=True)))
-            return change(combine(*arguments).clone(), call)
-
-        return mutated
-
-    return Mutation(name, "hook.combine", wrap, *more)
+        A place is the number of a layer, or their number if the logits alone differ.
+        """
+        first = {}
+        for number, pair in enumerate(zip(self.forwards, other.forwards, strict=False)):
+            for place, parts in enumerate(zip(*pair, strict=False)):
+                if not all(map(torch.equal, *parts)):
+                    first[number] = place
+                    break
+        return first
 
 
-def sent(name: str, change: Callable[..., tuple[Tensor, Tensor]], *more: Any) -> Mutation:
-    """The ids and weights of slots [N, S] that are sent to the experts.
+def _pairs(index_NS: Tensor, weight_NS: Tensor, n_experts: int) -> tuple[Tensor, ...]:
+    """Return the number and the weight of each pair [N, E], and the weight of no pair [N]."""
+    zero_NE = weight_NS.new_zeros(len(index_NS), n_experts + 1)
+    count_NE = zero_NE.scatter_add(1, index_NS, torch.ones_like(weight_NS))
+    weight_NE = zero_NE.scatter_add(1, index_NS, weight_NS)
+    return count_NE[:, :n_experts], weight_NE
 
-    ``change`` gets both, who counts among the rows, and the number of experts.
+
+def run(
+    setting: Setting,
+    n_forwards: int | None = None,
+    mutation: Mutation | None = None,
+    holds: Callable[[int], bool] = lambda _number: True,
+    *,
+    examined: bool = True,
+) -> Run:
+    """Run the forwards of a setting until an invariant refuses one.
+
+    Args:
+        setting: The setting, whose batches are run in turn.
+        n_forwards: The number of forwards; one of each batch if there is none.
+        mutation: What errs.
+        holds: Whether it errs in a forward, by its number.
+        examined: Whether layers are examined as in any run, or in no forward, as between the
+            examined ones of a long run.
     """
+    model, layers = _model(setting.family, setting.tied)
+    batches, calibrated = _inputs(setting)
+    done, number = Run(), 0
 
-    def wrap(send: Change) -> Change:
-        def mutated(hook: Any, plan: Any, *call: Any) -> Any:
-            output = send(hook, plan, *call)
-            if output is None:
-                return None
-            logits_NE, weight_NS, index_NS = output
-            counts_N = torch.zeros(len(index_NS), dtype=torch.bool)
-            counts_N[plan.groups.rows_T] = True
-            hook.layer.experts.capmoe_counted = None  # the kernel counts by itself
-            changed = change(index_NS.clone(), weight_NS.clone(), counts_N, hook.layer.n_experts)
-            return logits_NE, *reversed(changed)
+    def note(experts: Any, call: tuple[Tensor, ...], output: Tensor) -> None:
+        pairs = _pairs(call[1].clone(), call[2].clone(), experts.num_experts)
+        done.forwards[-1].append((*pairs, output.clone()))
 
-        return mutated
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        # Of a model that stays the same the layers are looked for once.
+        monkeypatch.setattr(session, "find_moe_layers", lambda _: layers)
+        if not examined:
+            monkeypatch.setattr(invariants, "is_examined", lambda *_: False)
+        if mutation is not None:
+            mutation.apply(monkeypatch, lambda: holds(number))
+        method = setting.method
+        with session.capacity_aware(model, method, calibrated=calibrated, verify=False) as meter:
+            hooks = [of.experts.register_forward_hook(note, prepend=True) for of in layers]
+            try:
+                with torch.no_grad():
+                    for number in range(n_forwards or len(batches)):
+                        done.forwards.append([])
+                        output = model(**batches[number % len(batches)])
+                        done.forwards[-1].append((output.logits,))
+            except EnforcementError as error:
+                done.refused_by.add(str(error))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+    failed = {name for name, proof in meter.proofs().items() if proof["passed"] is False}
+    done.refused_by = failed or done.refused_by
+    return done
 
-    return Mutation(name, "LayerHook.sent", wrap, *more)
+
+@functools.cache
+def true_run(setting: Setting, n_forwards: int | None = None) -> Run:
+    """Return the run of the code as it is."""
+    return run(setting, n_forwards)
+
+
+def mutated_run(
+    mutation: Mutation,
+    setting: Setting,
+    holds: Callable[[int], bool] = lambda _number: True,
+    n_forwards: int | None = None,
+    *,
+    examined: bool = True,
+) -> tuple[Run, dict[int, int]]:
+    """Return a run with a mutation, and where its forwards differ from the true ones."""
+    true = true_run(setting, n_forwards)
+    assert not true.refused_by, f"{mutation.name}: its world is refused by {true.refused_by}"
+    try:
+        mutated = run(setting, n_forwards, mutation, holds, examined=examined)
+    except (IndexError, RuntimeError, ValueError):  # nothing is decided
+        return Run(), {}
+    return mutated, mutated.differences(true)

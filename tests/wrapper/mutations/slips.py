@@ -15,27 +15,28 @@ from capmoe_eval.routing.decision import keep_within_capacity, score_keys
 from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts, usable
 from capmoe_eval.routing.tokens import TokenGroups
 from tests.wrapper.mutations.mutation import (
-    Call,
-    Decide,
     Mutation,
-    argument,
-    decided_by,
-    decided_by_part,
+    Setting,
     decision,
-    kept,
+    of,
     of_first_call,
-    outcome,
-    result,
-    sent,
-    weights,
-    wrapped,
+    with_knobs,
 )
-from tests.wrapper.mutations.settings import GROUPED, Setting, of, tied, with_knobs
 from tests.wrapper.mutations.stages import has_capacity, named
+
+Decide = Callable[..., Assignment]
+Call = Any  # the arguments of a call by name
+_KEPT, _SLOTS, _SCORE = "hook.decide->keep_TS", "hook.decide->", "hook.decide(scores.score_TE)"
+_GATE, _GROUPED = "Gate.scores->", of("deepseek_v3")
+
+
+def _tied(setting: Setting) -> Setting:
+    """Return a model whose last router gives all pairs the same score."""
+    return dataclasses.replace(setting, tied=True)
 
 
 def _top_k(call: Call) -> int:
-    return call["scores"].topk_TK.shape[1]
+    return call.scores.topk_TK.shape[1]
 
 
 def _best(usable_TE: Tensor, count: int) -> Tensor:
@@ -53,7 +54,7 @@ def _own(keep_TS: Tensor, call: Call) -> Tensor:
 def _refilled(decided: Assignment, call: Call) -> Assignment:
     """Give every lost pair to the token's next expert, full or not."""
     top_k = _top_k(call)
-    next_TK = ranked_experts(call["scores"])[:, top_k : 2 * top_k]
+    next_TK = ranked_experts(call.scores)[:, top_k : 2 * top_k]
     keep_TK = decided.keep_TS[:, :top_k]
     return Assignment(decided.index_TS[:, :top_k].where(keep_TK, next_TK), torch.ones_like(keep_TK))
 
@@ -69,7 +70,7 @@ def _served_twice(decided: Assignment, _call: Call) -> Assignment:
 def _two_tokens_swapped(decided: Assignment, call: Call) -> Assignment:
     """Swap the experts of two tokens of a group; every expert has as many tokens as before."""
     index_TS, keep_TS = decided.index_TS.clone(), decided.keep_TS.clone()
-    group_T = call["groups"].group_T.tolist()
+    group_T = call.groups.group_T.tolist()
     experts = [{int(e) for e in index[keep]} for index, keep in zip(index_TS, keep_TS, strict=True)]
     pair = next(
         [later, earlier]
@@ -86,7 +87,7 @@ def _swapped(decided: Assignment, call: Call) -> Assignment:
     """Keep one pair of an expert in the place of another of the same group."""
     keep_TS = decided.keep_TS.clone()
     first: dict[tuple[int, int, bool], tuple[int, int]] = {}
-    for token, group in enumerate(call["groups"].group_T.tolist()):
+    for token, group in enumerate(call.groups.group_T.tolist()):
         for slot in range(_top_k(call)):
             expert, is_kept = int(decided.index_TS[token, slot]), bool(keep_TS[token, slot])
             first.setdefault((group, expert, is_kept), (token, slot))
@@ -98,21 +99,24 @@ def _swapped(decided: Assignment, call: Call) -> Assignment:
 
 
 def _second_group_is_stock(keep_TS: Tensor, call: Call) -> Tensor:
-    return _own(keep_TS, call).where(call["groups"].group_T[:, None] == 1, keep_TS)
+    return _own(keep_TS, call).where(call.groups.group_T[:, None] == 1, keep_TS)
 
 
 _PAIRS = [
-    kept("no pair is dropped", _own),
-    kept(
+    Mutation("no pair is dropped", _KEPT, _own),
+    Mutation(
         "a token keeps all pairs or none",
+        _KEPT,
         lambda keep, call: keep & keep[:, : _top_k(call)].all(dim=1)[:, None],
         lambda s: s.name != "sere",
     ),
-    kept("the second rank is stock", _second_group_is_stock, has_capacity),
-    outcome("lost pairs go to the token's next expert", _refilled),
-    outcome("an expert serves a token twice", _served_twice),
-    outcome("two tokens' experts are swapped", _two_tokens_swapped, lambda s: s.name != "sere"),
-    outcome("a kept pair and a dropped one are swapped", _swapped, lambda s: s.is_capped),
+    Mutation("the second rank is stock", _KEPT, _second_group_is_stock, has_capacity),
+    Mutation("lost pairs go to the token's next expert", _SLOTS, _refilled),
+    Mutation("an expert serves a token twice", _SLOTS, _served_twice),
+    Mutation(
+        "two tokens' experts are swapped", _SLOTS, _two_tokens_swapped, lambda s: s.name != "sere"
+    ),
+    Mutation("a kept pair and a dropped one are swapped", _SLOTS, _swapped, lambda s: s.is_capped),
 ]
 
 # What the experts are called with.
@@ -161,36 +165,58 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "a token's kept pairs have no weight": _weightless,
 }
 
+
+def _sent(name: str, change: Callable[..., tuple[Tensor, Tensor]]) -> Mutation:
+    """Change the experts and the weights [N, S] that are sent to the experts of a layer.
+
+    ``change`` also gets who counts among the rows, and the number of experts.
+    """
+
+    def wrap(send: Callable[..., Any]) -> Callable[..., Any]:
+        def mutated(hook: Any, router: Any, decided: Any) -> Any:
+            output = send(hook, router, decided)
+            if output is None:
+                return None
+            logits_NE, weight_NS, index_NS = output
+            counts_N = torch.zeros(len(index_NS), dtype=torch.bool)
+            counts_N[router.groups.rows_T] = True
+            hook.layer.experts.capmoe_counted = None  # the kernel counts by itself
+            changed = change(index_NS.clone(), weight_NS.clone(), counts_N, hook.layer.n_experts)
+            return logits_NE, *reversed(changed)
+
+        return mutated
+
+    return Mutation(name, "LayerHook.sent", wrap)
+
+
 # The order in which an overloaded expert keeps pairs.
 
 
 def _first_choices_first(decide: Decide, call: Call) -> Assignment:
     """Order pairs as GShard does: those of all tokens' first choices before the second ones."""
-    topk_TK = call["scores"].topk_TK
+    topk_TK = call.scores.topk_TK
     slot_TK = torch.arange(topk_TK.numel()).view(topk_TK.T.shape).T
-    if call["method"].name == "reverse_order":
+    if call.method.name == "reverse_order":
         slot_TK = topk_TK.numel() - 1 - slot_TK
-    key_TE = torch.zeros_like(call["scores"].score_TE)
+    key_TE = torch.zeros_like(call.scores.score_TE)
     key_TE = key_TE.scatter(1, topk_TK, 1 - slot_TK / topk_TK.numel())
-    method = with_knobs(call["method"], name="score")
-    return decide(**call | {"scores": Scores(key_TE, topk_TK), "method": method})
+    method = with_knobs(call.method, name="score")
+    return decide(**vars(call) | {"scores": Scores(key_TE, topk_TK), "method": method})
 
 
-def _rows_by_position(groups: Any, counted_BS: Tensor, **_: Any) -> Any:
-    width = counted_BS.shape[1]
-    order_T = (groups.rows_T % width * len(counted_BS) + groups.rows_T // width).argsort()
+def _rows_by_position(groups: Any, call: Call) -> Any:
+    height, width = call.counted_BS.shape
+    order_T = (groups.rows_T % width * height + groups.rows_T // width).argsort()
     tensors = {name: getattr(groups, name)[order_T] for name in ("rows_T", "group_T", "rank_T")}
     return dataclasses.replace(groups, **tensors)
 
 
-def _with_bias(call: Call) -> Scores:
-    scores = call["scores"]
+def _with_bias(scores: Scores, _call: Call) -> Scores:
     biased_TE = scores.ranking_TE - scores.ranking_TE.min()
     return dataclasses.replace(scores, score_TE=biased_TE, choice_TE=scores.ranking_TE)
 
 
 _BY_PLACE = named("order", "reverse_order")
-_SCORE = decided_by_part("scores", "score_TE")
 _STREAMS: dict[str, Callable[[tuple[int, int]], tuple[int, int]]] = {
     "without the layer": lambda stream: (0, stream[1]),
     "without the forward": lambda stream: (stream[0], 0),
@@ -199,30 +225,36 @@ _STREAMS: dict[str, Callable[[tuple[int, int]], tuple[int, int]]] = {
 }
 _ORDER = [
     decision("first choices come before second ones", _first_choices_first, _BY_PLACE),
-    result("group_tokens")("order by position", _rows_by_position, _BY_PLACE),
-    _SCORE(
+    Mutation("order by position", "group_tokens->", _rows_by_position, _BY_PLACE),
+    Mutation(
         "tokens' ties are broken the other way",
-        lambda score_TE: score_TE + 1e-6 * torch.arange(len(score_TE))[:, None],
+        _SCORE,
+        lambda score_TE, _: score_TE + 1e-6 * torch.arange(len(score_TE))[:, None],
         lambda s: s.by_score,
-        tied,
+        _tied,
     ),
-    _SCORE(
+    Mutation(
         "experts' ties are broken the other way",
-        lambda score_TE: score_TE + 1e-6 * torch.arange(8),
+        _SCORE,
+        lambda score_TE, _: score_TE + 1e-6 * torch.arange(8),
         lambda s: s.by_score and s.by_device,
-        tied,
+        _tied,
     ),
-    decided_by("scores")(
+    Mutation(
         "scores have the router's bias",
+        "hook.decide(scores)",
         _with_bias,
         lambda s: s.by_score and s.by_device,
-        GROUPED,
+        _GROUPED,
     ),
     *(
-        decided_by("stream")(
-            f"random {name}", lambda call, of=of: of(call["stream"]), named("random")
+        Mutation(
+            f"random {name}",
+            "hook.decide(stream)",
+            lambda stream, _, change=change: change(stream),
+            named("random"),
         )
-        for name, of in _STREAMS.items()
+        for name, change in _STREAMS.items()
     ),
 ]
 
@@ -253,13 +285,13 @@ def _grouped(name: str, group_of: Callable[..., Tensor], *more: Any, n_groups: i
     true groups. 0 groups are as many as sequences.
     """
 
-    def change(true: TokenGroups, counted_BS: Tensor, *, ep_size: int = 1, **_: Any) -> TokenGroups:
-        n_sequences, width = counted_BS.shape
+    def change(true: TokenGroups, call: Call) -> TokenGroups:
+        n_sequences, width = call.counted_BS.shape
         group_T = group_of(true.rows_T // width, true.rows_T % width, n_sequences, true)
         other = regrouped(group_T, true, n_groups or n_sequences)
-        return dataclasses.replace(other, rank_T=group_T) if n_groups == ep_size else other
+        return dataclasses.replace(other, rank_T=group_T) if n_groups == call.ep_size else other
 
-    return result("group_tokens")(name, change, *more or (has_capacity,))
+    return Mutation(name, "group_tokens->", change, *more or (has_capacity,))
 
 
 def _in_blocks(setting: Setting) -> bool:
@@ -274,20 +306,23 @@ _RANK_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
     ),
 }
 _CAPACITIES = [
-    wrapped("capacity")(
+    Mutation(
         "γ is a binary fraction",
+        "capacity",
         _in_floats,
         lambda s: s.is_capped and s.method.unit == "expert" and not s.has_images,
         _exact,
     ),
-    result("capacity")(
+    Mutation(
         "a device has the rounded C of each expert",
-        lambda c, *_, experts=1, **__: experts * -(-c // experts),
+        "capacity->",
+        lambda limit, call: call.experts * -(-limit // call.experts),
         lambda s: s.by_device,
     ),
     of_first_call("Method.limits", lambda s: s.is_capped),
-    wrapped("Method.of_layer")(
+    Mutation(
         "a layer has the γ of another",
+        "Method.of_layer",
         lambda of_layer: lambda method, number: of_layer(method, 1 - number),
         lambda s: s.has_capacity and not s.has_images,
         lambda setting: setting.under(gamma=(0.5, 1.0)),
@@ -309,8 +344,9 @@ _CAPACITIES = [
     _grouped("the ranks divide positions", lambda _b, s, *_: s * 2 // 16),
     of_first_call("group_tokens"),
     *(
-        wrapped("rank_of")(
+        Mutation(
             name,
+            "rank_of",
             lambda _, change=change: lambda expert, local, _placed=None: change(expert, local),
             _in_blocks,
         )
@@ -325,22 +361,22 @@ def _stock_where(holds: Callable[[Call], bool]) -> Callable[[Decide, Call], Assi
     """Leave some layers or forwards without the method."""
 
     def change(decide: Decide, call: Call) -> Assignment:
-        topk_TK = call["scores"].topk_TK
+        topk_TK = call.scores.topk_TK
         if not holds(call):
-            return decide(**call)
+            return decide(**vars(call))
         return Assignment(topk_TK, torch.ones_like(topk_TK, dtype=torch.bool))
 
     return change
 
 
-def _remembered(key: Callable[[Call], Any]) -> Callable[[Decide], Decide]:
-    """Decide again as where a key was seen first."""
+def _remembered(place: int) -> Callable[[Decide], Decide]:
+    """Decide again as where a layer, or a forward, was seen first."""
 
     def wrap(decide: Decide) -> Decide:
         memory: dict[Any, Any] = {}
 
         def mutated(scores: Any, method: Any, groups: Any, **more: Any) -> Assignment:
-            first = memory.setdefault(key(more), scores)
+            first = memory.setdefault(more["stream"][place], scores)
             alike = len(first.topk_TK) == len(scores.topk_TK)
             return decide(first if alike else scores, method, groups, **more)
 
@@ -362,51 +398,52 @@ def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
 
 
 _FORWARDS = [
-    decision("the first layer is stock", _stock_where(lambda call: call["stream"][0] == 0)),
-    decision("the last layer is stock", _stock_where(lambda call: call["stream"][0] > 0)),
-    decision("the second forward is stock", _stock_where(lambda call: call["stream"][1] == 1)),
+    decision("the first layer is stock", _stock_where(lambda call: call.stream[0] == 0)),
+    decision("the last layer is stock", _stock_where(lambda call: call.stream[0] > 0)),
+    decision("the second forward is stock", _stock_where(lambda call: call.stream[1] == 1)),
     decision(
         "a large batch is stock",
-        _stock_where(lambda call: len(call["scores"].topk_TK) > 100),
+        _stock_where(lambda call: len(call.scores.topk_TK) > 100),
         lambda s: not s.has_images and s.name not in ("oea", "sere"),
         lambda setting: dataclasses.replace(setting, lengths=((40, 40, 39, 40, 40),)),
     ),
     decision(
         "a batch without pads is stock",
-        _stock_where(lambda call: call["groups"].every_row_counts),
+        _stock_where(lambda call: call.groups.every_row_counts),
         lambda s: not s.has_images,
         _full,
     ),
-    wrapped("hook.decide")(
-        "decided by the scores of the first forward", _remembered(lambda call: call["stream"][0])
-    ),
-    wrapped("hook.decide")(
-        "decided by the scores of the first layer", _remembered(lambda call: call["stream"][1])
-    ),
-    wrapped("ForwardPlan.constrained")(
+    Mutation("decided by the scores of the first forward", "hook.decide", _remembered(0)),
+    Mutation("decided by the scores of the first layer", "hook.decide", _remembered(1)),
+    Mutation(
         "the second forward is not under the method",
+        "ForwardPlan.constrained",
         lambda constrained: lambda plan: constrained(plan) and plan.number == 0,
     ),
-    wrapped("ForwardPlan.__init__")("the second forward counts as a decode step", _second_decodes),
-    argument("group_tokens", 0)(
+    Mutation("the second forward counts as a decode step", "ForwardPlan.__init__", _second_decodes),
+    Mutation(
         "pads do not count where they must",
-        lambda mask: mask & (torch.arange(mask.shape[1]) < mask.shape[1] - 2),
+        "group_tokens(counted_BS)",
+        lambda mask, _: mask & (torch.arange(mask.shape[1]) < mask.shape[1] - 2),
         lambda _: True,
         lambda setting: setting.under(count_padding=True),
     ),
-    result("group_tokens", "rows_T")(
+    Mutation(
         "rows are shifted by one",
-        lambda rows_T, counted_BS, **_: (rows_T + 1) % counted_BS.numel(),
+        "group_tokens->rows_T",
+        lambda rows_T, call: (rows_T + 1) % call.counted_BS.numel(),
     ),
-    result("Gate.scores")(
+    Mutation(
         "a gate has no groups",
-        lambda scores, *_: dataclasses.replace(scores, eligible_TE=None),
+        _GATE,
+        lambda scores, _: dataclasses.replace(scores, eligible_TE=None),
         lambda s: s.adds and not s.has_images and not s.by_device,
-        GROUPED,
+        _GROUPED,
     ),
-    result("Gate.scores")(
+    Mutation(
         "a gate has a bias too many",
-        lambda scores, *_: dataclasses.replace(
+        _GATE,
+        lambda scores, _: dataclasses.replace(
             scores, choice_TE=scores.ranking_TE + torch.arange(8) / 8
         ),
         lambda s: s.adds and not s.has_images and s.rule not in ("local", "global"),
@@ -417,11 +454,11 @@ _FORWARDS = [
 # Candidates.
 
 
-def _behind(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Scores], Tensor]:
+def _behind(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Call], Tensor]:
     """Change the order [T, E] of the experts behind a token's top-k."""
 
-    def other(ranked_TE: Tensor, scores: Scores) -> Tensor:
-        top_k = scores.topk_TK.shape[1]
+    def other(ranked_TE: Tensor, call: Call) -> Tensor:
+        top_k = _top_k(call)
         return torch.cat([ranked_TE[:, :top_k], change(ranked_TE[:, top_k:])], dim=1)
 
     return other
@@ -439,8 +476,8 @@ def _added(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Call
 
 def _beside_the_capacity(decide: Decide, call: Call) -> Assignment:
     """Let added pairs take no slots of the top-k's capacity."""
-    decided = decide(**call)
-    original = decide(**call | {"method": with_knobs(call["method"], name="score")})
+    decided = decide(**vars(call))
+    original = decide(**vars(call) | {"method": with_knobs(call.method, name="score")})
     keep_TS = torch.cat([original.keep_TS, decided.keep_TS[:, _top_k(call) :]], dim=1)
     return dataclasses.replace(decided, keep_TS=keep_TS)
 
@@ -449,8 +486,8 @@ def _cut(more: int, *, worst: bool = False) -> Callable[[Decide, Call], Assignme
     """Cut a token to its K best or worst pairs, and so many more."""
 
     def change(decide: Decide, call: Call) -> Assignment:
-        decided = decide(**call | {"method": with_knobs(call["method"], max_k=False)})
-        score_TS = call["scores"].score_TE.gather(1, decided.index_TS)
+        decided = decide(**vars(call) | {"method": with_knobs(call.method, max_k=False)})
+        score_TS = call.scores.score_TE.gather(1, decided.index_TS)
         score_TS = (score_TS if worst else -score_TS).masked_fill(~decided.keep_TS, torch.inf)
         is_first_TS = score_TS.argsort(dim=1).argsort(dim=1) < _top_k(call) + more
         return dataclasses.replace(decided, keep_TS=decided.keep_TS & is_first_TS)
@@ -470,31 +507,42 @@ def _reorders(setting: Setting) -> bool:
     return setting.name == "macs" or (setting.adds and setting.rule in ("topk", "ranked"))
 
 
+_RANKED = "ranked_experts->"
 _CANDIDATES = [
-    decided_by_part("scores", "eligible_TE")(
+    Mutation(
         "candidates are outside the eligible groups",
-        lambda _: None,
+        "hook.decide(scores.eligible_TE)",
+        lambda *_: None,
         lambda s: s.adds and not s.has_images and s.rule != "local" and _unprotected(s),
-        GROUPED,
+        _GROUPED,
     ),
-    result("ranked_experts")(
-        "the worst candidates come first", _behind(lambda others: others.flip(1)), _reorders
+    Mutation(
+        "the worst candidates come first",
+        _RANKED,
+        _behind(lambda others: others.flip(1)),
+        _reorders,
     ),
-    result("ranked_experts")(
-        "candidates come by number", _behind(lambda others: others.sort(dim=1).values), _reorders
+    Mutation(
+        "candidates come by number",
+        _RANKED,
+        _behind(lambda others: others.sort(dim=1).values),
+        _reorders,
     ),
-    kept(
+    Mutation(
         "pairs are added to unchanged tokens alone",
+        _KEPT,
         _added(lambda chosen, added: added & chosen.all(dim=1, keepdim=True)),
         _expands,
     ),
-    kept(
+    Mutation(
         "pairs are added to changed tokens alone",
+        _KEPT,
         _added(lambda chosen, added: added & ~chosen.all(dim=1, keepdim=True)),
         lambda s: _expands(s) and not s.method.max_k,
     ),
-    kept(
+    Mutation(
         "one pair is added to a token",
+        _KEPT,
         _added(lambda _, added: added & (added.cumsum(dim=1) == 1)),
         lambda s: s.rule in ("ranked", "global"),
     ),
@@ -567,6 +615,7 @@ def _of_changed(factor: float) -> Any:
 
 
 def _one_pair(weight_TS: Tensor, call: Any) -> Tensor:
+    weight_TS = weight_TS.clone()
     weight_TS[tuple(call.assignment.keep_TS.nonzero()[-1].tolist())] *= 1.01
     return weight_TS
 
@@ -582,38 +631,54 @@ def _of_text(setting: Setting) -> bool:
     return not setting.has_images
 
 
+_WEIGHT = "hook.combine->"
 _WEIGHTS = [
-    weights("weights of changed tokens are a thousandth larger", _of_changed(1.001)),
-    weights("one pair has a hundredth too much", _one_pair),
-    weights("weights are normalised over the kept pairs", _over_kept),
-    weights("the first pair has the weight of the lost ones", _to_best, lambda s: s.name != "sere"),
-    weights(
+    Mutation("weights of changed tokens are a thousandth larger", _WEIGHT, _of_changed(1.001)),
+    Mutation("one pair has a hundredth too much", _WEIGHT, _one_pair),
+    Mutation("weights are normalised over the kept pairs", _WEIGHT, _over_kept),
+    Mutation(
+        "the first pair has the weight of the lost ones",
+        _WEIGHT,
+        _to_best,
+        lambda s: s.name != "sere",
+    ),
+    Mutation(
         "weights are normalised over the kept pairs where they are over the top-k",
+        _WEIGHT,
         _over_kept,
         _of_text,
         of("olmoe_normalised"),
     ),
-    weights(
+    Mutation(
         "weights are normalised over the top-k where they are over the kept pairs",
+        _WEIGHT,
         over_topk,
         lambda s: _of_text(s) and s.name != "sere",
         of("olmoe_normalised", renormalize="after"),
     ),
-    weights(
+    Mutation(
         "added pairs are divided by all kept ones",
+        _WEIGHT,
         lambda w, c: _of_added(w, c, _over_kept(w, c)),
         lambda s: s.adds and _of_text(s),
         of("olmoe_normalised"),
     ),
-    weights("added pairs weigh nothing", lambda w, c: _of_added(w, c, 0 * w), lambda s: s.adds),
-    weights(
-        "the family's scale is left out", lambda w, c: w / c.layer.gate.scale, _of_text, GROUPED
+    Mutation(
+        "added pairs weigh nothing", _WEIGHT, lambda w, c: _of_added(w, c, 0 * w), lambda s: s.adds
     ),
-    weights(
+    Mutation(
+        "the family's scale is left out",
+        _WEIGHT,
+        lambda w, c: w / c.layer.gate.scale,
+        _of_text,
+        _GROUPED,
+    ),
+    Mutation(
         "the family's scale is left out of added pairs",
+        _WEIGHT,
         lambda w, c: _of_added(w, c, w / c.layer.gate.scale),
         lambda s: s.adds and _of_text(s),
-        GROUPED,
+        _GROUPED,
     ),
 ]
 
@@ -621,9 +686,10 @@ _WEIGHTS = [
 
 
 _BATCH = [
-    result("disabled_experts")(
+    Mutation(
         "ties of load go to the last expert",
-        lambda _, load_E: torch.arange(8) == 7 - load_E.flip(0).argsort(stable=True)[0],
+        "disabled_experts->",
+        lambda _, call: torch.arange(8) == 7 - call.load_E.flip(0).argsort(stable=True)[0],
         named("expert_drop"),
         lambda setting: dataclasses.replace(setting, lengths=((2, 2, 3),)),
     ),
@@ -632,7 +698,7 @@ _BATCH = [
 
 MUTATIONS = [
     *_PAIRS,
-    *(sent(name, change) for name, change in _CALLS.items()),
+    *(_sent(name, change) for name, change in _CALLS.items()),
     *_ORDER,
     *_CAPACITIES,
     *_FORWARDS,

@@ -5,18 +5,14 @@ Not every change has an effect at every stage; some change of every stage has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.wrapper.mutations import mutation as kinds
-from tests.wrapper.mutations.mutation import Kind, Mutation, argument, decided_by_part, result
-from tests.wrapper.mutations.settings import Setting
-
-Concerns = Callable[[Setting], bool]
+from tests.wrapper.mutations.mutation import Mutation, Setting, Stage, mutations
 
 
 def _set(mask: Tensor, place: int, value: bool) -> Tensor:
@@ -108,89 +104,61 @@ GROUPS: dict[str, Callable[[list[int]], list[int]]] = {
 }
 
 
-def first(kind: Kind) -> Kind:
-    """Take a change of one value for one that gets other things, too."""
-    return lambda name, change, *more: kind(name, lambda value, *_, **__: change(value), *more)
-
-
-def _moved(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
-    def other(decided: Any, _call: Any) -> Any:
-        return kinds.dataclasses.replace(decided, index_TS=change(decided.index_TS))
-
-    return kinds.outcome(name, other, *more)
-
-
-def in_argument(name: str) -> Kind:
-    return lambda title, change, *more: kinds.decided_by(name)(
-        title, lambda call: change(call[name]), *more
-    )
-
-
 def _of_others(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
     """Change the gate's scores of the experts outside a token's top-k; the order stays."""
 
-    def other(scores: Any, *_: Any) -> Any:
+    def other(scores: Any, _call: Any) -> Any:
         score_TE, topk_TK = scores.score_TE, scores.topk_TK
         changed_TE = change(score_TE).scatter(1, topk_TK, score_TE.gather(1, topk_TK))
-        return kinds.dataclasses.replace(scores, score_TE=changed_TE, choice_TE=scores.ranking_TE)
+        return dataclasses.replace(scores, score_TE=changed_TE, choice_TE=scores.ranking_TE)
 
-    return result("Gate.scores")(name, other, *more)
+    return Mutation(name, "Gate.scores->", other, *more)
 
 
 def _of_caller(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
     """Change the mask as it is read of the call, for the decision and the definition alike."""
 
-    def other(read: tuple[Tensor, int], *_: Any) -> tuple[Tensor, int]:
+    def other(read: tuple[Tensor, int], _call: Any) -> tuple[Tensor, int]:
         return change(read[0].bool()), read[1]
 
-    return result("_ForwardHooks._mask")(name, other, *more)
-
-
-@contextmanager
-def _in_place(weights: list[Tensor], change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Have weights other values, of which no version tells; restore them on exit."""
-    true = [weight.data.clone() for weight in weights]
-    for weight, value in zip(weights, true, strict=True):
-        weight.data.copy_(change(value))
-    try:
-        yield
-    finally:
-        for weight, value in zip(weights, true, strict=True):
-            weight.data.copy_(value)
+    return Mutation(name, "_ForwardHooks._mask->", other, *more)
 
 
 def _of_kernel(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
     """The kernel computes with weights that it kept, and the model's were changed in place."""
 
-    def stale(kernel: Callable[..., Tensor], experts: Any, _: str) -> Callable[..., Tensor]:
-        def mutated(*call: Any) -> Tensor:
-            with _in_place(list(experts.parameters()), change):
-                return kernel(*call)
+    def stale(kernel: Callable[..., Tensor], call: Any) -> Callable[..., Tensor]:
+        def mutated(*tensors: Any) -> Tensor:
+            weights = [weight.data for weight in call.experts.parameters()]
+            true = [weight.clone() for weight in weights]
+            try:
+                for weight, value in zip(weights, true, strict=True):
+                    weight.copy_(change(value))
+                return kernel(*tensors)
+            finally:
+                for weight, value in zip(weights, true, strict=True):
+                    weight.copy_(value)
 
         return mutated
 
-    return result("kernel.stock_experts")(name, stale, *more)
+    return Mutation(name, "kernel.stock_experts->", stale, *more)
 
 
 def _of_rows(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
     """The kernel multiplies the outputs of pairs by other weights than it is called with."""
 
-    def reweighed(kernel: Callable[..., Tensor], *_: Any) -> Callable[..., Tensor]:
+    def reweighed(kernel: Callable[..., Tensor], _call: Any) -> Callable[..., Tensor]:
         return lambda experts, hidden, index, weight: kernel(experts, hidden, index, change(weight))
 
-    return result("kernel.stock_experts")(name, reweighed, *more)
+    return Mutation(name, "kernel.stock_experts->", reweighed, *more)
 
 
-def named(*names: str) -> Concerns:
+def named(*names: str) -> Callable[[Setting], bool]:
     return lambda setting: setting.name in names
 
 
 def has_capacity(setting: Setting) -> bool:
     return setting.has_capacity
-
-
-def has_modalities(setting: Setting) -> bool:
-    return setting.method.modality != "uniform"
 
 
 def _has_images(setting: Setting) -> bool:
@@ -201,44 +169,46 @@ def _capped(setting: Setting) -> bool:
     return setting.is_capped
 
 
-def everywhere(_setting: Setting) -> bool:
+def _everywhere(_setting: Setting) -> bool:
     return True
 
 
-_LOCAL: Concerns = lambda s: s.rule == "local"  # noqa: E731
-_BY_SCORE: Concerns = lambda s: s.by_score  # noqa: E731
+def _local(setting: Setting) -> bool:
+    return setting.rule == "local"
 
-Stage = tuple[str, Kind, Mapping[str, Any], Concerns]
-"""A stage, the kind of its mutations, their changes, and whom they concern."""
+
+def _by_score(setting: Setting) -> bool:
+    return setting.by_score
+
 
 STAGES: list[Stage] = [
     # what a decision is made from
-    ("the mask of real tokens is", first(result("new_columns")), MASKS, everywhere),
-    ("the mask that the caller gave is", _of_caller, MASKS, everywhere),
-    ("the tokens that count are", argument("group_tokens", 0), MASKS, everywhere),
-    ("a token's group is", first(result("group_tokens", "group_T")), NUMBERS, has_capacity),
-    ("a token's rank is", decided_by_part("groups", "rank_T"), NUMBERS, _LOCAL),
-    ("T is", decided_by_part("groups", "tokens"), GROUPS, _capped),
-    ("the scores are", decided_by_part("scores", "score_TE"), SCORES, _BY_SCORE),
-    ("the gate's scores are", first(result("Gate.scores", "score_TE")), SCORES, _BY_SCORE),
-    ("images are", in_argument("image_T"), MASKS, _has_images),
-    ("images are found to be", first(result("ImageFinder.find")), MASKS, _has_images),
+    ("the mask of real tokens is", "new_columns->", MASKS, _everywhere),
+    ("the mask that the caller gave is", _of_caller, MASKS, _everywhere),
+    ("the tokens that count are", "group_tokens(counted_BS)", MASKS, _everywhere),
+    ("a token's group is", "group_tokens->group_T", NUMBERS, has_capacity),
+    ("a token's rank is", "hook.decide(groups.rank_T)", NUMBERS, _local),
+    ("T is", "hook.decide(groups.tokens)", GROUPS, _capped),
+    ("the scores are", "hook.decide(scores.score_TE)", SCORES, _by_score),
+    ("the gate's scores are", "Gate.scores->score_TE", SCORES, _by_score),
+    ("images are", "hook.decide(image_T)", MASKS, _has_images),
+    ("images are found to be", "ImageFinder.find->", MASKS, _has_images),
     ("scores of other experts are", _of_others, SCORES, lambda s: s.adds and s.by_score),
-    ("a random number is", first(result("RandomDrop.random_numbers")), NUMBERS, named("random")),
+    ("a random number is", "RandomDrop.random_numbers->", NUMBERS, named("random")),
     # capacities, devices, candidates
-    ("C is", first(result("capacity")), WHOLE, lambda s: s.has_capacity and s.name != "macs"),
-    ("the Cs are", first(result("Method.limits")), GROUPS, _capped),
-    ("amounts by rank are", argument("by_rank", 0), NUMBERS, _LOCAL),
-    ("what may be added is", first(result("addable")), MASKS, lambda s: s.rule in "local global"),
+    ("C is", "capacity->", WHOLE, lambda s: s.has_capacity and s.name != "macs"),
+    ("the Cs are", "Method.limits->", GROUPS, _capped),
+    ("amounts by rank are", "by_rank(amount_E)", NUMBERS, _local),
+    ("what may be added is", "addable->", MASKS, lambda s: s.rule in "local global"),
     # experts of a whole batch
-    ("the silent experts are", first(result("disabled_experts")), MASKS, named("expert_drop")),
+    ("the silent experts are", "disabled_experts->", MASKS, named("expert_drop")),
     # what comes of it
-    ("kept pairs are", first(kinds.kept), MASKS, everywhere),
-    ("the expert of a pair is", _moved, EXPERTS, everywhere),
-    ("weights are", first(kinds.weights), WEIGHTS, everywhere),
-    ("the kernel's sums are", first(result("kernel.combine")), WEIGHTS, everywhere),
-    ("the kernel's own copy of the experts is", _of_kernel, COPIES, everywhere),
-    ("the kernel weighs a pair by", _of_rows, FACTORS, everywhere),
+    ("kept pairs are", "hook.decide->keep_TS", MASKS, _everywhere),
+    ("the expert of a pair is", "hook.decide->index_TS", EXPERTS, _everywhere),
+    ("weights are", "hook.combine->", WEIGHTS, _everywhere),
+    ("the kernel's sums are", "kernel.combine->", WEIGHTS, _everywhere),
+    ("the kernel's own copy of the experts is", _of_kernel, COPIES, _everywhere),
+    ("the kernel weighs a pair by", _of_rows, FACTORS, _everywhere),
 ]
 
 KNOBS: dict[str, list[Any]] = {
@@ -257,30 +227,5 @@ KNOBS: dict[str, list[Any]] = {
     "rounds": [1, 2, 4],
 }
 """Other values of knobs, under each of which decisions are made."""
-
-
-def _with(knob: str, value: Any) -> Mutation:
-    def concerns(setting: Setting) -> bool:
-        method = setting.method
-        if knob == "name":
-            return setting.is_capped and setting.name not in (value, "macs")
-        if (setting.rule, value) == ("global", "ranked"):  # with as many candidates
-            return False
-        return getattr(method, knob, value) != value
-
-    return kinds.knobs(f"other knobs: {knob}={value}", lambda _: {knob: value}, concerns)
-
-
-def mutations(stages: Sequence[Stage], knobs: Mapping[str, list[Any]]) -> list[Mutation]:
-    """Return each stage with each of its changes, and each knob with each of its other values."""
-    return [
-        *(
-            kind(f"{stage}: {name}", change, concerns)
-            for stage, kind, changes, concerns in stages
-            for name, change in changes.items()
-        ),
-        *(_with(knob, value) for knob, values in knobs.items() for value in values),
-    ]
-
 
 MUTATIONS = mutations(STAGES, KNOBS)
