@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
-import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from capmoe_eval.routing import definition
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.decision import by_rank, rank_of
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.tokens import group_tokens
-from tests.routing.problems import assign, one_group
+from tests.routing.problems import GAMMAS, assign, one_group
 
 
-@pytest.mark.parametrize(
-    ("gamma", "tokens", "top_k", "n_experts", "rounding", "expected"),
-    [
-        (1.0, 4, 8, 64, "ceil", 1),  # the semantics' example: int() would drop everything
-        (1.0, 4, 8, 64, "floor", 0),
-        (0.0, 100, 8, 64, "ceil", 0),
-        (1.1, 100, 1, 1, "ceil", 100),  # 110 clamped to T
-        (1.1, 200, 1, 2, "ceil", 110),  # 1.1·100 is 110.00000000000001 in binary
-        (math.inf, 7, 2, 8, "ceil", 7),
-    ],
+@given(
+    gamma=st.sampled_from(GAMMAS[:-1]) | st.decimals(0, 9, places=3).map(float),
+    tokens=st.integers(0, 5000),
+    top_k=st.integers(1, 8),
+    local=st.integers(1, 16),
+    ranks=st.integers(1, 8),
+    granularity=st.sampled_from(["expert", "device"]),
+    rounding=st.sampled_from(["ceil", "floor"]),
 )
-def test_capacity(
-    gamma: float, tokens: int, top_k: int, n_experts: int, rounding: str, expected: int
+def test_a_capacity_is_the_exact_quotient_rounded(
+    gamma: float, tokens: int, top_k: int, local: int, ranks: int, granularity: str, rounding: str
 ) -> None:
-    assert capacity(gamma, tokens, top_k, n_experts, rounding=rounding) == expected
+    n_experts, sharing = local * ranks, local if granularity == "device" else 1
+    exact = sharing * Fraction(str(gamma)) * tokens * top_k / n_experts
+    limit = capacity(gamma, tokens, top_k, n_experts, rounding=rounding, experts=sharing)
+    rounded = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
+    assert limit == min(rounded, sharing * tokens)
+    sizes = {"top_k": top_k, "n_experts": n_experts, "rounding": rounding, "sharing": sharing}
+    assert definition.capacities(gamma, np.array([tokens]), **sizes) == [limit]
 
 
 def test_drops_and_padding_of_a_textbook_s_batch() -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import Counter
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,35 +92,6 @@ def test_decision_loops_and_definition_agree(
     assert set(zip(*map(np.ndarray.tolist, np.nonzero(kept_TE)), strict=True)) == set(pairs)
     assert definition.buckets_beyond(tokens, kept_TE) == 0
     assert case.method.details_off(tokens) == 0
-
-
-def called(function: Callable[[], Any]) -> set[str]:
-    """Return the functions of the package that a call runs, but those that say what a method is."""
-    names: set[str] = set()
-
-    def note(frame: FrameType, event: str, _argument: Any) -> None:
-        module = str(frame.f_globals.get("__name__"))
-        basic = module.rpartition(".")[2] in ("method", "mixins", "factor", "knobs", "registry")
-        if event == "call" and module.startswith(("capmoe_eval", "capmoe_methods")) and not basic:
-            names.add(f"{module}.{frame.f_code.co_name}:{frame.f_code.co_firstlineno}")
-
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return names
-
-
-@pytest.mark.parametrize("name", METHODS)
-@settings(max_examples=10, deadline=None)
-@given(data=st.data())
-def test_a_definition_shares_no_function_with_the_decision(name: str, data: st.DataObject) -> None:
-    case = data.draw(cases((name,), gammas=(0.75,)))
-    tokens = routed_tokens(case, (0, 0))
-    of_decision = called(lambda: decide(case))
-    for defined in (case.method.kept_pairs, case.method.combine_weights):
-        assert called(lambda of=defined: of(tokens)) & of_decision == set()  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "baseline"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, LogitsProcessor, StaticCache, StoppingCriteria
+from transformers import LogitsProcessor, StoppingCriteria
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import ROUNDING, batch, counted, logits, make
+from tests.wrapper.models import batch, counted, make
 
 pytestmark = pytest.mark.numeric
 
@@ -43,37 +43,6 @@ def generate(
     with capacity_aware(target or model, "score", gamma=0.5, decode=decode) as meter:
         generated = (by or model.generate)(input_ids=tokens, **settings)
     return generated, meter
-
-
-# A mask that is longer than the tokens.
-
-
-def full_length(mask_BS: Tensor) -> Tensor:
-    """Return the mask of a static cache's whole length, all of the future unknown (0)."""
-    return nn.functional.pad(mask_BS, (0, LENGTH - mask_BS.shape[1]))
-
-
-def static_logits(model: Any, *parts: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the logits of the last part of a prompt behind a static cache of those before."""
-    cache = StaticCache(config=model.config, max_cache_len=LENGTH)
-    for tokens, mask in parts:
-        last = logits(model, tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
-    return last
-
-
-@pytest.mark.parametrize("gamma", [0.5, 1e9])
-def test_a_mask_of_the_caches_full_length_tells_the_same_tokens(gamma: float) -> None:
-    model, (tokens, mask) = make("olmoe"), padded_prompt()
-    stock = static_logits(model, (tokens, full_length(mask)))
-    with capacity_aware(model, "score", gamma=gamma) as expected_meter:
-        expected = logits(model, tokens, attention_mask=mask)
-    with capacity_aware(model, "score", gamma=gamma) as meter:
-        capped = static_logits(model, (tokens, full_length(mask)))
-    real = mask.bool()
-    torch.testing.assert_close(capped[real], expected[real], **ROUNDING)
-    assert torch.allclose(capped[real], stock[real], **ROUNDING) == (gamma > 1)
-    assert counted(meter) == counted(expected_meter)
-    assert meter.summary()["tokens"] == 18
 
 
 # Generation.
@@ -116,30 +85,6 @@ def test_the_tokens_of_a_generation_are_counted(
     assert meter.summary()["tokens"] == tokens
     layer_forwards = {"unconstrained": forwards - 4, "constrained": forwards, "only": 4}[decode]
     assert meter.report()["layers"][0]["forwards"] == layer_forwards
-
-
-def whole(model: Any) -> None:
-    model.generate(batch(n_positions=6), max_new_tokens=1, use_cache=False)
-
-
-def failed(model: Any) -> None:
-    with pytest.raises(IndexError):
-        model.generate(torch.full((2, 3), 1000), max_new_tokens=2)
-
-
-@pytest.mark.parametrize(("generation", "forwards"), [(whole, 1), (failed, 0)])
-def test_a_forward_after_a_generation_is_a_prompt(
-    generation: Callable[[Any], None], forwards: int
-) -> None:
-    model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        attributes = set(vars(model))
-        generation(model)
-        assert set(vars(model)) == attributes
-        inputs = model.prepare_inputs_for_generation(batch(), use_cache=False)
-        logits(model, inputs.pop("input_ids"), **inputs)
-    assert (meter.forwards, meter.decode_forwards) == (forwards + 1, 0)
-    assert meter.summary()["tokens"] == 24 * forwards + 48
 
 
 # Sequences that finish before others of their batch.
@@ -364,10 +309,6 @@ def loop_of_ones_own(model: Any, input_ids: Tensor, **options: Any) -> Tensor:
     return input_ids
 
 
-def greedy(model: Any, *args: Any, **kwargs: Any) -> Any:
-    return GenerationMixin._sample(model, *args, **kwargs)
-
-
 ASSISTED = "assisted decoding .* drafted tokens"
 NO_STEPS = "generate: it runs the model in forwards that are not the steps"
 PACKED = "generate_batch: continuous batching"
@@ -397,13 +338,6 @@ def test_other_ways_to_generate_are_refused_in_one_line(
         before = (meter.forwards, meter.decode_forwards)
         generate(tokens, max_new_tokens=3, do_sample=False)
     assert (meter.forwards, meter.decode_forwards) == (before[0] + 3, before[1] + 2)
-
-
-def test_a_custom_loop_that_runs_transformers_own_is_followed() -> None:
-    model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        model.generate(batch(), max_new_tokens=3, use_cache=False, custom_generate=greedy)
-    assert (meter.forwards, meter.decode_forwards) == (3, 2)
 
 
 @pytest.mark.parametrize(

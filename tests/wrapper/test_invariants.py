@@ -5,19 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import capmoe_eval
-from capmoe_eval.routing import definition
-from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.wrapper.observers.invariants import (
@@ -27,33 +21,7 @@ from capmoe_eval.wrapper.observers.invariants import (
     is_examined,
 )
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.routing.problems import GAMMAS
 from tests.wrapper.models import batch, make
-
-
-@given(
-    gamma=st.sampled_from(GAMMAS[:-1]) | st.decimals(0, 9, places=3).map(float),
-    tokens=st.integers(0, 5000),
-    top_k=st.integers(1, 8),
-    local=st.integers(1, 16),
-    ranks=st.integers(1, 8),
-    granularity=st.sampled_from(["expert", "device"]),
-    rounding=st.sampled_from(["ceil", "floor"]),
-)
-def test_a_capacity_is_the_exact_quotient_rounded(
-    gamma: float, tokens: int, top_k: int, local: int, ranks: int, granularity: str, rounding: str
-) -> None:
-    n_experts, sharing = local * ranks, local if granularity == "device" else 1
-    exact = sharing * Fraction(str(gamma)) * tokens * top_k / n_experts
-    sizes = {"top_k": top_k, "n_experts": n_experts, "rounding": rounding, "sharing": sharing}
-    limit = definition.capacities(gamma, np.array([tokens]), **sizes)[0]
-    assert limit == capacity(gamma, tokens, top_k, n_experts, rounding=rounding, experts=sharing), (
-        "the decision's"
-    )
-    assert limit <= sharing * tokens
-    if limit < sharing * tokens:
-        beyond = limit - exact
-        assert 0 <= beyond < 1 if rounding == "ceil" else -1 < beyond <= 0
 
 
 def chance(number: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,7 +22,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
 from capmoe_eval.wrapper.gates import Gate, GateRecipe
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import CountingObserver, Observer, PeakSums, Proof, Tally
+from capmoe_eval.wrapper.observers import CountingObserver, Observer, Proof, Tally
 from capmoe_eval.wrapper.observers.loads import Loads
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 from capmoe_eval.wrapper.session import capacity_aware
@@ -141,24 +140,6 @@ def test_a_method_brings_observers_of_its_own() -> None:
     broken = sum(layer["violations"] for layer in report["layers"])
     for name in ("bound_holds", "never_called"):
         assert report["proofs"][name]["violations"] == broken > 0
-
-
-PEAKS = st.floats(0, 64, width=32) | st.just(math.nan)
-
-
-@given(st.lists(st.tuples(PEAKS, PEAKS), min_size=1))
-def test_running_peaks_are_those_of_all_forwards_together(rows: list[tuple[float, float]]) -> None:
-    peaks = PeakSums.of(torch.tensor(rows[0]))
-    for row in rows[1:]:
-        peaks = peaks.then(torch.tensor(row))
-    for place, column in enumerate(zip(*rows, strict=True)):
-        values = [peak for peak in column if not math.isnan(peak)]
-        expected = values and {
-            "mean": round(statistics.fmean(values), 6),
-            "max": round(max(values), 6),
-            "last": round(values[-1], 6),
-        }
-        assert peaks.figures(place) == (expected or None)
 
 
 def kept_tensors(value: Any) -> int:

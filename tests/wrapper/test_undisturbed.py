@@ -353,22 +353,3 @@ def test_a_block_leaves_every_module_as_it_was(
     except error:
         pass
     assert state(model) == before
-
-
-@pytest.mark.parametrize("number", [1, 4, 7, 11])
-def test_a_proof_on_entry_that_is_broken_off_leaves_every_module_as_it_was(number: int) -> None:
-    model = make("olmoe").train()
-    before, breaks = state(model), OnCall(number)
-
-    def act() -> None:
-        assert not model.model.norm.training  # a proof is made in evaluation mode
-        breaks()
-
-    with (
-        during(model.model.norm, act),
-        suppress(Stopped),
-        capacity_aware(model, "score", gamma=0.5),
-    ):
-        pass
-    assert breaks.calls == min(number, 7)
-    assert state(model) == before

@@ -1,23 +1,17 @@
-"""The parts of expert parallelism, each beside a loop: shares, packing, sums, beams."""
+"""The parts of expert parallelism, each beside a loop: shares, packing, sums."""
 
 from __future__ import annotations
-
-import copy
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import LinearAttentionLayer
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper.dispatch import combine_rows, lay_out
 from capmoe_eval.wrapper.kernel import combine
-from capmoe_eval.wrapper.parallel import follow_beams
 from capmoe_eval.wrapper.ranks import World, own_rows
 
 # Sequences are shared out, and a rank's part of a batch gives the emulation's groups.
@@ -57,15 +51,6 @@ def test_the_groups_of_the_parts_are_those_of_the_whole(scope: str, size: int) -
     assert torch.equal(torch.cat(rows), whole.rows_T)
     assert torch.equal(torch.cat(groups), whole.group_T)
     assert torch.equal(torch.cat(ranks), whole.rank_T)
-
-
-def test_one_rank_of_many_is_one_group() -> None:
-    """A method without ranks has one group, whoever holds its tokens."""
-    share = (torch.tensor([3, 2]), torch.tensor([0, 1]), 2, 1)
-    part = group_tokens(torch.tensor([[True, True, False]]), ep_size=1, share=share)
-    assert part.tokens == (5,)
-    assert part.group_T.tolist() == [0, 0]
-    assert part.first == 3
 
 
 def test_outside_of_torchrun_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +110,6 @@ def test_the_sum_has_the_bits_of_the_single_process_kernel(
     assert torch.equal(combine_rows(rows_PH, packed, weight_TS), expected)
 
 
-def test_a_row_finds_its_token() -> None:
-    hidden_TH, index_TS, _ = routed(0.5)
-    packed = lay_out(hidden_TH, index_TS, n_experts=EXPERTS, size=2)
-    ones = torch.ones(TOKENS, SLOTS)
-    kept = packed.keep_TS.sum(dim=1, keepdim=True)
-    torch.testing.assert_close(combine_rows(packed.rows_PH, packed, ones), hidden_TH * kept)
-
-
 # The sum over a token's kept pairs.
 
 
@@ -166,75 +143,3 @@ def test_bit_for_bit_the_sum_in_slot_order(
     out_TH = combine(rows_PH, keep_TS)
     assert out_TH.dtype == torch.float32
     assert torch.equal(out_TH, loop(rows_PH, keep_TS))
-
-
-def test_order_matters_and_is_the_slots() -> None:
-    """In float32, 1 is lost beside 1e8 unless the large ones cancel first."""
-    rows_PH = torch.tensor([[1e8], [1.0], [-1e8], [1e8], [-1e8], [1.0]])
-    keep_TS = torch.tensor([[True, True, False, True], [True, True, True, False]])
-    assert combine(rows_PH, keep_TS).tolist() == [[0.0], [1.0]]
-
-
-# A cache that is spread over processes follows the beams of the whole batch.
-
-
-BATCH = 6
-
-
-class Pretended(World):
-    """One of several processes, which reads off the whole cache what the others would send."""
-
-    def __init__(self, rank: int, size: int, whole: list[Tensor]) -> None:
-        self.rank, self.size, self.splits = rank, size, True
-        self.whole = iter(whole)
-
-    def gather(self, rows: Tensor, n_sequences: int) -> Tensor:
-        """Return what all processes have."""
-        assert n_sequences == BATCH
-        return next(self.whole)
-
-
-def cache_of(batch: int) -> DynamicCache:
-    cache = DynamicCache()
-    for layer in range(2):
-        states = torch.randn(2, batch, 2, 3, 4)
-        cache.update(states[0], states[1], layer)
-    return cache
-
-
-def states(cache: Any) -> list[Tensor]:
-    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 8])  # of 8 processes two have no sequence
-@pytest.mark.parametrize("beams", [[1, 0, 2, 3, 4, 5], [0, 0, 3, 1, 5, 5], [5, 4, 3, 2, 1, 0]])
-def test_every_process_has_its_part_of_the_reordered_cache(size: int, beams: list[int]) -> None:
-    whole = cache_of(BATCH)
-    beam_B = torch.tensor(beams)
-    expected = copy.deepcopy(whole)
-    expected.reorder_cache(beam_B)
-    for rank in range(size):
-        rows = own_rows(BATCH, rank, size)
-        world = Pretended(rank, size, states(whole))
-        part = copy.deepcopy(whole)
-        for layer in part.layers:
-            layer.keys, layer.values = world.own(layer.keys), world.own(layer.values)
-        follow_beams(part, world)
-        part.reorder_cache(beam_B)
-        for ours, all_of_it in zip(states(part), states(expected), strict=True):
-            assert len(ours) == max(1, rows.stop - rows.start)
-            if rows.start < rows.stop:
-                assert torch.equal(ours, all_of_it[rows])
-
-
-def test_a_state_that_is_no_keys_and_values_is_refused_in_one_line() -> None:
-    cache = cache_of(3)
-    cache.layers.append(LinearAttentionLayer())
-    follow_beams(cache, Pretended(0, 2, states(cache_of(BATCH))))
-    cache.reorder_cache(torch.tensor([1, 0, 2, 3, 5, 4]))  # each beam stays where it is
-    with pytest.raises(UsageError) as error:
-        cache.reorder_cache(torch.tensor([5, 0, 2, 3, 5, 4]))
-    assert str(error.value) == (
-        "num_beams: a beam goes on in another process, which cannot be given what "
-        "LinearAttentionLayer holds; use parallel=none, or num_beams=1"
-    )
