@@ -17,7 +17,7 @@ from pydantic import Field
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment import values
 from capmoe_eval.experiment.datasource import users_cache
-from capmoe_eval.routing.factor import factor_forms
+from capmoe_eval.routing.capacity import factor_forms
 from capmoe_eval.routing.knobs import (
     LARGEST,
     OMIT_DEFAULT,

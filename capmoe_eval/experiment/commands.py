@@ -14,7 +14,7 @@ from capmoe_eval.experiment.composition import load_option, options, override
 from capmoe_eval.experiment.datasource import HUB, is_embedded
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
-from capmoe_eval.routing.factor import gamma_number
+from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import knobs, method_class

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.routing.factor import NO_LIMIT, CapacityFactor, UniformFactor
+from capmoe_eval.routing.capacity import NO_LIMIT, CapacityFactor
 from capmoe_eval.routing.registry import method_class, method_names, method_title
 
 __all__ = ["NO_LIMIT", "method_title"]  # names of others, beside those of this module
@@ -38,7 +38,7 @@ def score_unit(metric: str) -> str:
 
 def gamma_text(gamma: float | CapacityFactor, *, decimal: bool = False) -> str:
     """Return γ for text: ``1``, or with a decimal ``1.0``, as the paper's tables print it."""
-    factor = gamma if isinstance(gamma, CapacityFactor) else UniformFactor(gamma)
+    factor = gamma if isinstance(gamma, CapacityFactor) else CapacityFactor(gamma)
     return factor.text(decimal=decimal)
 
 

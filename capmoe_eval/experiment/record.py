@@ -38,7 +38,7 @@ from capmoe_eval.experiment.record_part import (
     TaskAnswers,
     Truncated,
 )
-from capmoe_eval.routing.factor import CapacityFactor, gamma_json
+from capmoe_eval.routing.capacity import CapacityFactor, gamma_json
 
 SCHEMA = 3
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""

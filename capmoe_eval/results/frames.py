@@ -28,7 +28,7 @@ from capmoe_eval.experiment.results import (
     uncollected,
 )
 from capmoe_eval.results.timings import no_timings, read_timings
-from capmoe_eval.routing.factor import gamma_number
+from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:

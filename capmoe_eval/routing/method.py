@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.capacity import capacity, experts_per_rank
-from capmoe_eval.routing.factor import CapacityFactor
+from capmoe_eval.routing.capacity import CapacityFactor, capacity, experts_per_rank
 from capmoe_eval.routing.knobs import check, declared_knobs
 from capmoe_eval.routing.registry import CONTIGUOUS, TOKEN_DROP, knobs, method_class, placements
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from capmoe_eval.beside import check_installed
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.routing.factor import CapacityFactor, Gamma, parse_factor
+from capmoe_eval.routing.capacity import CapacityFactor, Gamma, parse_factor
 from capmoe_eval.routing.knobs import OMIT_DEFAULT, Count, says
 from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.registry import CONTIGUOUS, STOCK, TOKEN_DROP, method_class, placements

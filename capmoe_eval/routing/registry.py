@@ -18,7 +18,7 @@ from typing_extensions import dataclass_transform
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice, shown
-from capmoe_eval.routing.factor import factor_forms, parse_factor
+from capmoe_eval.routing.capacity import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Knob, check, declared_knobs
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from capmoe_eval.routing.decision import LayerContext
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups
-from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
+from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.gates import RouterOutput
 from capmoe_eval.wrapper.generation import Decoding, Generation
 from capmoe_eval.wrapper.kernel import experts_call, kept_pairs_kernel
@@ -32,11 +32,12 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.plan import (
     ForwardPlan,
     ForwardStart,
-    ImageFinder,
     cached_positions,
     check_unpacked,
+    find_images,
     new_columns,
     read_call,
+    row_ends,
 )
 from capmoe_eval.wrapper.ranks import ALONE
 
@@ -78,17 +79,26 @@ class LayerHook:
             self._experts.capmoe_untouched = True
         if not plan.constrained and not plan.observers:
             return None
-        groups = plan.on(output[2].device).groups
-        router = RouterCall(self.layer, groups, args[0].flatten(0, -2) if args else None, *output)
+        logits_NE, weight_NK, topk_NK = output
+        event = LayerForward(
+            plan,
+            self._number,
+            self.layer,
+            self._method,
+            logits_NE=logits_NE,
+            weight_NK=weight_NK,
+            topk_NK=topk_NK,
+            hidden_NH=args[0].flatten(0, -2) if args else None,
+            calibrated=self.calibrated_on(topk_NK.device),
+        )
         if plan.constrained:
-            self._check_choice(plan, router, is_again)
-        assignment = None
+            self._check_choice(event, is_again)
         if plan.constrained and not self._method.is_stock:
-            assignment = self._decide(plan, router)
+            event.assignment = self._decide(event)
         if plan.observers and not is_again:
-            plan.routed[self._number] = (router, assignment)
+            plan.routed[self._number] = event
             self._computed = [] if self._drops else None
-        return None if assignment is None else self.sent(router, assignment)
+        return None if event.assignment is None else self.sent(event, event.assignment)
 
     def emit(
         self, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -99,20 +109,10 @@ class LayerHook:
             return
         if self._number not in plan.routed:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
-        router, assignment = plan.routed.pop(self._number)
-        call = ExpertsCall(*experts_call(experts, args, kwargs))
-        event = LayerForward(
-            plan=plan,
-            number=self._number,
-            layer=self.layer,
-            method=self._method,
-            calibrated=self.calibrated_on(call.index_NA.device),
-            router=router,
-            assignment=assignment,
-            experts=call,
-            computed=None if self._computed is None else tuple(self._computed),
-            output_NH=output,
-        )
+        event: LayerForward = plan.routed.pop(self._number)
+        computed = None if self._computed is None else tuple(self._computed)
+        call = experts_call(experts, args, kwargs)
+        event.experts_ran(*call, computed=computed, output_NH=output)
         self._computed = None  # an observer may have the experts compute other tokens
         with torch.no_grad():  # observers are no part of the graph of a backward pass
             for observer in plan.observers:
@@ -129,37 +129,37 @@ class LayerHook:
             self._calibrated = self._calibrated.to(device)
         return self._calibrated
 
-    def _check_choice(self, plan: ForwardPlan, router: RouterCall, is_again: bool) -> None:
+    def _check_choice(self, event: LayerForward, is_again: bool) -> None:
         """Check that a forward that is recomputed makes the same choices again."""
+        choices = event.plan.choices
         if not is_again:
-            plan.choices[self._number] = router.topk_TK
-        elif not torch.equal(plan.choices[self._number], router.topk_TK):
+            choices[self._number] = event.topk_TK
+        elif not torch.equal(choices[self._number], event.topk_TK):
             raise EnforcementError(
                 f"{self.layer.name}: the backward pass computes another forward again than the "
                 "last one; with gradient checkpointing, go backward after every forward"
             )
 
-    def _decide(self, plan: ForwardPlan, router: RouterCall) -> Assignment:
+    def _decide(self, event: LayerForward) -> Assignment:
         """Return the decision on the counted tokens."""
-        groups, device = router.groups, router.topk_NK.device
         hidden_TH = None
         if self._method.reads_hidden:
-            assert router.hidden_NH is not None
-            hidden_TH = groups.counted(router.hidden_NH.detach())
+            assert event.hidden_NH is not None
+            hidden_TH = event.groups.counted(event.hidden_NH.detach())
         return decide(
-            router.scores,
+            event.scores,
             self._method,
-            groups,
+            event.groups,
             layer=self.layer,
-            stream=(self._number, plan.number),
-            image_T=plan.on(device).image_T,
+            stream=(self._number, event.plan.number),
+            image_T=event.image_T,
             hidden_TH=hidden_TH,
-            calibrated=self.calibrated_on(device),
+            calibrated=event.calibrated,
         )
 
-    def sent(self, router: RouterCall, assignment: Assignment) -> RouterOutput | None:
+    def sent(self, event: LayerForward, assignment: Assignment) -> RouterOutput | None:
         """Return the router's output with the kept pairs; None if they are the router's own."""
-        layer, groups = self.layer, router.groups
+        layer, groups = self.layer, event.groups
         changed_T = assignment.changed_T(layer.top_k)
         # A layer waits for its device here and nowhere else.
         n_changed, n_kept = torch.stack([changed_T.sum(), assignment.keep_TS.sum()]).tolist()
@@ -169,8 +169,8 @@ class LayerHook:
         is_own = not n_changed and not normalises_all(layer, self._method)
         if is_own and (groups.every_row_counts or pads_may_run):
             return None
-        weight_TK = groups.counted(router.weight_NK)
-        weight_TS = combine(layer, self._method, router.scores, assignment, weight_TK, changed_T)
+        weight_TK = groups.counted(event.weight_NK)
+        weight_TS = combine(layer, self._method, event.scores, assignment, weight_TK, changed_T)
         dropped_TS, no_expert = ~assignment.keep_TS, layer.n_experts
         index_TS = assignment.index_TS.masked_fill(dropped_TS, no_expert)
         index_NS = groups.every_row(index_TS, no_expert)  # a row that does not count has none
@@ -178,7 +178,7 @@ class LayerHook:
         if self._drops:
             self._experts.capmoe_untouched = False
             self._experts.capmoe_counted = weakref.ref(index_NS), n_kept
-        return router.logits_NE, weight_NS, index_NS
+        return event.logits_NE, weight_NS, index_NS
 
 
 def decide(
@@ -390,7 +390,6 @@ class _ForwardHooks:
         self._model = model
         self._meter = meter
         self._signature = inspect.signature(model.forward)
-        self._images = ImageFinder(model)
         self.layers = [
             LayerHook(
                 number,
@@ -433,7 +432,7 @@ class _ForwardHooks:
 
     def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPlan:
         """Return the plan of the forward that begins: its counted tokens, images and groups."""
-        meter = self._meter
+        meter, config = self._meter, self._model.config
         arguments, tokens = read_call(self._signature, args, kwargs)
         n_cached = cached_positions(arguments)
         step = self.generation.step()
@@ -456,7 +455,7 @@ class _ForwardHooks:
             n_cached=n_cached,
             is_prompt=step.first if step else None,
             is_idle=meter.ranks.idle,
-            config=self._model.config,
+            config=config,
             input_ids_BS=arguments.get("input_ids"),
             token_types_BS=arguments.get("mm_token_type_ids"),
             prompt_length=prompt_length,
@@ -469,10 +468,14 @@ class _ForwardHooks:
             meter.forwards,
             counted_BS=self._counted(mask, tokens, first_column),
             decode=decode,
-            image_BS=self._images.find(
-                arguments, tokens, meter.method.modality_setting, prompt_length=prompt_length
+            image_BS=find_images(
+                config,
+                arguments,
+                tokens,
+                meter.method.modality_setting,
+                prompt_length=prompt_length,
             ),
-            row_end_BS=self._images.row_ends(arguments),
+            row_end_BS=row_ends(config, arguments),
             ranks=meter.ranks,
             start=start,
         )

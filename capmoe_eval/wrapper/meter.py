@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.factor import gamma_json
+from capmoe_eval.routing.capacity import gamma_json
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import Observer, Proof, Sums, Tally
+from capmoe_eval.wrapper.observers import Observer, Proof, Sums
 from capmoe_eval.wrapper.observers.checks import ForwardCheck, GateCheck
 from capmoe_eval.wrapper.observers.invariants import (
     DefinitionCheck,
@@ -174,14 +174,6 @@ class Meter:
     def proofs(self) -> dict[str, Proof]:
         """Return the invariants with their counts, JSON-ready; ``docs/reference/invariants.md``."""
         hooked, expected = len(self.layers), self._expected_layers
-        tally = Tally(
-            self.forwards,
-            self._forwards.constrained,
-            self.method.decode,
-            counts={name: sum(of.count(name) for of in self._observers) for name in _SHARED},
-            bounds=any("violations" in sums for sums in self._all_sums()),
-            examined={} if self._definition is None else self._definition.comparison,
-        )
         proofs = {
             "stock_at_infinity": self.stock_at_infinity,
             "every_layer_hooked": {
@@ -192,12 +184,49 @@ class Meter:
             "kernel_agrees": self.kernel_agrees,
         }
         for observer in self._observers:
-            proofs |= observer.proofs(tally)
+            proofs |= observer.proofs(self)
         return proofs
 
-    def _all_sums(self) -> Iterator[Sums]:
-        for observer in self._observers:
-            yield from (sums for sums in observer.sums if isinstance(sums, Sums))
+    def proof(
+        self,
+        faults: dict[str, int],
+        why: str | None = None,
+        *,
+        checked: int | None = None,
+        examined: bool = False,
+        **counts: int,
+    ) -> Proof:
+        """Return an invariant with its faults and counts; null where nothing was checked.
+
+        Args:
+            faults: The number of faults, by its name.
+            why: The reason why the invariant does not apply, if there is one.
+            checked: How often every forward under the method was checked.
+            examined: Whether some forwards are compared with the definition.
+            **counts: What else was counted.
+        """
+        is_broken = any(faults.values())
+        if not is_broken and not self._forwards.constrained:
+            why = f"none of {self.forwards} forwards was under the method"
+            why += f" (decode={self.method.decode})" if self.forwards else ""
+        if not is_broken and why is not None:
+            return {"passed": None, "why": why}
+        outcome: Proof = {"passed": not is_broken, **faults, **counts}
+        if checked is not None:
+            outcome["checked"] = checked
+        if examined:
+            outcome["examined"] = {} if self._definition is None else self._definition.comparison
+        return outcome
+
+    def count(self, name: str) -> int:
+        """Return a sum over all layers to which several observers may add."""
+        return sum(observer.count(name) for observer in self._observers)
+
+    @property
+    def has_bounds(self) -> bool:
+        """True if any observer compared loads with a bound."""
+        sums = [part for of in self._observers for part in of.sums if isinstance(part, Sums)]
+        return any("violations" in part for part in sums)
 
     def summary(self) -> dict[str, Any]:
         """Return the statistics over all layers and forwards, JSON-ready."""

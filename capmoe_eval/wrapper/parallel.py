@@ -18,7 +18,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.wrapper.dispatch import IMPLEMENTATION
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.plan import ImageFinder, caches, read_call
+from capmoe_eval.wrapper.plan import caches, find_images, read_call
 from capmoe_eval.wrapper.ranks import ALONE, World, own_rows, ranks_in
 
 # Shape suffixes: B sequences, S positions, I images.
@@ -134,7 +134,6 @@ def split_batches(model: nn.Module) -> None:
         raise UsageError(f"model={type(model).__name__}: its experts are not spread over processes")
     world = worlds[0]
     signature = inspect.signature(model.forward)
-    images = ImageFinder(model)
     n_sequences = 0  # of the batch that is computed
 
     def take_own(
@@ -145,7 +144,7 @@ def split_batches(model: nn.Module) -> None:
         n_sequences = len(tokens)
         rows = own_rows(n_sequences, world.rank, world.size)
         world.idle = rows.start == rows.stop
-        image_BS = images.find(arguments, tokens)
+        image_BS = find_images(model.config, arguments, tokens)
         own_images(arguments, image_BS, slice(0, 1) if world.idle else rows)
         for name in _BATCHED:
             value = arguments.get(name)

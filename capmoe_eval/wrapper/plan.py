@@ -166,58 +166,53 @@ def image_bands(image_BS: Tensor, row_end_BS: Tensor | None = None) -> Tensor:
     return band_N.clamp(0, BANDS - 1).view(image_BS.shape)
 
 
-class ImageFinder:
-    """Finds the image tokens of a model's forwards."""
+def find_images(
+    config: Any,
+    arguments: Mapping[str, Any],
+    tokens: Tensor,
+    needed_by: str | None = None,
+    *,
+    prompt_length: int | None = None,
+) -> Tensor | None:
+    """Return a mask [B, S] of the image tokens of a forward; None where there can be none.
 
-    def __init__(self, model: Any) -> None:
-        config = getattr(model, "config", None)
-        self._ids = placeholder_ids(config)
-        self._row_end: int | None = getattr(config, "image_row_end_id", None)  # MolmoE
+    They are told by ``mm_token_type_ids`` where the forward is given them, else by the ids of
+    placeholders. From position ``prompt_length`` on tokens are generated, and text whatever their
+    ids.
 
-    @property
-    def knows_images(self) -> bool:
-        """True if the model's configuration names a token that stands for an image."""
-        return bool(self._ids)
+    Args:
+        config: The model's configuration.
+        arguments: The arguments of the forward.
+        tokens: Its tokens or their embeddings [B, S, …].
+        needed_by: The setting that needs the mask, if one does.
+        prompt_length: New tokens that are of the prompt; None for all.
 
-    def find(
-        self,
-        arguments: Mapping[str, Any],
-        tokens: Tensor,
-        needed_by: str | None = None,
-        *,
-        prompt_length: int | None = None,
-    ) -> Tensor | None:
-        """Return a mask [B, S] of the image tokens of a forward; None where there can be none.
-
-        They are told by ``mm_token_type_ids`` where the forward is given them, else by the ids of
-        placeholders. ``tokens`` are its tokens or their embeddings [B, S, …]. From position
-        ``prompt_length`` on tokens are generated, and text whatever their ids.
-
-        Raises:
-            UsageError: If the setting ``needed_by`` needs a mask that the arguments do not give.
-        """
-        types, ids = arguments.get(_TYPES), arguments.get("input_ids")
-        image_BS = None
-        if isinstance(types, Tensor) and types.shape == tokens.shape[:2]:
-            image_BS = types != 0
-        elif not self._ids:
-            return None
-        elif ids is not None:
-            image_BS = torch.isin(ids, moved(torch.tensor(self._ids, device="cpu"), ids.device))
-        if image_BS is not None:
-            image_BS[:, tokens.shape[1] if prompt_length is None else prompt_length :] = False
-            return image_BS
-        if needed_by is not None:
-            raise UsageError(
-                f"{needed_by}: the model is called with inputs_embeds, which do not say "
-                f"where the images are; pass input_ids, or {_TYPES} as well"
-            )
+    Raises:
+        UsageError: If a setting needs a mask that the arguments do not give.
+    """
+    types, ids = arguments.get(_TYPES), arguments.get("input_ids")
+    placeholders = placeholder_ids(config)
+    if isinstance(types, Tensor) and types.shape == tokens.shape[:2]:
+        image_BS = types != 0
+    elif not placeholders:
         return None
+    elif ids is not None:
+        image_BS = torch.isin(ids, moved(torch.tensor(placeholders, device="cpu"), ids.device))
+    elif needed_by is None:
+        return None
+    else:
+        raise UsageError(
+            f"{needed_by}: the model is called with inputs_embeds, which do not say "
+            f"where the images are; pass input_ids, or {_TYPES} as well"
+        )
+    image_BS[:, tokens.shape[1] if prompt_length is None else prompt_length :] = False
+    return image_BS
 
-    def row_ends(self, arguments: Mapping[str, Any]) -> Tensor | None:
-        """Return a mask [B, S] of the tokens that end a row of an image; None if there are none."""
-        ids = arguments.get("input_ids")
-        return None if self._row_end is None or ids is None else ids == self._row_end
+
+def row_ends(config: Any, arguments: Mapping[str, Any]) -> Tensor | None:
+    """Return a mask [B, S] of the tokens that end a row of an image; None if there are none."""
+    row_end, ids = getattr(config, "image_row_end_id", None), arguments.get("input_ids")  # MolmoE
+    return None if row_end is None or ids is None else ids == row_end
 
 
 # Counted tokens, groups and capacities.
@@ -297,7 +292,7 @@ class ForwardPlan:
     choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer
     start: ForwardStart | None = None  # its call; None in tests of the capacities alone
     observers: Sequence[Any] = ()  # those that see its layers
-    # What the routers did of the layers whose experts are still to run, with the decisions.
+    # The forwards of the layers whose router ran and whose experts are still to run.
     routed: dict[int, Any] = field(default_factory=dict)
     _on: dict[torch.device, Tokens] = field(default_factory=dict)
     _capacities: dict[object, Tensor] = field(default_factory=dict)

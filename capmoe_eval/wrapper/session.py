@@ -19,7 +19,7 @@ from capmoe_eval.routing.registry import create_method, without_effect
 from capmoe_eval.wrapper.hook import hooked
 from capmoe_eval.wrapper.layers import MoeLayer, expected_moe_layers, find_moe_layers, is_experts
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.plan import ImageFinder
+from capmoe_eval.wrapper.plan import placeholder_ids
 from capmoe_eval.wrapper.proof import prove_on_entry
 from capmoe_eval.wrapper.ranks import ALONE
 
@@ -223,7 +223,7 @@ def _new_meter(model: Any, chosen: Method, calibrated: Sequence[Tensor] | None) 
     for layer in layers:
         chosen.check_layers(len(layers), layer.n_experts, layer.top_k)
     setting = chosen.modality_setting
-    if setting is not None and not ImageFinder(model).knows_images:
+    if setting is not None and not placeholder_ids(model.config):
         raise UsageError(
             f"{setting}: model {type(model).__name__} has no images; choose a model of images and "
             f"text, or another {setting.partition('=')[0]}"

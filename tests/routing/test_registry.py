@@ -12,7 +12,7 @@ from pydantic import Field
 from capmoe_eval import beside
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing import registry
-from capmoe_eval.routing.factor import factor_forms
+from capmoe_eval.routing.capacity import factor_forms
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop

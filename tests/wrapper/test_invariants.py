@@ -38,7 +38,7 @@ def test_layers_are_examined_by_chance_and_in_the_first_forwards_all() -> None:
 
 
 ALLOWED = re.compile(
-    r"capmoe_eval\.(routing\.(definition|method|factor)"
+    r"capmoe_eval\.(routing\.(definition|method)"
     r"|errors|wrapper\.(event|gates|kernel|layers|plan|ranks|observers(\.definition)?))"
 )
 """What a definition imports: what a method is, γ, what is observed, and other definitions."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel
 
 from capmoe_eval.wrapper.observers.modalities import Modalities
-from capmoe_eval.wrapper.plan import BANDS, ImageFinder, image_bands
+from capmoe_eval.wrapper.plan import BANDS, find_images, image_bands
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images
 from tests.wrapper.models import called
@@ -197,7 +197,7 @@ def test_image_tokens_are_found(
 ) -> None:
     ids, more = torch.tensor([IDS]), dict(more)
     types = torch.tensor([more.pop("types")]) if "types" in more else None
-    finder = ImageFinder(SimpleNamespace(config=SimpleNamespace(**fields)))
-    image_BS = finder.find({"input_ids": ids, "mm_token_type_ids": types}, ids, **more)
+    call = {"input_ids": ids, "mm_token_type_ids": types}
+    image_BS = find_images(SimpleNamespace(**fields), call, ids, **more)
     assert image_BS is not None
     assert image_BS.long().tolist() == [expected]

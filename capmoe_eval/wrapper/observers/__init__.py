@@ -1,11 +1,10 @@
-"""Define an observer of a model's forwards, and one that counts by layer."""
+"""Define an observer of a model's forwards, which counts by layer."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,50 +12,24 @@ from torch import Tensor
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.plan import ForwardPlan
 
+if TYPE_CHECKING:
+    from capmoe_eval.wrapper.meter import Meter
+
 DIGITS = 6
 """Decimals of ratios that only figures show."""
 
-
-class PeakSums(NamedTuple):
-    """The number, sum, maximum and last of the peaks of forwards; NaN stands for no peak."""
-
-    number: Tensor
-    total: Tensor  # of single-precision peaks exact, so that their order does not matter
-    highest: Tensor
-    last: Tensor
-
-    @classmethod
-    def of(cls, peaks: Tensor) -> PeakSums:
-        """Return the figures of one forward's peaks, of any shape."""
-        peaks = peaks.double()
-        is_peak = ~peaks.isnan()
-        return cls(is_peak.long(), peaks.where(is_peak, 0.0), peaks, peaks)
-
-    def then(self, peaks: Tensor) -> PeakSums:
-        """Return the figures of these forwards and the next one."""
-        after = PeakSums.of(peaks)
-        return PeakSums(
-            self.number + after.number,
-            self.total + after.total,
-            torch.fmax(self.highest, after.highest),
-            after.last.where(after.number > 0, self.last),
-        )
-
-    def figures(self, *place: int) -> dict[str, float] | None:
-        """Return mean, maximum and last at one place, rounded for figures; None without a peak."""
-        number, *totals = (float(part[place]) for part in self)
-        if not number:
-            return None
-        figures = zip(("mean", "max", "last"), (totals[0] / number, *totals[1:]), strict=True)
-        return {name: round(value, DIGITS) for name, value in figures}
+Proof = dict[str, Any]
+"""An invariant and its outcome, JSON-ready; see ``docs/reference/records.md``."""
 
 
 class Sums:
-    """Sums by name, of tensors and of whole numbers."""
+    """Sums by name, of tensors and of whole numbers, and the peaks of forwards."""
 
     def __init__(self) -> None:
         self.forwards = 0  # that were added
-        self.peaks: PeakSums | None = None  # of the forwards that have a token
+        # Of the forwards that have a token: the number, the sum, the maximum and the last of their
+        # peaks. The sum is exact for single-precision peaks, so that their order does not matter.
+        self.peaks: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         self._sums: Any = Counter()
 
     def __contains__(self, name: str) -> bool:
@@ -67,8 +40,24 @@ class Sums:
         self._sums.update(amounts)
 
     def add_peaks(self, peaks: Tensor) -> None:
-        """Add the peaks of a forward."""
-        self.peaks = PeakSums.of(peaks) if self.peaks is None else self.peaks.then(peaks)
+        """Add the peaks of a forward, of any shape; NaN stands for no peak."""
+        peaks = peaks.double()
+        is_peak = ~peaks.isnan()
+        number, total, highest, last = is_peak.long(), peaks.where(is_peak, 0.0), peaks, peaks
+        if self.peaks is not None:
+            number, total = self.peaks[0] + number, self.peaks[1] + total
+            highest = torch.fmax(self.peaks[2], highest)
+            last = last.where(is_peak, self.peaks[3])
+        self.peaks = number, total, highest, last
+
+    def peak_figures(self, *place: int) -> dict[str, float] | None:
+        """Return mean, maximum and last peak at one place, for figures; None without a peak."""
+        assert self.peaks is not None
+        number, total, highest, last = (float(part[place]) for part in self.peaks)
+        if not number:
+            return None
+        figures = {"mean": total / number, "max": highest, "last": last}
+        return {name: round(value, DIGITS) for name, value in figures.items()}
 
     def count(self, name: str) -> int:
         """Return a sum; 0 if nothing was added to it."""
@@ -84,55 +73,8 @@ class Sums:
         return self.tensor(name).tolist() if name in self._sums else []
 
 
-Proof = dict[str, Any]
-"""An invariant and its outcome, JSON-ready; see ``docs/reference/records.md``."""
-
-
-@dataclass(frozen=True)
-class Tally:
-    """The facts of a run from which observers make their proofs, beside their own counts."""
-
-    forwards: int  # of the model
-    constrained: int  # those under the method
-    decode: str  # the knob, which says why no forward was
-    counts: Mapping[str, int]  # of faults that several observers count, by the sum's name
-    bounds: bool  # whether any observer compared loads with a bound
-    examined: Mapping[str, int] = field(default_factory=dict)  # compared with the definition
-
-    def proof(
-        self,
-        faults: dict[str, int],
-        why: str | None = None,
-        *,
-        checked: int | None = None,
-        examined: bool = False,
-        **counts: int,
-    ) -> Proof:
-        """Return an invariant with its faults and counts; null where nothing was checked.
-
-        Args:
-            faults: The number of faults, by its name.
-            why: The reason why the invariant does not apply, if there is one.
-            checked: How often every forward under the method was checked.
-            examined: Whether some forwards are compared with the definition.
-            **counts: What else was counted.
-        """
-        broken = any(faults.values())
-        if not broken and not self.constrained:
-            why = f"none of {self.forwards} forwards was under the method"
-            why += f" (decode={self.decode})" if self.forwards else ""
-        if not broken and why is not None:
-            return {"passed": None, "why": why}
-        outcome: Proof = {"passed": not broken, **faults, **counts}
-        if checked is not None:
-            outcome["checked"] = checked
-        if examined:
-            outcome["examined"] = dict(self.examined)
-        return outcome
-
-
 class Observer:
-    """Sees forwards of a model and their layers; this one keeps nothing.
+    """Sees forwards of a model and their layers, and adds up numbers by layer.
 
     A forward begins, shows each layer that ran, in the layers' order, and ends. A forward that is
     broken off does not end, and its changes are taken back: those of the observer's attributes, of
@@ -141,7 +83,11 @@ class Observer:
 
     every_forward: ClassVar[bool] = False  # whether it asks for forwards without a capacity, too
     is_sampled: bool = False  # whether the examined forwards are enough, where a meter samples
+    faults: ClassVar[Mapping[str, str]] = {}  # sums that are faults, in words, by the sum's name
     sums: Sequence[Any] = ()  # the objects in which it counts, one for each layer
+
+    def __init__(self, n_layers: int = 0) -> None:
+        self.sums = [Sums() for _ in range(n_layers)]
 
     def begin(self, plan: ForwardPlan) -> None:
         """See a forward that begins, whether it is under the method or not."""
@@ -159,16 +105,28 @@ class Observer:
     # What it found out.
 
     def count(self, name: str) -> int:
-        """Return the sum of a count over all layers; 0 for a name that the observer lacks."""
-        return 0
+        """Return a sum over all layers; 0 for a name that the observer lacks."""
+        return sum(sums.count(name) for sums in self.sums if isinstance(sums, Sums))
+
+    def totals(self, *names: str) -> dict[str, int]:
+        """Return sums over all layers, by their names."""
+        return {name: self.count(name) for name in names}
+
+    @property
+    def checked(self) -> int:
+        """The number of forwards that were added, over all layers."""
+        return sum(sums.forwards for sums in self.sums)
 
     def broken(self) -> list[Tensor]:
         """Return numbers of faults, scalars on their devices."""
-        return []
+        return [sums.tensor(name) for sums in self.sums for name in self.faults if name in sums]
 
     def breaches(self, number: int) -> list[str]:
         """Return the faults of a layer in words, each with the invariant that it breaks."""
-        return []
+        if not self.faults:
+            return []
+        sums = self.sums[number]
+        return [text.format(n) for name, text in self.faults.items() if (n := sums.count(name))]
 
     def layer(self, number: int) -> dict[str, Any]:
         """Return the observer's part of a layer's report (``docs/reference/records.md``)."""
@@ -178,33 +136,6 @@ class Observer:
         """Return the observer's part of the summary over layers and forwards, JSON-ready."""
         return {}
 
-    def proofs(self, tally: Tally) -> dict[str, Proof]:
+    def proofs(self, meter: Meter) -> dict[str, Proof]:
         """Return the outcomes of the observer's invariants, by their names."""
         return {}
-
-
-class CountingObserver(Observer):
-    """Adds up numbers by layer; some of them are faults."""
-
-    sums: Sequence[Sums]
-    faults: ClassVar[Mapping[str, str]] = {}  # in words, by the name of the sum
-
-    def __init__(self, n_layers: int) -> None:
-        self.sums = [Sums() for _ in range(n_layers)]
-
-    def count(self, name: str) -> int:
-        """Return a sum over all layers."""
-        return sum(sums.count(name) for sums in self.sums)
-
-    def totals(self, *names: str) -> dict[str, int]:
-        """Return sums over all layers, by their names."""
-        return {name: self.count(name) for name in names}
-
-    def broken(self) -> list[Tensor]:
-        """Return the sums that are faults."""
-        return [sums.tensor(name) for sums in self.sums for name in self.faults if name in sums]
-
-    def breaches(self, number: int) -> list[str]:
-        """Return the faults of a layer in words."""
-        sums = self.sums[number]
-        return [text.format(n) for name, text in self.faults.items() if (n := sums.count(name))]

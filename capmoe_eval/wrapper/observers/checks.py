@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,10 +14,13 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.tokens import moved
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import Observer, Proof, Tally
+from capmoe_eval.wrapper.observers import Observer, Proof
 from capmoe_eval.wrapper.observers.loads import finite
 from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart
 from capmoe_eval.wrapper.ranks import ALONE
+
+if TYPE_CHECKING:
+    from capmoe_eval.wrapper.meter import Meter
 
 
 class ForwardCheck(Observer):
@@ -73,7 +76,7 @@ class ForwardCheck(Observer):
         """Return the numbers of forwards."""
         return {"forwards": self.forwards, "decode_forwards": self.decode_forwards}
 
-    def proofs(self, tally: Tally) -> dict[str, Proof]:
+    def proofs(self, meter: Meter) -> dict[str, Proof]:
         """Return whether the right forwards were under the method, and whether tokens counted."""
         return {
             "forwards_planned": {
@@ -82,7 +85,7 @@ class ForwardCheck(Observer):
                 "violations": self.misplanned,
                 "checked": self.forwards,
             },
-            "tokens_counted": tally.proof(
+            "tokens_counted": meter.proof(
                 {"uncounted": self.uncounted}, checked=self.constrained, all_pads=self.all_pads
             ),
         }
@@ -102,50 +105,39 @@ def is_under_method(decode: str, start: ForwardStart) -> bool:
     return is_decode_step if decode == "only" else not is_decode_step
 
 
-class LayerGate:
-    """The largest faults of one layer's gate in any forward."""
-
-    def __init__(self) -> None:
-        self.forwards = 0
-        self.faults = torch.zeros(3, dtype=torch.float32, device="cpu")  # see Gate.faults
-
-    def is_off(self) -> Tensor:
-        """Return whether some forward had weights or choices that are not the recipe's []."""
-        return ((self.faults[1] > 1) | (self.faults[2] > 0)).long()
-
-
 class GateCheck(Observer):
     """Compares the weights and the top-k of every router with its recipe."""
 
     is_sampled = True  # a gate's recipe does not change
-    sums: Sequence[LayerGate]
 
     def __init__(self, layers: Sequence[MoeLayer]) -> None:
-        self.sums = [LayerGate() for _ in layers]
+        super().__init__(len(layers))
         self._ranks = layers[0].ranks
+        # The largest faults of each layer's gate in any forward, see Gate.faults.
+        nothing = torch.zeros(3, dtype=torch.float32, device="cpu")
+        self._worst = dict.fromkeys(range(len(layers)), nothing)
 
     def see(self, event: LayerForward) -> None:
         """Check one forward of a layer."""
-        gate = self.sums[event.number]
-        weight_TK = event.counts.groups.counted(event.router.weight_NK)
-        faults = event.layer.gate.faults(event.scores, weight_TK, event.router.slack)
-        gate.forwards += 1
-        gate.faults = torch.maximum(moved(gate.faults, faults.device), faults)
+        weight_TK = event.groups.counted(event.weight_NK)
+        faults = event.layer.gate.faults(event.scores, weight_TK, event.slack)
+        self.sums[event.number].forwards += 1
+        worst = moved(self._worst[event.number], faults.device)
+        self._worst[event.number] = torch.maximum(worst, faults)
 
     def end(self, plan: ForwardPlan) -> None:
         """Share the largest faults between all processes, so that all of them raise."""
         if plan.constrained and self._ranks is not ALONE:
-            faults = torch.stack([gate.faults for gate in self.sums])
-            for gate, worst in zip(self.sums, self._ranks.highest(faults), strict=True):
-                gate.faults = worst
+            faults = self._ranks.highest(torch.stack([*self._worst.values()]))
+            self._worst = dict(enumerate(faults))
 
     def broken(self) -> list[Tensor]:
         """Return for each layer whether its gate was misread."""
-        return [gate.is_off() for gate in self.sums]
+        return [((faults[1] > 1) | (faults[2] > 0)).long() for faults in self._worst.values()]
 
     def breaches(self, number: int) -> list[str]:
         """Return the faults of a layer's gate in words."""
-        _, off, misread = self.sums[number].faults.tolist()
+        _, off, misread = self._worst[number].tolist()
         parts = []
         if off > 1:
             times = f"weights off by {off:.1e} times what rounding explains"
@@ -156,10 +148,9 @@ class GateCheck(Observer):
 
     def layer(self, number: int) -> dict[str, Any]:
         """Return the largest deviation of a layer's weights from its recipe."""
-        return {"weight_deviation": finite(float(self.sums[number].faults[0]))}
+        return {"weight_deviation": finite(float(self._worst[number][0]))}
 
-    def proofs(self, tally: Tally) -> dict[str, Proof]:
+    def proofs(self, meter: Meter) -> dict[str, Proof]:
         """Return whether every gate computed what its recipe says."""
-        violations = sum(int(gate.is_off()) for gate in self.sums)
-        checked = sum(gate.forwards for gate in self.sums)
-        return {"gate_as_read": tally.proof({"violations": violations}, checked=checked)}
+        violations = sum(map(int, self.broken()))
+        return {"gate_as_read": meter.proof({"violations": violations}, checked=self.checked)}

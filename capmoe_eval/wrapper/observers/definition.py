@@ -133,12 +133,12 @@ def routed_tokens(
         is_image_N: True for a row of an image.
     """
     assert event.plan.start is not None
-    layer, router, start = event.layer, event.router, event.plan.start
+    layer, start = event.layer, event.plan.start
     row_T = np.flatnonzero(is_counted_N)
-    rows = torch.from_numpy(row_T).to(router.topk_NK.device)
-    scores = layer.gate.scores(router.logits_NE[rows], router.topk_NK[rows])
+    rows = torch.from_numpy(row_T).to(event.topk_NK.device)
+    scores = layer.gate.scores(event.logits_NE[rows], event.topk_NK[rows])
     eligible_TE = np.ones(scores.score_TE.shape, dtype=bool)
-    precision = torch.finfo(router.weight_NK.dtype)
+    precision = torch.finfo(event.weight_NK.dtype)
     group_T, rank_T = _groups(event.plan, method, row_T)
     array = None if calibrated is None else as_array(calibrated)
     placed_RN = array if method.is_placed else None
@@ -146,16 +146,16 @@ def routed_tokens(
     by_device = method.granularity == "device"
     hidden_TH = None
     if method.reads_hidden:
-        assert router.hidden_NH is not None
-        hidden_TH = as_array(router.hidden_NH[rows].float())
+        assert event.hidden_NH is not None
+        hidden_TH = as_array(event.hidden_NH[rows].float())
     return RoutedTokens(
         event.number,
         start.number,
         score_TE=as_array(scores.score_TE),
         ranking_TE=as_array(scores.ranking_TE),
         eligible_TE=eligible_TE if scores.eligible_TE is None else as_array(scores.eligible_TE),
-        topk_TK=as_array(router.topk_NK[rows]),
-        weight_TK=as_array(router.weight_NK[rows].double()),
+        topk_TK=as_array(event.topk_NK[rows]),
+        weight_TK=as_array(event.weight_NK[rows].double()),
         weight_eps=float(precision.eps),
         weight_smallest=float(precision.smallest_normal),
         group_T=group_T,
@@ -261,16 +261,16 @@ def outputs_off(event: LayerForward, row_P: Array) -> int:
     Every pair is computed by the loop in the class of the experts, and the sum in float64. Of the
     kernels' rounding the same is allowed as on entry, relative to the largest sum of amounts.
     """
-    experts, call = event.layer.experts, event.experts
+    experts = event.layer.experts
     assert event.output_NH is not None
-    rows_P = torch.from_numpy(row_P).to(call.index_NA.device)
-    index_PA, weight_PA = call.index_NA[rows_P], call.weight_NA[rows_P]
+    rows_P = torch.from_numpy(row_P).to(event.index_NA.device)
+    index_PA, weight_PA = event.index_NA[rows_P], event.weight_NA[rows_P]
     row_S, slot_S = (index_PA < event.layer.n_experts).nonzero().unbind(dim=1)
     output_PH = event.output_NH.flatten(0, -2)[rows_P].double()
     sums = torch.zeros_like(output_PH)
     amounts = torch.zeros_like(output_PH)
     if len(row_S):
-        hidden_SH = call.hidden_NH.flatten(0, -2)[rows_P[row_S]]
+        hidden_SH = event.experts_hidden_NH.flatten(0, -2)[rows_P[row_S]]
         pair = index_PA[row_S, slot_S], weight_PA[row_S, slot_S]
         pairs_SH = single_pairs(experts, hidden_SH, *pair).double()
         sums.index_add_(0, row_S, pairs_SH)

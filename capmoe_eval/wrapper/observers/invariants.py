@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,11 +15,10 @@ from torch import Tensor
 
 from capmoe_eval.routing import definition
 from capmoe_eval.routing.definition import Array, RoutedTokens
-from capmoe_eval.routing.factor import FactorByLayer
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import Observer, Proof, Tally
+from capmoe_eval.wrapper.observers import Observer, Proof
 from capmoe_eval.wrapper.observers.definition import (
     are_misgrouped,
     as_array,
@@ -34,6 +33,9 @@ from capmoe_eval.wrapper.observers.definition import (
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
 
+if TYPE_CHECKING:
+    from capmoe_eval.wrapper.meter import Meter
+
 # Shape suffixes: N rows of the batch, T counted tokens, E experts, K = top-k, A slots that the
 # experts are called with, P pairs.
 
@@ -41,19 +43,7 @@ EVERY = 64
 """A layer is examined in one of so many forwards, in a long run."""
 FIRST = 2
 """How many times the chance 1/n is added, in the n-th forward behind the first."""
-_FAULTS = {
-    "pairs_valid": "{} slots that name no expert, name one twice, or weigh what they drop",
-    "pairs_as_defined": "{} pairs differ from the definition's",
-    "weights_as_defined": "{} combine weights differ from the definition's",
-    "scores_as_defined": "{} gate scores differ from the recipe's",
-    "outputs_as_defined": "{} tokens have another output than the sum of their pairs'",
-    "bound_holds": "{} buckets beyond the definition's capacity",
-    "pads_take_no_slot": "{} slots of tokens that do not count by their mask",
-}
-"""The faults that are counted, in words, by the invariant that they break."""
 _MISGROUPED = "{} forwards in which tokens count, or share a capacity, otherwise than the mask says"
-_COUNTED_ELSEWHERE = {"bound_holds": "violations", "pads_take_no_slot": "pad_slots"}
-"""The faults of invariants that other observers check in every forward, by the sum there."""
 
 
 def examination_seed(method: Method) -> int:
@@ -84,19 +74,25 @@ class _LayerPart:
     faults: Counter[str]  # those that need no other part
 
 
-class _LayerFaults:
-    """The faults of one layer in the examined forwards, by invariant."""
-
-    def __init__(self) -> None:
-        self.buckets = 0  # groups with a token, times experts (or devices)
-        self.faults: Counter[str] = Counter()
-
-
 class DefinitionCheck(Observer):
     """Compares some layers of some forwards, selected by a seed, with the definition.
 
     Processes that share the model do so together.
     """
+
+    # By the sum's name: of invariants that other observers check in every forward, the sum there.
+    faults: ClassVar[Mapping[str, str]] = {
+        "pairs_valid": "pairs_valid ({} slots that name no expert, name one twice, or weigh what "
+        "they drop)",
+        "pairs_as_defined": "pairs_as_defined ({} pairs differ from the definition's)",
+        "weights_as_defined": "weights_as_defined ({} combine weights differ from the "
+        "definition's)",
+        "scores_as_defined": "scores_as_defined ({} gate scores differ from the recipe's)",
+        "outputs_as_defined": "outputs_as_defined ({} tokens have another output than the sum of "
+        "their pairs')",
+        "violations": "bound_holds ({} buckets beyond the definition's capacity)",
+        "pad_slots": "pads_take_no_slot ({} slots of tokens that do not count by their mask)",
+    }
 
     def __init__(
         self,
@@ -105,12 +101,13 @@ class DefinitionCheck(Observer):
         calibrated: Sequence[Tensor] | None,
         seed: int,
     ) -> None:
-        factor, numbers = method.factor, range(len(layers))
+        super().__init__(len(layers))
+        factor = method.factor
         # Read here, and not as the decision reads them.
-        gammas = factor.gammas if isinstance(factor, FactorByLayer) else None
+        gammas = factor.gamma if factor is not None and isinstance(factor.gamma, tuple) else None
+        numbers = range(len(layers))
         self._methods = [method if gammas is None else method.at(gammas[n]) for n in numbers]
         self._calibrated = calibrated
-        self.sums: Sequence[_LayerFaults] = [_LayerFaults() for _ in layers]
         self._seed = seed
         self._constrained = 0  # forwards under the method that began
         self._examined = 0  # those of them in which layers are examined
@@ -149,28 +146,23 @@ class DefinitionCheck(Observer):
         parts = ranks.collect(self._part(event))  # in the first process alone
         method = self._methods[event.number]
         faults, buckets = self._judge(event, method, parts) if parts else (Counter[str](), 0)
-        count = torch.tensor([buckets, *(faults[name] for name in _FAULTS)], device="cpu")
-        device = event.experts.index_NA.device  # where processes exchange tensors
+        count = torch.tensor([buckets, *(faults[name] for name in self.faults)], device="cpu")
+        device = event.index_NA.device  # where processes exchange tensors
         buckets, *totals = ranks.total(count.to(device)).tolist()
-        sums.buckets += buckets
-        sums.faults.update(dict(zip(_FAULTS, totals, strict=True)))
-
-    def count(self, name: str) -> int:
-        """Return the faults of an invariant that other observers check in every forward."""
-        fault = next((fault for fault, of in _COUNTED_ELSEWHERE.items() if of == name), None)
-        return 0 if fault is None else self._total(fault)
+        sums.add(buckets=buckets)
+        sums.add(**{name: n for name, n in zip(self.faults, totals, strict=True) if n})
 
     def broken(self) -> list[Tensor]:
         """Return the number of all faults."""
-        total = self._misgrouped + sum(self._total(name) for name in _FAULTS)
+        total = self._misgrouped + sum(self.totals(*self.faults).values())
         return [torch.tensor(total, device="cpu")]
 
     def breaches(self, number: int) -> list[str]:
         """Return the faults of a layer in words."""
-        faults, before = self.sums[number].faults, []
+        before = []
         if self._misgrouped and number == 0:  # of whole forwards
             before.append(f"groups_as_defined ({_MISGROUPED.format(self._misgrouped)})")
-        return before + [f"{name} ({_FAULTS[name].format(n)})" for name, n in faults.items() if n]
+        return before + super().breaches(number)
 
     @property
     def comparison(self) -> dict[str, int]:
@@ -179,32 +171,26 @@ class DefinitionCheck(Observer):
             "forwards": self._examined,
             "of": self._constrained,
             "layers": self._examined_layers,
-            "buckets": sum(sums.buckets for sums in self.sums),
+            "buckets": self.count("buckets"),
             "seed": self._seed,
         }
 
-    def proofs(self, tally: Tally) -> dict[str, Proof]:
+    def proofs(self, meter: Meter) -> dict[str, Proof]:
         """Return the invariants that the definition alone decides."""
-        why = None
-        if not self._is_defined:
-            why = "the method has no definition to compare with (kept_pairs)"
-        proofs = {
-            "groups_as_defined": tally.proof(
-                {"violations": self._misgrouped}, checked=self._constrained
-            ),
-            "pairs_valid": tally.proof({"violations": self._total("pairs_valid")}, examined=True),
-        }
-        for name in ("pairs_as_defined", "weights_as_defined"):
-            proofs[name] = tally.proof({"violations": self._total(name)}, why, examined=True)
-        for name, reason in {
+        undefined = "the method has no definition to compare with (kept_pairs)"
+        no_outputs = "no output of the experts was at hand"
+        reasons = {
+            "pairs_valid": None,
+            "pairs_as_defined": None if self._is_defined else undefined,
+            "weights_as_defined": None if self._is_defined else undefined,
             "scores_as_defined": None,
-            "outputs_as_defined": None if self._outputs else "no output of the experts was at hand",
-        }.items():
-            proofs[name] = tally.proof({"violations": self._total(name)}, reason, examined=True)
-        return proofs
-
-    def _total(self, invariant: str) -> int:
-        return sum(sums.faults[invariant] for sums in self.sums)
+            "outputs_as_defined": None if self._outputs else no_outputs,
+        }
+        misgrouped = {"violations": self._misgrouped}
+        return {"groups_as_defined": meter.proof(misgrouped, checked=self._constrained)} | {
+            name: meter.proof({"violations": self.count(name)}, why, examined=True)
+            for name, why in reasons.items()
+        }
 
     def _part(self, event: LayerForward) -> _LayerPart:
         """Return this process's part of a layer's forward."""
@@ -215,22 +201,22 @@ class DefinitionCheck(Observer):
         calibrated = None if self._calibrated is None else self._calibrated[event.number]
         tokens = routed_tokens(event, method, calibrated, is_counted_N, is_image_N)
         part = _called(tokens, event, start.n_sequences, is_counted_N)
-        logit_TE = as_array(event.router.logits_NE.double())[is_counted_N]
+        logit_TE = as_array(event.logits_NE.double())[is_counted_N]
         part.faults["scores_as_defined"] = scores_off(tokens, event.layer.gate, logit_TE)
         row_P = self._some_rows(event, is_counted_N)
         if len(row_P) and event.output_NH is not None and event.layer.ranks is ALONE:
             part.faults["outputs_as_defined"] = outputs_off(event, row_P)
             self._outputs += len(row_P)
-        is_stock = np.array_equal(as_array(event.experts.index_NA), as_array(event.router.topk_NK))
+        is_stock = np.array_equal(as_array(event.index_NA), as_array(event.topk_NK))
         # A layer in which nothing is dropped or added runs the stock kernel on pads, too.
         pads_may_run = is_stock and method.unit is not None and event.computed is not None
         if method.is_stock or pads_may_run:
-            del part.faults["pads_take_no_slot"]
+            del part.faults["pad_slots"]
         return part
 
     def _some_rows(self, event: LayerForward, is_counted_N: Array) -> Array:
         """Return two rows at random: one whose experts were changed, if any was, and one of all."""
-        index_NA, topk_NK = as_array(event.experts.index_NA), as_array(event.router.topk_NK)
+        index_NA, topk_NK = as_array(event.index_NA), as_array(event.topk_NK)
         is_same_N = np.zeros(len(topk_NK), dtype=bool)
         if index_NA.shape == topk_NK.shape:
             is_same_N = (index_NA == topk_NK).all(axis=1)
@@ -248,7 +234,7 @@ class DefinitionCheck(Observer):
         weight_TE = np.concatenate([part.weight_TE for part in parts])
         called_TE = slots_TE > 0
         faults["pairs_valid"] += int((slots_TE > 1).sum())
-        faults["bound_holds"] += definition.buckets_beyond(tokens, called_TE)
+        faults["violations"] += definition.buckets_beyond(tokens, called_TE)
         kept_TE = method.kept_pairs(tokens)
         if kept_TE is None:
             self._is_defined = False
@@ -265,12 +251,12 @@ def _called(
     tokens: RoutedTokens, event: LayerForward, n_sequences: int, is_counted_N: Array
 ) -> _LayerPart:
     """Return the slots and weights that the experts got, by token and expert, and their faults."""
-    n_experts, faults, experts = tokens.n_experts, Counter[str](), event.experts
-    index_NA, weight_NA = as_array(experts.index_NA), as_array(experts.weight_NA.double())
+    n_experts, faults = tokens.n_experts, Counter[str]()
+    index_NA, weight_NA = as_array(event.index_NA), as_array(event.weight_NA.double())
     is_called_NA = (index_NA >= 0) & (index_NA < n_experts)
     is_outside_NA = ~is_called_NA & (index_NA != n_experts)
     faults["pairs_valid"] = int((is_outside_NA | ~is_called_NA & (weight_NA != 0)).sum())
-    faults["pads_take_no_slot"] = int(is_called_NA[~is_counted_N].sum())
+    faults["pad_slots"] = int(is_called_NA[~is_counted_N].sum())
     if event.computed is not None:
         rows_E = np.zeros(n_experts + 1, dtype=np.int64)
         for index in event.computed:

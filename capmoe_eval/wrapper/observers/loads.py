@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.event import COUNTS, LayerForward, by_device, by_unit
+from capmoe_eval.wrapper.event import COUNTS, LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import DIGITS, CountingObserver, Proof, Sums, Tally
+from capmoe_eval.wrapper.observers import DIGITS, Observer, Proof, Sums
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
+
+if TYPE_CHECKING:
+    from capmoe_eval.wrapper.meter import Meter
 
 # Shape suffixes: T counted tokens, E experts, G capacity groups, U units that have a capacity
 # (experts, or devices), X capacity factors of the grid.
@@ -39,7 +42,7 @@ _PEAKS = ("device_after", "device_before", "expert_after", "expert_before")
 """The peaks of a forward in their order: the fullest rank's and expert's, before and after."""
 
 
-class Loads(CountingObserver):
+class Loads(Observer):
     """Adds up loads, drops and slots, with the peaks of each forward and a grid of γ."""
 
     faults: ClassVar[Mapping[str, str]] = {
@@ -56,24 +59,22 @@ class Loads(CountingObserver):
 
     def see(self, event: LayerForward) -> None:
         """Count one forward of a layer."""
-        sums, counts = self.sums[event.number], event.counts
-        tokens = counts.n_tokens
+        sums, tokens = self.sums[event.number], event.n_tokens
         if self._method.is_stock:  # gate scores by rank, a token's highest first (Figure 8)
             ranked_E = _sorted(event.scores.score_TE).sum(dim=0, dtype=torch.float64).flip(0)
             sums.add(score_by_rank=event.layer.ranks.total(ranked_E))
         sums.forwards += 1
-        _, dropped, added, lost_all = counts.count_C
+        _, dropped, added, lost_all = event.count_C
         sums.add(
             tokens=tokens,
             assignments=tokens * event.layer.top_k,
             dropped=dropped,
             added=added,
             lost_all=lost_all,
-            pad_slots=counts.totals.pad_slots,
-            load_before=counts.demand_E,
-            load_after=counts.kept_E,
-            activated_before=(counts.demand_E > 0).sum(),
-            activated_after=(counts.kept_E > 0).sum(),
+            pad_slots=event.pad_slots,
+            load_before=event.demand_E,
+            load_after=event.kept_E,
+            **activated(event),
         )
         if tokens:
             sums.add_peaks(_peaks(event))
@@ -103,7 +104,7 @@ class Loads(CountingObserver):
             "score_by_rank": scores,
             "peak": {}
             if sums.peaks is None
-            else {name: sums.peaks.figures(place) for place, name in enumerate(_PEAKS)},
+            else {name: sums.peak_figures(place) for place, name in enumerate(_PEAKS)},
             "grid": {
                 "gamma": list(GAMMA_GRID),
                 "drop_rate": [round(n / total, DIGITS) for n in sums.values("grid_dropped")],
@@ -117,7 +118,7 @@ class Loads(CountingObserver):
         total = self.totals(*SCALARS, *ACTIVATED)
         forwards = max(sum(sums.forwards for sums in self.sums), 1)
         peaks = {
-            when: [of.peaks.figures(_PEAKS.index(f"expert_{when}")) for of in self.sums if of.peaks]
+            when: [of.peak_figures(_PEAKS.index(f"expert_{when}")) for of in self.sums if of.peaks]
             for when in ("before", "after")
         }
         most = {when: [of["max"] for of in peaks[when] if of] for when in peaks}
@@ -133,44 +134,51 @@ class Loads(CountingObserver):
             **{name: total[name] / forwards for name in ACTIVATED},
         }
 
-    def proofs(self, tally: Tally) -> dict[str, Proof]:
+    def proofs(self, meter: Meter) -> dict[str, Proof]:
         """Return the invariants of bounds and of pads, with the faults of other observers."""
-        method, counts = self._method, tally.counts
-        checked = sum(sums.forwards for sums in self.sums)
+        method, overloaded = self._method, meter.count("overloaded")
         no_slots = "without a capacity there are no slots" if method.is_stock else None
         if method.count_padding and not method.is_stock:
             no_slots = "count_padding: pads count like tokens"
         return {
-            "bound_holds": tally.proof(
-                {"violations": counts["violations"]},
-                None if tally.bounds else "the method bounds nothing",
-                checked=checked,
+            "bound_holds": meter.proof(
+                {"violations": meter.count("violations")},
+                None if meter.has_bounds else "the method bounds nothing",
+                checked=self.checked,
                 examined=True,
             ),
-            "pads_take_no_slot": tally.proof(
-                {"pad_slots": counts["pad_slots"]}, no_slots, checked=checked, examined=True
+            "pads_take_no_slot": meter.proof(
+                {"pad_slots": meter.count("pad_slots")},
+                no_slots,
+                checked=self.checked,
+                examined=True,
             ),
-            "overload_drops": tally.proof(
-                {"violations": counts["unenforced"]},
-                None if counts["overloaded"] else "no load exceeded its bound",
-                checked=checked,
-                overloaded=counts["overloaded"],
+            "overload_drops": meter.proof(
+                {"violations": meter.count("unenforced")},
+                None if overloaded else "no load exceeded its bound",
+                checked=self.checked,
+                overloaded=overloaded,
             ),
-            "slots_filled": tally.proof(
+            "slots_filled": meter.proof(
                 {"violations": self.count("unfilled")},
                 None if _fills_slots(method) else "the method may leave slots empty",
-                checked=checked,
+                checked=self.checked,
             ),
         }
 
 
+def activated(event: LayerForward) -> dict[str, Tensor]:
+    """Return the numbers of experts of :data:`ACTIVATED` in a layer's forward."""
+    loads = event.demand_E, event.kept_E
+    return dict(zip(ACTIVATED, [(load_E > 0).sum() for load_E in loads], strict=True))
+
+
 def _peaks(event: LayerForward) -> Tensor:
     """Return the highest loads over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
-    method, n_experts = event.method, event.layer.n_experts
-    mean = event.counts.n_tokens * event.layer.top_k / n_experts
-    local = n_experts // method.ep_size
-    loads = event.counts.kept_E, event.counts.demand_E
-    ranks = (by_device(load_E, method, event.calibrated) for load_E in loads)
+    n_experts, loads = event.layer.n_experts, (event.kept_E, event.demand_E)
+    mean = event.n_tokens * event.layer.top_k / n_experts
+    local = n_experts // event.method.ep_size
+    ranks = (event.by_device(load_E) for load_E in loads)
     # A quotient of whole numbers would have torch's default precision.
     of_ranks = [load_R.max().float() / (mean * local) for load_R in ranks]
     return torch.stack([*of_ranks, *(load_E.max().float() / mean for load_E in loads)])
@@ -178,10 +186,8 @@ def _peaks(event: LayerForward) -> Tensor:
 
 def _add_bounds(sums: Sums, event: LayerForward) -> None:
     """Compare the loads with the capacities at the method's γ, and at those of the grid."""
-    counts, plan, method = event.counts, event.plan, event.method
-    demand_GU, kept_GU = (
-        by_unit(load_GE, method, event.calibrated) for load_GE in (counts.demand_GE, counts.kept_GE)
-    )
+    plan, method = event.plan, event.method
+    demand_GU, kept_GU = event.by_unit(event.demand_GE), event.by_unit(event.kept_GE)
     grid_XG = plan.capacities(GAMMA_GRID, event.layer, kept_GU.device)
     grid_XGU = grid_XG[:, :, None].expand(-1, *demand_GU.shape)
     sums.add(
@@ -190,7 +196,7 @@ def _add_bounds(sums: Sums, event: LayerForward) -> None:
         grid_unused=(grid_XGU - demand_GU).clamp_min(0).sum(dim=(1, 2)),
         grid_slots=grid_XGU.sum(dim=(1, 2)),
     )
-    computed = method.wrongly_computed(counts.demand_E, counts.kept_E)
+    computed = method.wrongly_computed(event.demand_E, event.kept_E)
     if computed is not None:
         sums.add(violations=computed)
     if method.factor is None:  # without a capacity
@@ -199,7 +205,7 @@ def _add_bounds(sums: Sums, event: LayerForward) -> None:
     sums.add(slots=limit_GU.sum(), unused_slots=(limit_GU - kept_GU).clamp_min(0).sum())
     if method.bounds_pairs:
         beyond_GU, overloaded = kept_GU > limit_GU, (demand_GU > limit_GU).any()
-        sums.add(**bound_faults(beyond_GU, overloaded, counts.dropped))
+        sums.add(**bound_faults(beyond_GU, overloaded, event.dropped))
     if _fills_slots(method):
         sums.add(unfilled=(kept_GU < demand_GU.minimum(limit_GU)).sum())
 
@@ -261,7 +267,7 @@ def finite(number: float) -> float | None:
     return number if np.isfinite(number) else None
 
 
-class DecodeSteps(CountingObserver):
+class DecodeSteps(Observer):
     """Adds up the drops, the slots and the activated experts of decode steps."""
 
     def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
@@ -282,15 +288,14 @@ class DecodeSteps(CountingObserver):
 
     def see(self, event: LayerForward) -> None:
         """Count one decode step of a layer."""
-        sums, counts = self.sums[event.number], event.counts
+        sums = self.sums[event.number]
         sums.add(
-            assignments=counts.n_tokens * event.layer.top_k,
-            dropped=counts.dropped,
-            activated_before=(counts.demand_E > 0).sum(),
-            activated_after=(counts.kept_E > 0).sum(),
+            assignments=event.n_tokens * event.layer.top_k,
+            dropped=event.dropped,
+            **activated(event),
         )
         if event.method.factor is not None:
-            units = by_unit(counts.kept_GE, event.method, event.calibrated).shape[1]
+            units = event.by_unit(event.kept_GE).shape[1]
             sums.add(slots=event.limit_G.sum() * units)
 
     def summary(self) -> dict[str, Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.event import COUNTS, LayerForward, by_unit
+from capmoe_eval.wrapper.event import COUNTS, LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import CountingObserver, Proof, Sums, Tally
+from capmoe_eval.wrapper.observers import Observer, Proof, Sums
 from capmoe_eval.wrapper.plan import BANDS, MODALITIES, ForwardPlan
+
+if TYPE_CHECKING:
+    from capmoe_eval.wrapper.meter import Meter
 
 # Shape suffixes: T counted tokens, K = top-k, M modalities in the order of MODALITIES, C counts,
 # B bands of an image, E experts, G groups, U units that have a capacity, W before and after.
@@ -24,7 +27,7 @@ def _has_images(sums: Sums) -> bool:
     return "counts" in sums and bool(sums.tensor("counts")[0, 1] > 0)
 
 
-class Modalities(CountingObserver):
+class Modalities(Observer):
     """Adds up loads and drops of text and of images, where a model may be given images."""
 
     faults: ClassVar[Mapping[str, str]] = {
@@ -41,27 +44,24 @@ class Modalities(CountingObserver):
 
     def see(self, event: LayerForward) -> None:
         """Count one forward of a layer."""
-        sums, counts, ranks = self.sums[event.number], event.counts, event.layer.ranks
-        assert counts.image_T is not None
-        assert counts.band_T is not None
-        band_CB = by_band(counts.count_CT, counts.image_T, counts.band_T)
-        demand_ME, kept_ME = counts.totals.demand_GME.sum(dim=0), counts.totals.kept_GME.sum(dim=0)
+        sums, ranks = self.sums[event.number], event.layer.ranks
+        band_T = event.plan.on(event.topk_NK.device).band_T
+        assert event.image_T is not None
+        assert band_T is not None
+        demand_ME, kept_ME = event.demand_GME.sum(dim=0), event.kept_GME.sum(dim=0)
         mean_M = demand_ME.sum(dim=1).float() / event.layer.n_experts
         sums.forwards += 1
         sums.add(
-            counts=counts.totals.count_CM,
-            bands=ranks.total(band_CB),
+            counts=event.count_CM,
+            bands=ranks.total(by_band(event.count_CT, event.image_T, band_T)),
             before=demand_ME,
             after=kept_ME,
         )
         highest_WM = torch.stack([demand_ME.amax(dim=1), kept_ME.amax(dim=1)])
         sums.add_peaks(highest_WM / mean_M)  # NaN without a token
         if self._method.modality in _FIRST:
-            lost_GME = ranks.total(counts.loads_GME(counts.topk_TK, _lost(event).long()))
-            lost_GMU, kept_GMU = (
-                by_unit(load_GME, event.method, event.calibrated)
-                for load_GME in (lost_GME, counts.totals.kept_GME)
-            )
+            lost_GME = ranks.total(event.loads_GME(event.topk_TK, _lost(event).long()))
+            lost_GMU, kept_GMU = event.by_unit(lost_GME), event.by_unit(event.kept_GME)
             sums.add(**order_faults(_FIRST[self._method.modality], lost_GMU, kept_GMU))
 
     @property
@@ -89,15 +89,15 @@ class Modalities(CountingObserver):
             modalities[name] = total | {"tokens": tokens, "drop_rate": drop_rate}
         return {"modalities": modalities}
 
-    def proofs(self, tally: Tally) -> dict[str, Proof]:
+    def proofs(self, meter: Meter) -> dict[str, Proof]:
         """Return whether the modality to be dropped first was dropped first."""
         if not self.has_images:
             return {}
         why = "no modality is dropped first" if self._method.modality not in _FIRST else None
-        proof = tally.proof(
+        proof = meter.proof(
             {"violations": self.count("wrong_modality")},
             why,
-            checked=sum(sums.forwards for sums in self.sums),
+            checked=self.checked,
             spared=self.count("spared"),
             protected_lost=self.count("protected_lost"),
         )
@@ -106,11 +106,10 @@ class Modalities(CountingObserver):
 
 def _lost(event: LayerForward) -> Tensor:
     """Return a mask [T, K] of the pairs that a token lost to other tokens."""
-    lost_TK = event.counts.lost_TK
     if event.method.max_k:  # a token with K pairs may have lost others for its own sake
-        has_space_T = event.counts.called_TE.sum(dim=1) < event.layer.top_k
-        return lost_TK & has_space_T[:, None]
-    return lost_TK
+        has_space_T = event.called_TE.sum(dim=1) < event.layer.top_k
+        return event.lost_TK & has_space_T[:, None]
+    return event.lost_TK
 
 
 def by_band(count_CT: Tensor, image_T: Tensor, band_T: Tensor) -> Tensor:
@@ -144,8 +143,7 @@ def modality_report(sums: Sums, top_k: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for number, name in enumerate(MODALITIES):
         counts = dict(zip(COUNTS, sums.tensor("counts")[:, number].tolist(), strict=True))
-        assert sums.peaks is not None
-        before, after = (sums.peaks.figures(when, number) for when in (0, 1))
+        before, after = (sums.peak_figures(when, number) for when in (0, 1))
         report[name] = {
             **counts,
             "drop_rate": counts["dropped"] / max(counts["tokens"] * top_k, 1),

@@ -9,16 +9,18 @@ import torch
 from capmoe_eval.routing.scores import best_slots, bucket_loads
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import CountingObserver, Proof, Tally
+from capmoe_eval.wrapper.observers import Observer, Proof
 from capmoe_eval.wrapper.observers.loads import bound_faults
 
 if TYPE_CHECKING:
+    from capmoe_eval.wrapper.meter import Meter
+
     from capmoe_methods.activation import BestFirst
 
 # Shape suffixes: T counted tokens, K = top-k, E experts.
 
 
-class ActivationBound(CountingObserver):
+class ActivationBound(Observer):
     """Checks the bound on activated experts, and that every token keeps its k0 best experts."""
 
     faults: ClassVar[Mapping[str, str]] = {
@@ -33,27 +35,26 @@ class ActivationBound(CountingObserver):
 
     def see(self, event: LayerForward) -> None:
         """Check one forward of a layer."""
-        sums, counts, n_experts = self.sums[event.number], event.counts, event.layer.n_experts
+        sums, n_experts = self.sums[event.number], event.layer.n_experts
         is_first_TK = best_slots(event.scores, self._method.k0)
-        cell_T = torch.zeros_like(counts.groups.group_T)
+        cell_T = torch.zeros_like(event.groups.group_T)
         first_E, first_lost = event.layer.ranks.totals(
-            bucket_loads(cell_T, counts.topk_TK, is_first_TK.long(), (n_experts,)),
-            (is_first_TK & counts.lost_TK).any(dim=1).sum(),
+            bucket_loads(cell_T, event.topk_TK, is_first_TK.long(), (n_experts,)),
+            (is_first_TK & event.lost_TK).any(dim=1).sum(),
         )
         beyond, overloaded, fits = self._method.activation_bound(
-            counts.demand_E, counts.kept_E, first_E, event.calibrated
+            event.demand_E, event.kept_E, first_E, event.calibrated
         )
         sums.forwards += 1
         sums.add(
             best_fits=fits.long(),
             best_lost=first_lost * fits,
-            **bound_faults(beyond, overloaded, counts.dropped),
+            **bound_faults(beyond, overloaded, event.dropped),
         )
 
-    def proofs(self, tally: Tally) -> dict[str, Proof]:
+    def proofs(self, meter: Meter) -> dict[str, Proof]:
         """Return whether every token kept its k0 best experts, where these fit the bound."""
         fits = self.count("best_fits")
         why = None if fits else "the tokens' k0 best experts never fitted the budget"
-        checked = sum(sums.forwards for sums in self.sums)
         lost = {"violations": self.count("best_lost")}
-        return {"best_kept": tally.proof(lost, why, checked=checked, fits=fits)}
+        return {"best_kept": meter.proof(lost, why, checked=self.checked, fits=fits)}

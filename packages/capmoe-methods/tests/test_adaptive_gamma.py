@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from capmoe_eval.routing.factor import FactorByLayer
+from capmoe_eval.routing.capacity import CapacityFactor
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
@@ -205,7 +206,7 @@ CURVES = (
     LayerCurve(name="one", dropped=MANY, dropped_scores=FEW, straggler=[1.0, 2.0, 4.0]),
     LayerCurve(name="two", dropped=FEW, dropped_scores=MANY, straggler=[1.5, 3.0, 5.0]),
 )
-ADAPTIVE = TokenDrop(gamma=AdaptiveFactor(0.02), ep_size=2)
+ADAPTIVE = TokenDrop(gamma=AdaptiveFactor(budget=0.02), ep_size=2)
 
 
 def measured(curves: tuple[LayerCurve, ...] = CURVES) -> FactorCurves:
@@ -217,13 +218,14 @@ def measured(curves: tuple[LayerCurve, ...] = CURVES) -> FactorCurves:
 
 def chosen(calibration: FactorCurves, method: Method) -> tuple[float, ...]:
     factor = calibration.applied(method, "file").method.factor
-    assert isinstance(factor, FactorByLayer)
-    return factor.gammas
+    assert isinstance(factor, CapacityFactor)
+    assert isinstance(factor.gamma, tuple)
+    return factor.gamma
 
 
 def test_a_budget_is_of_what_it_names() -> None:
     """A budget of pairs goes to the layer whose drops are few, one of scores to the other."""
     calibration = measured()
-    of_scores = ADAPTIVE.at(AdaptiveFactor(0.02, "scores"))
+    of_scores = ADAPTIVE.at(AdaptiveFactor(budget=0.02, budget_of="scores"))
     assert chosen(calibration, ADAPTIVE) == (2.0, 0.5)
     assert chosen(calibration, of_scores) == (0.5, 2.0)

@@ -12,7 +12,7 @@ from capmoe_eval.evaluation.run_command import report_command
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.report.figures import catalogue
 from capmoe_eval.report.figures.catalogue import figures
-from capmoe_eval.routing.factor import factor_forms
+from capmoe_eval.routing.capacity import factor_forms
 from capmoe_eval.routing.registry import ENTRY_POINTS, METHODS, knobs, method_names, placements
 from tests.project import read_toml
 

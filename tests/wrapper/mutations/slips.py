@@ -173,13 +173,13 @@ def _sent(name: str, change: Callable[..., tuple[Tensor, Tensor]]) -> Mutation:
     """
 
     def wrap(send: Callable[..., Any]) -> Callable[..., Any]:
-        def mutated(hook: Any, router: Any, decided: Any) -> Any:
-            output = send(hook, router, decided)
+        def mutated(hook: Any, event: Any, decided: Any) -> Any:
+            output = send(hook, event, decided)
             if output is None:
                 return None
             logits_NE, weight_NS, index_NS = output
             counts_N = torch.zeros(len(index_NS), dtype=torch.bool)
-            counts_N[router.groups.rows_T] = True
+            counts_N[event.groups.rows_T] = True
             hook.layer.experts.capmoe_counted = None  # the kernel counts by itself
             changed = change(index_NS.clone(), weight_NS.clone(), counts_N, hook.layer.n_experts)
             return logits_NE, *reversed(changed)

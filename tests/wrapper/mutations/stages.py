@@ -192,7 +192,7 @@ STAGES: list[Stage] = [
     ("the scores are", "hook.decide(scores.score_TE)", SCORES, _by_score),
     ("the gate's scores are", "Gate.scores->score_TE", SCORES, _by_score),
     ("images are", "hook.decide(image_T)", MASKS, _has_images),
-    ("images are found to be", "ImageFinder.find->", MASKS, _has_images),
+    ("images are found to be", "find_images->", MASKS, _has_images),
     ("scores of other experts are", _of_others, SCORES, lambda s: s.adds and s.by_score),
     ("a random number is", "RandomDrop.random_numbers->", NUMBERS, named("random")),
     # capacities, devices, candidates

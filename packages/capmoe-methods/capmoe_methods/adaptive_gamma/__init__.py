@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.factor import CapacityFactor, register_factor
+from capmoe_eval.routing.capacity import CapacityFactor, register_factor
 from capmoe_eval.routing.knobs import Knob
 from capmoe_eval.routing.registry import register_calibration
 from pydantic import Field
@@ -46,7 +46,7 @@ class AdaptiveFactor(CapacityFactor):
         ),
     }
 
-    budget: float
+    budget: float = 0.0  # which a user must set
     budget_of: str = "pairs"
 
     @classmethod
@@ -56,7 +56,8 @@ class AdaptiveFactor(CapacityFactor):
             raise UsageError(
                 "gamma=adaptive: needs the share that may be dropped, for example budget=0.05"
             )
-        return cls(float(settings["budget"]), settings.get("budget_of", "pairs"))
+        budget_of = settings.get("budget_of", "pairs")
+        return cls(budget=float(settings["budget"]), budget_of=budget_of)
 
     def of_layer(self, number: int) -> float:
         """Raise a UsageError: only a calibration knows the γ of a layer."""

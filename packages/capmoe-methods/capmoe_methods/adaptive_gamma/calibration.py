@@ -14,12 +14,11 @@ import torch
 from capmoe_eval.evaluation.evaluate import Applied
 from capmoe_eval.experiment.record_part import Amount, ChosenFactors, Part, Share
 from capmoe_eval.routing.buckets import best_first
-from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.factor import FactorByLayer
+from capmoe_eval.routing.capacity import CapacityFactor, experts_per_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import CountingObserver
+from capmoe_eval.wrapper.observers import Observer
 from pydantic import Field, model_validator
 
 from capmoe_methods.adaptive_gamma import AdaptiveFactor
@@ -41,7 +40,7 @@ class LayerCurve(Part):
     straggler: list[Amount]  # kept pairs of a forward's fullest unit, over all units' mean load
 
 
-class Curves(CountingObserver):
+class Curves(Observer):
     """Sums of the layers' loads under every capacity factor, from the router's own choice.
 
     The forwards drop nothing. The straggler factor is a ratio of sums over forwards: the pairs of
@@ -62,7 +61,7 @@ class Curves(CountingObserver):
     def see(self, event: LayerForward) -> None:
         """Count one forward of a layer."""
         of, sharing = event.layer, self._sharing[event.number]
-        scores, topk_TK, groups = event.scores, event.scores.topk_TK, event.counts.groups
+        scores, topk_TK, groups = event.scores, event.scores.topk_TK, event.groups
         units = of.n_experts // sharing
         limit_XG = event.plan.capacities(self.gammas, of, topk_TK.device)
         bucket_P = (groups.group_T[:, None] * units + topk_TK // sharing).reshape(-1)
@@ -163,4 +162,4 @@ class FactorCurves(Calibration):
             straggler=straggler,
         )
         # By layer even where all are equal, so that a record says each layer's γ.
-        return Applied(method.at(FactorByLayer(tuple(gammas))), factors)
+        return Applied(method.at(CapacityFactor(tuple(gammas))), factors)

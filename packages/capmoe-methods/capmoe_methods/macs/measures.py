@@ -12,7 +12,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import bucket_loads
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.observers import CountingObserver, Observer
+from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.observers.loads import bound_faults
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -82,7 +82,7 @@ class ExpertModalities(Calibration):
         return tuple(modality_bias(*both, method.modality_threshold) for both in shares)
 
 
-class WeightBound(CountingObserver):
+class WeightBound(Observer):
     """Checks that no expert is called with more weight than its capacity."""
 
     faults: ClassVar[Mapping[str, str]] = {
@@ -98,25 +98,25 @@ class WeightBound(CountingObserver):
 
     def see(self, event: LayerForward) -> None:
         """Check one forward of a layer."""
-        counts, assignment = event.counts, event.assignment
+        assignment = event.assignment
         assert assignment is not None
         weighted: Weighted = assignment.details
-        groups, shape, unit_T = counts.groups, counts.kept_GE.shape, weighted.unit_T
-        is_called_TA = counts.index_TA < shape[1]
+        groups, shape, unit_T = event.groups, event.kept_GE.shape, weighted.unit_T
+        is_called_TA = event.index_TA < shape[1]
         demand_GE, called_GE = (
             bucket_loads(groups.group_T, index_TS.clamp_max(shape[1] - 1), amount_TS, shape)
             for index_TS, amount_TS in (
-                (counts.topk_TK, unit_T[:, None].expand_as(counts.topk_TK)),
-                (counts.index_TA, unit_T[:, None] * is_called_TA),
+                (event.topk_TK, unit_T[:, None].expand_as(event.topk_TK)),
+                (event.index_TA, unit_T[:, None] * is_called_TA),
             )
         )
-        limit_GE, image_T = weighted.limit_GE, counts.image_T
+        limit_GE, image_T = weighted.limit_GE, event.image_T
         is_image_T = torch.zeros_like(unit_T) if image_T is None else image_T.long()
         self.sums[event.number].add(
-            **bound_faults(called_GE > limit_GE, (demand_GE > limit_GE).any(), counts.dropped),
+            **bound_faults(called_GE > limit_GE, (demand_GE > limit_GE).any(), event.dropped),
             buckets=sum(tokens > 0 for tokens in groups.tokens) * shape[1],
             # The capacity of an expert of no modality, in pairs.
-            beyond_base=(counts.kept_GE > event.limit_G[:, None]).sum(),
+            beyond_base=(event.kept_GE > event.limit_G[:, None]).sum(),
             units=unit_T.sum(),
             image_units=(unit_T * is_image_T).sum(),
             image_tokens=is_image_T.sum(),

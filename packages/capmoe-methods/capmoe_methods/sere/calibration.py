@@ -140,7 +140,7 @@ class Similarities(Observer):
     def see(self, event: LayerForward) -> None:
         """Take the counted tokens of a forward."""
         layer = self.sums[event.number]
-        hidden_TH = event.counts.groups.counted(event.experts.hidden_NH.detach())
+        hidden_TH = event.groups.counted(event.experts_hidden_NH.detach())
         layer.take(hidden_TH[: self._limit - layer.tokens])
 
     def similarities(self) -> list[Tensor]:

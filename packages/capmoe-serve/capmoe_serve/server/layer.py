@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment
-from capmoe_eval.wrapper.event import ExpertsCall, LayerForward, RouterCall
+from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.hook import combine, decide, normalises_all
 from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
 from capmoe_eval.wrapper.kernel import combine as sum_of_pairs
@@ -24,14 +24,6 @@ from capmoe_serve.server.step import StepPlan
 # P kept pairs, H hidden size.
 
 Routing = tuple[Tensor, Tensor]  # weights [N, K] and experts [N, K], as vLLM's routers return them
-
-
-class RoutedRows(NamedTuple):
-    """The rows of one plan whose router ran, and whose experts have not run yet."""
-
-    plan: StepPlan
-    router: RouterCall
-    assignment: Assignment | None
 
 
 class LayerCapacity:
@@ -64,7 +56,8 @@ class LayerCapacity:
         self._is_proven = False
         self._rounds = rounds_to_logits(router)
         self._plans: Sequence[StepPlan] = ()  # of the step whose router ran
-        self._routed: list[RoutedRows] = []  # those of its rows that are decided or observed
+        # Of each plan of it that is decided or observed; its experts have not run yet.
+        self._routed: list[LayerForward] = []
         self._dropped_NS: Tensor | None = None  # None where every slot of the step is computed
 
     def install(self) -> None:
@@ -91,37 +84,32 @@ class LayerCapacity:
             decides = plan.constrained and not self._method.is_stock
             if not decides and not plan.observers:
                 continue
-            groups = plan.on(index_NK.device).groups
-            router = RouterCall(
+            event = LayerForward(
+                plan,
+                self._number,
                 self._layer,
-                groups,
-                plan.rows(hidden_states) if self._method.reads_hidden else None,
-                plan.rows(router_logits),
-                plan.rows(weight_NK),
-                plan.rows(index_NK).long(),
-                slack(plan.rows(router_logits)) if self._rounds and plan.observers else None,
+                self._method,
+                logits_NE=plan.rows(router_logits),
+                weight_NK=plan.rows(weight_NK),
+                topk_NK=plan.rows(index_NK).long(),
+                hidden_NH=plan.rows(hidden_states) if self._method.reads_hidden else None,
+                slack=slack(plan.rows(router_logits)) if self._rounds and plan.observers else None,
             )
-            assignment = None
             if decides:
-                assignment = decide(
-                    router.scores,
+                event.assignment = decide(
+                    event.scores,
                     self._method,
-                    groups,
+                    event.groups,
                     layer=self._layer,
                     stream=(self._number, plan.number),
-                    hidden_TH=router.hidden_NH,
+                    hidden_TH=event.hidden_NH,
                 )
-                weight_NK, index_NK = self._sent(plan, router, assignment, weight_NK, index_NK)
-            self._routed.append(RoutedRows(plan, router, assignment))
+                weight_NK, index_NK = self._sent(event, event.assignment, weight_NK, index_NK)
+            self._routed.append(event)
         return weight_NK, index_NK
 
     def _sent(
-        self,
-        plan: StepPlan,
-        router: RouterCall,
-        assignment: Assignment,
-        weight_NK: Tensor,
-        index_NK: Tensor,
+        self, event: LayerForward, assignment: Assignment, weight_NK: Tensor, index_NK: Tensor
     ) -> Routing:
         """Return the routing of the step with the kept pairs of a plan's rows.
 
@@ -133,9 +121,8 @@ class LayerCapacity:
         # A layer waits for its device here.
         if not normalises_all(layer, self._method) and not bool(changed_T.any()):
             return weight_NK, index_NK
-        weight_TS = combine(
-            layer, self._method, router.scores, assignment, router.weight_NK, changed_T
-        )
+        scores, router_NK = event.scores, event.weight_NK
+        weight_TS = combine(layer, self._method, scores, assignment, router_NK, changed_T)
         slots = assignment.index_TS.shape[1]
         shape = (len(index_NK), max(slots, index_NK.shape[1]))
         weight_NS, index_NS = weight_NK.new_zeros(shape), index_NK.new_zeros(shape)
@@ -143,7 +130,7 @@ class LayerCapacity:
         routers = slice(0, index_NK.shape[1])  # the slots of its own choice
         weight_NS[:, routers], index_NS[:, routers] = weight_NK, index_NK
         dropped_NS[:, routers] = False
-        rows, taken = plan.rows_T.to(index_NK.device), slice(0, slots)
+        rows, taken = _plan(event).rows_T.to(index_NK.device), slice(0, slots)
         dropped_NS[rows, taken] = ~assignment.keep_TS
         weight_NS[rows, taken] = weight_TS.masked_fill(~assignment.keep_TS, 0.0)
         index_NS[rows, taken] = assignment.index_TS.to(index_NK.dtype)
@@ -219,20 +206,16 @@ class LayerCapacity:
             # A slot counts as dropped only if its weight, too, is 0 at the experts.
             dropped_NS = dropped_NS & (weight_NS == 0)
             index_NS = index_NS.masked_fill(dropped_NS, self._layer.n_experts)
-        for plan, router, assignment in routed:
-            experts = ExpertsCall(
+        for event in routed:
+            plan = _plan(event)
+            event.experts_ran(
                 plan.rows(call["hidden_states"]), plan.rows(index_NS), plan.rows(weight_NS)
-            )
-            event = LayerForward(
-                plan=plan,
-                number=self._number,
-                layer=self._layer,
-                method=self._method,
-                calibrated=None,
-                router=router,
-                assignment=assignment,
-                experts=experts,
-                computed=None,
             )
             for observer in plan.observers:
                 observer.see(event)
+
+
+def _plan(event: LayerForward) -> StepPlan:
+    """Return the rows of a step that a layer's forward is about."""
+    assert isinstance(event.plan, StepPlan)
+    return event.plan

@@ -21,7 +21,7 @@ from capmoe_eval import __version__
 from capmoe_eval.errors import writing
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.tokens import moved
-from capmoe_eval.wrapper.event import LayerForward, by_modality, by_unit
+from capmoe_eval.wrapper.event import LayerForward, by_modality
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.plan import ForwardPlan
@@ -173,14 +173,14 @@ class Metrics(Observer):
 
     def see(self, event: LayerForward) -> None:
         """Note what one layer did; nothing waits for the device."""
-        plan, counts = event.plan, event.counts
+        plan = event.plan
         assert isinstance(plan, StepPlan)
-        decode_T = moved(plan.decode_T, counts.index_TA.device)
-        _, dropped_P, added_P, _ = by_modality(counts.count_CT, decode_T)
-        fullest = [counts.demand_E.max(), counts.kept_E.max()]
+        decode_T = moved(plan.decode_T, event.index_TA.device)
+        _, dropped_P, added_P, _ = by_modality(event.count_CT, decode_T)
+        fullest = [event.demand_E.max(), event.kept_E.max()]
         slots = fullest[0].new_zeros(())
         if self._is_capped:
-            units = by_unit(counts.kept_E, event.method, event.calibrated).shape[0]
+            units = event.by_unit(event.kept_E).shape[0]
             slots = event.limit_G.sum() * units
         figures = torch.cat([dropped_P, added_P, torch.stack([*fullest, slots])])
         self._figures.setdefault(plan, []).append(figures)

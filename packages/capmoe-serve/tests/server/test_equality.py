@@ -70,9 +70,8 @@ class Pairs(Observer):
         self.pairs: list[tuple[Tensor, Tensor]] = []
 
     def see(self, event: LayerForward) -> None:
-        counts = event.counts
-        before_TE = torch.zeros_like(counts.called_TE).scatter_(1, counts.topk_TK, True)
-        self.pairs.append((before_TE, counts.called_TE))
+        before_TE = torch.zeros_like(event.called_TE).scatter_(1, event.topk_TK, True)
+        self.pairs.append((before_TE, event.called_TE))
 
 
 def batch(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
