@@ -98,14 +98,9 @@ def method_class(name: object) -> type[Method]:
     names = method_names()
     if not isinstance(name, str) or name not in names:
         for other in names:
-            kind = METHODS[other]
-            if name is kind:
-                raise UsageError(
-                    f"method={kind.__name__}: is a class; make a method of it, {kind.__name__}(…), "
-                    f"or give its name, {other!r}"
-                )
-            if str(name).lower().replace("_", " ") == kind.title.lower():
-                raise UsageError(f"method={shown(name)}: {kind.title} is method={other}")
+            title = METHODS[other].title
+            if str(name).lower().replace("_", " ") == title.lower():
+                raise UsageError(f"method={shown(name)}: {title} is method={other}")
         check_installed(f"method={name}")
         mistake = bad_choice("method", name, names)
         raise UsageError(f"{mistake}; a method of your own needs its package installed")

@@ -54,12 +54,11 @@ class LayerHook:
         layer: MoeLayer,
         method: Method,
         calibrated: Tensor | None,
-        running: Callable[[int, str], tuple[ForwardPlan, bool]],
+        running: Callable[[int, str], ForwardPlan],
     ) -> None:
         self.layer = layer
         self._number, self._method, self._calibrated = number, method, calibrated
-        # Returns the plan of the forward that runs, and whether a backward pass computes it again.
-        self._running = running
+        self._running = running  # returns the plan of the forward that runs
         self._experts: Any = layer.experts
         # See LayerForward.computed; None while nobody asks for it.
         self._computed: list[Tensor] | None = None
@@ -73,10 +72,9 @@ class LayerHook:
         self, _router: nn.Module, args: tuple[Tensor, ...], output: RouterOutput
     ) -> RouterOutput | None:
         """Return the router's output under the method; None if that is the output itself."""
-        plan, is_again = self._running(self._number, "router")
+        plan = self._running(self._number, "router")
         self._computed = None
-        if self._drops:
-            self._experts.capmoe_untouched = True
+        self.compute_all()
         if not plan.constrained and not plan.observers:
             return None
         logits_NE, weight_NK, topk_NK = output
@@ -91,11 +89,9 @@ class LayerHook:
             hidden_NH=args[0].flatten(0, -2) if args else None,
             calibrated=self.calibrated_on(topk_NK.device),
         )
-        if plan.constrained:
-            self._check_choice(event, is_again)
         if plan.constrained and not self._method.is_stock:
             event.assignment = self._decide(event)
-        if plan.observers and not is_again:
+        if plan.observers:
             plan.routed[self._number] = event
             self._computed = [] if self._drops else None
         return None if event.assignment is None else self.sent(event, event.assignment)
@@ -104,8 +100,8 @@ class LayerHook:
         self, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         """Show the layer's forward to the observers, when its experts have run."""
-        plan, is_again = self._running(self._number, "experts")
-        if is_again or not plan.observers:
+        plan = self._running(self._number, "experts")
+        if not plan.observers:
             return
         if self._number not in plan.routed:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
@@ -118,6 +114,11 @@ class LayerHook:
             for observer in plan.observers:
                 observer.see(event)
 
+    def compute_all(self) -> None:
+        """Have the kernel compute every pair that it is called with."""
+        if self._drops:
+            self._experts.capmoe_untouched = True
+
     @property
     def _drops(self) -> bool:
         """True if the kernel of kept pairs is installed."""
@@ -128,17 +129,6 @@ class LayerHook:
         if self._calibrated is not None:
             self._calibrated = self._calibrated.to(device)
         return self._calibrated
-
-    def _check_choice(self, event: LayerForward, is_again: bool) -> None:
-        """Check that a forward that is recomputed makes the same choices again."""
-        choices = event.plan.choices
-        if not is_again:
-            choices[self._number] = event.topk_TK
-        elif not torch.equal(choices[self._number], event.topk_TK):
-            raise EnforcementError(
-                f"{self.layer.name}: the backward pass computes another forward again than the "
-                "last one; with gradient checkpointing, go backward after every forward"
-            )
 
     def _decide(self, event: LayerForward) -> Assignment:
         """Return the decision on the counted tokens."""
@@ -283,46 +273,76 @@ def remembered(*counters: Any) -> Callable[[], None]:
 
 
 @contextmanager
-def _guarded(model: nn.Module, meter: Meter, hooks: _ForwardHooks) -> Iterator[None]:
-    """Run a model's forwards one at a time, under its hooks; restore the model on exit."""
+def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
+    """Install hooks and kernels, and remove them on exit, also on an exception."""
+    forward = _Forward(model, meter)
+    with ExitStack() as stack:
+        for hook in forward.layers:
+            # Experts that are spread over processes never get a dropped slot: it is not sent.
+            if not meter.method.is_stock and hook.layer.ranks is ALONE:
+                stack.enter_context(kept_pairs_kernel(hook.layer.experts, hook.note_computed))
+            router, experts = hook.layer.router, hook.layer.experts
+            route, emit = forward.unless_aside(hook.route), forward.unless_aside(hook.emit)
+            stack.callback(router.register_forward_hook(route).remove)
+            stack.callback(experts.register_forward_hook(emit, with_kwargs=True).remove)
+        stack.enter_context(_replaced_forward(model, forward))
+        stack.enter_context(forward.generation.followed())
+        yield
+
+
+@contextmanager
+def _replaced_forward(model: nn.Module, forward: Any) -> Iterator[None]:
+    """Have a model run another forward; restore its own on exit."""
     before = vars(model).get("forward")  # accelerate sets one, too
-    guarded_forward: Any = _GuardedForward(model.forward, meter, hooks)
-    model.forward = guarded_forward
+    model.forward = forward
     try:
         yield
     finally:
-        guarded_forward.close()
+        forward.close()
         if before is None:
             del model.forward
         else:
             model.forward = before
-    if guarded_forward.runs:
-        raise UsageError(
-            "capacity_aware: the block ended while a forward still ran in another thread, whose "
-            "last layers had no capacity; wait for the thread inside the block"
-        )
 
 
-class _GuardedForward:
+class _Forward:
     """The forward of a model under a capacity, also for those who call it as ``model.forward``."""
 
-    def __init__(self, stock: Callable[..., Any], meter: Meter, hooks: _ForwardHooks) -> None:
-        functools.update_wrapper(self, stock)
-        self._stock, self._meter, self._hooks = stock, meter, hooks
+    def __init__(self, model: nn.Module, meter: Meter) -> None:
+        functools.update_wrapper(self, model.forward)
+        self._stock: Callable[..., Any] = model.forward
+        self._model, self._meter = model, meter
         self._alone = threading.Lock()  # held by the forward that runs
         self._is_closed = False
+        self._signature = inspect.signature(model.forward)
+        self.layers = [
+            LayerHook(
+                number,
+                layer,
+                meter.method.of_layer(number),
+                None if meter.calibrated is None else meter.calibrated[number],
+                self._running,
+            )
+            for number, layer in enumerate(meter.layers)
+        ]
+        layers = range(len(meter.layers))
+        self._expected = [(layer, part) for layer in layers for part in ("router", "experts")]
+        self._plan: ForwardPlan | None = None  # of the forward that runs
+        # Without a capacity a decode step needs no count of its tokens, unless they are recorded.
+        self.generation = Generation(
+            model, lambda: meter.method.decode != "unconstrained" or meter.sees_every_forward
+        )
 
-    @property
-    def runs(self) -> bool:
-        """True while a forward runs."""
-        return self._alone.locked()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._stock, memo)  # the copy's own
 
     def close(self) -> None:
         """Run the stock forward from now on, for those who kept this object."""
         self._is_closed = True
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self._stock, memo)  # the copy's own
+    def unless_aside(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook that leaves the forwards of ``Meter.aside`` alone."""
+        return lambda *call: None if self._meter.is_aside else hook(*call)
 
     # Where a caller is compiled, the hooks are not: they count on the host.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -337,20 +357,23 @@ class _GuardedForward:
             )
         try:
             if self._meter.is_aside:
-                self._leave_kernels_alone()
+                for hook in self.layers:
+                    hook.compute_all()
                 return self._stock(*args, **kwargs)
             return self._run(args, kwargs)
         finally:
-            self._hooks.no_forward()
+            self._plan = None
             self._alone.release()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         undo = [remembered(*self._meter.observers)]
         try:
-            plan = self._hooks.before_forward(args, kwargs)
+            plan = self._plan = self._planned(args, kwargs)
+            self._meter.begin(plan)
             undo.append(remembered(*(sums for of in plan.observers for sums in of.sums)))
             output = self._stock(*args, **kwargs)
-            self._hooks.after_forward()
+            self._check_layers(plan)
+            self._meter.end(plan)
         except EnforcementError:  # what a broken invariant counted stays: the proofs tell of it
             raise
         except BaseException:
@@ -359,78 +382,7 @@ class _GuardedForward:
             raise
         return output
 
-    def _leave_kernels_alone(self) -> None:
-        """Make the stock kernels compute every pair that the routers choose."""
-        for layer in self._meter.layers:
-            experts: Any = layer.experts
-            if hasattr(experts, "capmoe_untouched"):
-                experts.capmoe_untouched = True
-
-
-@contextmanager
-def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
-    """Install hooks and kernels, and remove them on exit, also on an exception."""
-    hooks = _ForwardHooks(model, meter)
-    with ExitStack() as stack:
-        for hook in hooks.layers:
-            # Experts that are spread over processes never get a dropped slot: it is not sent.
-            if not meter.method.is_stock and hook.layer.ranks is ALONE:
-                stack.enter_context(kept_pairs_kernel(hook.layer.experts, hook.note_computed))
-        for handle in hooks.install():
-            stack.callback(handle.remove)
-        stack.enter_context(_guarded(model, meter, hooks))
-        stack.enter_context(hooks.generation.followed())
-        yield
-
-
-class _ForwardHooks:
-    """The hooks of one :func:`hooked` block."""
-
-    def __init__(self, model: nn.Module, meter: Meter) -> None:
-        self._model = model
-        self._meter = meter
-        self._signature = inspect.signature(model.forward)
-        self.layers = [
-            LayerHook(
-                number,
-                layer,
-                meter.method.of_layer(number),
-                None if meter.calibrated is None else meter.calibrated[number],
-                self._running,
-            )
-            for number, layer in enumerate(meter.layers)
-        ]
-        layers = range(len(meter.layers))
-        self._expected = [(layer, part) for layer in layers for part in ("router", "experts")]
-        self._plan: ForwardPlan | None = None
-        self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
-        # Without a capacity a decode step needs no count of its tokens, unless they are recorded.
-        self.generation = Generation(
-            model, lambda: meter.method.decode != "unconstrained" or meter.sees_every_forward
-        )
-
-    def install(self) -> Iterator[Any]:
-        """Register the hooks and yield their handles."""
-
-        def of(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
-            def checked(called: nn.Module, *call: Any) -> Any:
-                if called is not module:
-                    raise UsageError(
-                        f"{type(called).__name__}: is a copy that was made of a model under a "
-                        "capacity, and would half stay under it; copy the model outside the block"
-                    )
-                return None if self._meter.is_aside else hook(called, *call)
-
-            return checked
-
-        for hook in self.layers:
-            router, experts = hook.layer.router, hook.layer.experts
-            yield router.register_forward_hook(of(router, hook.route))
-            yield experts.register_forward_hook(of(experts, hook.emit), with_kwargs=True)
-
-    # The forward of the whole model.
-
-    def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPlan:
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPlan:
         """Return the plan of the forward that begins: its counted tokens, images and groups."""
         meter, config = self._meter, self._model.config
         arguments, tokens = read_call(self._signature, args, kwargs)
@@ -447,25 +399,25 @@ class _ForwardHooks:
             check_unpacked(arguments.get("position_ids"), mask)
         marked = meter.real_tokens_BS
         start = ForwardStart(
-            meter.forwards,
-            mask,
-            first_column,
+            number=meter.forwards,
             n_sequences=tokens.shape[0],
             n_new=tokens.shape[1],
+            prompt_length=prompt_length,
             n_cached=n_cached,
+            mask_BM=mask,
+            first_column=first_column,
             is_prompt=step.first if step else None,
             is_idle=meter.ranks.idle,
             config=config,
             input_ids_BS=arguments.get("input_ids"),
             token_types_BS=arguments.get("mm_token_type_ids"),
-            prompt_length=prompt_length,
             call_mask=arguments.get("attention_mask")
             if marked is None
             else meter.ranks.own(marked),
         )
-        plan = self._plan = ForwardPlan(
+        return ForwardPlan(
             meter.method,
-            meter.forwards,
+            start,
             counted_BS=self._counted(mask, tokens, first_column),
             decode=decode,
             image_BS=find_images(
@@ -477,10 +429,7 @@ class _ForwardHooks:
             ),
             row_end_BS=row_ends(config, arguments),
             ranks=meter.ranks,
-            start=start,
         )
-        meter.begin(plan)
-        return plan
 
     def _mask(
         self, arguments: dict[str, Any], tokens: Tensor, step: Decoding | None, n_cached: int
@@ -516,34 +465,21 @@ class _ForwardHooks:
             return everyone_BS
         return new_columns(mask, tokens, first_column).to(tokens.device)
 
-    def after_forward(self) -> None:
-        """Check that every layer ran once in the forward that ends, and every invariant."""
-        plan = self._plan
-        assert plan is not None
+    def _check_layers(self, plan: ForwardPlan) -> None:
+        """Check that every layer ran once in the forward that ends."""
         if plan.seen != self._expected:
             names = [layer.name for layer in self._meter.layers]
             missing = [names[n] for n, part in self._expected if (n, part) not in plan.seen]
             raise EnforcementError(
                 f"not every MoE layer ran exactly once in a forward: {missing or 'some ran twice'}"
             )
-        self._meter.end(plan)
-        checkpointed = self._model.training and any(
-            getattr(module, "gradient_checkpointing", False) for module in self._model.modules()
-        )
-        self._last = plan if checkpointed else None
 
-    def no_forward(self) -> None:
-        """Note that no forward runs any more."""
-        self._plan = None
-
-    def _running(self, number: int, part: str) -> tuple[ForwardPlan, bool]:
-        """Return the plan of the forward that runs, and whether it is computed again."""
-        if self._plan is not None and self._plan.thread == threading.get_ident():
-            self._plan.seen.append((number, part))
-            return self._plan, False
-        if self._last is not None and self._plan is None:
-            return self._last, True
-        raise EnforcementError(
-            "a router ran outside a forward of the model that is under a capacity: call that "
-            "model, not a part of it, or put the part under the capacity that is called"
-        )
+    def _running(self, number: int, part: str) -> ForwardPlan:
+        """Return the plan of the forward that runs."""
+        if self._plan is None or self._plan.thread != threading.get_ident():
+            raise EnforcementError(
+                "a router ran outside a forward of the model that is under a capacity: call that "
+                "model, not a part or a copy of it, or put that under a capacity"
+            )
+        self._plan.seen.append((number, part))
+        return self._plan

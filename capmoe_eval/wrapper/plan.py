@@ -254,23 +254,23 @@ class Tokens(NamedTuple):
     band_T: Tensor | None  # its part of the image, see :func:`image_bands`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ForwardStart:
     """The call of a forward of the model."""
 
     number: int  # forwards of the model before this one
-    mask_BM: Tensor | None  # real tokens; None if all are real
-    first_column: int  # of the mask that is of a new token
     n_sequences: int  # B
     n_new: int  # S
-    n_cached: int
-    # In a generation, whether the forward computes the prompt; None outside of any.
-    is_prompt: bool | None
-    is_idle: bool  # True for a process without a sequence of the batch
-    config: Any  # of the model, which names the tokens that stand for images
-    input_ids_BS: Tensor | None
-    token_types_BS: Tensor | None  # 0 for text
     prompt_length: int  # new tokens that are of the prompt; those after them were generated
+    n_cached: int = 0
+    mask_BM: Tensor | None = None  # real tokens; None if all are real
+    first_column: int = 0  # of the mask that is of a new token
+    # In a generation, whether the forward computes the prompt; None outside of any.
+    is_prompt: bool | None = None
+    is_idle: bool = False  # True for a process without a sequence of the batch
+    config: Any = None  # of the model, which names the tokens that stand for images
+    input_ids_BS: Tensor | None = None
+    token_types_BS: Tensor | None = None  # 0 for text
     call_mask: Any = None  # the mask that the caller gave, as it is; None if there was none
 
 
@@ -279,7 +279,7 @@ class ForwardPlan:
     """The tokens, groups and capacities of one forward, shared by its layers."""
 
     method: Method
-    number: int  # forwards before this one
+    start: ForwardStart  # its call
     _: KW_ONLY
     counted_BS: Tensor  # True for this process's tokens that count and take slots
     decode: bool  # a decode step
@@ -289,13 +289,16 @@ class ForwardPlan:
     thread: int = field(default_factory=threading.get_ident)  # that runs the forward
     # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
-    choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer
-    start: ForwardStart | None = None  # its call; None in tests of the capacities alone
     observers: Sequence[Any] = ()  # those that see its layers
     # The forwards of the layers whose router ran and whose experts are still to run.
     routed: dict[int, Any] = field(default_factory=dict)
     _on: dict[torch.device, Tokens] = field(default_factory=dict)
     _capacities: dict[object, Tensor] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The number of forwards before this one."""
+        return self.start.number
 
     @property
     def constrained(self) -> bool:

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig, OlmoeConfig, PreTrainedModel
 
-from tests.wrapper.architectures import EXCEPTIONS, VOCABULARY, small_config, with_opinions
+from tests.wrapper.architectures import EXCEPTIONS, small_config, with_opinions
 
 IMAGE, VIDEO, AUDIO, START, PAD = 90, 91, 92, 93, 0
 PLACE = {"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": AUDIO}

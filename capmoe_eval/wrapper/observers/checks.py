@@ -38,7 +38,6 @@ class ForwardCheck(Observer):
     def begin(self, plan: ForwardPlan) -> None:
         """Count a forward, and whether any of its tokens counts."""
         start = plan.start
-        assert start is not None
         self.forwards += 1
         self.constrained += plan.constrained
         self.decode_forwards += plan.decode

@@ -45,7 +45,6 @@ def counted_tokens(start: ForwardStart, *, count_padding: bool) -> Array:
 def _groups(plan: ForwardPlan, method: Method, row_T: Array) -> tuple[Array, Array]:
     """Return the capacity group and the emulated rank of each counted token of this process."""
     start, ranks = plan.start, plan.ranks
-    assert start is not None
     return definition.capacity_groups(
         row_T // max(start.n_new, 1),
         start.n_sequences,
@@ -57,13 +56,12 @@ def _groups(plan: ForwardPlan, method: Method, row_T: Array) -> tuple[Array, Arr
     )
 
 
-def _is_misread(start: ForwardStart | None, is_counted_N: Array) -> bool:
+def _is_misread(start: ForwardStart, is_counted_N: Array) -> bool:
     """Return whether the counted tokens differ from the last columns of the caller's mask.
 
     It needs neither the length of the cache nor what was read of the mask before. A mask that is
     longer than the cached and new tokens, of a static cache, is not read again.
     """
-    assert start is not None
     mask, n_new = start.call_mask, start.n_new
     if start.is_idle or not isinstance(mask, Tensor) or mask.ndim != 2:
         return False
@@ -132,7 +130,6 @@ def routed_tokens(
         is_counted_N: True for a row that counts.
         is_image_N: True for a row of an image.
     """
-    assert event.plan.start is not None
     layer, start = event.layer, event.plan.start
     row_T = np.flatnonzero(is_counted_N)
     rows = torch.from_numpy(row_T).to(event.topk_NK.device)

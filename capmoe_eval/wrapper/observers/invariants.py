@@ -123,7 +123,6 @@ class DefinitionCheck(Observer):
         """Check a forward's groups, choose the layers that are examined, and form its masks."""
         if not plan.constrained:  # one may begin inside another, in a step of a server
             return
-        assert plan.start is not None
         method, number = self._methods[0], self._constrained
         is_counted_N = counted_tokens(plan.start, count_padding=method.count_padding)
         self._misgrouped += are_misgrouped(plan, method, is_counted_N)
@@ -195,7 +194,6 @@ class DefinitionCheck(Observer):
     def _part(self, event: LayerForward) -> _LayerPart:
         """Return this process's part of a layer's forward."""
         assert self._masks is not None
-        assert event.plan.start is not None
         is_counted_N, is_image_N = self._masks
         method, start = self._methods[event.number], event.plan.start
         calibrated = None if self._calibrated is None else self._calibrated[event.number]

@@ -121,7 +121,7 @@ def _of_caller(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mut
     def other(read: tuple[Tensor, int], _call: Any) -> tuple[Tensor, int]:
         return change(read[0].bool()), read[1]
 
-    return Mutation(name, "_ForwardHooks._mask->", other, *more)
+    return Mutation(name, "_Forward._mask->", other, *more)
 
 
 def _of_kernel(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:

@@ -67,21 +67,14 @@ class StepPlan(ForwardPlan):
         decode = bool(self.decode_T.all())
         counted_BS = torch.ones(1, len(rows), dtype=torch.bool)
         start = ForwardStart(
-            number,
-            mask_BM=None,
-            first_column=0,
+            number=number,
             n_sequences=1,
             n_new=len(rows),
-            n_cached=0,
+            prompt_length=len(rows),
             # As the check of forwards reads it: whether the method concerns these rows.
             is_prompt=constrained if method.decode == "unconstrained" else not constrained,
-            is_idle=False,
-            config=None,
-            input_ids_BS=None,
-            token_types_BS=None,
-            prompt_length=len(rows),
         )
-        super().__init__(method, number, counted_BS=counted_BS, decode=decode, start=start)
+        super().__init__(method, start, counted_BS=counted_BS, decode=decode)
 
     @property
     def constrained(self) -> bool:
