@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
+from capmoe_eval.wrapper import parallel
+from capmoe_eval.wrapper.parallel import distributed_config, shard_experts, split_batches
+from capmoe_eval.wrapper.ranks import World, own_rows
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo import tiny
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model
@@ -69,13 +78,12 @@ def methods(family: str, size: int) -> dict[str, Method]:
     }
 
 
-CASES = [(family, case) for family in FAMILIES for case in methods(family, 1)]
-#: Batches that a rank must survive: the real tokens of each sequence.
 EDGES = {
     "one_sequence": [12],
     "a_rank_without_tokens": [12, 5, 0, 0],
     "a_token": [1],
 }
+"""Batches that a rank must survive: the real tokens of each sequence."""
 EDGE_METHODS = {
     "olmoe": (
         "baseline",
@@ -136,7 +144,7 @@ def measure(
     out_of_band: bool = False,
     forwards: int = 1,
 ) -> dict[str, Any]:
-    """Return logits, the experts of each layer's slots, and the meter's report.
+    """Return logits, which tokens count, the experts of each layer's slots, and the report.
 
     Args:
         model: The model.
@@ -157,7 +165,13 @@ def measure(
                     logits = model(inputs["input_ids"]).logits
             else:
                 logits = model(**inputs).logits
-    return {"logits": logits, "kept": [index for index, _ in calls], "report": meter.report()}
+    mask_BS = inputs["attention_mask"].bool()
+    return {
+        "logits": logits,
+        "counted": torch.ones_like(mask_BS) if method.count_padding else mask_BS,
+        "kept": [index for index, _ in calls],
+        "report": meter.report(),
+    }
 
 
 @torch.no_grad()
@@ -193,3 +207,82 @@ def everything(family: str, model: PreTrainedModel, size: int) -> dict[str, dict
         results["generate_beams"] = generate(family, model, of_family["score"], num_beams=3)
         results["generate_beams_constrained"] = generate(family, model, constrained, num_beams=3)
     return results
+
+
+# The work of a rank.
+
+
+def spread(family: str, world: World) -> PreTrainedModel:
+    """Return the tiny model of a family, whose experts are spread over the ranks."""
+    spread_model = model(family, world.size)
+    shard_experts(spread_model)
+    split_batches(spread_model)
+    return spread_model
+
+
+def work(directory: Path) -> None:
+    """Compute every case on this rank, and write what came out."""
+    torch.set_num_threads(1)
+    world = World.join(torch.device("cpu"), timeout=timedelta(seconds=45))
+    world.agree("nothing", "same")
+    results: dict[str, Any] = {
+        family: everything(family, spread(family, world), world.size) for family in FAMILIES
+    }
+    olmoe, pictured = spread("olmoe", world), spread("llava", world)
+    with capacity_aware(olmoe, "score", gamma=1.0, ep_size=world.size) as meter:
+        results["proof"] = meter.proofs()
+    results["own"], results["native"] = _own_batches(world), _native(directory, world)
+    images_of = inputs("llava")
+    pixels = images_of["pixel_values"]
+    calls: dict[str, Callable[[], Any]] = {
+        "images": lambda: pictured(**images_of | {"pixel_values": pixels[:3]}),
+        "sound": lambda: pictured(**images_of, input_features=pixels),
+        "ranks": lambda: capacity_aware(olmoe, "score", gamma=1.0).__enter__(),
+        "twice": lambda: shard_experts(olmoe),
+        "disagree": lambda: world.agree("cells", str(world.rank)),
+        "gradients": lambda: olmoe(batch()[0]),
+        "stock": lambda: capacity_aware(_by_all_to_all(world), "score", gamma=1.0).__enter__(),
+    }
+    if world.size == 4:
+        calls["uneven"] = lambda: shard_experts(tiny_model("qwen2_moe", vocab_size=11))
+    results["refused"] = {name: _refusal(call) for name, call in calls.items()}
+    torch.save(results, directory / f"{world.rank}.pt")
+    dist.barrier()
+
+
+def _own_batches(world: World) -> dict[str, Any]:
+    """Call the model with this rank's sequences alone, in a batch of its own width."""
+    alone, whole = model("olmoe", world.size), inputs("olmoe")
+    shard_experts(alone)
+    rows = own_rows(len(whole["input_ids"]), world.rank, world.size)
+    width = int(whole["attention_mask"][rows].sum(dim=1).max())
+    part = {name: value[rows, :width] for name, value in whole.items()}
+    return measure(alone, methods("olmoe", world.size)["score"], part)
+
+
+def _native(directory: Path, world: World) -> dict[str, Any]:
+    """Load through transformers alone, which also spreads the dense part (FSDP)."""
+    if world.rank == 0:
+        model("olmoe", world.size).save_pretrained(directory / "model")
+    dist.barrier()
+    native = AutoModelForCausalLM.from_pretrained(
+        directory / "model", distributed_config=distributed_config(world.size)
+    ).eval()
+    split_batches(native)
+    return measure(native, methods("olmoe", world.size)["score"], inputs("olmoe"), forwards=2)
+
+
+def _by_all_to_all(world: World) -> PreTrainedModel:
+    """Return a model whose experts transformers spreads by itself."""
+    stock = model("mixtral", world.size)
+    with mock.patch.object(parallel, "IMPLEMENTATION", "all_to_all"), suppress(UsageError):
+        shard_experts(stock)
+    return stock
+
+
+def _refusal(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except UsageError as error:
+        return str(error)
+    return "not refused"
