@@ -87,7 +87,7 @@ def test_ranks_give_what_the_emulation_gives(
             close(family, ours["logits"][counted], expected["logits"][counted])
         if "kept" in expected and "/" not in case:
             same_pairs(case, outputs, expected)
-            tests_something(family, case, expected["report"])
+            has_effect(family, case, expected["report"])
 
 
 def same_pairs(case: str, outputs: list[Results], expected: Results) -> None:
@@ -108,7 +108,8 @@ def same_pairs(case: str, outputs: list[Results], expected: Results) -> None:
     assert kept == of_tokens or case in ("baseline", "infinity", "by_layer")
 
 
-def tests_something(family: str, case: str, report: Results) -> None:
+def has_effect(family: str, case: str, report: Results) -> None:
+    """Check that a case can tell a method from none."""
     if case != "expert_drop" or family in ("olmoe", "deepseek_v2", "mixtral"):
         # The two least loaded experts of the other families have no load to lose.
         assert bool(report["summary"]["dropped"]) == (case not in ("baseline", "infinity")), case
@@ -124,9 +125,8 @@ def test_other_calls_and_another_loading_give_the_same(
     """A rank may be called with its own sequences alone, and transformers may spread the model."""
     expected = emulated["olmoe"]["score"]
     for number, rank in enumerate(ranks):
-        rows = (
-            own_rows(len(expected["logits"]), number, len(ranks)) if how == "own" else slice(None)
-        )
+        n_sequences = len(expected["logits"])
+        rows = own_rows(n_sequences, number, len(ranks)) if how == "own" else slice(None)
         width = rank[how]["logits"].shape[1]
         real_BS = expected["counted"][rows, :width]
         close("olmoe", rank[how]["logits"][real_BS], expected["logits"][rows, :width][real_BS])
