@@ -223,6 +223,37 @@ def as_stated(name: str, settings: dict[str, Any], n_experts: int, top_k: int) -
     return method
 
 
+def draw_scores(
+    generator: torch.Generator,
+    shape: tuple[int, int],
+    top_k: int,
+    *,
+    levels: int,
+    is_biased: bool,
+    is_masked: bool,
+    popularity: float = 0.0,
+) -> Scores:
+    """Return random scores [T, E]: with a family's bias, with experts that are not eligible.
+
+    Few ``levels`` make ties the rule; one makes every score equal, but for the experts' rising
+    ``popularity``. The router breaks its ties as it likes.
+    """
+    n_experts = shape[1]
+    logits_TE = torch.randint(levels, shape, generator=generator) / levels * 3
+    score_TE = (logits_TE + torch.arange(n_experts) * popularity).softmax(dim=1)
+    choice_TE = eligible_TE = None
+    if is_biased:
+        choice_TE = score_TE + torch.randint(3, (n_experts,), generator=generator) / 4
+    if is_masked:
+        eligible_TE = torch.rand(shape, generator=generator) < 0.7
+        score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
+    ranking_TE = score_TE if choice_TE is None else choice_TE
+    order_TE = ranking_TE + torch.rand(shape, generator=generator) * 1e-4
+    if eligible_TE is not None:
+        order_TE = order_TE + eligible_TE * 10.0
+    return Scores(score_TE, order_TE.topk(top_k, dim=1).indices, choice_TE, eligible_TE)
+
+
 @st.composite
 def methods(
     draw: st.DrawFn, names: Sequence[str], ep_size: int, gammas: Sequence[float] = GAMMAS
@@ -254,25 +285,14 @@ def cases(
     counted_BS[0, 0] = True
     method = draw(methods(names, ep_size, gammas))
     groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
-    shape = (groups.n_tokens, n_experts)
-    # Few distinct values make ties the rule; one value makes every score equal.
-    levels = draw(st.sampled_from([1, 2, 5, 1000]))
-    logits_TE = torch.randint(levels, shape, generator=generator) / levels * 4
-    score_TE = logits_TE.softmax(dim=1)
-    choice_TE = None
-    if draw(st.booleans()):
-        choice_TE = score_TE + torch.randint(3, (n_experts,), generator=generator) / 4
-    eligible_TE = None
-    if draw(st.booleans()):
-        eligible_TE = torch.rand(shape, generator=generator) < 0.7
-        score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
-    ranking_TE = score_TE if choice_TE is None else choice_TE
-    # The router may break its ties as it likes: take any top-k of a jittered order.
-    jitter_TE = torch.rand(shape, generator=generator) * 1e-4
-    if eligible_TE is not None:
-        jitter_TE += eligible_TE * 10.0
-    topk_TK = (ranking_TE + jitter_TE).topk(top_k, dim=1).indices
-    scores = Scores(score_TE, topk_TK, choice_TE, eligible_TE)
+    scores = draw_scores(
+        generator,
+        (groups.n_tokens, n_experts),
+        top_k,
+        levels=draw(st.sampled_from([1, 2, 5, 1000])),
+        is_biased=draw(st.booleans()),
+        is_masked=draw(st.booleans()),
+    )
     image_T = torch.rand(groups.n_tokens, generator=generator) < draw(
         st.sampled_from([0.0, 0.2, 0.7, 1.0])
     )

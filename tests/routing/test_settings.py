@@ -26,6 +26,7 @@ from tests.routing.problems import (
     combinations,
     decide,
     deciding_knobs,
+    draw_scores,
     kept_pairs,
 )
 from tests.routing.reference import assign_reference
@@ -45,24 +46,16 @@ def inputs(number: int, n_experts: int, top_k: int, n_positions: int) -> Inputs:
     generator = torch.Generator().manual_seed(number)
     counted_BS = torch.rand(4, n_positions, generator=generator) < 0.8
     counted_BS[:, 0] = True
-    shape = (int(counted_BS.sum()), n_experts)
-    levels = 1 if number % 10 == 4 else 3 if number % 2 else 1000
-    logits_TE = torch.randint(levels, shape, generator=generator) / levels * 3
-    popularity = 0.0 if number % 5 == 4 else 0.4  # without it, more than K scores are the best
-    score_TE = (logits_TE + torch.arange(n_experts) * popularity).softmax(dim=1)
-    choice_TE = eligible_TE = None
-    if number % 3 == 1:
-        choice_TE = score_TE + torch.randint(3, (n_experts,), generator=generator) / 4
-    if number % 4 == 2:
-        eligible_TE = torch.rand(shape, generator=generator) < 0.7
-        score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
-    ranking_TE = (score_TE if choice_TE is None else choice_TE) + torch.rand(
-        shape, generator=generator
-    ) * 1e-4
-    if eligible_TE is not None:
-        ranking_TE = ranking_TE + eligible_TE * 10.0
-    topk_TK = ranking_TE.topk(top_k, dim=1).indices
-    return Scores(score_TE, topk_TK, choice_TE, eligible_TE), counted_BS
+    scores = draw_scores(
+        generator,
+        (int(counted_BS.sum()), n_experts),
+        top_k,
+        levels=1 if number % 10 == 4 else 3 if number % 2 else 1000,
+        is_biased=number % 3 == 1,
+        is_masked=number % 4 == 2,
+        popularity=0.0 if number % 5 == 4 else 0.4,  # else more than K scores are the best
+    )
+    return scores, counted_BS
 
 
 # K is 2 or 3: the knobs `k0` are at most 2.
