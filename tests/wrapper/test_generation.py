@@ -363,7 +363,7 @@ def test_other_ways_to_generate_are_refused_in_one_line(
         (
             lambda m: m.model(batch()),
             EnforcementError,
-            "outside a forward.*put the part under the capacity that is called",
+            "outside a forward.*put that under a capacity",
         ),
     ],
 )
