@@ -232,8 +232,8 @@ def combine(
         return weight_TK
     over_TS = None if anew_T is None else keep_TS
     computed_TS = layer.gate.weights(scores, index_TS, over_TS).to(weight_TK.dtype)
-    own_TS = torch.cat([weight_TK, computed_TS[:, layer.top_k :]], dim=1)
-    return own_TS if anew_T is None else torch.where(anew_T[:, None], computed_TS, own_TS)
+    router_TS = torch.cat([weight_TK, computed_TS[:, layer.top_k :]], dim=1)
+    return router_TS if anew_T is None else torch.where(anew_T[:, None], computed_TS, router_TS)
 
 
 def normalises_all(layer: MoeLayer, method: Method) -> bool:

@@ -314,8 +314,8 @@ class ForwardPlan:
         counted_BS = self.counted_BS
         if self.ranks is ALONE:  # on the host, which waits once for a mask of the device
             counted_BS = counted_BS.cpu()
-        own_B = counted_BS.sum(dim=1)
-        share = self.ranks.share(own_B[:0] if self.ranks.idle else own_B)
+        tokens_B = counted_BS.sum(dim=1)
+        share = self.ranks.share(tokens_B[:0] if self.ranks.idle else tokens_B)
         return group_tokens(
             counted_BS, ep_size=self.method.ep_size, scope=self.method.scope, share=share
         )

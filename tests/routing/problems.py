@@ -92,7 +92,7 @@ class Case:
         return [rank_of[expert] for expert in range(n_experts)]
 
     @property
-    def own(self) -> set[tuple[int, int]]:
+    def chosen(self) -> set[tuple[int, int]]:
         """The pairs of the router's own choice."""
         return {(t, e) for t, row in enumerate(self.scores.topk_TK.tolist()) for e in row}
 

@@ -58,7 +58,7 @@ class Problem:
         return len(self.score[0])
 
     @property
-    def own(self) -> set[Pair]:
+    def chosen(self) -> set[Pair]:
         """The pairs of the router's own choice."""
         return {(t, e) for t, topk in enumerate(self.topk) for e in topk}
 
@@ -92,46 +92,46 @@ def assign_reference(problem: Problem, method: Method) -> set[Pair]:
 
 @definition(Baseline)
 def _baseline(problem: Problem, method: Baseline) -> set[Pair]:
-    return problem.own
+    return problem.chosen
 
 
 @definition(OrderDrop)
 def _order(problem: Problem, method: OrderDrop) -> set[Pair]:
-    return keep(problem, method, problem.own, lambda pair: pair[0])
+    return keep(problem, method, problem.chosen, lambda pair: pair[0])
 
 
 @definition(ReverseOrderDrop)
 def _reverse_order(problem: Problem, method: ReverseOrderDrop) -> set[Pair]:
-    return keep(problem, method, problem.own, lambda pair: -pair[0])
+    return keep(problem, method, problem.chosen, lambda pair: -pair[0])
 
 
 @definition(RandomDrop)
 def _random(problem: Problem, method: RandomDrop) -> set[Pair]:
-    return keep(problem, method, problem.own, lambda pair: problem.random[pair[0]][pair[1]])
+    return keep(problem, method, problem.chosen, lambda pair: problem.random[pair[0]][pair[1]])
 
 
 @definition(TokenDrop)
 def _token_drop(problem: Problem, method: TokenDrop) -> set[Pair]:
-    return keep(problem, method, problem.own, by_score(problem))
+    return keep(problem, method, problem.chosen, by_score(problem))
 
 
 @definition(ExpertDrop)
 def _expert_drop(problem: Problem, method: ExpertDrop) -> set[Pair]:
-    own = problem.own
-    load = [sum(1 for _, e in own if e == expert) for expert in range(problem.n_experts)]
+    chosen = problem.chosen
+    load = [sum(1 for _, e in chosen if e == expert) for expert in range(problem.n_experts)]
     by_load = sorted(range(problem.n_experts), key=lambda expert: (load[expert], expert))
     disabled = by_load[: max(1, math.floor(Fraction(1, 10) * problem.n_experts))]
-    return {(t, e) for t, e in own if e not in disabled}
+    return {(t, e) for t, e in chosen if e not in disabled}
 
 
 @definition(ExpandedDrop)
 def _expanded_drop(problem: Problem, method: ExpandedDrop) -> set[Pair]:
-    own = problem.own
+    chosen = problem.chosen
     added = {
         (t, e) for t in range(len(problem.topk)) for e in _added_candidates(problem, method, t)
     }
-    protected = own if method.protect_topk else own | added
-    kept = keep(problem, method, own | added, by_score(problem), protected)
+    protected = chosen if method.protect_topk else chosen | added
+    kept = keep(problem, method, chosen | added, by_score(problem), protected)
     if not method.max_k:
         return kept
     order = _priority(problem, method, by_score(problem), protected)

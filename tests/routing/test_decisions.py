@@ -103,7 +103,7 @@ def test_a_bound_that_never_binds_keeps_everything(name: str, data: st.DataObjec
     assume(not case.method.is_stock)
     method = case.method.never_binding(case.n_experts, case.top_k)
     assert not method.is_stock
-    assert set(kept_pairs(decide(case.of(method)))) == case.own
+    assert set(kept_pairs(decide(case.of(method)))) == case.chosen
 
 
 @settings(max_examples=200, deadline=None)
@@ -114,7 +114,7 @@ def test_token_drop_drops_exactly_the_overflow(case: Case) -> None:
     assume(isinstance(method, Bounded))  # γ=∞ is the baseline
     limits = method.limits(case.groups.tokens, top_k=case.top_k, n_experts=case.n_experts)
     group, unit = case.groups.group_T.tolist(), case.unit_of
-    demand = Counter((group[t], unit[e]) for t, e in case.own)
+    demand = Counter((group[t], unit[e]) for t, e in case.chosen)
     overflow = sum(max(count - limits[g], 0) for (g, _), count in demand.items())
     assert int((~decide(case).keep_TS).sum()) == overflow
 
@@ -232,8 +232,8 @@ def test_token_reroute_by_device_is_the_reroute_of_vllm_50151(
     load = Counter((group[token], expert // 4) for token, expert in pairs)
     assert all(count <= limits[g] for (g, _), count in load.items())
     for token, row in enumerate(score_TE.tolist()):
-        own = {expert for t, expert in pairs if t == token}
-        worst = min(row[expert] for expert in own)
-        better = {expert for expert in range(4 * ranks) if row[expert] > worst} - own
+        experts = {expert for t, expert in pairs if t == token}
+        worst = min(row[expert] for expert in experts)
+        better = {expert for expert in range(4 * ranks) if row[expert] > worst} - experts
         # A better one is passed over where its device is full.
         assert all(load[group[token], expert // 4] == limits[group[token]] for expert in better)

@@ -127,8 +127,8 @@ class ExpandedDrop(Bounded):
             return False
         fills_device = self.granularity == "device" and self.ep_size == 1 and gamma <= 1
         fills_token = self.never_binds and self.max_k
-        one_modality = self.modality == "uniform" or gamma == math.inf
-        return (fills_device or fills_token) and one_modality
+        ignores_modality = self.modality == "uniform" or gamma == math.inf
+        return (fills_device or fills_token) and ignores_modality
 
     def simplest(self) -> Method:
         """Return a method without candidates where none is ever added or kept."""

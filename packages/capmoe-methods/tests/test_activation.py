@@ -189,3 +189,4 @@ def test_decode_steps_alone_are_bounded() -> None:
     assert summary["decode"]["activated_after"] == summary["activated_after"] == 2
     assert summary["decode"]["activated_before"] > 2
     assert summary["decode"]["effective_gamma"] is None
+    assert changed == {t for t, _ in set(kept_pairs(assignment)) ^ case.chosen}

@@ -35,7 +35,7 @@ def macs(problem: Problem, method: MACS) -> set[Pair]:
         for group in set(problem.group)
         for expert in range(problem.n_experts)
     }
-    kept = _until_full(problem, unit, problem.own, remaining)
+    kept = _until_full(problem, unit, problem.chosen, remaining)
     if method.reroute == "none":
         return kept
     local = problem.n_experts // method.ep_size

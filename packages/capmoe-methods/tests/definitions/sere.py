@@ -26,7 +26,7 @@ def similarity(method: SERE, n_experts: int, generator: torch.Generator) -> Tens
 @definition(SERE)
 def sere(problem: Problem, method: SERE) -> set[Pair]:
     """Return the pairs with the experts that serve each token's top-k."""
-    return {(t, _served_by(problem, method, e)) for t, e in problem.own}
+    return {(t, _served_by(problem, method, e)) for t, e in problem.chosen}
 
 
 def weights(problem: Problem, method: SERE, weight: Sequence[Sequence[float]]) -> dict[Pair, float]:
