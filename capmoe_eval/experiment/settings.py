@@ -27,10 +27,8 @@ from capmoe_eval.experiment.cell import (
     TaskId,
 )
 from capmoe_eval.experiment.observation import observer_options
-from capmoe_eval.routing.factor import factor_forms, parse_factor
-from capmoe_eval.routing.knobs import Seed, check, field_types
 from capmoe_eval.routing.capacity import factor_forms, parse_factor
-from capmoe_eval.routing.knobs import Count, Seed, check, field_types
+from capmoe_eval.routing.knobs import Seed, check, field_types
 from capmoe_eval.routing.registry import knobs, method_class, method_names, methods_in_words
 
 CALIBRATE: Final = "calibrate"

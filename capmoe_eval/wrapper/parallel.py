@@ -178,9 +178,7 @@ def follow_beams(cache: Cache, world: World) -> None:
         rank_B = torch.arange(n_sequences, device=beam_B.device) * world.size // n_sequences
         rows = own_rows(n_sequences, world.rank, world.size)
         if torch.equal(rank_B[beam_B], rank_B):  # each beam goes on in its own process
-            local_B = (
-                beam_B[rows] - rows.start if rows.start < rows.stop else beam_B.new_zeros(1)
-            )
+            local_B = beam_B[rows] - rows.start if rows.start < rows.stop else beam_B.new_zeros(1)
             type(cache).reorder_cache(cache, local_B)
             return
         for layer in cache.layers:  # before anything is exchanged, so that all processes raise

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
-from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 import torch

@@ -81,7 +81,7 @@ def test_weights_of_sere_move_with_the_tokens(case: Case) -> None:
     expected = reference.weights(case.problem(), method, weight_TK.tolist())
     assert weights(assignment, weight_TK) == pytest.approx(expected)
     changed = set(assignment.changed_T(case.top_k).nonzero().flatten().tolist())
-    assert changed == {t for t, _ in set(kept_pairs(assignment)) ^ case.own}
+    assert changed == {t for t, _ in set(kept_pairs(assignment)) ^ case.chosen}
 
 
 # OEA, XShare and SERE on a model: the experts that a forward activates, and the proofs.
@@ -189,4 +189,3 @@ def test_decode_steps_alone_are_bounded() -> None:
     assert summary["decode"]["activated_after"] == summary["activated_after"] == 2
     assert summary["decode"]["activated_before"] > 2
     assert summary["decode"]["effective_gamma"] is None
-    assert changed == {t for t, _ in set(kept_pairs(assignment)) ^ case.chosen}

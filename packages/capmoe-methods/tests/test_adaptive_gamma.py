@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from capmoe_eval.routing.factor import FactorByLayer
 from capmoe_eval.routing.capacity import CapacityFactor
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop
