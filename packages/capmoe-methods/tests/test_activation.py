@@ -64,7 +64,6 @@ def test_the_share_of_experts_is_parsed_exactly(share: float, experts: int, rank
 def weights(assignment: Assignment, weight_TK: torch.Tensor) -> dict[tuple[int, int], float]:
     """The weight of every kept pair, by loops over the slots that take weights."""
     sums = dict.fromkeys(kept_pairs(assignment), 0.0)
-    assert assignment.slot_TK is not None
     for token, slots in enumerate(assignment.slot_TK.tolist()):
         for k, slot in enumerate(slots):
             sums[token, int(assignment.index_TS[token, slot])] += float(weight_TK[token, k])

@@ -141,13 +141,10 @@ def test_a_threshold_says_the_modalities_of_experts(finished: dict[str, Finished
     pairs = [pair for layer in layers for pair in zip(layer["image"], layer["text"], strict=True)]
     share = [image / (image + text) for image, text in pairs if image + text]
     for load, threshold in ((macs, 0.6), (strict, 0.9)):
-        assert load.weights is not None
         assert load.weights.experts["visual"] == sum(s >= threshold for s in share)
         assert load.weights.experts["text"] == sum(1 - s >= threshold for s in share)
-    assert without.weights is not None
     assert without.weights.experts | {"shared": 0} == dict.fromkeys(("visual", "text", "shared"), 0)
     assert drop.weights is None
-    assert macs.weights is not None
     assert 0 < macs.weights.beyond_base < 1
     assert macs.drop_rate < drop.drop_rate, "images weigh no less"
 

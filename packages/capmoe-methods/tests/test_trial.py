@@ -29,7 +29,6 @@ def test_it_interpolates_between_neighbours(shares: list[float], wanted: float) 
     if not min(values) <= wanted <= max(values):
         assert weight_N is None
         return
-    assert weight_N is not None
     assert (weight_N >= 0).all()
     assert (weight_N > 0).sum() <= 2
     assert weight_N @ values == pytest.approx(wanted)
@@ -46,7 +45,6 @@ def test_no_convex_curve_is_lower_than_the_least(shares: list[float], wanted: fl
     if lowest is not None:
         assert lowest <= (wanted - 1) ** 2 + 1e-9
         weight_N = nearness(wanted, drops)
-        assert weight_N is not None
         assert lowest <= weight_N @ curve + 1e-9
     elif len(drops) > 2:
         assert not min(drops) <= wanted <= max(drops)

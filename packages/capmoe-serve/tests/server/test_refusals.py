@@ -103,29 +103,15 @@ def test_compiled_graphs_of_a_stock_engine_are_not_taken(monkeypatch: pytest.Mon
 
 @NEEDS_VLLM
 @pytest.mark.slow
-def test_a_vllm_whose_classes_are_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tested_vllm_has_the_classes_that_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
     from capmoe_serve.server.seam import VLLM_LIBRARY
 
     VLLM_LIBRARY.check()
-
-    def refusal() -> str:
-        with pytest.raises(UsageError) as caught:
-            VLLM_LIBRARY.check()
-        assert "\n" not in str(caught.value)
-        assert "install vllm==0.32.0" in str(caught.value)
-        return str(caught.value)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BaseRouter, "_select_experts", lambda self, logits: None)
-        assert "BaseRouter._select_experts has no parameter hidden_states" in refusal()
-    with monkeypatch.context() as patch:
-        patch.delattr(BaseRouter, "_compute_routing")
-        assert "there is no vllm.model_executor.layers.fused_moe.router" in refusal()
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "vllm.v1.worker.cpu_model_runner", None)
-        assert "there is no vllm.v1.worker.cpu_model_runner.CPUModelRunner.load_model" in refusal()
+    monkeypatch.delattr(BaseRouter, "_compute_routing")
+    with pytest.raises(UsageError, match=r"base_router.*install vllm==0\.32\.0"):
+        VLLM_LIBRARY.check()
 
 
 # A failure of the plugin ends the process.

@@ -196,7 +196,6 @@ def test_metrics_and_trace_of_an_engine_are_the_meter_s(
     (path,) = traces.iterdir()
     trace = load_trace(path)
     assert (trace.n_tokens, trace.model) == (TOTAL, Path(of.llm.model_config.model).name)
-    assert trace.request_T is not None
     counts = sorted(np.bincount(trace.request_T).tolist())
     assert counts == sorted(length + NEW - 1 for length in LENGTHS)
     loads = trace.only("prompts").loads().sum(axis=0)

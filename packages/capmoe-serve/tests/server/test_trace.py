@@ -53,14 +53,10 @@ def test_a_trace_has_the_routers_choices_the_requests_and_the_phases(tmp_path: P
     recorded.writer.close()
     trace = recorded.trace()
     score_TLK, expert_TLK = routed(steps)
-    assert trace.score_TLK is not None
     np.testing.assert_allclose(trace.score_TLK, score_TLK, rtol=1e-6)
     np.testing.assert_array_equal(trace.expert_TLK, expert_TLK)
-    assert trace.step_T is not None
     assert trace.step_T.tolist() == [0] * 13 + [1] + [2] * 13 + [3]
-    assert trace.decode_S is not None
     assert trace.decode_S.tolist() == [False, True, False, True]
-    assert trace.request_T is not None
     # In the order in which the requests came: a, b and c, then d and e.
     assert trace.request_T.tolist() == [0] * 9 + [2] * 4 + [1] + [3] * 9 + [4] * 4 + [1]
     assert (trace.n_experts, trace.model, trace.source) == (E, "toy", "a test")
@@ -75,7 +71,6 @@ def test_a_step_of_both_phases_counts_as_one_of_prompts(
     recorded.compute(MIXED)
     recorded.writer.close()
     kinds = recorded.trace().decode_S
-    assert kinds is not None
     assert kinds.tolist() == steps
 
 
@@ -86,7 +81,6 @@ def test_a_file_has_half_of_the_tokens_at_any_time(tmp_path: Path) -> None:
     for number in range(1, 20):
         recorded.compute(MIXED)
         tokens = recorded.trace().n_tokens
-        assert tokens is not None
         assert 2 * tokens > MIXED.n_rows * number
         sizes.append(tokens)
     recorded.writer.close()

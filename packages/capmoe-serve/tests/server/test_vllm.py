@@ -96,12 +96,10 @@ def test_a_cell_is_proven_and_can_be_repeated(tmp_path: Path) -> None:
     assert open_proofs <= {"outputs_as_defined"}  # of an engine no output is at hand
     assert first.proofs.examined
     server = first.server
-    assert server is not None
     assert (server.max_num_seqs, server.max_num_batched_tokens) == (64, 2048)
     assert sum(prompt * steps for prompt, _, steps in server.rows) == first.load.tokens
     assert server.steps == first.load.forwards == 2  # 80 requests, 64 at a time
     (answers,) = first.documents.values()
-    assert answers.batches is not None
     assert set(answers.batches) == {0, 1}
     assert first.provenance.versions["vllm"]
     # On the same engine, and on another one.
@@ -113,11 +111,9 @@ def test_a_cell_is_proven_and_can_be_repeated(tmp_path: Path) -> None:
 def test_the_engines_settings_decide_the_steps(tmp_path: Path) -> None:
     words = (*SCORE, "tasks=[obqa]", "limit=20")
     chunks = computed(tmp_path, *words, "max_num_batched_tokens=64")
-    assert chunks.server is not None
     rows = [prompt + decode for prompt, decode, _ in chunks.server.rows]
     assert max(rows) == rows[0] == 64
     few = computed(tmp_path, *words, "batch_size=8")
-    assert few.server is not None
     assert few.server.steps == 10
     dealt = computed(tmp_path, *words, "shuffle=0")
     assert dealt.server is not None
@@ -130,16 +126,13 @@ def test_the_engines_settings_decide_the_steps(tmp_path: Path) -> None:
 def test_steps_mix_prompts_and_generated_tokens(tmp_path: Path) -> None:
     words = (*SCORE, "tasks=[gsm8k]", "limit=6", "max_num_batched_tokens=1024")
     record = computed(tmp_path, *words)
-    assert record.server is not None
     rows = record.server.rows
     assert any(prompt and decode for prompt, decode, _ in rows)
     assert rows[-1][:1] == (0,)
     assert sum(prompt * steps for prompt, _, steps in rows) == record.load.tokens
     everything = computed(tmp_path, *words, "decode=constrained")
-    assert everything.server is not None
     counted = sum((prompt + decode) * steps for prompt, decode, steps in everything.server.rows)
     assert everything.load.tokens == counted
-    assert everything.load.decode is not None
     assert everything.load.decode.drop_rate > 0
 
 

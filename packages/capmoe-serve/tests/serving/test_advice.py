@@ -132,7 +132,6 @@ def test_the_choice_is_what_a_search_finds(menu: list[ServingSetting], budget: B
         assert chosen.is_lossless
         assert chosen.extra == min(s.extra for s in allowed if s.is_lossless)
     elif changes := [s.change for s in allowed if s.change is not None]:
-        assert chosen.change is not None
         smallest = min(max(0.0, -change.effect) for change in changes)
         alike = [s for s in allowed if s.change is not None and -s.change.high <= smallest]
         assert chosen.drop_rate == min(s.drop_rate for s in alike)
@@ -176,7 +175,6 @@ def advised(trace: Trace, budget: Budget, quality: Quality | None = None) -> Adv
 
 def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
     trace = skewed()
-    assert trace.load_SLE is not None
     # The first half likes another expert: no capacity sees it, and every plan does.
     other = trace.load_SLE.copy()
     other[:3] = np.roll(other[:3], 5, axis=2)

@@ -136,7 +136,6 @@ def test_arrays_of_a_users_own_become_traces(
     counts = load_trace(place / "counts.npz")
     np.testing.assert_array_equal(counts.loads(), np.load("counts.npy"))
     ids = load_trace(place / "ids.npz")
-    assert ids.expert_TLK is not None
     assert (ids.n_experts, ids.top_k) == (128, 8)
     np.testing.assert_array_equal(ids.expert_TLK[:, 1], np.load("layer1.npy"))
     assert HEADING in PAGES[0]

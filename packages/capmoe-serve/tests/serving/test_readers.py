@@ -50,8 +50,6 @@ def test_vllm_lists_with_the_prompt_beside_the_choices(tmp_path: Path) -> None:
     cached = np.concatenate([np.full_like(IDS[:1], -1), IDS[1:2]])
     again = completion(IDS[2:3].tolist(), prompt_routed_experts=cached.tolist())
     trace = read_trace(lines(tmp_path / "out.jsonl", aborted, two, again), 6)
-    assert trace.expert_TLK is not None
-    assert trace.request_T is not None
     np.testing.assert_array_equal(trace.expert_TLK, np.concatenate([IDS, IDS[1:3]]))
     assert trace.request_T.tolist() == [1, 1, 1, 2, 2, 3, 3]
     assert (trace.model, trace.top_k, trace.step_T, trace.score_TLK) == ("m", 2, None, None)
@@ -61,8 +59,6 @@ def test_vllm_lists_with_the_prompt_beside_the_choices(tmp_path: Path) -> None:
 def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
     responses = (completion(npy(IDS.astype(dtype))), completion(npy(IDS[:2].astype(dtype))))
     trace = read_trace(lines(tmp_path / "out.jsonl", *responses), 6)
-    assert trace.expert_TLK is not None
-    assert trace.request_T is not None
     np.testing.assert_array_equal(trace.expert_TLK, np.concatenate([IDS, IDS[:2]]))
     assert trace.expert_TLK.dtype == np.uint8
     assert trace.request_T.tolist() == [0] * 5 + [1] * 2
@@ -103,7 +99,6 @@ def golden(name: str, **options: int | None) -> Trace:
 def test_a_layer_that_is_0_throughout_has_no_experts_and_is_left_out() -> None:
     """vLLM's buffer begins with zeros, which a dense layer never overwrites."""
     trace = golden("vllm_dense_layer")
-    assert trace.expert_TLK is not None
     np.testing.assert_array_equal(trace.expert_TLK, IDS)
     assert trace.layers == ("1", "2")
     assert trace.source == "vllm; without layer 0, which recorded no expert"
@@ -130,8 +125,6 @@ def test_interleaved_dense_layers_of_a_top_1_model_are_left_out(tmp_path: Path) 
 )
 def test_sglang_responses(name: str, requests: list[int]) -> None:
     trace = golden(name, top_k=2)
-    assert trace.expert_TLK is not None
-    assert trace.request_T is not None
     each = {"sglang_generate": [IDS], "sglang_completions": [IDS, IDS, IDS[:3], IDS]}
     np.testing.assert_array_equal(trace.expert_TLK, np.concatenate(each[name]))
     assert trace.request_T.tolist() == requests
@@ -193,8 +186,6 @@ def test_cached_tokens_are_no_load(
     answers = [np.concatenate([PROMPT, part]) for part in (IDS, IDS[::-1], IDS[1:])]
     sent = [cached(server, ids, n) for ids, n in zip(answers, (None, 32, 39), strict=True)]
     trace = read_trace(lines(tmp_path / "out.jsonl", *sent), 6, 2)
-    assert trace.expert_TLK is not None
-    assert trace.request_T is not None
     computed = np.concatenate([answers[0], answers[1][32:], answers[2][39:]])
     np.testing.assert_array_equal(trace.expert_TLK, computed)
     assert trace.request_T.tolist() == [0] * 45 + [1] * 13 + [2] * 5
@@ -228,7 +219,6 @@ def test_one_of_several_choices_computed_the_prompt(tmp_path: Path) -> None:
     response = cached("vllm", answers[0], 32)
     response["choices"] = [{"index": n, "routed_experts": npy(answers[n])} for n in range(2)]
     trace = read_trace(lines(tmp_path / "out.jsonl", response, response), 6)
-    assert trace.expert_TLK is not None
     computed = np.concatenate([answers[0], *(answers[n][32:] for n in (1, 0, 1))])
     np.testing.assert_array_equal(trace.expert_TLK, computed)
 
@@ -239,7 +229,6 @@ def test_cached_tokens_that_were_not_returned_are_not_left_out_again(tmp_path: P
     response = cached("vllm", ids, 32)
     response["choices"][0]["routed_experts"] = npy(ids[30:])
     trace = read_trace(lines(tmp_path / "out.jsonl", response), 6)
-    assert trace.expert_TLK is not None
     np.testing.assert_array_equal(trace.expert_TLK, ids[32:])
 
 
@@ -249,7 +238,6 @@ def test_tokens_of_zeros_recorded_no_expert(tmp_path: Path) -> None:
     ids[:30] = 0
     path = tmp_path / "out.jsonl"
     trace = read_trace(lines(path, completion(npy(ids))), 16)
-    assert trace.expert_TLK is not None
     np.testing.assert_array_equal(trace.expert_TLK, ids[30:])
     assert trace.source == "vllm; without 30 tokens that recorded no expert"
     padded = np.concatenate([IDS, IDS[:1] * 0])
@@ -334,8 +322,6 @@ def recording(
 def test_sglang_per_token(tmp_path: Path) -> None:
     torch.save(recording(), tmp_path / "r.pt")
     trace = read_trace(tmp_path / "r.pt")
-    assert trace.expert_TLK is not None
-    assert trace.step_T is not None
     np.testing.assert_array_equal(trace.expert_TLK, IDS)
     assert (trace.n_experts, trace.layers) == (6, ("1", "2"))
     assert trace.step_T.tolist() == [0, 0, 1, 1, 1]
@@ -351,7 +337,6 @@ def test_sglang_says_which_steps_are_of_decoding(tmp_path: Path) -> None:
     recorded["records"][0]["forward_mode"] = 2  # pass 9 stands first
     torch.save(recorded, path)
     trace = read_trace(path)
-    assert trace.decode_S is not None
     assert trace.decode_S.tolist() == [False, True]
     assert trace.only("decode").n_tokens == 3
     recorded["records"][0]["forward_mode"] = 3
@@ -390,8 +375,6 @@ def test_recordings_of_several_ranks_are_one_trace(tmp_path: Path) -> None:
     for number, content in enumerate(ranks):
         torch.save(content, tmp_path / f"{number}.pt")
     trace = read_trace(tmp_path)
-    assert trace.expert_TLK is not None
-    assert trace.step_T is not None
     together = np.concatenate([IDS[:2], IDS[2:3], IDS[2:], IDS[:1]])
     np.testing.assert_array_equal(trace.expert_TLK, together)
     assert trace.step_T.tolist() == [0] * 3 + [1] * 4

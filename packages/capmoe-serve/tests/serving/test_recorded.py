@@ -52,11 +52,9 @@ def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> Non
         assert at["dropped"].tolist() == pytest.approx(counted.grid.drop_rate, abs=1e-6)
         wastes = [math.nan if waste is None else waste for waste in counted.grid.pad_waste]
         assert at["padding"].tolist() == pytest.approx(wastes, abs=1e-6, nan_ok=True)
-    assert trace.score_TLK is not None
     if method.is_stock:  # the scores are those of Figure 8, a token's highest first
         means = np.sort(trace.score_TLK, axis=2)[:, :, ::-1].mean(axis=0)
         for mean, counted in zip(means, record.layers, strict=True):
-            assert counted.score_by_rank is not None
             assert mean.tolist() == pytest.approx(counted.score_by_rank[: len(mean)], abs=1e-5)
 
 
@@ -84,7 +82,6 @@ def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -
         for field in ("expert_TLK", "score_TLK", "step_T", "decode_S"):
             np.testing.assert_array_equal(getattr(trace, field), getattr(traces["both"], field))
         decode = records["both"].load.decode
-        assert decode is not None
         assert trace.decode_steps == records["both"].load.decode_forwards
         only = trace.only("decode")
         assert only.n_tokens == decode.live * trace.decode_steps

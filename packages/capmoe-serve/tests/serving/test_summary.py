@@ -50,9 +50,6 @@ def test_it_is_what_loops_count(trace: Trace, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_module, "_AT_ONCE", at_once)  # parts of any size give the same
         summary = summarise(trace, GAMMAS)
-    assert trace.expert_TLK is not None
-    assert trace.score_TLK is not None
-    assert trace.step_T is not None
     asked = trace.expert_TLK[:, 0].size
     mean = asked / (trace.ranks or 1)
     home = contiguous(1, trace.n_experts, trace.ranks or 1)
@@ -140,9 +137,6 @@ def test_ranks_that_do_not_divide_the_experts_have_copies() -> None:
 
 
 def by_steps(trace: Trace, layer: int) -> Iterator[tuple[list[list[int]], list[list[float]]]]:
-    assert trace.expert_TLK is not None
-    assert trace.score_TLK is not None
-    assert trace.step_T is not None
     for step in np.unique(trace.step_T):
         there = trace.step_T == step
         yield trace.expert_TLK[there, layer].tolist(), trace.score_TLK[there, layer].tolist()

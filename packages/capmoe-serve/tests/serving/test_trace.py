@@ -141,8 +141,6 @@ def test_steps_of_one_kind() -> None:
         np.testing.assert_array_equal(only.loads(), trace.loads()[step : step + 1])
         assert only.decode_steps == step
         assert only.only(kind) is only
-        assert only.score_TLK is not None
-        assert only.request_T is not None
         assert len(only.score_TLK) == len(only.request_T) == only.n_tokens
         again, assumed = in_known_steps(trace, 1, kind)  # type: ignore[arg-type]
         assert assumed

@@ -58,7 +58,6 @@ def test_the_tiling_enlarges_least_or_shrinks_least(
                 best = max(best, (scale, grid), key=lambda grid: grid[0])
             elif 1 <= scale < best[0]:
                 best = (scale, grid)
-    assert best is not None
     assert geometry.tiling(height, width) == best[1]
 
 
