@@ -19,7 +19,9 @@ from capmoe_methods.trial import (
     sentence,
     verdicts,
 )
+from capmoe_report.effects import pair_cells, pooled
 from capmoe_report.records import RECORDS, ContrastFile
+from capmoe_report.rows import pairs
 from capmoe_report.trainings import NEEDED, dev_losses
 from capmoe_report.verdicts import Finding, VerdictFile
 
@@ -27,8 +29,7 @@ from capmoe_eval.experiment.names import family, metric_title
 from capmoe_eval.experiment.record import VERDICTS, Record, read_record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.pairing import Paired
-from capmoe_eval.paper.printed import AVERAGE, find_row, pairs
-from capmoe_eval.paper.statistics import pair_cells, pooled
+from capmoe_eval.paper.printed import AVERAGE, find_row
 from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import results_of
 from pages import DOCS, ROOT, paragraph, signed, span, table

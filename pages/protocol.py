@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from capmoe_report.contrasts import Contrast
+from capmoe_report.effects import pair_cells, pooled
 from capmoe_report.evidence import Evidence, Side, pooled_models
 from capmoe_report.trainings import dev_losses
 from scipy.special import ndtr, ndtri
@@ -24,7 +25,6 @@ from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.paper.pairing import Paired, shares
-from capmoe_eval.paper.statistics import pair_cells, pooled
 from capmoe_eval.results.frames import results_of
 from pages import ROOT, paragraph, table
 from pages.names import READER, card

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pandas as pd
 from capmoe_report.contrasts import Contrast
+from capmoe_report.effects import Effect, pair_cells, pooled
 from capmoe_report.evidence import Side
 
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import metric_title
 from capmoe_eval.paper.pairing import shares
 from capmoe_eval.paper.printed import find_row
-from capmoe_eval.paper.statistics import Effect, holm, pair_cells, pooled
+from capmoe_eval.paper.statistics import holm
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting

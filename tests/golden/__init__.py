@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pandas as pd
 from capmoe_report.contrasts import Contrast
+from capmoe_report.effects import by_family
 from capmoe_report.evidence import Evidence, pooled_models
 from capmoe_report.grouping import grouping
 from capmoe_report.judge import findings_of, judge, paper_claims, replication_claims
@@ -24,7 +25,6 @@ from capmoe_report.verdicts import Finding
 from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
-from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.report.figures.catalogue import figures as all_figures
 from capmoe_eval.report.figures.sources import FigurePlans, gather
 from capmoe_eval.report.figures.write import measured

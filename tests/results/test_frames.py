@@ -13,9 +13,8 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.packs import SUFFIX
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import answered_by_cells
-from capmoe_eval.paper.statistics import contrast
 from capmoe_eval.results import frames
-from capmoe_eval.results.frames import MIX, pick, read, results_of, setting
+from capmoe_eval.results.frames import MIX, read, results_of, setting
 from capmoe_eval.results.packing import pack
 from capmoe_eval.routing.registry import create_method
 from tests.records import answered, of_images, record_of
@@ -136,19 +135,6 @@ def test_cells_have_the_answers_of_their_records(records: list[Record]) -> None:
         expected = answered({name: part})
         assert same.asked == expected.asked
         np.testing.assert_array_equal(same.scores, expected.scores)
-
-
-def test_a_contrast_is_of_the_cells_that_are_picked(records: list[Record]) -> None:
-    results = results_of(records)
-    score, random = (pick(results.cells, method=m, task="mmlu") for m in ("score", "random"))
-    assert len(score) == len(random) == 1
-    assert pick(results.cells, method=["score", "random"], shuffle=None).equals(
-        results.cells[results.cells["task"] != MIX]
-    )
-    effect = contrast(results, score, random)
-    assert effect.points == pytest.approx(100 * (2.5 - 2) / 5)
-    assert contrast(results, random, score).points == pytest.approx(-100 * (2.5 - 2) / 5)
-    assert contrast(results, score, random, {"m": ["mmlu"]}).points is None
 
 
 def test_of_a_cell_in_several_directories_the_first_counts(records: list[Record]) -> None:

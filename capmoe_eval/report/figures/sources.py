@@ -1,4 +1,4 @@
-"""What figures are made from: planned, there, and missing with the commands for it."""
+"""The material of figures: planned, there, and missing with the commands for it."""
 
 from __future__ import annotations
 

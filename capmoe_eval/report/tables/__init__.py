@@ -1,4 +1,4 @@
 """Fill the layouts of `capmoe_eval.paper.layout` with numbers and write them.
 
-Formats: Markdown, LaTeX, CSV and HTML.
+Formats: Markdown, LaTeX and CSV.
 """

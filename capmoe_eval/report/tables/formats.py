@@ -1,16 +1,13 @@
-"""A table as text: Markdown, LaTeX, HTML and CSV."""
+"""A table as text: Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from html import escape
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlencode
 
 from capmoe_eval.experiment.files import write_text
-from capmoe_eval.experiment.names import gamma_column
 from capmoe_eval.report.tables.table import commands
 from capmoe_eval.report.texts import ABSENT, latex, markdown, one_line
 
@@ -18,16 +15,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class _Markup(NamedTuple):
+class Markup(NamedTuple):
+    """How a kind of text marks a number."""
+
     bold: str
     small: str
     published: str
     escape: Callable[[str], str]
 
 
-_MARKDOWN: Final = _Markup("**{}**", "{}", "_published_", markdown)
-_LATEX: Final = _Markup(r"\textbf{{{}}}", r"{{\scriptsize {}}}", r"{\scriptsize published}", latex)
-_HTML: Final = _Markup("<strong>{}</strong>", "<small>{}</small>", "", escape)
+_MARKDOWN: Final = Markup("**{}**", "{}", "_published_", markdown)
+_LATEX: Final = Markup(r"\textbf{{{}}}", r"{{\scriptsize {}}}", r"{\scriptsize published}", latex)
 
 
 def to_markdown(table: pd.DataFrame) -> str:
@@ -70,46 +68,13 @@ def to_latex(table: pd.DataFrame) -> str:
     return text.replace(r"\end{table}", "\n".join([*below, r"\end{table}"]))
 
 
-def to_html(table: pd.DataFrame, records: str = "") -> str:
-    """Return one ``<table class="capmoe">`` element for any page.
-
-    The tooltip (``title``) of a number tells its seeds, documents and test, that of a missing one
-    the command that computes it.
-
-    Args:
-        table: With the columns of ``as_table``.
-        records: The address of a page of records. With it the first label of a row leads to the
-            records of its model, method and γ, which are in the fragment.
-    """
-    about, lines = table.attrs, ['<table class="capmoe">']
-    headings = [*about["labels"], *table["column"].unique()]
-    heads = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
-    title, caption = escape(about["title"]), escape(about["caption"])
-    lines.append(f"<caption><strong>{title}.</strong> {caption}</caption>")
-    lines.append(f"<thead><tr>{heads}</tr></thead>")
-    for _, block in table.groupby("block"):
-        lines.append("<tbody>")
-        for _, row in block.groupby("line"):
-            # Every row repeats its labels: an empty heading would name nothing to a screen reader.
-            labels = [escape(label) for label in row.iloc[0][about["labels"]]]
-            if records and row["model"].notna().all() and row["value"].notna().any():
-                labels[0] = f'<a href="{escape(records + _fragment(row.iloc[0]))}">{labels[0]}</a>'
-            cells = [f'<th scope="row">{label}</th>' for label in labels]
-            cells += [_html_cell(cell, about["decimals"]) for cell in row.itertuples()]
-            lines.append(f"<tr>{''.join(cells)}</tr>")
-        lines.append("</tbody>")
-    notes = [f'<tr><td colspan="{len(headings)}">{escape(n)}</td></tr>' for n in about["notes"]]
-    lines += ["<tfoot>", *notes, "</tfoot>"] if notes else []
-    return "\n".join([*lines, "</table>\n"])
-
-
 def to_csv(table: pd.DataFrame) -> str:
     """Return a line for each cell, in full precision, with the columns of ``as_table``."""
     text: str = table.assign(records=table["records"].map("; ".join)).to_csv(index=False)
     return text
 
 
-RENDERERS: Final = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
+RENDERERS: Final = {"md": to_markdown, "tex": to_latex, "csv": to_csv}
 """Renderer of each file suffix."""
 
 
@@ -123,7 +88,7 @@ def write(table: pd.DataFrame, directory: Path) -> list[Path]:
     return list(texts)
 
 
-def _wide(table: pd.DataFrame, markup: _Markup) -> pd.DataFrame:
+def _wide(table: pd.DataFrame, markup: Markup) -> pd.DataFrame:
     """Return the rows as texts, by block; labels that repeat those above are empty."""
     import pandas as pd
 
@@ -137,9 +102,9 @@ def _wide(table: pd.DataFrame, markup: _Markup) -> pd.DataFrame:
             both = zip(names, above, strict=True)
             texts = ["" if name == previous else markup.escape(name) for name, previous in both]
             above, cells = names, [*row.itertuples()]
-            rows.append([*texts, *(_text(cell, markup, decimals) for cell in cells)])
+            rows.append([*texts, *(cell_text(cell, markup, decimals) for cell in cells)])
             if row["published"].notna().any():
-                small = [_published(cell, decimals) for cell in cells]
+                small = [published_text(cell, decimals) for cell in cells]
                 small = [text and markup.small.format(markup.escape(text)) for text in small]
                 rows.append([*([""] * len(labels))[1:], markup.published, *small])
             blocks += [number] * (len(rows) - len(blocks))
@@ -153,7 +118,7 @@ def _ends(table: pd.DataFrame) -> list[str]:
     return ["l"] * len(table.attrs["labels"]) + ["l" if words else "r" for words in is_text]
 
 
-def _text(cell: Any, markup: _Markup, decimals: int) -> str:
+def cell_text(cell: Any, markup: Markup, decimals: int) -> str:
     """Return a cell's number with its marks and its standard error or interval, or its words."""
     if cell.status != "measured":
         return markup.escape(cell.text or ABSENT)
@@ -166,44 +131,15 @@ def _text(cell: Any, markup: _Markup, decimals: int) -> str:
     return f"{text} {markup.small.format(markup.escape(reach))}" if reach else text
 
 
-def _published(cell: Any, decimals: int) -> str:
+def published_text(cell: Any, decimals: int) -> str:
     """Return the printed number, with our difference to it and its z; empty where it has none."""
     if math.isnan(cell.published):
         return ""
-    z = "" if math.isnan(cell.z) else f", z {_signed(cell.z, 1)}"
-    return f"{cell.published:.{decimals}f} ({_signed(cell.difference, decimals)}{z})"
+    z = "" if math.isnan(cell.z) else f", z {signed(cell.z, 1)}"
+    return f"{cell.published:.{decimals}f} ({signed(cell.difference, decimals)}{z})"
 
 
-def _signed(number: float, decimals: int) -> str:
+def signed(number: float, decimals: int) -> str:
+    """Return a number with its sign, or a bare zero."""
     text = f"{abs(number):.{decimals}f}"
     return f"{'−' if number < 0 else '+'}{text}" if float(text) else text
-
-
-def _fragment(cell: Any) -> str:
-    """Return what a row is of, as a page of records chooses by it."""
-    gamma = gamma_column(cell.method, None if math.isnan(cell.gamma) else cell.gamma)
-    return "#" + urlencode({"model": cell.model, "method": cell.method, "gamma": gamma})
-
-
-def _html_cell(cell: Any, decimals: int) -> str:
-    text = _text(cell, _HTML, decimals)
-    if published := _published(cell, decimals):
-        text += f'<br><small class="published">{published}</small>'
-    tip = cell.command or "; ".join(_origin(cell, decimals))
-    look = ' class="missing"' * (cell.status == "missing")
-    return f'<td{look} title="{escape(tip)}">{text}</td>' if tip else f"<td>{text}</td>"
-
-
-def _origin(cell: Any, decimals: int) -> Iterator[str]:
-    """Yield what a number is of."""
-    if cell.seeds:
-        yield f"seeds {cell.seeds}"
-    if not math.isnan(cell.n):
-        yield f"{cell.n:,.0f} documents"
-    if not math.isnan(cell.p):
-        effect = f"{_signed(cell.effect, decimals)} to the baseline"
-        yield f"{effect}, p = {cell.p:.2g}, corrected {cell.corrected:.2g}"
-    if cell.truncated > 0:
-        yield f"prompts of {cell.truncated:,.0f} documents truncated"
-    if cell.untested:
-        yield f"no paired test: {cell.untested}"

@@ -22,10 +22,10 @@ from capmoe_eval.paper.printed import (
     figure,
     find_row,
     find_rows,
-    pairs,
 )
 
 from capmoe_report.contrasts import Expectation, in_points
+from capmoe_report.rows import pairs
 from capmoe_report.verdicts import (
     BEYOND,
     Finding,

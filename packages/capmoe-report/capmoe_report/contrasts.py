@@ -10,11 +10,13 @@ from typing import Annotated, Any
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import family
-from capmoe_eval.paper.printed import AVERAGE, PrintedRow, pairs
-from capmoe_eval.paper.statistics import Effect, holm
+from capmoe_eval.paper.printed import AVERAGE, PrintedRow
+from capmoe_eval.paper.statistics import holm
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from capmoe_report.effects import Effect
 from capmoe_report.evidence import Evidence, Side
+from capmoe_report.rows import pairs
 from capmoe_report.verdicts import LEVEL, Finding, Outcome
 
 

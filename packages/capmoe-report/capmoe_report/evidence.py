@@ -15,13 +15,13 @@ from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.layout import ALL_TASKS
-from capmoe_eval.paper.statistics import Effect, contrast
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from capmoe_report.effects import Effect, contrast
 from capmoe_report.trainings import DevLosses, SeedTraining
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.experiment.selection import Finished, finished, refuse_experiment
-from capmoe_eval.paper.statistics import by_family
 from capmoe_eval.results.frames import results_of
 
 from capmoe_report.contrasts import written_margins
+from capmoe_report.effects import by_family
 from capmoe_report.evidence import Evidence
 from capmoe_report.grouping import grouping
 from capmoe_report.judge import check_pairs, findings_of, judge, replication_claims

@@ -25,13 +25,13 @@ from capmoe_eval.report.figures import command as figures
 from capmoe_eval.report.figures.sources import FigurePlans
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables.filled import cell_config
-from capmoe_eval.report.tables.formats import to_html
 from capmoe_eval.report.tables.sweep import sweep_table
 from capmoe_eval.report.tables.table import commands as missing_commands
 from markupsafe import Markup
 
 from capmoe_report import claims, contents
 from capmoe_report import replicate as replication
+from capmoe_report.table_html import to_html
 from capmoe_report.templates import render
 
 PAGES: Final = {

@@ -13,8 +13,9 @@ from typing import Final, Literal
 
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.files import read_bytes
-from capmoe_eval.paper.statistics import by_family
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from capmoe_report.effects import by_family
 
 TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""

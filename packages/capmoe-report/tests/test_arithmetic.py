@@ -6,7 +6,7 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from capmoe_eval.paper.printed import find_row, find_rows, pairs
+from capmoe_eval.paper.printed import find_row, find_rows
 from fabricate import label
 
 from capmoe_report.arithmetic import (
@@ -18,6 +18,7 @@ from capmoe_report.arithmetic import (
 )
 from capmoe_report.evidence import Evidence
 from capmoe_report.judge import judge, paper_claims
+from capmoe_report.rows import pairs
 from capmoe_report.verdicts import INCONSISTENT, Outcome
 
 

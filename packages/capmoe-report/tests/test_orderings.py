@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from capmoe_eval.paper.printed import PrintedRow, find_row, find_rows, pairs
+from capmoe_eval.paper.printed import PrintedRow, find_row, find_rows
 
 from capmoe_report.judge import Claim, paper_claims
+from capmoe_report.rows import pairs
 
 Kind = tuple[int, str, str]
 """A table, and what its two rows are: sorted, or a method whose γ differs."""

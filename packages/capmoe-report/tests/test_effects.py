@@ -1,0 +1,203 @@
+"""Effects: the definition as loops, their errors, and intervals that cover."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics as stdlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from capmoe_eval.experiment.names import family, split_seed
+from capmoe_eval.paper.pairing import Floats, Paired, shares
+from capmoe_eval.paper.statistics import mcnemar
+from capmoe_eval.results.frames import pick, results_of
+from capmoe_eval.routing.registry import create_method
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.nightly import nightly_but
+from tests.paper.test_statistics import SCORES
+from tests.records import record_of
+
+from capmoe_report.effects import by_family, contrast, pooled
+
+Models = dict[str, dict[str, Paired]]
+
+
+def difference(values: Sequence[float] | Floats, documents: str = "d") -> Paired:
+    return Paired((("t", documents),), np.asarray(values, np.float64), np.zeros(len(values)))
+
+
+def naive_effect(models: Models) -> float:
+    """The definition, loop by loop: families, training seeds, tasks, documents."""
+    of_families = []
+    for name in sorted({family(model) for model in models}):
+        of_seeds = []
+        for model, tasks in models.items():
+            if family(model) == name:
+                of_tasks = [stdlib.fmean(paired.differences) for paired in tasks.values()]
+                of_seeds.append(stdlib.fmean(of_tasks))
+        of_families.append(stdlib.fmean(of_seeds))
+    return 100 * stdlib.fmean(of_families)
+
+
+MODELS = st.dictionaries(
+    st.sampled_from(["a", "a_s1", "a_s2", "b", "b_s1", "c"]),
+    st.dictionaries(
+        st.sampled_from(["t", "u", "v"]),
+        st.lists(SCORES, min_size=1, max_size=4).map(difference),
+        min_size=1,
+    ),
+    min_size=1,
+)
+
+
+@given(MODELS)
+@settings(max_examples=60, deadline=None)
+def test_an_effect_is_the_mean_of_means_whatever_cells_are_missing(models: Models) -> None:
+    sized = {
+        model: {
+            task: dataclasses.replace(paired, documents=(("t", str(len(paired.first))),))
+            for task, paired in tasks.items()
+        }
+        for model, tasks in models.items()
+    }
+    effect = pooled(sized)
+    assert effect.points == pytest.approx(naive_effect(models), abs=1e-9)
+    # The columns of families are parts of the effect.
+    columns = by_family(effect.models).values()
+    assert stdlib.fmean(columns) == pytest.approx(effect.points, abs=1e-9)
+    assert sum(shares(sized).values()) == pytest.approx(1)
+
+
+def test_the_error_over_documents_is_that_of_their_means() -> None:
+    """Two families answer the same task, and one a second: a document counts by all its answers."""
+    rng = np.random.default_rng(4)
+    first, second, other = (rng.choice([-1.0, 0.0, 1.0], size) for size in (40, 40, 25))
+    models = {
+        "a": {"t": difference(first), "u": difference(other)},
+        "b": {"t": difference(second)},
+    }
+    on_both = first / 4 + second / 2
+    expected = 100 * math.sqrt(on_both.var() / 40 + (other / 4).var() / 25)
+    effect = pooled(models)
+    assert effect.error == pytest.approx(expected)
+    assert effect.worth == pytest.approx(100 * 0.75 / 40)
+    assert effect.documents == 65
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+@example(0, 2)
+def test_p_of_one_task_is_mcnemars_but_for_the_normal_curve(gained: int, lost: int) -> None:
+    effect = pooled({"a": {"t": difference([1.0] * gained + [-1.0] * lost + [0.0] * 140)}})
+    assert effect.points is not None
+    # The correction leaves 0.0205 to the exact test at two against none, elsewhere half as much.
+    assert effect.p(effect.points) == pytest.approx(mcnemar(gained, lost), abs=0.021)
+
+
+def test_less_than_one_documents_worth_decides_nothing() -> None:
+    """Every document but one is answered alike, by each of three families."""
+    models = {name: {"t": difference([-1.0] + [0.0] * 9999)} for name in "abc"}
+    effect = pooled(models)
+    assert effect.p(effect.worth) == 1.0
+    assert effect.p(effect.worth, wide=True) == 1.0
+    assert effect.p(100 * effect.worth) < 1e-6
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_p_is_that_of_the_interval_that_reaches_the_bound(wide: bool) -> None:
+    rng = np.random.default_rng(6)
+    effect = pooled({n: {"t": difference(rng.normal(0.05, 0.3, 20_000))} for n in "abc"})
+    low, high = effect.interval(wide=wide)
+    # The variance around the bound adds 1/20,000 of its square.
+    assert effect.p((high - low) / 2 + effect.worth, wide=wide) == pytest.approx(0.05, abs=1e-4)
+
+
+def replications(seeds: Sequence[int], family_sd: float, shared_sd: float) -> Iterator[Models]:
+    """Studies of families with so many training seeds, whose true effect is 0.
+
+    Every second family has documents three times as noisy; ``shared_sd`` is what a document does
+    to all families alike, in points as the others.
+    """
+    rng = np.random.default_rng(20260107)
+    for _ in range(1000):
+        documents = [rng.normal(0, shared_sd, 60) for _ in range(2)]
+        models: Models = {}
+        for number, count in enumerate(seeds):
+            of_family = rng.normal(0, family_sd)
+            for seed in range(count):
+                shift = of_family + rng.normal(0, 0.5)
+                noise = 9.0 if number % 2 else 3.0
+                models[f"m{number}_s{seed}"] = {
+                    task: difference(shift + shared + rng.normal(0, noise, 60))
+                    for task, shared in zip("tu", documents, strict=True)
+                }
+        yield models
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds", nightly_but([(3, 1, 2)], [(3, 1, 2), (1, 1, 3, 2), (3, 2, 2, 1, 3)])
+)
+@pytest.mark.parametrize(("family_sd", "shared_sd"), [(2.0, 2.0), (1.0, 6.0), (0.0, 6.0), (0.5, 0)])
+def test_the_interval_over_families_covers_and_the_bootstrap_did_not(
+    seeds: Sequence[int], family_sd: float, shared_sd: float
+) -> None:
+    """Of 1,000 studies 930 intervals or more have the truth; those of a bootstrap over families
+    have it in fewer, as few as three or five families allow."""
+    rng = np.random.default_rng(1)
+    covered = resampled = 0
+    for models in replications(seeds, family_sd, shared_sd):
+        effect = pooled(models)
+        low, high = effect.interval(wide=True)
+        covered += low <= 0 <= high
+        families = np.array(list(by_family(effect.models).values()))
+        means = families[rng.integers(len(seeds), size=(400, len(seeds)))].mean(axis=1)
+        low, high = np.percentile(means, [2.5, 97.5])
+        resampled += low <= 0 <= high
+    assert covered >= 930
+    assert resampled < 900
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.02, 0.2])
+def test_no_difference_is_rarely_one(share: float) -> None:
+    """Answers that change at random, in either direction: p is below 5 % in 5 % of the studies."""
+    rng = np.random.default_rng(2)
+    chances = [share / 2, 1 - share, share / 2]
+    rejected = 0
+    for _ in range(2000):
+        answers = rng.choice([-1.0, 0.0, 1.0], size=(2, 300), p=chances)
+        effect = pooled({"a": {"t": difference(answers[0]), "u": difference(answers[1])}})
+        rejected += effect.p(effect.points or 0.0) < 0.05
+    # Three standard errors of a share of 5 % are 1.5 %.
+    assert rejected / 2000 < 0.065
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "seed"),
+    [
+        ("zoo_olmoe", "zoo_olmoe", None),
+        ("zoo_olmoe_s1", "zoo_olmoe", 1),
+        ("zoo_olmoe_seed12", "zoo_olmoe", 12),
+        ("zoo_deepseek_v2", "zoo_deepseek_v2", None),
+    ],
+)
+def test_a_models_name_may_end_in_its_training_seed(
+    name: str, model: str, seed: int | None
+) -> None:
+    assert (family(name), split_seed(name)[1]) == (model, seed)
+
+
+def test_a_contrast_is_of_the_cells_that_are_picked() -> None:
+    of_methods = {"score": {"a": [0.0, 1.0], "b": [1.0, 0.5, 0.0]}}
+    of_methods["random"] = {"a": [1.0, 1.0], "b": [0.0] * 3}
+    results = results_of(
+        record_of(create_method(name, 1.0, ep_size=2), correct, task="mmlu")
+        for name, correct in of_methods.items()
+    )
+    score, random = (pick(results.cells, method=method) for method in of_methods)
+    assert contrast(results, score, random).points == pytest.approx(100 * (2.5 - 2) / 5)
+    assert contrast(results, random, score).points == pytest.approx(-100 * (2.5 - 2) / 5)
+    assert contrast(results, score, random, {"m": ["mmlu"]}).points is None
