@@ -202,10 +202,3 @@ def model_speedup(
         values for key, values in bars.items() if key.startswith(f"{deployed.whole} g{gamma}")
     )
     return next((float(values[name][0]) for values in fitting), None)
-
-
-GRANULARITY: Final[Mapping[tuple[str, float], Mapping[str, float]]] = {
-    ("expert", 1.5): {"layer": 1.40, "prefill": 1.23},
-    ("device", 1.0): {"layer": 1.51, "prefill": 1.31},
-}
-"""Speedups of Expanded Drop on Qwen3-MoE in the text of §5.2, by (granularity, γ)."""

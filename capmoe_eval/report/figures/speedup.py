@@ -12,7 +12,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
 from capmoe_eval.paper.benchmarks import RUN, ranks_text, widths_text
 from capmoe_eval.paper.printed import (
-    GRANULARITY,
     MACHINE,
     layer_speedup,
     model_speedup,
@@ -61,7 +60,7 @@ def _first_points(sources: Sources, rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["point"] == 0]
 
 
-def _gains(sources: Sources, paper: Callable[[pd.Series[Any]], float | None]) -> pd.DataFrame:
+def gains(sources: Sources, paper: Callable[[pd.Series[Any]], float | None]) -> pd.DataFrame:
     """Return the speedups at first points, of layers and prefills, with what the paper prints."""
     sources.notes.append(_PRINT_NOTE)
     rows = _first_points(sources, sources.totals)
@@ -77,7 +76,7 @@ def shown(rows: pd.DataFrame) -> pd.DataFrame:
 
 def of_layers(sources: Sources) -> pd.DataFrame:
     """Return the speedup of one MoE layer of each model, by method and γ."""
-    rows = _gains(sources, lambda row: layer_speedup(row["key"], row["method"], row["gamma"]))
+    rows = gains(sources, lambda row: layer_speedup(row["key"], row["method"], row["gamma"]))
     return shown(rows[rows["part"] == "layer"])
 
 
@@ -90,7 +89,7 @@ def fig4(rows: pd.DataFrame) -> Figure:
     capacity, by γ and method; bars stand on 1. {spread} Line: what the fullest rank's number of
     pairs alone would gain. Star: the paper's.
     """
-    return _bars(rows, "method_name")
+    return speedup_bars(rows, "method_name")
 
 
 def of_prefills(sources: Sources) -> pd.DataFrame:
@@ -99,7 +98,7 @@ def of_prefills(sources: Sources) -> pd.DataFrame:
     def printed(row: pd.Series[Any]) -> float | None:
         return model_speedup(row["key"], row["method"], row["gamma"], row["experts_per_rank"])
 
-    rows = _gains(sources, printed)
+    rows = gains(sources, printed)
     layer, prefill = (rows[rows["part"] == part] for part in ("layer", "prefill"))
     if prefill.empty:
         raise UsageError("fig5: no run of study speedup has a prefill; measure it with prefill")
@@ -133,34 +132,10 @@ def fig5(rows: pd.DataFrame) -> Figure:
     Star: the paper's end-to-end speedup, printed for one γ of each model.
     """
     # The ideal is of the experts' time alone, not of what lies between the layers.
-    return _bars(rows.drop(columns="ideal"), "method_name")
+    return speedup_bars(rows.drop(columns="ideal"), "method_name")
 
 
-def of_granularities(sources: Sources) -> pd.DataFrame:
-    """Return speedups of a layer and a prefill with a capacity of each expert, or each device."""
-
-    def printed(row: pd.Series[Any]) -> float | None:
-        is_papers = str(row["key"]).startswith("Qwen3")
-        values = GRANULARITY.get((row["granularity"], row["gamma"]), {}) if is_papers else {}
-        return values.get(row["part"])
-
-    rows = _gains(sources, printed)
-    return shown(rows.assign(ideal=rows["ideal"].where(rows["part"] == "layer")))
-
-
-@figure(
-    "§5.2 (text)", "Speedup with a capacity of each expert or of each device ({kind})",
-    of_granularities, words=SPREAD, study="granularity",
-)  # fmt: skip
-def granularity(rows: pd.DataFrame) -> Figure:
-    """Speedup of Expanded Drop over no capacity, of one MoE layer and of a prefill, when a capacity
-    bounds each expert, or the sum over a device's; bars stand on 1. {spread} Line: the ideal. Star:
-    the paper's, which compares γ=1.5 for experts with γ=1.0 for devices.
-    """
-    return _bars(rows.assign(bounds="capacity of each " + rows["granularity"]), "bounds")
-
-
-def _bars(rows: pd.DataFrame, by: str) -> Figure:
+def speedup_bars(rows: pd.DataFrame, by: str) -> Figure:
     """Draw groups of bars by γ, with ideals, the layer's speedups, and what the paper prints."""
     limited = rows.dropna(subset="gamma").sort_values("gamma", ascending=False, kind="stable")
     has_parts = rows["part"].nunique() > 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Markup(NamedTuple):
-    """How a kind of text marks a number."""
+    """The marks of numbers in a kind of text."""
 
     bold: str
     small: str

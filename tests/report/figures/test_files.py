@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -203,42 +202,3 @@ def test_any_directory_is_drawn_against_gamma(tmp_path: Path) -> None:
     assert row["score_high"] - row["score"] == pytest.approx(1.96 * error)
     assert row["dropped_percent"] == pytest.approx(100 * at_half["drop_rate"].mean())
     assert row["straggler"] == pytest.approx(at_half["load.mean_peak_after"].mean())
-
-
-@pytest.mark.parametrize(
-    ("name", "lines", "more"),
-    [
-        ("fig9", 3, []),
-        # of which the figure has its own; its models have one batch size
-        pytest.param("fig12", 2, ["model=olmoe", "method=order"], marks=pytest.mark.slow),
-        ("fig7", 1, ["batch_size=4"]),
-    ],
-)
-def test_the_commands_measure_exactly_what_is_missing(
-    name: str, lines: int, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [f"results_dir={tmp_path}", "limit=7", *more]
-    wanted = gather(get_figure(name), FigurePlans(words), read_bench)
-    assert run(name, "--missing", *words) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed == list(wanted.absent)
-    assert len(printed) == lines
-    found = set()
-    for line in printed:
-        said = shlex.split(line)[2:]
-        swept = [
-            [word] if "[" in word else [f"{key}={v}" for v in values.split(",")]
-            for word in said
-            for key, _, values in [word.partition("=")]
-        ]
-        for overrides in product(*swept):
-            found |= {plan.path for plan in plans(composed(overrides))}
-    spec = get_figure(name)
-    experiment = FigurePlans(words).of(spec.experiment)
-    assert found == {
-        plan.path
-        for part in spec.parts
-        for plan in experiment.plan(part)
-        if not spec.tasks or plan.cell.task.name in spec.tasks
-    }
-    assert len(found) == wanted.planned == wanted.n_absent

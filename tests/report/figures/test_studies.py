@@ -16,7 +16,7 @@ from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
 from capmoe_eval.report.figures.write import describe, measured
 from tests.results import timing_files as files
 
-FIGURES = ("fig4", "fig6", "granularity")
+FIGURES = ("fig4", "fig6")
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,14 @@ def test_the_other_file_is_named(tmp_path: Path) -> None:
 
 
 def test_nothing_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("granularity", "--bench", tmp_path, "--out", tmp_path) == 2
+    assert run("fig6", "--bench", tmp_path, "--out", tmp_path) == 2
     error = capsys.readouterr().err
     assert error == (
-        f"error: granularity: no file of study granularity in {tmp_path}; measure it: "
-        "capmoe-eval bench ep --study granularity\n"
+        f"error: fig6: no file of study breakdown in {tmp_path}; measure it: "
+        "capmoe-eval bench ep --study breakdown\n"
     )
-    (tmp_path / "ep-granularity-emulated.json").write_text('{"schema": 1}')
-    assert run("granularity", "--bench", tmp_path, "--out", tmp_path) == 2
+    (tmp_path / "ep-breakdown-emulated.json").write_text('{"schema": 1}')
+    assert run("fig6", "--bench", tmp_path, "--out", tmp_path) == 2
     error = capsys.readouterr().err
     assert "it has schema 1" in error
     assert error.count("\n") == 1

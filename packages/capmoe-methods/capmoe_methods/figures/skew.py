@@ -1,24 +1,54 @@
-"""Speedup of a layer by peak load, and by experts per rank, beside the ideal."""
+"""Speedup by what a capacity bounds, by peak load, and by experts per rank."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import gamma_text, method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
-from capmoe_eval.report.figures.speedup import SPREAD, head, shown
+from capmoe_eval.report.figures.speedup import SPREAD, gains, head, shown, speedup_bars
 
 if TYPE_CHECKING:
     import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
+_PRINTED: Final[Mapping[tuple[str, float], Mapping[str, float]]] = {
+    ("expert", 1.5): {"layer": 1.40, "prefill": 1.23},
+    ("device", 1.0): {"layer": 1.51, "prefill": 1.31},
+}
+"""Speedups of Expanded Drop on Qwen3-MoE in the text of §5.2, by (granularity, γ)."""
 _IDEAL_NOTE: Final = (
     "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "
     "gain if nothing but its experts took time, and theirs in proportion to pairs. Share reached: "
     "of the ideal gain; none where the ideal is below 1.05."
 )
+
+
+def of_granularities(sources: Sources) -> pd.DataFrame:
+    """Return speedups of a layer and a prefill with a capacity of each expert, or each device."""
+
+    def printed(row: pd.Series[Any]) -> float | None:
+        is_papers = str(row["key"]).startswith("Qwen3")
+        values = _PRINTED.get((row["granularity"], row["gamma"]), {}) if is_papers else {}
+        return values.get(row["part"])
+
+    rows = gains(sources, printed)
+    return shown(rows.assign(ideal=rows["ideal"].where(rows["part"] == "layer")))
+
+
+@figure(
+    "§5.2 (text)", "Speedup with a capacity of each expert or of each device ({kind})",
+    of_granularities, words=SPREAD, study="granularity",
+)  # fmt: skip
+def granularity(rows: pd.DataFrame) -> Figure:
+    """Speedup of Expanded Drop over no capacity, of one MoE layer and of a prefill, when a capacity
+    bounds each expert, or the sum over a device's; bars stand on 1. {spread} Line: the ideal. Star:
+    the paper's, which compares γ=1.5 for experts with γ=1.0 for devices.
+    """
+    return speedup_bars(rows.assign(bounds="capacity of each " + rows["granularity"]), "bounds")
 
 
 def by_peak(sources: Sources) -> pd.DataFrame:
