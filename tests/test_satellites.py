@@ -1,0 +1,94 @@
+"""The packages beside the suite, as it sees them: their entry points, and what these import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+
+from capmoe_eval.beside import BESIDE, Subcommand
+from capmoe_eval.routing.knobs import declared_knobs
+from tests.project import ROOT, read_toml
+from tests.test_imports import HEAVY
+
+PROJECTS = {
+    project["name"]: project.get("entry-points", {})
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+    + [ROOT / "benchmarks/pyproject.toml"]
+    if (project := read_toml(path)["project"])["name"] in BESIDE
+}
+INSTALLED = [name for name in PROJECTS if find_spec(name.replace("-", "_"))]
+NAMED = {
+    "capmoe_eval.architectures": "model_type={}",
+    "capmoe_eval.backends": "backend={}",
+    "capmoe_eval.benchmarks": "bench {}",
+    "capmoe_eval.commands": "{}",
+}
+"""How the suite names what an entry point of a group brings."""
+LIGHT = {
+    "capmoe-bench": ("commands", "benchmarks"),
+    "capmoe-benchmarks": ("options",),
+    "capmoe-methods": (
+        "adaptive_gamma",
+        "eplb_placement",
+        "laser",
+        "macs",
+        "oea",
+        "sere",
+        "xshare",
+    ),
+    "capmoe-report": ("commands", "claims", "replicate", "report"),
+    "capmoe-serve": (
+        *("commands", "bench", "backend", "recording", "loads", "advise"),
+        *("readers.formats", "server.plugin"),
+    ),
+    "capmoe-zoo": ("commands", "worlds"),
+}
+"""The modules that commands import before they know what is asked."""
+
+
+def brought(groups: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Yield the names of what entry points bring, as a user writes them."""
+    for group, entries in groups.items():
+        if group in NAMED:
+            yield from map(NAMED[group].format, entries)
+        elif group == "capmoe_eval.observers":
+            for place in entries.values():
+                yield from declared_knobs(resolve_name(place))
+
+
+def test_the_suite_names_every_package_and_no_other() -> None:
+    assert PROJECTS.keys() == BESIDE.keys() == LIGHT.keys()
+
+
+# What registers methods and figures names them when it is imported: that package tests it.
+@pytest.mark.parametrize("name", [name for name in INSTALLED if name != "capmoe-methods"])
+def test_the_suite_names_all_that_a_package_brings(name: str) -> None:
+    assert BESIDE[name] == {*brought(PROJECTS[name])}
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_every_entry_point_is_there(name: str) -> None:
+    for group, entries in PROJECTS[name].items():
+        installed = {entry.name: entry.value for entry in entry_points(group=group)}
+        for entry, place in entries.items():
+            assert installed[entry] == place, "make install"
+            loaded: Any = resolve_name(place)
+            if isinstance(loaded, Subcommand):
+                assert callable(resolve_name(loaded.function))
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_package_starts_without_the_heavy_libraries(name: str) -> None:
+    modules = [f"{name.replace('-', '_')}.{module}" for module in LIGHT[name]]
+    code = "import importlib, json, sys; list(map(importlib.import_module, sys.argv[1:]))"
+    words = [sys.executable, "-c", f"{code}; print(json.dumps(list(sys.modules)))", *modules]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert not {*HEAVY, "vllm"} & {*json.loads(done.stdout)}
