@@ -20,8 +20,7 @@ from tests.test_imports import HEAVY
 
 PROJECTS = {
     project["name"]: project.get("entry-points", {})
-    for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
-    + [ROOT / "benchmarks/pyproject.toml"]
+    for path in (*ROOT.glob("packages/*/pyproject.toml"), ROOT / "benchmarks/pyproject.toml")
     if (project := read_toml(path)["project"])["name"] in BESIDE
 }
 INSTALLED = [name for name in PROJECTS if find_spec(name.replace("-", "_"))]
