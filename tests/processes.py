@@ -6,12 +6,9 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from capmoe_eval.__main__ import program
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["capmoe_eval.evaluation.run", "capmoe_eval.evaluation.lm"])
@@ -67,16 +64,6 @@ class Process:
             raise subprocess.TimeoutExpired("", timeout or 0)
         out, err = (path.read_text(encoding="utf-8") for path in self._said)
         return out, err
-
-
-def command(*words: str, cwd: Path) -> Process:
-    """Start ``capmoe-eval run <words>``."""
-    return Process(_command, words, cwd=cwd)
-
-
-def _command(words: tuple[str, ...]) -> None:
-    sys.argv = ["capmoe_eval", *words]
-    program()
 
 
 def _become(

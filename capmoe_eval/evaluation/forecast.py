@@ -12,7 +12,6 @@ import pkgutil
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _NUMBERS = {"cells", "documents", "time"}
-_GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # files of /dev where a GPU may be: CUDA, ROCm, WSL
 
 
 @dataclass(frozen=True)
@@ -223,17 +221,13 @@ def _memory_line(plan: CellPlan) -> str:
 
 def _memory_of(plan: CellPlan) -> tuple[str, int]:
     """Return the name and the memory in bytes of what the model is loaded on."""
-    here = "this machine", psutil.virtual_memory().total
-    name = plan.placement.device
-    if name == "cpu" or (name == "auto" and not any(any(Path("/dev").glob(g)) for g in _GPUS)):
-        return here
     import torch
 
     from capmoe_eval.evaluation.loading import chosen_device
 
-    device = chosen_device(name)
+    device = chosen_device(plan.placement.device)
     if device.type != "cuda":
-        return here
+        return "this machine", psutil.virtual_memory().total
     devices = range(torch.cuda.device_count()) if plan.placement.device_map else [device.index or 0]
     space = sum(torch.cuda.get_device_properties(each).total_memory for each in devices)
     return f"{len(devices)} GPU" if len(devices) == 1 else f"{len(devices)} GPUs", space

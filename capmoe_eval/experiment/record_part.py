@@ -288,7 +288,7 @@ class Proofs(Part):
     """No token loses one of its k0 best experts, where these fit into the budget; of methods that
     bound the activated experts."""
 
-    def given(self) -> Iterator[tuple[str, Invariant, str]]:
+    def recorded(self) -> Iterator[tuple[str, Invariant, str]]:
         """Yield name, outcome and meaning of each invariant that a record has, by name."""
         for name, field in sorted(type(self).model_fields.items()):
             invariant = getattr(self, name)
@@ -298,7 +298,7 @@ class Proofs(Part):
     @property
     def broken(self) -> list[str]:
         """Names of the invariants that were broken, sorted."""
-        return [name for name, invariant, _ in self.given() if invariant.passed is False]
+        return [name for name, invariant, _ in self.recorded() if invariant.passed is False]
 
     @property
     def examined(self) -> float | None:
@@ -306,7 +306,7 @@ class Proofs(Part):
 
         None where no check says it, as in records from before it.
         """
-        checks = [invariant.examined for _, invariant, _ in self.given() if invariant.examined]
+        checks = [invariant.examined for _, invariant, _ in self.recorded() if invariant.examined]
         return min((c.share for c in checks if c.share is not None), default=None)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 
-from capmoe_eval.evaluation.progress import Progress, rounding_warning
+from capmoe_eval.evaluation.progress import rounding_warning
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.routing.registry import create_method
 from tests import records
@@ -36,12 +35,3 @@ def test_it_warns_where_rounding_moved_the_capacity_by_more_than_a_tenth(
     record: Record, warned: bool
 ) -> None:
     assert (rounding_warning(record) is not None) is warned
-
-
-def test_a_run_warns_once() -> None:
-    stream = io.StringIO()
-    progress = Progress(2, stream)
-    for line in ("gamma=0.25: …", "gamma=0.5: …"):
-        progress.warn(line, "rounding")
-    progress.warn("other")
-    assert stream.getvalue() == "warning: gamma=0.25: …\nwarning: other\n"

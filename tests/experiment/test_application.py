@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -18,33 +17,8 @@ import pytest
 from capmoe_eval.experiment.application import INTERRUPTED, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
-from tests.processes import command
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    process = command(
-        *("-m", "model=tiny_olmoe", "limit=2", "tasks=obqa,piqa,rte,boolq", "ep_size=2"),
-        *("method=order,reverse_order,score", "gamma=0.5,1,1.5,2,2.5,3", "results_dir=results"),
-        cwd=tmp_path,
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("results/[!.]*/*/*.json")) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == SIGNALS[number]
-    assert err.splitlines()[-1] == INTERRUPTED
-    assert "Traceback" not in err
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files
-    # A signal between two steps of a lock leaves its file, which the next command removes.
-    assert [path for path in files if path.suffix not in {".json", ".lock"}] == []
 
 
 # A program that gets a signal, and another one while it ends, or whose library swallows the first.

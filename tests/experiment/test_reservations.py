@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
-import multiprocessing
 import os
 import signal
 import socket
@@ -102,32 +101,6 @@ def test_an_interrupt_while_it_is_reserved_leaves_nothing(
         assert kept is not None
         raise KeyboardInterrupt
     assert left(plan.path) == []
-
-
-def _contend(record: Path, start: object, won: object, names: list[str]) -> None:
-    start.wait()  # type: ignore[attr-defined]
-    kept = []
-    for name in names:
-        if (reservation := reserve(record.with_name(name))) is not None:
-            kept.append(reservation)
-            won.put(name)  # type: ignore[attr-defined]
-    start.wait()  # type: ignore[attr-defined] # who ended holds nothing
-
-
-def test_of_several_at_once_one_gets_it(record: Path) -> None:
-    names = [f"{number}.json" for number in range(40)]
-    context = multiprocessing.get_context("fork")
-    start, won = context.Barrier(4), context.Queue()
-    processes = [
-        context.Process(target=_contend, args=(record, start, won, names)) for _ in range(4)
-    ]
-    for process in processes:
-        process.start()
-    winners = [won.get(timeout=60) for _ in names]
-    for process in processes:
-        process.join(60)
-    assert sorted(winners) == sorted(names)
-    assert won.empty()
 
 
 def test_who_waits_says_for_whom_once(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def rows_of(records: Iterable[Record], link: Callable[[Path], str]) -> Iterator[
     """Yield of each record the cells of its row, by :data:`COLUMNS`, and the name of the row."""
     for record in records:
         metric, load, proofs = record.cell.task.metric, record.load, record.proofs
-        passed = sum(proof.passed is True for _, proof, _ in proofs.given())
+        passed = sum(proof.passed is True for _, proof, _ in proofs.recorded())
         failed = f"failed: {', '.join(proofs.broken)}" if proofs.broken else ""
         made = record.provenance
         origin = made.date[:10], (made.git_revision or "")[:8], made.device.get("name")

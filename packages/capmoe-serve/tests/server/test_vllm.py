@@ -92,7 +92,7 @@ def test_a_cell_is_proven_and_can_be_repeated(tmp_path: Path) -> None:
     first = computed(tmp_path, *words)
     assert first.load.dropped > 0
     assert not first.proofs.broken
-    open_proofs = {name for name, proof, _ in first.proofs.given() if not proof.passed}
+    open_proofs = {name for name, proof, _ in first.proofs.recorded() if not proof.passed}
     assert open_proofs <= {"outputs_as_defined"}  # of an engine no output is at hand
     assert first.proofs.examined
     server = first.server
