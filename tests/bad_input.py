@@ -170,7 +170,6 @@ MAIN: dict[str, str] = {
     "results_dir=[a]": "results_dir=['a']",
     "results_dir=file": WRITE,
     "results_dir=/proc/nothing": WRITE,
-    "results_dir=pipes data.root=miniworld tasks=obqa": "pipes/inputs.json: cannot be read",
     f"results_dir={'a' * 300}": "File name too long",
     "device_map=42": "device_map=42",
     "device_map=nope": "device_map=nope: must be auto, balanced",

@@ -43,8 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, hub: Path) -> Path:
         settings = f"model: {model}\ntasks: [piqa]\nmodel_args: {{pretrained: x, {options}\n"
         (place / name).write_text(settings)
     (place / "pipes/zoo_olmoe/obqa").mkdir(parents=True)
-    for name in ("inputs.json", "zoo_olmoe/obqa/score.json"):
-        os.mkfifo(place / "pipes" / name)
+    os.mkfifo(place / "pipes/zoo_olmoe/obqa/score.json")
     for name in ("truncated", "columns", "unlisted"):
         shutil.copytree(hub / OBQA, place / name / OBQA)
     for path in (place / "truncated").rglob("*.parquet"):

@@ -117,13 +117,12 @@ def join_ranks(plans: Sequence[CellPlan]) -> World | None:
 
 @contextmanager
 def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
-    """Remove what killed processes left beside records, calibrations and inputs, and then this."""
+    """Remove what killed processes left beside records and calibrations, and then this."""
     models = {plan.path.parents[1] for plan in plans}
     directories = sorted(
         {plan.path.parent for plan in plans}
         | models  # where packs are written
         | {model / CALIBRATIONS for model in models}
-        | {plan.root for plan in plans}
     )
     tidy(directories)
     try:

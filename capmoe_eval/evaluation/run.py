@@ -14,9 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import (
     DISK_ERRORS,
@@ -224,16 +224,17 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
     Return what is to be computed, or None if all cells are finished.
     """
     absent: list[int] = []
-    others: dict[str, Record] = {}  # one finished record for each model and dataset
+    dates: dict[str, str] = {}  # the first of the finished records of each checkpoint
     for number, plan in enumerate(plans):
         record = None if plan.overwrite else finished_record(plan)
         if record is None:
             absent.append(number)
         else:
             summary.add(number, record)
-            others.setdefault(inputs.decisive(record), record)
+            name, date = record.cell.model.pretrained, record.provenance.date
+            dates[name] = min(date, dates.get(name, date))
     if not process_rank():
-        for line in inputs.newer_checkpoints(others.values()):
+        for line in inputs.newer_checkpoints(dates):
             print_warning(line)
     check_kept(plans, {plans[number].path for number in absent})
     world = join_ranks(plans)
@@ -242,7 +243,6 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
         return None
     for root in sorted({plan.root for plan in missing}):
         check_writable("results_dir", root)
-        inputs.prepare(root)
     progress.total = len(missing)
     progress.stage("importing torch, transformers and lm-eval, and reading the tasks …")
     sandbox, forbidden = sandbox_for(missing)
@@ -254,7 +254,7 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
     library = task_library(allowed)
     for line in cautions(allowed, library):
         progress.warn(line)
-    job = _Job(allowed, list(others.values()), library, sandbox, world, progress, summary)
+    job = _Job(allowed, library, sandbox, world, progress, summary)
     for plan in missing:
         if plan.path in refused:
             job.fail(plan, str(refused[plan.path]))
@@ -266,12 +266,12 @@ class _Job:
     """The cells that a run computes, and what all of them need."""
 
     plans: Sequence[CellPlan]
-    finished: Sequence[Record]  # records of other cells, one for each model and dataset
     library: TaskLibrary
     sandbox: Sandbox | None
     world: World | None
     progress: Progress
     summary: RunSummary  # receives counts and failures
+    _compared: set[object] = field(default_factory=set)  # models and tasks whose records were
 
     def turns(self) -> Generator[Turn]:
         """Yield the cells' turns; of several ranks the first alone reserves, and tells them."""
@@ -349,9 +349,7 @@ class _Job:
         self.library.fingerprint(plan.cell.task, plan.source)
         self.progress.stage(f"loading {plan.cell.model.name} …")
         lm = load_lm(plan)
-        warning = inputs.check(plan.root, plan.cell, self._origin(plan, lm), self.finished)
-        if warning is not None:
-            self.progress.warn(warning)
+        self._compare(plan, lm)
         lm.on_progress = self.progress.advance
         return lm
 
@@ -360,7 +358,7 @@ class _Job:
         from capmoe_eval.evaluation import evaluate
 
         plan = turn.plan
-        inputs.check(plan.root, plan.cell, self._origin(plan, lm))
+        self._compare(plan, lm)
         self.progress.start(plan.cell)
         observers = [of.observer() for of in plan.observers]
         record = evaluate.evaluate(
@@ -378,15 +376,20 @@ class _Job:
         for of, observer in zip(plan.observers, observers, strict=True):
             of.write(plan, lm.meter, observer)
         if turn.reservation is not None:
-            inputs.note(record, plan.root, self.progress.warn)
             record.write()
         if (line := rounding_warning(record)) is not None:
             self.progress.warn(line, "rounding")
         return record
 
-    def _origin(self, plan: CellPlan, lm: AnyLM) -> dict[str, Any]:
-        fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
-        return {**lm.origin(), "data_fingerprint": fingerprint}
+    def _compare(self, plan: CellPlan, lm: AnyLM) -> None:
+        """Compare weights and documents with those of the directory's records, once for a task."""
+        key = plan.root, plan.source, plan.cell.task, loads(plan)
+        if key not in self._compared:
+            fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
+            origin = {**lm.origin(), "data_fingerprint": fingerprint}
+            if (warning := inputs.check(plan.root, plan.cell, origin)) is not None:
+                self.progress.warn(warning)
+            self._compared.add(key)
 
     def _is_ended_by(self, error: Exception, plan: CellPlan, *, loaded: bool) -> bool:
         """Return whether the run cannot go on after the error of one cell."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +60,7 @@ def variant(
     return Record.of(content, cell.path(root))
 
 
-def write(record: Record, root: Path) -> Record:
-    inputs.note(record, root)
+def write(record: Record) -> Record:
     record.write()
     return record
 
@@ -84,24 +81,23 @@ DECISIVE = {
 def test_another_input_under_the_same_name_is_refused(
     field: str, computed: Record, tmp_path: Path
 ) -> None:
-    first = write(variant(computed, tmp_path), tmp_path)
+    first = write(variant(computed, tmp_path))
     other = variant(computed, tmp_path, method=create_method("score", 1.0), **DECISIVE[field])
-    for refused in (lambda: check(other, tmp_path), lambda: inputs.note(other, tmp_path)):
-        with pytest.raises(UsageError, match=rf"^{tmp_path}/inputs\.json: .*other {field}") as line:
-            refused()
-        (new,) = DECISIVE[field].values()
-        key = "data.name" if field == "fingerprint" else "model.name"
-        for part in (str(first.path), f"now {new}", "another results_dir", key, "delete the old"):
-            assert part in str(line.value)
-        assert "\n" not in str(line.value)
+    with pytest.raises(UsageError, match=rf"^{tmp_path}: .*other {field}") as line:
+        check(other, tmp_path)
+    (new,) = DECISIVE[field].values()
+    key = "data.name" if field == "fingerprint" else "model.name"
+    for part in (str(first.path), f"now {new}", "another results_dir", key, "delete the old"):
+        assert part in str(line.value)
+    assert "\n" not in str(line.value)
 
 
 def test_own_results_are_of_the_inputs_of_the_shipped(computed: Record, tmp_path: Path) -> None:
     """Tables mix the two."""
     shipped, mine = tmp_path / "zoo", tmp_path / "local-zoo"
-    write(variant(computed, shipped), shipped)
+    write(variant(computed, shipped))
     other = variant(computed, mine, method=create_method("score", 1.0), **DECISIVE["weights"])
-    with pytest.raises(UsageError, match=rf"^{shipped}/inputs\.json: .*other weights"):
+    with pytest.raises(UsageError, match=rf"^{shipped}: .*other weights"):
         check(other, mine)
     threads = variant(computed, mine, method=create_method("score", 1.0), threads=7)
     assert check(threads, mine) is None, "a first run's user can do nothing about the other machine"
@@ -111,39 +107,15 @@ def test_own_results_are_of_the_inputs_of_the_shipped(computed: Record, tmp_path
 def test_the_new_input_is_taken_where_no_record_has_the_old_one(
     field: str, computed: Record, tmp_path: Path
 ) -> None:
-    first = write(variant(computed, tmp_path), tmp_path)
+    first = write(variant(computed, tmp_path))
     again = variant(computed, tmp_path, **DECISIVE[field])
-    write(again, tmp_path)  # in the place of the only record
+    write(again)  # in the place of the only record
     back = variant(computed, tmp_path, method=create_method("order", 1.0))
     with pytest.raises(UsageError, match=f"other {field}"):
         check(back, tmp_path)
     first.path.unlink()
-    write(back, tmp_path)
+    write(back)
     assert check(back, tmp_path) is None
-
-
-def test_the_file_is_made_from_records_that_lack_it(computed: Record, tmp_path: Path) -> None:
-    write(variant(computed, tmp_path), tmp_path)
-    known = (tmp_path / "inputs.json").read_text()
-    (tmp_path / "inputs.json").unlink()
-    inputs.prepare(tmp_path)
-    assert (tmp_path / "inputs.json").read_text() == known
-    other = variant(computed, tmp_path, method=create_method("score", 1.0), model__weights="0123")
-    with pytest.raises(UsageError, match="other weights"):
-        check(other, tmp_path)
-
-
-def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: Path) -> None:
-    def one(number: int) -> None:
-        record = variant(computed, tmp_path)
-        cell = dataclasses.replace(record.cell, data=f"data{number}")
-        record.capmoe.update(cell=cell.identity(), digest=cell.digest)
-        inputs.note(Record.of(record.content, cell.path(tmp_path)), tmp_path)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(one, range(24)))
-    content = json.loads((tmp_path / "inputs.json").read_text())
-    assert len(content["datasets"]) == 24
 
 
 @pytest.mark.parametrize(
@@ -157,7 +129,7 @@ def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: P
 def test_other_conditions_are_worth_a_warning(
     change: dict[str, object], said: str, computed: Record, tmp_path: Path
 ) -> None:
-    first = write(variant(computed, tmp_path), tmp_path)
+    first = write(variant(computed, tmp_path))
     assert check(first, tmp_path) is None
     assert check(variant(computed, tmp_path, git_revision="abc"), tmp_path) is None
     warning = check(variant(computed, tmp_path, **change), tmp_path)
@@ -186,7 +158,7 @@ def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> Non
         [first, other],
         [dataclasses.replace(other, overwrite=True)],
     ):
-        with pytest.raises(UsageError, match=r"inputs\.json: model mine has other weights"):
+        with pytest.raises(UsageError, match="model mine has other weights than its results here"):
             run(asked)
         assert not other.path.exists()
     record.path.unlink()

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from capmoe_eval.__main__ import main
-from capmoe_eval.evaluation.inputs import FILE
 from capmoe_eval.experiment.application import INTERRUPTED, run_program
 from capmoe_eval.experiment.results import read_results
 from tests.nightly import nightly_but
@@ -155,12 +154,12 @@ class Place(NamedTuple):
         return processes
 
     def content(self) -> dict[str, Any]:
-        """Return the records by their paths, the hashes of inputs, and the other files."""
+        """Return the records by their paths, and the other files."""
         results = read_results(self.root)
         assert results.broken == ()
         records = {str(r.path.relative_to(self.root)): content(r.content) for r in results.records}
         names = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
-        return {"records": records, "names": names, "inputs": (self.root / FILE).read_text()}
+        return {"records": records, "names": names}
 
 
 def content(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,6 @@ def _conditions(**model: Any) -> dict[str, Any]:
 
 def test_both_backends_are_of_the_same_weights(tmp_path: Path) -> None:
     static = record(of(*STATIC), tmp_path)
-    inputs.note(static, tmp_path)
     static.write()
     model = static.capmoe["provenance"]["model"]
     alike = _conditions(**model | {"attention": "CPU_ATTN"})

@@ -1,13 +1,14 @@
 """The directory loads as the hub does, with the types of the real data, and is written once."""
 
 import hashlib
-import json
 
 import datasets
 import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.zoo import hub as hub_module
 from capmoe_eval.zoo import sets
 from capmoe_eval.zoo.hub import embedded_hub, ready, write_documents
@@ -67,12 +68,15 @@ def test_only_mini_worlds_have_other_seeds_and_these_need_another_package(monkey
 
 def test_fingerprints_are_those_of_the_committed_records():
     """Of text: pictures take half a minute to write, and their tests ask for them."""
-    inputs = json.loads((REPOSITORY / "results/zoo/inputs.json").read_text())["datasets"]
-    of_texts = [entry for entry in inputs if entry["of"]["data"] in ("miniworld", "banking77")]
-    assert len(of_texts) > 10
-    for entry in of_texts:
-        source = ready(data_source(entry["of"]["data"]))
-        assert source.fingerprint(entry["of"]["dataset"]) == entry["fingerprint"], entry
+    root = REPOSITORY / "results/zoo"
+    paths = [*record_paths(root, "zoo_olmoe"), *record_paths(root, "zoo_icl_olmoe")]
+    fingerprints = {
+        (record.cell.data, record.cell.task.dataset): record.provenance.data_fingerprint
+        for record in (read_record(path, root) for path in paths)
+    }
+    assert len(fingerprints) > 10
+    for (data, dataset), fingerprint in fingerprints.items():
+        assert ready(data_source(data)).fingerprint(dataset) == fingerprint, dataset
 
 
 def test_a_changed_source_has_another_directory(tmp_path, monkeypatch):
