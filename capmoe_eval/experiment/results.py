@@ -158,11 +158,6 @@ def record_paths(root: Path, model: str = "*", task: str = "*") -> list[Path]:
     return sorted(paths)
 
 
-def files_with_records(root: Path) -> list[Path]:
-    """Return the files of a results directory that have records: their own, and packs."""
-    return [*loose_paths(root), *sorted(root.glob(f"*/*{SUFFIX}"))]
-
-
 def record_places(root: Path) -> list[tuple[Path, Path]]:
     """Return path and directory of all records that are read for a results directory, sorted.
 
@@ -185,15 +180,3 @@ def read_results(root: Path, reader: Reader | None = None) -> ReadRecords:
 def each_record(root: Path, broken: list[str]) -> Iterator[Record]:
     """Yield every record of a results directory and keep none, as :meth:`Reader.each`."""
     return Reader().each(record_places(root), broken)
-
-
-def result_directories(root: Path) -> list[Path]:
-    """Return the results directories among a directory and those directly below it.
-
-    A directory below counts if it has records and is not a model's directory of ``root`` itself.
-    A shipped one is left out if it is read with the user's own.
-    """
-    below = [path for path in sorted(root.glob("*/")) if not any(path.glob("*/*.json"))]
-    there = [path for path in (root, *below) if files_with_records(path)]
-    read = {shipped for path in there for shipped in directories(path)[1:]}
-    return [path for path in there if path not in read]

@@ -24,7 +24,6 @@ from capmoe_eval.experiment.record_part import Layer, Load, Part, Proofs
 from capmoe_eval.experiment.results import (
     Reader,
     record_places,
-    result_directories,
     uncollected,
 )
 from capmoe_eval.results.timings import no_timings, read_timings
@@ -134,8 +133,8 @@ def read(*roots: Path | str) -> Results:
     return results._replace(timings=pd.concat(times, ignore_index=True)) if times else results
 
 
-def load_frame(root: Path | str) -> pd.DataFrame:
-    """Return one row per record of a results directory, in their paths' order.
+def load_frame(*roots: Path | str) -> pd.DataFrame:
+    """Return one row per record of some results directories, in their paths' order.
 
     The first columns are :data:`IDENTITY`, every field of a cell's identity: two cells differ in
     one of them at least. A field is missing where it has no effect, such as ``gamma`` where the
@@ -153,22 +152,21 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     - ``seconds``, ``results_dir`` and ``path``
 
     A file that is no whole record is left out, with a warning that names it; so are all records of
-    methods that are not registered, with a warning that counts them. ``root`` is the
-    directory of a profile (``results/zoo``, and with the user's own ``results/local-zoo``), or of
-    several (``results``).
+    methods that are not registered, with a warning that counts them. A directory is that of a
+    profile: ``results/zoo``, and with the user's own ``results/local-zoo``.
 
     Raises:
         UsageError: If there is no such directory, or no whole record in it.
     """
     with uncollected():
-        return _frame([_row(record) for record in _whole(Path(root))])
+        return _frame([_row(record) for record in _whole(*map(Path, roots))])
 
 
 def _whole(*roots: Path) -> Iterator[Record]:
-    """Yield the whole records of some directories, or of those below; warn of other files."""
+    """Yield the whole records of some directories; warn of other files."""
     broken: list[str] = []
     record = None
-    for directory in itertools.chain.from_iterable(map(result_directories, roots)):
+    for directory in roots:
         for record in Reader().each(record_places(directory), broken):
             yield record
     for line in dict.fromkeys(broken):
@@ -178,7 +176,7 @@ def _whole(*roots: Path) -> Iterator[Record]:
         wrong = "no such directory" if absent else "has no whole record"
         raise UsageError(
             f"{', '.join(absent or map(str, roots)) or 'roots'}: {wrong}; name the directory of a "
-            "profile, such as results/zoo, or of several, such as results"
+            "profile, such as results/zoo"
         )
 
 
