@@ -38,7 +38,9 @@ def check(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> str | None:
     latest: Record | None = None
     for directory in directories(root):
         for record in _records(directory, cell, of_model="model" in provenance):
-            for title, field, old, new in _conflicts(record, cell, provenance):
+            is_replaced = record.path == cell.path(directory)
+            conflicts = [] if is_replaced else _conflicts(record, cell, provenance)
+            for title, field, old, new in conflicts:
                 key = "data.name" if field == "fingerprint" else "model.name"
                 raise UsageError(
                     f"{directory}: {title} has other {field} than its results here, such as "
@@ -81,12 +83,11 @@ def newer_checkpoints(dates: Mapping[str, str]) -> Iterator[str]:
 
 
 def _records(directory: Path, cell: Cell, *, of_model: bool) -> Iterator[Record]:
-    """Yield the whole records of a cell's task, and of its model, but that of the cell itself."""
+    """Yield the whole records of a cell's task, and of its model."""
     paths = {*record_paths(directory, task=cell.task.name)}
     if of_model:
         paths |= {*record_paths(directory, model=cell.model.name)}
-    others = sorted(paths - {cell.path(directory)})
-    return Reader().each(((path, directory) for path in others), broken=[])
+    return Reader().each(((path, directory) for path in sorted(paths)), broken=[])
 
 
 def _conflicts(
