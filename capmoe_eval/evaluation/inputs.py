@@ -38,7 +38,7 @@ def check(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> str | None:
     latest: Record | None = None
     for directory in directories(root):
         for record in _records(directory, cell, of_model="model" in provenance):
-            is_replaced = record.path == cell.path(directory)
+            is_replaced = record.path == cell.path(root)
             conflicts = [] if is_replaced else _conflicts(record, cell, provenance)
             for title, field, old, new in conflicts:
                 key = "data.name" if field == "fingerprint" else "model.name"
