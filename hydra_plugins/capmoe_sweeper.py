@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError, first_line
 from capmoe_eval.evaluation.run_command import evaluate, report
-from capmoe_eval.experiment.composition import as_typed, compose_jobs, sweep_jobs
+from capmoe_eval.experiment.composition import as_typed, compose_words, sweep_jobs
 from capmoe_eval.experiment.configuration import plans, share
 from capmoe_eval.experiment.processes import of_submitit
 from capmoe_eval.routing.knobs import Count, check
@@ -49,7 +49,7 @@ class CellSweeper(Sweeper):
         """
         check("hydra.sweeper.max_batch_size", self._at_once, Count | None)
         jobs = sweep_jobs(arguments)
-        configs = compose_jobs(jobs)
+        configs = map(compose_words, jobs)
         if self.config.hydra.runtime.choices["hydra/launcher"] == HERE:
             words = as_typed(arguments)
             status = evaluate(zip(jobs, configs, strict=True), words, swept=True)

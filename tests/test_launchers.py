@@ -74,7 +74,7 @@ def test_a_lost_job_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"not produced any output\); finished cells are kept"):
         sweeper.sweep([])
     too_often = UncompletedJobError("Job not requeued because: timed-out too many times.")
-    monkeypatch.setattr(sweeper_module, "compose_jobs", lambda _: [])
+    monkeypatch.setattr(sweeper_module, "plans", lambda _: [])
     job = JobReturn(overrides=["gamma=1.0"], status=JobStatus.FAILED)
     job.return_value = too_often
     sweeper.launcher.launch = lambda *_, **__: [job]

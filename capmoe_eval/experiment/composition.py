@@ -15,9 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.errors import UsageError, bad_choice, check_choice, first_line, shown
 from capmoe_eval.experiment.datasource import cache_directory
@@ -273,32 +271,3 @@ def sweep_jobs(words: Sequence[str]) -> list[list[str]]:
         key = override.get_key_element()
         choices[key] = [f"{key}={value}" for value in of_key]
     return [list(job) for job in itertools.product(*choices.values())]
-
-
-def compose_jobs(jobs: Iterable[Sequence[str]]) -> Iterator[DictConfig]:
-    """Yield the configuration of each job of a sweep, composed once for each choice of files.
-
-    Hydra composes every job anew, twice, from a dozen files: 0.16 s of CPU for each of 500 seeds.
-    A word that cannot be is a HydraException.
-    """
-    composed: dict[tuple[str, ...], DictConfig] = {}
-    for words in jobs:
-        overrides = OverridesParser.create().parse_overrides(list(words))
-        values = [override for override in overrides if _is_value(override)]
-        choices = tuple(str(each.input_line) for each in overrides if each not in values)
-        if choices not in composed:
-            composed[choices] = compose_words(choices)
-        job = composed[choices].copy()
-        try:
-            for override in values:
-                OmegaConf.update(job, override.key_or_group, override.value(), merge=True)
-        except OmegaConfBaseException:
-            job = compose_words(words)  # it says what is wrong
-        OmegaConf.set_struct(job, False)
-        yield job
-
-
-def _is_value(override: Override) -> bool:
-    """Return whether an override sets a key, rather than choosing a file or adding a key."""
-    plain = override.package is None and not (override.is_add() or override.is_force_add())
-    return plain and not override.is_delete() and not options(override.key_or_group)

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,22 +64,10 @@ class DataSource:
 @functools.cache  # so a process does not notice files that change while it runs
 def _hash_files(directory: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(_files(directory)):
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         digest.update(str(path.relative_to(directory)).encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-def _files(directory: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yield the files below a directory; links to a directory above are not followed."""
-    here = directory.resolve()
-    if here in above:
-        return
-    for path in directory.iterdir():
-        if path.is_dir():
-            yield from _files(path, (*above, here))
-        elif path.is_file():
-            yield path
 
 
 def users_cache() -> Path:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, sweeps
-from capmoe_eval.experiment.composition import compose_jobs, override, sweep_jobs
+from capmoe_eval.experiment.composition import compose_words, override, sweep_jobs
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.registry import create_method
@@ -70,7 +70,7 @@ def test_sweeps_compute_the_cells_and_no_others() -> None:
     for command in commands:
         program, _, *overrides = shlex.split(command)
         assert (program, "device=cpu" in overrides) == ("capmoe-eval", True)
-        configs = compose_jobs(sweep_jobs(overrides))
+        configs = map(compose_words, sweep_jobs(overrides))
         named += [plan.cell.digest for config in configs for plan in plans(config)]
     assert sorted({*named}) == sorted(cell.digest for cell in cells)
 

@@ -37,12 +37,3 @@ def test_what_a_link_leads_to_is_hashed(tmp_path: Path, linked: str, fresh: None
     assert before == DataSource("mine", plain).fingerprint("org/data")
     (root / "org/data/main/test.parquet").write_text("new")
     assert DataSource("mine", root).fingerprint("org/data") != before
-
-
-def test_links_in_a_circle_end(tmp_path: Path, fresh: None) -> None:
-    home = dataset(tmp_path)
-    before = DataSource("mine", tmp_path).fingerprint("org/data")
-    (home / "main/up").symlink_to(home)
-    (home / "self").symlink_to(home / "self")
-    (home / "nowhere").symlink_to(tmp_path / "gone")
-    assert DataSource("mine", tmp_path).fingerprint("org/data") == before
