@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from capmoe_eval.errors import UsageError, first_line
-from capmoe_eval.evaluation.run_command import evaluate, report
-from capmoe_eval.experiment.composition import as_typed, compose_words, sweep_jobs
-from capmoe_eval.experiment.configuration import plans, share
+from capmoe_eval.errors import UsageError, first_line, shown
+from capmoe_eval.evaluation.run_command import evaluate, print_notes
+from capmoe_eval.experiment.composition import as_typed, compose_words
+from capmoe_eval.experiment.configuration import CellPlan, plans, share
 from capmoe_eval.experiment.processes import of_submitit
+from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import Count, check
 
+_MOST_JOBS = 100_000  # of a range
 HERE = "basic"
 """Hydra's launcher that starts no process: here all jobs together load a model once."""
 
@@ -58,7 +63,7 @@ class CellSweeper(Sweeper):
             with self._one_line():
                 returns = list(self._launched(jobs))
             cells = (plan for config in configs for plan in share(plans(config), config.shard))
-            missing = report(list({plan.path: plan for plan in cells}.values()))
+            missing = _report(list({plan.path: plan for plan in cells}.values()))
             with self._one_line():  # a job's error is raised where its value is asked for
                 status = max(missing, *(job.return_value for batch in returns for job in batch))
         if status:
@@ -92,6 +97,58 @@ class CellSweeper(Sweeper):
                 )
             kept = "finished cells are kept, and the same command continues"
             raise UsageError(f"{lost}; {kept}") from error
+
+
+def sweep_jobs(words: Sequence[str]) -> list[list[str]]:
+    """Return the words of each job of a sweep; UsageError for a range of no values or too many."""
+    choices: dict[str, list[str]] = {}
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        values: Any = override.value()
+        too_many = (
+            override.is_range_sweep()
+            and values.step
+            and not (0 < (values.stop - values.start) / values.step <= _MOST_JOBS)
+        )
+        if too_many:
+            raise UsageError(
+                f"{shown(override.input_line)}: must be a range of 1 to {_MOST_JOBS} values, for "
+                "example range(0,3)"
+            )
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UsageError(
+                f"{shown(override.input_line)}: must be a list or a range of values, for example "
+                "choice(1,2) or range(0,3)"
+            )
+        of_key = (
+            override.sweep_string_iterator()
+            if override.is_sweep_override()
+            else [override.get_value_element_as_str()]
+        )
+        key = override.get_key_element()
+        choices[key] = [f"{key}={value}" for value in of_key]
+    return [list(job) for job in itertools.product(*choices.values())]
+
+
+def _report(cells: Sequence[CellPlan]) -> int:
+    """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
+    from capmoe_eval.evaluation.progress import RunSummary, summary  # slow to import
+    from capmoe_eval.experiment.results import Reader
+
+    broken: list[str] = []
+    outcome = RunSummary()
+    places = (place for plan in cells if (place := plan.stored))
+    for number, record in enumerate(Reader().each(places, broken)):
+        outcome.add(number, record)
+    if outcome.finished:
+        print(summary(outcome.records, outcome.finished))
+    missing = len(cells) - outcome.finished
+    print(f"{outcome.finished} finished, {missing} missing")
+    print_notes(cells)
+    for line in outcome.truncations:
+        print_warning(line)
+    for line in broken:
+        print(f"left out: {line}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 _store: Any = ConfigStore.instance()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.composition import compose_words, sweep_jobs
+from capmoe_eval.experiment.composition import compose_words
 from capmoe_eval.experiment.configuration import plans
+from hydra_plugins.capmoe_sweeper import sweep_jobs
 
 
 def test_jobs_are_all_combinations_in_their_order() -> None:

@@ -80,7 +80,7 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[
         failed = len(outcome.failures)
         others = f"{outcome.by_others} by other processes, " if outcome.by_others else ""
         print(f"{outcome.computed} computed, {others}{skipped} finished before, {failed} failed")
-    _print_notes(plans)
+    print_notes(plans)
     for line in outcome.truncations:
         print_warning(line)
     if outcome.finished and (following := report_command(words)):
@@ -101,28 +101,6 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[
     return 1 if outcome.failures else 0
 
 
-def report(plans: Sequence[CellPlan]) -> int:
-    """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
-    from capmoe_eval.evaluation.progress import RunSummary, summary
-    from capmoe_eval.experiment.results import Reader
-
-    broken: list[str] = []
-    outcome = RunSummary()
-    places = (place for plan in plans if (place := plan.stored))
-    for number, record in enumerate(Reader().each(places, broken)):
-        outcome.add(number, record)
-    if outcome.finished:
-        print(summary(outcome.records, outcome.finished))
-    missing = len(plans) - outcome.finished
-    print(f"{outcome.finished} finished, {missing} missing")
-    _print_notes(plans)
-    for line in outcome.truncations:
-        print_warning(line)
-    for line in broken:
-        print(f"left out: {line}", file=sys.stderr)
-    return 1 if missing else 0
-
-
 def report_command(words: Sequence[str]) -> str | None:
     """Return the command that reports on the experiment of a command line; None without one."""
     from capmoe_eval.paper.layout import TABLES
@@ -137,7 +115,8 @@ def report_command(words: Sequence[str]) -> str | None:
     return shlex.join([*f"capmoe-eval {reports[names[-1]]}".split(), *kept])
 
 
-def _print_notes(plans: Sequence[CellPlan]) -> None:
+def print_notes(plans: Sequence[CellPlan]) -> None:
+    """Print the cautions about the models' numbers."""
     for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
         print(f"Note: {note}")
 

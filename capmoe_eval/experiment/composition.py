@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -46,7 +44,6 @@ OmegaConf.register_new_resolver(
 # The options that were composed, by group and name.
 _composed: dict[tuple[str, str], DictConfig] = {}
 
-_MOST_JOBS = 100_000  # of a range
 _BARE = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
 _NOT_TEXT = re.compile(
     r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)|true|false|null", re.IGNORECASE
@@ -241,33 +238,3 @@ def compose_words(words: Sequence[str], config: str | None = "config") -> DictCo
     with composing():
         composed: DictConfig = compose(config, list(words))
     return composed
-
-
-def sweep_jobs(words: Sequence[str]) -> list[list[str]]:
-    """Return the words of each job of a sweep; UsageError for a range of no values or too many."""
-    choices: dict[str, list[str]] = {}
-    for override in OverridesParser.create().parse_overrides(list(words)):
-        values: Any = override.value()
-        too_many = (
-            override.is_range_sweep()
-            and values.step
-            and not (0 < (values.stop - values.start) / values.step <= _MOST_JOBS)
-        )
-        if too_many:
-            raise UsageError(
-                f"{shown(override.input_line)}: must be a range of 1 to {_MOST_JOBS} values, for "
-                "example range(0,3)"
-            )
-        if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise UsageError(
-                f"{shown(override.input_line)}: must be a list or a range of values, for example "
-                "choice(1,2) or range(0,3)"
-            )
-        of_key = (
-            override.sweep_string_iterator()
-            if override.is_sweep_override()
-            else [override.get_value_element_as_str()]
-        )
-        key = override.get_key_element()
-        choices[key] = [f"{key}={value}" for value in of_key]
-    return [list(job) for job in itertools.product(*choices.values())]
