@@ -16,9 +16,8 @@ from capmoe_eval.experiment.composition import compose_words, override
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.registry import create_method
-from tests.records import odd_cell
 from hydra_plugins.capmoe_sweeper import sweep_jobs
-from tests.report.site.material import odd_cell
+from tests.records import odd_cell
 
 
 def known(*words: str) -> Cell:
