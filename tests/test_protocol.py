@@ -59,25 +59,6 @@ def test_records_descend_from_the_protocol() -> None:
     assert too_early(commit[-1], sorted(revisions, key=str), ROOT) == []
 
 
-def test_a_record_from_before_the_protocol_is_seen(tmp_path: Path) -> None:
-    git("init", "-q", root=tmp_path)
-    commits = []
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    for name in ("before", "protocol", "after"):
-        (tmp_path / name).touch()
-        git("add", name, root=tmp_path)
-        git(*identity, "commit", "-qm", name, root=tmp_path)
-        commits.append(git("rev-parse", "HEAD", root=tmp_path))
-    before, protocol_commit, after = commits
-    assert too_early(protocol_commit, [after, f"{after}-dirty", protocol_commit], tmp_path) == []
-    unknown = "0" * 40
-    assert too_early(protocol_commit, [before, None, unknown], tmp_path) == [
-        before,
-        "None",
-        unknown,
-    ]
-
-
 def test_every_claim_is_asked_or_left_out_with_a_reason() -> None:
     claims = {claim.id for claim in replication_claims()}
     fresh = [row["claim"] for row in protocol()["primary"]["fresh"]]

@@ -13,7 +13,6 @@ from capmoe_serve.trace_file import load_trace
 
 from capmoe_eval.__main__ import main
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from tests.conftest import Shell
 from tests.satellites import HAS_METHODS, NEEDS_METHODS
 from tests.wrapper.parallel.processes import run_nodes
@@ -67,34 +66,12 @@ def without_origin(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def from_directory(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What to evaluate of a model that lies in a directory and is read in parts."""
-    directory = tmp_path_factory.mktemp("saved") / "model"
-    tokenizer = tiny_tokenizer()
-    tiny_model("mixtral", vocab_size=len(tokenizer)).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return [
-        "model=custom",
-        "model.name=mine",
-        f"model.pretrained={directory}",
-        "data.root=miniworld",
-        "dtype=float32",
-        *("ep_size=2", "batch_size=5", "limit=3", "tasks=obqa", "gamma=1.0", "method=score"),
-    ]
-
-
-@pytest.fixture(scope="module")
-def spread(
-    from_directory: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[str]]:
-    """The records of two nodes under torchrun, of one command after the other, and their words."""
+def spread(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The records of two nodes under torchrun, and what the nodes print."""
     root = tmp_path_factory.mktemp("spread")
-    lines = [
-        [*words, f"results_dir={root / name}", f"save_trace={root}/traces/{name}", "parallel=ep"]
-        for name, words in (("embedded", WORDS), ("directory", from_directory))
-    ]
-    output = run_nodes(["-m", "tests.wrapper.parallel.commands", json.dumps(lines)], 2, timeout=180)
-    return root, output
+    places = [f"results_dir={root / 'embedded'}", f"save_trace={root}/traces/embedded"]
+    lines = json.dumps([[*WORDS, *places, "parallel=ep"]])
+    return root, run_nodes(["-m", "tests.wrapper.parallel.commands", lines], 2, timeout=180)
 
 
 @pytest.mark.nightly

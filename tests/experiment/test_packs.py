@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -120,17 +119,6 @@ def test_a_kill_between_any_two_steps_loses_nothing(
             assert number > 10
             return
     pytest.fail("never done")
-
-
-def test_several_processes_may_pack_while_another_computes(root: Path) -> None:
-    before = contents(root)
-    with ThreadPoolExecutor(4) as pool:
-        packers = [pool.submit(pack, root) for _ in range(3)]
-        written = pool.submit(record_of(create_method("baseline"), root=root).write)
-        for task in (*packers, written):
-            task.result()
-    assert len(contents(root)) == len(before) + 1
-    assert contents(root).items() >= before.items()
 
 
 def test_what_another_process_computes_again_stays(root: Path) -> None:

@@ -79,14 +79,6 @@ def test_fingerprints_are_those_of_the_committed_records():
         assert ready(data_source(data)).fingerprint(dataset) == fingerprint, dataset
 
 
-def test_a_changed_source_has_another_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = embedded_hub("miniworld")
-    (tmp_path / "lexicon.yaml").write_text("population: {creature: 1}\n")
-    monkeypatch.setattr(hub_module, "SOURCES", tmp_path)
-    assert embedded_hub("miniworld") != before
-
-
 def test_datasets_does_not_mix_up_two_directories(hub, tmp_path):
     """It keys its cache by names alone; see the module."""
     fewer = {"baber/piqa": {"default": {"train": SETS["baber/piqa"]["default"]["train"][:3]}}}

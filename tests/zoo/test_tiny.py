@@ -12,7 +12,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 
@@ -83,11 +82,6 @@ def test_the_class_and_the_proportions_are_those_of_the_original(family):
         num_experts = router.weight.shape[0]
         assert Fraction(num_experts, router.top_k) == ratio
         assert num_experts % ranks == 0
-
-
-def test_an_unknown_family_is_refused():
-    with pytest.raises(UsageError, match=r"family=olmo: did you mean 'olmoe'\?"):
-        tiny_model("olmo", vocab_size=1024)
 
 
 @families
