@@ -224,13 +224,8 @@ CASES: dict[str, Callable[[Any], Case]] = {
     "whole": lambda model: (model, model.generate),
     "without head": lambda model: (model.model, model.generate),
     "adapter": adapter,
-    "adapted": lambda model: (model, Adapter(model).generate),
     "parent": lambda model: (Parent(model), model.generate),
     "in a thread": lambda model: (model, in_a_thread(model.generate)),
-    "by the class": lambda model: (
-        model,
-        lambda *args, **kwargs: type(model).generate(model, *args, **kwargs),
-    ),
 }
 OPTIONS: list[dict[str, Any]] = [
     {},
