@@ -60,7 +60,7 @@ class LayerHook:
         self._number, self._method, self._calibrated = number, method, calibrated
         self._running = running  # returns the plan of the forward that runs
         self._experts: Any = layer.experts
-        # See LayerForward.computed; None while nobody asks for it.
+        # See LayerForward.experts_ran; None while nobody asks for it.
         self._computed: list[Tensor] | None = None
 
     def note_computed(self, index: Tensor) -> None:
@@ -303,6 +303,11 @@ def _replaced_forward(model: nn.Module, forward: Any) -> Iterator[None]:
             del model.forward
         else:
             model.forward = before
+    if forward.runs:
+        raise UsageError(
+            "capacity_aware: the block ended while a forward still ran in another thread, whose "
+            "last layers had no capacity; wait for the thread inside the block"
+        )
 
 
 class _Forward:
@@ -332,6 +337,11 @@ class _Forward:
         self.generation = Generation(
             model, lambda: meter.method.decode != "unconstrained" or meter.sees_every_forward
         )
+
+    @property
+    def runs(self) -> bool:
+        """True while a forward runs."""
+        return self._alone.locked()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._stock, memo)  # the copy's own

@@ -93,8 +93,8 @@ def test_a_forward_inside_another_or_of_another_thread_is_refused(
 
 
 @pytest.mark.parametrize("place", ["between steps", "in a forward"])
-def test_a_block_does_not_end_before_its_generations(place: str) -> None:
-    """A streamer's thread would go on without a capacity, and nobody would see it."""
+def test_a_block_does_not_end_before_its_forwards(place: str) -> None:
+    """A thread, as of a streamer, would go on without a capacity, and nobody would see it."""
     model = make("olmoe")
     waits, goes_on = threading.Event(), threading.Event()
 
@@ -108,9 +108,11 @@ def test_a_block_does_not_end_before_its_generations(place: str) -> None:
 
     between = place == "between steps"
     options: dict[str, Any] = {"logits_processor": [Waits()] if between else []}
-    thread = threading.Thread(
-        target=lambda: outcome(lambda: model.generate(batch(), max_new_tokens=3, **options))
-    )
+
+    def run() -> Any:
+        return model.generate(batch(), max_new_tokens=3, **options) if between else logits(model)
+
+    thread = threading.Thread(target=lambda: outcome(run))
     before = state(model)
     with (
         during(model.lm_head, (lambda: None) if between else wait),
