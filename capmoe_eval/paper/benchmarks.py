@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,14 +28,6 @@ class Bench:
     timings: pd.DataFrame = field(default_factory=no_timings)
     evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # others, by name
     broken: tuple[str, ...] = ()  # the error of each other file, one line each
-
-    @property
-    def balances(self) -> Sequence[Mapping[str, Any]]:
-        """The measurements of lossless load balancing, as ``placement.json`` has them."""
-        rows: Sequence[Mapping[str, Any]] = self.evaluations.get("placement", {}).get(
-            "balances", ()
-        )
-        return rows
 
     def broken_of(self, study: str) -> list[str]:
         """Return what is wrong with the files of a study that cannot be read."""

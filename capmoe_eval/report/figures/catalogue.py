@@ -42,7 +42,6 @@ class Spec:
     tasks: Sequence[str] = ()
     metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a task, if not its own
     model: int | None = None
-    has_balances: bool = False  # the benchmark ``placement`` is shown beside them
     # Of a study: the models that there should be; empty where any will do.
     study: str = ""
     models: Sequence[str] = ()

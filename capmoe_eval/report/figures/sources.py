@@ -71,8 +71,7 @@ class Sources:
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # digests of their cells
     models: Mapping[str, str] = field(default_factory=dict)  # titles by their keys
     tasks: Mapping[str, str] = field(default_factory=dict)  # titles by their keys
-    # Rows of `placement.json`, of a figure that shows that benchmark beside its records.
-    balances: Sequence[Mapping[str, Any]] = ()
+    bench: Callable[[], Bench] = Bench  # the benchmarks, which a figure may show beside its records
 
     @property
     def model(self) -> str:
@@ -257,7 +256,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Callable[[], Bench]) -> S
         parts={part: [plan.cell.digest for plan in listed] for part, listed in chosen.items()},
         models=titles,
         tasks={name: str(experiment.config.tasks[name].title) for name in tasks},
-        balances=bench().balances if spec.has_balances else (),
+        bench=bench,
     )
 
 

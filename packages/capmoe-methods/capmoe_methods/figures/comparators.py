@@ -195,11 +195,12 @@ def ranks(sources: Sources) -> pd.DataFrame:
     import pandas as pd
 
     rows = settings(sources)
+    balances = sources.bench().evaluations.get("placement", {}).get("balances", ())
     balanced: list[dict[str, Any]] = []
     for of, kind in _KINDS.items():
         tasks, judged = _tasks(sources, of), set()
         for model, title in sources.models.items():
-            for row in sources.balances:
+            for row in balances:
                 line = next((kind for kind in _LOSSLESS if row["method"].startswith(kind)), None)
                 on = row["judged_on"]
                 is_own = (row["model"], row["of"], row["planned_on"]) == (model, of, on)
@@ -214,7 +215,7 @@ def ranks(sources: Sources) -> pd.DataFrame:
             sources.notes.append(
                 f"Balancing of {kind} was measured on {', '.join(sorted(judged))}."
             )
-    if not sources.balances:
+    if not balances:
         sources.notes.append(
             "No line of lossless load balancing: capmoe-eval bench placement makes it."
         )
@@ -229,7 +230,6 @@ def ranks(sources: Sources) -> pd.DataFrame:
     words=_WORDS,
     experiment="comparators",
     parts=("stock", "drop_on_ranks", "reroute", "reroute_steps"),
-    has_balances=True,
 )
 def comparators_ranks(rows: pd.DataFrame) -> Figure:
     """A panel for each model: points lost against no limit, paired by document, with 95 % intervals
