@@ -109,7 +109,8 @@ def test_the_new_input_is_taken_where_no_record_has_the_old_one(
 ) -> None:
     first = write(variant(computed, tmp_path))
     again = variant(computed, tmp_path, **DECISIVE[field])
-    write(again)  # in the place of the only record
+    assert check(again, tmp_path) is None, "it takes the place of the only record"
+    write(again)
     back = variant(computed, tmp_path, method=create_method("order", 1.0))
     with pytest.raises(UsageError, match=f"other {field}"):
         check(back, tmp_path)

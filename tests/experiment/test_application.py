@@ -38,7 +38,8 @@ def again():
         application.GRACE = -1.0
     os.kill(os.getpid(), second)
     if kind == "hangs":
-        time.sleep(50)
+        time.sleep(20)
+        print("slept", flush=True)
 
 def command():
     with files.whole_file(Path("file.json")):
