@@ -19,10 +19,10 @@ from capmoe_methods.trial import (
     sentence,
     verdicts,
 )
+from capmoe_report.dev_losses import NEEDED, dev_losses
 from capmoe_report.effects import pair_cells, pooled
 from capmoe_report.records import RECORDS, ContrastFile
 from capmoe_report.rows import pairs
-from capmoe_report.trainings import NEEDED, dev_losses
 from capmoe_report.verdicts import Finding, VerdictFile
 
 from capmoe_eval.experiment.names import family, metric_title

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from capmoe_report.dev_losses import dev_losses
 from capmoe_report.effects import Effect, by_family
 from capmoe_report.evidence import Evidence, Side
 from capmoe_report.records import ContrastFile, ContrastRecords, by_file
-from capmoe_report.trainings import dev_losses
 
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import shown

@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from capmoe_report.contrasts import Contrast
+from capmoe_report.dev_losses import dev_losses
 from capmoe_report.effects import pair_cells, pooled
 from capmoe_report.evidence import Evidence, Side, pooled_models
-from capmoe_report.trainings import dev_losses
 from scipy.special import ndtr, ndtri
 
 from capmoe_eval.experiment.composition import load_option

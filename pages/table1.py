@@ -6,10 +6,10 @@ import dataclasses
 from statistics import fmean
 from typing import Final
 
+from capmoe_report.dev_losses import DevLosses
 from capmoe_report.effects import by_family
 from capmoe_report.evidence import Side
 from capmoe_report.judge import judge, replication_claims
-from capmoe_report.trainings import DevLosses
 
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.report.texts import shown

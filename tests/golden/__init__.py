@@ -14,22 +14,21 @@ from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
+from capmoe_report.claims import evidence_of
 from capmoe_report.contrasts import Contrast
 from capmoe_report.effects import by_family
-from capmoe_report.evidence import Evidence, pooled_models
+from capmoe_report.evidence import Evidence
 from capmoe_report.grouping import grouping
 from capmoe_report.judge import findings_of, judge, paper_claims, replication_claims
-from capmoe_report.trainings import TRAININGS, dev_losses, read_trainings
 from capmoe_report.verdicts import Finding
 
-from capmoe_eval.experiment.results import Reader, read_results
+from capmoe_eval.experiment.results import Reader
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
 from capmoe_eval.report.figures.catalogue import figures as all_figures
 from capmoe_eval.report.figures.sources import FigurePlans, gather
 from capmoe_eval.report.figures.write import measured
 from capmoe_eval.report.tables.filled import measured_table, published_table
-from capmoe_eval.results.frames import results_of
 from tests.project import ROOT
 
 FOLDER: Final = Path(__file__).parent
@@ -50,17 +49,9 @@ def _reader() -> Reader:
 @functools.cache
 def _evidence() -> Evidence:
     """The material of the claims: all records of profile zoo."""
-    pooled = pooled_models("zoo")
-    records = read_results(_RESULTS, _reader())
-    assert not records.broken
-    return Evidence(
-        "zoo",
-        results_of(records.records),
-        trainings=read_trainings(ROOT / TRAININGS, "zoo"),
-        bench=read_bench(_BENCH),
-        pooled=pooled,
-        losses=dev_losses(pooled),
-    )
+    evidence = evidence_of(_RESULTS, "zoo", _BENCH, _reader())
+    assert not evidence.broken
+    return evidence
 
 
 def tables() -> Iterator[dict[str, Any]]:

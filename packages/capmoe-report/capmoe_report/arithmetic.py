@@ -24,17 +24,9 @@ from capmoe_eval.paper.printed import (
     find_rows,
 )
 
-from capmoe_report.contrasts import Expectation, in_points
+from capmoe_report.margins import Expectation, in_points
 from capmoe_report.rows import pairs
-from capmoe_report.verdicts import (
-    BEYOND,
-    Finding,
-    Outcome,
-    in_print,
-    listed,
-    tallied,
-    weigh,
-)
+from capmoe_report.verdicts import BEYOND, Finding, Outcome, listed, unanimous, weigh
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +47,17 @@ def truncated(value: float, decimals: int) -> float:
     return math.floor(value * scale + _EPSILON) / scale
 
 
+def _in_print(holds: bool | None, text: str) -> Finding:
+    """Return the check of arithmetic in print; None gives numbers and decides nothing."""
+    verdict = Outcome.IMPOSSIBLE if holds is None else unanimous([holds])
+    return Finding(verdict=verdict, text=text)
+
+
+def _tallied(text: str, failed: Sequence[str], total: int) -> Finding:
+    """Return a check that holds if no case failed; the text has places ``{fit}`` and ``{all}``."""
+    return _in_print(not failed, listed(text.format(fit=total - len(failed), all=total), failed))
+
+
 def relation(values: Mapping[str, Any], text: str, holds: str = "") -> Finding:
     """Check a formula of numbers by name; without one nothing is decided.
 
@@ -68,7 +71,7 @@ def relation(values: Mapping[str, Any], text: str, holds: str = "") -> Finding:
     for name, value in values.items():
         named[name] = _evaluated(value, named) if isinstance(value, str) else value
     fits = bool(_evaluated(holds, named)) if holds else None
-    return in_print(fits, text.format(**named))
+    return _in_print(fits, text.format(**named))
 
 
 def _evaluated(formula: str, named: Mapping[str, Any]) -> Any:
@@ -111,7 +114,7 @@ def averages(where: Where, decimals: int = 1) -> Finding:
             how = "truncated" if truncated(row.mean, decimals) == printed else "wrong"
             numbers = f"mean {row.mean:.3f}, printed {printed:.{decimals}f}"
             wrong.append(f"{row.label}: {numbers} ({how})")
-    return tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
+    return _tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
 
 
 def difference(a: Where, b: Where, stated: float) -> Finding:
@@ -128,7 +131,7 @@ def difference(a: Where, b: Where, stated: float) -> Finding:
         f"({relative:+.2f} % relative; printed averages differ by {printed:+.1f}). "
     )
     text += f"{stated:g} fits as {fits}." if fits else f"Neither is {stated:g}."
-    return in_print(bool(fits), text)
+    return _in_print(bool(fits), text)
 
 
 def ranking(
@@ -155,7 +158,7 @@ def ranking(
         f"{{fit}} of {{all}} printed pairs are {relation}; differences from "
         f"{min(gaps):+.2f} to {max(gaps):+.2f}."
     )
-    return tallied(text, failed, len(gaps))
+    return _tallied(text, failed, len(gaps))
 
 
 def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None) -> Finding:
@@ -174,7 +177,7 @@ def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None 
             differing.append(f"{row.label}: {', '.join(moved)}")
     equal = len(rows) - len(differing)
     text = f"{equal} of {len(rows)} rows are equal; {changed} of {cells} numbers differ."
-    return in_print((not differing) == expect, listed(text, differing))
+    return _in_print((not differing) == expect, listed(text, differing))
 
 
 def grain(
@@ -195,7 +198,7 @@ def grain(
         f"{len(impossible)} of {len(rows)} printed {column} values are no k/{documents}, rounded "
         f"or truncated; {len(only_cut)} only truncated."
     )
-    return in_print(not impossible, listed(text, impossible + only_cut))
+    return _in_print(not impossible, listed(text, impossible + only_cut))
 
 
 def points(column: str, questions: Sequence[int]) -> Finding:
@@ -216,7 +219,7 @@ def points(column: str, questions: Sequence[int]) -> Finding:
             ends = " and ".join(f"{end:.3f}" for end in near)
             impossible.append(f"{row.label} {value:g} lies between {ends}")
     text = f"{len(impossible)} of {len(rows)} printed {column} values are no multiple of {step}."
-    return in_print(not impossible, listed(text, impossible))
+    return _in_print(not impossible, listed(text, impossible))
 
 
 def agreement(a: Where, b: Where, documents: int, margin: str) -> Finding:
@@ -256,7 +259,7 @@ def rising(where: Where, columns: str = AVERAGE) -> Finding:
                     for row in (low, high)
                 ]
                 falls.append(f"{low.method} {column} {' but '.join(ends)}")
-    return tallied("{fit} of {all} steps to a larger γ do not lower the value.", falls, steps)
+    return _tallied("{fit} of {all} steps to a larger γ do not lower the value.", falls, steps)
 
 
 def workload() -> Finding:
@@ -274,7 +277,7 @@ def workload() -> Finding:
         if gain < more
     ]
     text = f"In {len(against)} of {len(ordered)} pairs the heavier workload gains less."
-    return in_print(not against, listed(text, against))
+    return _in_print(not against, listed(text, against))
 
 
 def bars(path: Sequence[str | int], higher: int, lower: int, margin: float | str = 0.0) -> Finding:
@@ -289,7 +292,7 @@ def bars(path: Sequence[str | int], higher: int, lower: int, margin: float | str
     failed = [f"{name} {gap:+.1f}" for name, gap in gaps.items() if gap < bound - _EPSILON]
     least, most = min(gaps.values()), max(gaps.values())
     text = f"{{fit}} of {{all}} groups fit; differences from {least:+.1f} to {most:+.1f}."
-    return tallied(text, failed, len(gaps))
+    return _tallied(text, failed, len(gaps))
 
 
 def faster_when_tighter() -> Finding:
@@ -301,7 +304,7 @@ def faster_when_tighter() -> Finding:
         for method, speedups in methods.items()
     }
     failed = [name for name, v in series.items() if v != sorted(set(v), reverse=True)]
-    return tallied("{fit} of {all} series rise as γ falls.", failed, len(series))
+    return _tallied("{fit} of {all} series rise as γ falls.", failed, len(series))
 
 
 def check(arguments: Mapping[str, Any]) -> Finding:

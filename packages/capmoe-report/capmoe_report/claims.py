@@ -14,12 +14,10 @@ from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.results import LOCAL, Reader, read_results, record_places
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.results.frames import results_of
 
-from capmoe_report.evidence import Evidence, pooled_models
+from capmoe_report.evidence import Evidence, gather, pooled_models
 from capmoe_report.judge import judge, paper_claims
 from capmoe_report.ledger import headings, to_html, to_json
-from capmoe_report.trainings import dev_losses, read_trainings
 
 _KEYS = ("profile", "results_dir")
 
@@ -76,17 +74,8 @@ def evidence_of(
     results: Path, profile: str, bench: Path = BENCHMARKS, reader: Reader | None = None
 ) -> Evidence:
     """Return what the claims are judged by: the records of a directory, timings and trainings."""
-    records, timed = read_results(results, reader), read_bench(bench)
-    pooled = pooled_models(profile)
-    return Evidence(
-        profile,
-        results_of(records.records),
-        (*records.broken, *timed.broken),
-        trainings=read_trainings(None, profile),
-        bench=timed,
-        pooled=pooled,
-        losses=dev_losses(pooled),
-    )
+    read, models = read_results(results, reader), pooled_models(profile)
+    return gather(profile, read.records, models, bench=read_bench(bench), broken=read.broken)
 
 
 def _settings(overrides: Sequence[str]) -> Mapping[str, str]:

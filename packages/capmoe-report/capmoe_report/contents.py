@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
-import re
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,6 +20,7 @@ from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import planned
 from capmoe_eval.paper.benchmarks import kind_text
 from capmoe_eval.paper.layout import TABLES, Layout
+from capmoe_eval.report.figures.catalogue import figures
 from capmoe_eval.report.tables.filled import measured_table
 from capmoe_eval.report.tables.table import commands
 from capmoe_eval.report.texts import ABSENT, shown
@@ -34,8 +34,9 @@ from capmoe_eval.results.timings import (
 from hydra.errors import HydraException
 from markupsafe import Markup
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from capmoe_report.records import seen_from
 from capmoe_report.verdicts import VerdictFile
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from capmoe_report.verdicts import JudgedClaim
 
-File = TypeVar("File", bound=BaseModel)
 T = TypeVar("T")
 
 COLUMNS: Final = (
@@ -56,23 +56,6 @@ _AGAIN: Final = "again"
 """The directory of a record that is computed again, so that the first one stays."""
 
 
-class FigureText(BaseModel):
-    """The words beside a figure, from the file of `capmoe_eval.report.figures.write`."""
-
-    title: str
-    place: str
-    caption: str
-    notes: list[str]
-    missing: Mapping[str, Any]
-
-
-class LedgerCounts(BaseModel):
-    """The number of claims with each verdict, from the ledger's ``claims.json``."""
-
-    profile: str
-    counts: Mapping[str, int]
-
-
 def attempt(make: Callable[[], T]) -> T | str:
     """Return what a function makes, or why it cannot, in one line."""
     try:
@@ -81,26 +64,23 @@ def attempt(make: Callable[[], T]) -> T | str:
         return " ".join(str(error).split())
 
 
-def read(kind: type[File], path: Path) -> File | str:
-    """Return a JSON file of a kind, or why it cannot be read."""
+def read(path: Path, parse: Callable[[bytes], T]) -> T | str:
+    """Return what a file of another command has, or why it cannot be read, in one line."""
     try:
-        return kind.model_validate_json(read_bytes(path))
-    except OSError as error:
-        return f"{path}: cannot be read ({error})"
-    except ValidationError as error:
-        return f"{path}: cannot be read ({field_problem(error)})"
+        return parse(read_bytes(path))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = field_problem(error) if isinstance(error, ValidationError) else error
+        return f"{path}: cannot be read ({reason})"
+
+
+def fields(*names: str) -> Callable[[bytes], dict[str, Any]]:
+    """Return what reads these fields of a JSON object."""
+    return lambda data: {name: json.loads(data)[name] for name in names}
 
 
 def linker(out: Path) -> Callable[[Path], str]:
     """Return what gives the address of a file as seen from a directory."""
-
-    def link(path: Path) -> str:
-        try:
-            return quote(Path(os.path.relpath(path, out)).as_posix())
-        except ValueError:  # another drive
-            return path.resolve().as_uri()
-
-    return functools.cache(link)
+    return functools.cache(lambda path: quote(seen_from(out, path)))
 
 
 def table_plans(overrides: Sequence[str]) -> list[CellPlan]:
@@ -210,38 +190,26 @@ def contrast_rows(claim: JudgedClaim) -> Iterator[tuple[str, ...]]:
         )
 
 
-def figure_texts(folder: Path) -> dict[str, FigureText | str]:
-    """Return the words of each figure of a directory: the paper's, those of v1, then the others."""
+def figure_texts(folder: Path) -> dict[str, dict[str, Any] | str]:
+    """Return the words of each figure of a directory, in the catalogue's order, then the others."""
     names = {path.stem for suffix in ("json", "svg") for path in folder.glob(f"*.{suffix}")}
-
-    def order(name: str) -> tuple[int, list[tuple[int, str]]]:
-        kind = 0 if name.startswith("fig") else 1 if name.startswith("v1_") else 2
-        parts = re.findall(r"[0-9]+|[^0-9]+", name)
-        return kind, [(int(p) if p.isascii() and p.isdecimal() else -1, p) for p in parts]
-
-    return {name: read(FigureText, folder / f"{name}.json") for name in sorted(names, key=order)}
+    ordered = [*(name for name in figures() if name in names), *sorted(names - figures().keys())]
+    words = fields("title", "place", "caption", "notes", "missing")
+    return {name: read(folder / f"{name}.json", words) for name in ordered}
 
 
 def read_verdicts(paths: Iterable[Path], profile: str) -> tuple[VerdictFile | str, list[Path]]:
     """Return the verdicts on most records of a profile, or why there are none, and their path."""
-    files = {path: read_of(VerdictFile, path, profile) for path in paths if path.is_file()}
 
-    def records(path: Path) -> int:
-        file = files[path]
-        return -1 if isinstance(file, str) else file.records
+    def parse(data: bytes) -> VerdictFile:
+        file = VerdictFile.model_validate_json(data)
+        if file.profile != profile:
+            raise ValueError(f"verdicts of profile {file.profile}, not of {profile}")
+        return file
 
-    path = max(files, key=records, default=None)
+    files = {path: read(path, parse) for path in paths if path.is_file()}
+    counts = {p: -1 if isinstance(file, str) else file.records for p, file in files.items()}
+    path = max(counts, key=counts.__getitem__, default=None)
     if path is None:
         return f"Not judged yet: capmoe-eval replicate profile={profile}", []
     return files[path], [path]
-
-
-Judged = TypeVar("Judged", VerdictFile, LedgerCounts)
-
-
-def read_of(kind: type[Judged], path: Path, profile: str) -> Judged | str:
-    """Return a file of a profile's verdicts, or why it cannot be read."""
-    file = read(kind, path)
-    if not isinstance(file, str) and file.profile != profile:
-        return f"{path}: verdicts of profile {file.profile}, not of {profile}"
-    return file

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.names import family, gamma_suffix
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
@@ -21,8 +23,9 @@ from capmoe_eval.routing.registry import create_method
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from capmoe_report.dev_losses import DevLosses, dev_losses
 from capmoe_report.effects import Effect, contrast
-from capmoe_report.trainings import DevLosses, SeedTraining
+from capmoe_report.trainings import SeedTraining, read_trainings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -283,6 +286,37 @@ class Evidence:
             if len(first):
                 candidates.append((gamma, first["drop_rate"].mean(), second["drop_rate"].mean()))
         return min(candidates, key=lambda shares: abs(shares[1] - shares[2]), default=None)
+
+
+def gather(
+    profile: str,
+    records: Iterable[Record],
+    models: frozenset[str],
+    *,
+    trainings: Path | None = None,
+    bench: Bench | None = None,
+    broken: Sequence[str] = (),
+) -> Evidence:
+    """Return what claims are judged by: records, and what is known of models of a profile.
+
+    Args:
+        profile: Its name.
+        records: Whole ones.
+        models: Those that contrasts are of.
+        trainings: The file of trainings of several seeds; None for the profile's own.
+        bench: Timings, if claims on them are judged.
+        broken: A line for each file that is no whole record.
+    """
+    bench = bench or Bench()
+    return Evidence(
+        profile,
+        results_of(records),
+        (*broken, *bench.broken),
+        trainings=read_trainings(trainings, profile),
+        bench=bench,
+        pooled=models,
+        losses=dev_losses(models),
+    )
 
 
 def pooled_models(profile: str) -> frozenset[str]:

@@ -6,7 +6,7 @@ that are tested on every model of a profile (``experiment=replicate``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -20,9 +20,6 @@ from capmoe_report.contrasts import Contrast, judge_contrasts, read_contrasts
 from capmoe_report.evidence import Evidence, not_paired
 from capmoe_report.verdicts import (
     INCONSISTENT,
-    NOT_MEASURED,
-    NOT_SHOWN,
-    NOT_TESTABLE,
     ONLY_HERE,
     Finding,
     Outcome,
@@ -145,8 +142,8 @@ COLUMNS: Final = ("claim", "conclusion", "of", "check", "decides", *Finding.mode
 def judge(evidence: Evidence, claims: Sequence[Claim]) -> pd.DataFrame:
     """Return the verdict on every claim, with every finding behind it: a row a finding.
 
-    - ``claim``: its id; ``conclusion``: the verdict on it, one of
-      :data:`capmoe_report.verdicts.WORDS`; ``of``: of what that speaks, such as "at toy scale"
+    - ``claim``: its id; ``conclusion``: the verdict on it, as docs/explanation/verdicts.md has
+      them; ``of``: of what that speaks, such as "at toy scale"
     - ``check``: the kind of the check that the finding is of
     - ``decides``: whether the finding decided, or would have but for the paper's own numbers
     - the fields of :class:`capmoe_report.verdicts.Finding`
@@ -178,11 +175,19 @@ def judge(evidence: Evidence, claims: Sequence[Claim]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
+def of_claims(
+    verdicts: pd.DataFrame, claims: Sequence[Claim]
+) -> Iterator[tuple[Claim, pd.DataFrame]]:
+    """Yield each claim with its rows of :func:`judge`."""
+    rows = dict(list(verdicts.groupby("claim", sort=False)))
+    yield from ((claim, rows[claim.id]) for claim in claims)
+
+
 def findings_of(rows: pd.DataFrame) -> list[Finding]:
     """Return rows of :func:`judge` as findings."""
-    return [
-        Finding.model_validate(row) for row in rows[list(Finding.model_fields)].to_dict("records")
-    ]
+    fields = rows[list(Finding.model_fields)].astype(object)
+    present = fields.where(fields.notna(), None)
+    return [Finding.model_validate(row) for row in present.to_dict("records")]
 
 
 def _behind(results: _Results) -> list[Finding]:
@@ -328,7 +333,7 @@ def conclude(claim: Claim, results: _Results, evidence: Evidence) -> tuple[str, 
     if printed is not Outcome.ABSENT:
         return printed.value, IN_PRINT
     is_absent = any(findings[0].verdict is Outcome.ABSENT for _, findings in results)
-    return NOT_MEASURED if is_absent else NOT_TESTABLE, ""
+    return (Outcome.ABSENT if is_absent else Outcome.IMPOSSIBLE).value, ""
 
 
 def _beyond_text(claim: Claim, findings: Sequence[Finding], evidence: Evidence) -> str:
@@ -356,8 +361,8 @@ def _direction(claim: Claim, outcome: Outcome, scope: str) -> tuple[str, str]:
     which leaves out more than it has, contradicts nothing.
     """
     if outcome is Outcome.FAILS and scope == speedup.EMULATED:
-        return NOT_SHOWN, "(the opposite, but emulated)"
+        return Outcome.UNDECIDED.value, "(the opposite, but emulated)"
     if claim.kind != "number":
         return outcome.value, scope
     order = {Outcome.HOLDS: "as stated", Outcome.FAILS: "the opposite"}
-    return NOT_SHOWN, f"(the order is {order.get(outcome, 'open')} {scope})"
+    return Outcome.UNDECIDED.value, f"(the order is {order.get(outcome, 'open')} {scope})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.packs import file_with
 
 from capmoe_report.evidence import Evidence
-from capmoe_report.judge import IN_PRINT, Claim, findings_of
+from capmoe_report.judge import IN_PRINT, Claim, findings_of, of_claims
+from capmoe_report.records import seen_from
 from capmoe_report.templates import render
-from capmoe_report.verdicts import WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +28,7 @@ _LINKS: Final = 3  # records that a finding leads to; the others are counted
 def counts(verdicts: pd.DataFrame) -> Mapping[str, int]:
     """Return the number of claims with each verdict, 0 included."""
     words = [*verdicts.drop_duplicates("claim")["conclusion"]]
-    return {word: words.count(word) for word in WORDS}
+    return {word: words.count(word) for word in _WORDS["verdicts"]}
 
 
 def headings(verdicts: pd.DataFrame) -> list[tuple[str, int]]:
@@ -59,10 +58,8 @@ def to_html(
         evidence: What they were judged by.
         folder: Where the page is written, from which its links lead to records.
     """
-    by_claim = dict(list(verdicts.groupby("claim", sort=False)))
     sections: dict[str, list[Mapping[str, object]]] = {}
-    for claim in claims:
-        rows = by_claim[claim.id]
+    for claim, rows in of_claims(verdicts, claims):
         sections.setdefault(claim.section, []).append(_in_words(claim, rows, folder))
     n_cells, broken = len(evidence.results.cells), evidence.broken
     intro = (
@@ -118,17 +115,12 @@ def _checks(rows: pd.DataFrame, folder: Path) -> Iterator[Mapping[str, object]]:
                 models = ", ".join(f"{name} {x:+.2f}" for name, x in finding.models.items())
                 texts.append(f"{finding.label} by model: {models}.")
         links = [
-            (quote(_from(folder, file_with(Path(path))), safe="/.-_~"), Path(path).name)
+            (quote(seen_from(folder, file_with(Path(path)))), Path(path).name)
             for path in [*paths][:_LINKS]
         ]
         more = f" and {len(paths) - _LINKS} more in claims.json" if len(paths) > _LINKS else ""
         origin = f"{_WORDS['checks'].get(kind, kind)}, {check.verdict}"
         yield {"origin": origin, "text": " ".join(texts), "links": links, "more": more}
-
-
-def _from(folder: Path, path: Path | str) -> str:
-    """Return a path as seen from a directory, with forward slashes."""
-    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def to_json(
@@ -137,17 +129,15 @@ def to_json(
     """Return the ledger as JSON; records are listed once and referred to by their position."""
     paths = sorted({path for of_row in verdicts["records"] for path in of_row})
     position = {path: index for index, path in enumerate(paths)}
-    by_claim = dict(list(verdicts.groupby("claim", sort=False)))
     written = []
-    for claim in claims:
-        rows = by_claim[claim.id]
+    for claim, rows in of_claims(verdicts, claims):
         first = rows.iloc[0]
         findings: list[dict[str, Any]] = []
         for check, finding in zip(rows["check"], findings_of(rows), strict=True):
             dumped = finding.model_dump(mode="json", exclude_defaults=True)
-            if finding.records:
-                dumped["records"] = [position[path] for path in finding.records]
-            findings.append({"check": check, **dumped})
+            records = [position[path] for path in finding.records]
+            rest = {"text": finding.text, "scope": finding.scope, "records": records}
+            findings.append({"check": check, **dumped, **{k: v for k, v in rest.items() if v}})
         about = {"verdict": first["conclusion"], "scope": first["of"], "findings": findings}
         fields = claim.model_dump(mode="json", exclude={"checks", "statement", "refuted_by"})
         decided = rows["label"][rows["decides"]]
@@ -156,7 +146,7 @@ def to_json(
         "schema": 2,
         "profile": evidence.profile,
         "models": evidence.models,
-        "records": [_from(folder, path) for path in paths],
+        "records": [seen_from(folder, path) for path in paths],
         "broken": evidence.broken,
         "counts": counts(verdicts),
         "claims": written,

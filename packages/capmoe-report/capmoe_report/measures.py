@@ -5,26 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.paper.pairing import answered_by_cells, pair
 from capmoe_eval.paper.printed import figure
-from capmoe_eval.paper.statistics import binomial_tail
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from capmoe_report.contrasts import Expectation
 from capmoe_report.evidence import Evidence, Side, clauses_by_family, not_paired
 from capmoe_report.nulls import noise_step, uniform_bound
-from capmoe_report.trainings import SeedTraining
+from capmoe_report.trainings import balance
 from capmoe_report.verdicts import LEVEL, Finding, Outcome, unanimous, weigh
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_COIN: Final = ("piqa", "rte", "winogrande", "boolq")  # tasks of two answers; others have four
 
 # Columns of cells, what follows from them (:func:`_of_cell`), and what does not (:data:`_COUNTED`).
 _Column = Literal["drop_rate", "pad_waste", "peak_before", "mean_peak_before"]
@@ -112,7 +109,7 @@ def measure(name: str, evidence: Evidence) -> list[Finding]:
     It speaks of these models alone where so few families would agree by chance (sign test).
     """
     if name == balance.__name__:
-        return balance(evidence)
+        return balance(evidence.trainings)
     questions = read_data(__package__, "data/measures.yaml", dict[str, tuple[Question, ...]])
     if name not in questions:
         raise ValueError(f"measure {name!r} is none of {', '.join((*questions, 'balance'))}")
@@ -319,58 +316,3 @@ _COUNTED: Final[Mapping[str, Callable[[Question, Evidence], _Values]]] = {
     "step_over_noise": _step_over_noise,
     "text_dropped": _text_dropped,
 }
-
-
-def balance(evidence: Evidence) -> list[Finding]:
-    """Compare trainings from scratch with upcycled ones of equal seeds (Figures 1, 2, 13).
-
-    A training counts if its model answers better than chance does. The interval over the seeds is
-    Student's.
-    """
-    studies: dict[tuple[str, int], list[SeedTraining]] = {}
-    for training in evidence.trainings:
-        studies.setdefault((training.name, training.steps), []).append(training)
-    findings = []
-    for (name, steps), trainings in studies.items():
-        able = [training for training in trainings if _is_better_than_chance(training)]
-        peaks = {(t.origin, t.seed): fmean(t.peaks) for t in able}
-        gaps = {
-            f"seed {seed}": peaks[origin, seed] - peaks["upcycled", seed]
-            for origin, seed in sorted(peaks)
-            if origin == "scratch" and ("upcycled", seed) in peaks
-        }
-        left_out = len(trainings) - len(able)
-        note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
-        label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
-        about: dict[str, Any] = {"label": label, "note": note, "models": gaps}
-        outcome = Outcome.ABSENT
-        if len(gaps) > 1:
-            from scipy.special import stdtrit
-
-            mean, error = fmean(gaps.values()), stdev(gaps.values()) / math.sqrt(len(gaps))
-            reach = float(stdtrit(len(gaps) - 1, 0.975)) * error
-            outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
-            about |= {"effect": mean, "low": mean - reach, "high": mean + reach}
-            about["records"] = tuple(sorted({str(training.path) for training in able}))
-        findings.append(Finding(verdict=outcome, unit="× the mean load", **about))
-    if not findings:
-        label = "peak load from scratch − upcycled"
-        findings = [Finding(label=label, verdict=Outcome.ABSENT)]
-    return [Finding(verdict=weigh(findings), text=" ".join(map(_sentence, findings))), *findings]
-
-
-def _is_better_than_chance(training: SeedTraining) -> bool:
-    """Return whether the answers to all tasks are better than chance (binomial, p < 5 %)."""
-    accuracy, documents = training.accuracy, training.documents
-    if not accuracy:  # it is not known
-        return False
-    right = sum(round(percent / 100 * documents) for percent in accuracy.values())
-    chance = fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
-    return binomial_tail(right, documents * len(accuracy), chance) < LEVEL
-
-
-def _sentence(finding: Finding) -> str:
-    bounds = "" if finding.low is None else f" [{finding.low:+.2f}, {finding.high:+.2f}]"
-    number = "" if finding.effect is None else f"{finding.effect:+.2f}{bounds} {finding.unit}; "
-    note = f" ({finding.note})" if finding.note else ""
-    return f"{finding.label}: {number}{finding.verdict.value}{note}."

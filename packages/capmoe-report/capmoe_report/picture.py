@@ -17,21 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from capmoe_report.grouping import GAPS
-from capmoe_report.verdicts import (
-    CONFIRMED,
-    CONTRADICTED,
-    NOT_SHOWN,
-    Finding,
-    Grouping,
-    JudgedClaim,
-    VerdictFile,
-)
+from capmoe_report.verdicts import Finding, Grouping, JudgedClaim, Outcome, VerdictFile
 
 # Told apart by shape, too.
-_LOOKS: Final[dict[str, d.Look]] = {
-    CONFIRMED: {"color": d.BLUE, "marker": "o"},
-    CONTRADICTED: {"color": d.VERMILLION, "marker": "X"},
-    NOT_SHOWN: {"color": "#6e6e6e", "marker": "s"},
+_LOOKS: Final[dict[Outcome, d.Look]] = {
+    Outcome.HOLDS: {"color": d.BLUE, "marker": "o"},
+    Outcome.FAILS: {"color": d.VERMILLION, "marker": "X"},
+    Outcome.UNDECIDED: {"color": "#6e6e6e", "marker": "s"},
 }
 _WORDS: Final = {
     **{name.replace("_", " "): method_title(name) for name in method_names()},
@@ -130,7 +122,7 @@ def _draw_rows(axes: Any, rows: Sequence[Finding]) -> None:
 
 
 def _legend(figure: Figure, file: VerdictFile) -> None:
-    handles = [Line2D([], [], **look, markersize=5, label=w) for w, look in _LOOKS.items()]
+    handles = [Line2D([], [], **look, markersize=5, label=w.value) for w, look in _LOOKS.items()]
     handles += [
         Line2D([], [], color="#a0a0a0", marker="|", linestyle="", markersize=6, label="one model"),
         Line2D([], [], color="black", linestyle="--", linewidth=1.0, label="margin"),

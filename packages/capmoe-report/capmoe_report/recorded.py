@@ -13,8 +13,8 @@ from capmoe_eval.paper.layout import ALL_TASKS, LAYOUTS
 from capmoe_eval.paper.printed import PrintedRow, find_rows
 from capmoe_eval.paper.statistics import binomial_tail
 
-from capmoe_report.contrasts import Expectation
 from capmoe_report.evidence import Evidence, Side
+from capmoe_report.margins import Expectation
 from capmoe_report.verdicts import BEYOND, LEVEL, Finding, Outcome
 
 _TASKS: Final = {column.heading: column.task for column in ALL_TASKS}

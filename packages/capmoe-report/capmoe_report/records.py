@@ -70,7 +70,12 @@ def by_file(paths: Sequence[str], folder: Path) -> dict[str, list[str]]:
     files: dict[str, list[str]] = {}
     for path in map(Path, paths):
         file = file_with(path)
-        names = files.setdefault(Path(os.path.relpath(file, folder)).as_posix(), [])
+        names = files.setdefault(seen_from(folder, file), [])
         if file != path:
             names.append(path.stem)
     return files
+
+
+def seen_from(folder: Path, path: Path | str) -> str:
+    """Return a path as seen from a directory, with forward slashes."""
+    return Path(os.path.relpath(path, folder)).as_posix()

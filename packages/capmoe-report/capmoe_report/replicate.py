@@ -20,17 +20,22 @@ from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.experiment.selection import Finished, finished, refuse_experiment
-from capmoe_eval.results.frames import results_of
 
-from capmoe_report.contrasts import written_margins
 from capmoe_report.effects import by_family
-from capmoe_report.evidence import Evidence
+from capmoe_report.evidence import Evidence, gather
 from capmoe_report.grouping import grouping
-from capmoe_report.judge import check_pairs, findings_of, judge, replication_claims
+from capmoe_report.judge import (
+    check_pairs,
+    findings_of,
+    judge,
+    of_claims,
+    replication_claims,
+)
 from capmoe_report.ledger import profile_note
+from capmoe_report.margins import written_margins
 from capmoe_report.records import RECORDS, contrast_records
 from capmoe_report.templates import render
-from capmoe_report.trainings import TRAININGS, dev_losses, read_trainings
+from capmoe_report.trainings import TRAININGS
 from capmoe_report.verdicts import LEVEL, ONLY_HERE, JudgedClaim, VerdictFile
 
 CONTRASTS: Final = "contrasts.csv"
@@ -74,16 +79,15 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         results = parsed.results or cells.plans[0].root
         check_writable("--results", results)
         check_writable("--out", parsed.out)
-        trainings = read_trainings(parsed.trainings, profile)
-        losses = dev_losses(frozenset(plan.cell.model.name for plan in cells.plans))
-        records = results_of(_alike(cells, reads))
-        evidence = Evidence(profile, records, trainings=trainings, losses=losses)
+        models = frozenset(plan.cell.model.name for plan in cells.plans)
+        alike = _alike(cells, reads)
+        evidence = gather(profile, alike, models, trainings=parsed.trainings)
         file = VerdictFile(
             profile=profile,
             models=evidence.models,
             records=len(evidence.results.cells),
             missing=len(cells.plans) - len(cells.records),
-            notes=(*cells.notes, *losses.notes, *cells.broken),
+            notes=(*cells.notes, *evidence.losses.notes, *cells.broken),
             level=LEVEL,
             margins=written_margins(replication_claims()),
             claims=judged(evidence),
@@ -104,13 +108,17 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             used=len({path for contrast in contrasts.root for path in contrast.paths}),
             only_here=ONLY_HERE,
         )
+        written = {
+            "replication.md": text.encode(),
+            CONTRASTS: _to_csv(file, contrasts.lines()).encode(),
+            RECORDS: contrasts.to_json().encode(),
+            "replication.png": to_png(draw(file)),
+        }
+        if len(file.grouping) > 1:
+            written["gaps.png"] = to_png(draw_gaps(file.grouping))
         with writing("--out", parsed.out):
-            write_text(folder / "replication.md", text)
-            write_text(folder / CONTRASTS, _to_csv(file, contrasts.lines()))
-            write_text(folder / RECORDS, contrasts.to_json())
-            write_bytes(folder / "replication.png", to_png(draw(file)))
-            if len(file.grouping) > 1:
-                write_bytes(folder / "gaps.png", to_png(draw_gaps(file.grouping)))
+            for name, content in written.items():
+                write_bytes(folder / name, content)
         print(*_lines(file), sep="\n")
         if file.missing:
             words = " ".join(["experiment=replicate", *parsed.overrides])
@@ -118,9 +126,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
                 f"{file.missing} of {len(cells.plans)} evaluations are missing; compute them: "
                 f"capmoe-eval run {words}"
             )
-        pictures = ("replication.png", *(["gaps.png"] if len(file.grouping) > 1 else []))
-        names = "replication.md", CONTRASTS, RECORDS, *pictures
-        paths = results / VERDICTS, *(folder / name for name in names)
+        paths = results / VERDICTS, *(folder / name for name in written)
         print("written: " + ", ".join(map(str, paths)))
         return 0
 
@@ -134,19 +140,22 @@ def judged(evidence: Evidence) -> tuple[JudgedClaim, ...]:
     """
     claims = replication_claims()
     check_pairs(claims, evidence)
-    verdicts = dict(list(judge(evidence, claims).groupby("claim")))
     written = []
-    for claim in claims:
-        rows = verdicts[claim.id]
+    for claim, rows in of_claims(judge(evidence, claims), claims):
         word, scope = rows[["conclusion", "of"]].iloc[0]
-        note = " ".join(
-            part for part in (claim.beyond, claim.note) if isinstance(part, str) and part
+        judged_claim = JudgedClaim(
+            id=claim.id,
+            beyond=bool(claim.beyond),
+            place=claim.place,
+            statement=claim.statement,
+            verdict=word,
+            scope=scope,
+            decided_by="".join(rows["label"][rows["decides"]]),
+            refuted_by=claim.refuted_by,
+            note=f"{claim.beyond or ''} {claim.note}".strip(),
+            contrasts=tuple(findings_of(rows[rows["label"] != ""])),
         )
-        about = {name: getattr(claim, name) for name in ("id", "place", "statement", "refuted_by")}
-        about |= {"verdict": word, "scope": scope, "beyond": bool(claim.beyond), "note": note}
-        about |= {"decided_by": "".join(rows["label"][rows["decides"]])}
-        about["contrasts"] = findings_of(rows[rows["label"] != ""])
-        written.append(JudgedClaim.model_validate(about))
+        written.append(judged_claim)
     return tuple(written)
 
 

@@ -29,8 +29,7 @@ from capmoe_eval.report.tables.sweep import sweep_table
 from capmoe_eval.report.tables.table import commands as missing_commands
 from markupsafe import Markup
 
-from capmoe_report import claims, contents
-from capmoe_report import replicate as replication
+from capmoe_report import claims, contents, replicate
 from capmoe_report.table_html import to_html
 from capmoe_report.templates import render
 
@@ -152,9 +151,7 @@ def _claims(paths: Sequence[Path], folder: Path, subject: FigurePlans) -> dict[s
     """Return what pages show of claims: the verdicts in one of some files, and the ledger's."""
     ledger, picture = folder / "claims.json", folder / "replication.png"
     verdicts, judged = contents.read_verdicts(paths, subject.profile)
-    counts: contents.LedgerCounts | str | None = None
-    if ledger.is_file():
-        counts = contents.read_of(contents.LedgerCounts, ledger, subject.profile)
+    counts = contents.read(ledger, contents.fields("counts")) if ledger.is_file() else None
     if subject.own:
         verdicts = f"Claims are judged on all models of a profile, not on {subject.own} alone."
     return {
@@ -208,7 +205,7 @@ def _write_parts(subject: FigurePlans, out: str, bench: str, reader: Reader) -> 
     gc.freeze()  # no collection goes through all records again
     words = [out, *subject.overrides]
     judges = [
-        partial(replication.main, words, reader),
+        partial(replicate.main, words, reader),
         partial(claims.main, [bench, *words], reader),
     ]
     beside = [

@@ -1,29 +1,25 @@
-"""Facts on the trained models that no record has: balance over seeds, losses without experts."""
+"""Trainings of several seeds, from scratch and upcycled: how balanced each is."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-from importlib import resources
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Final, Literal
+from statistics import fmean, stdev
+from typing import Any, Final, Literal
 
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.files import read_bytes
+from capmoe_eval.paper.statistics import binomial_tail
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from capmoe_report.effects import by_family
+from capmoe_report.margins import Expectation
+from capmoe_report.verdicts import LEVEL, Finding, Outcome, weigh
+
+_COIN: Final = ("piqa", "rte", "winogrande", "boolq")  # tasks of two answers; others have four
 
 TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""
-NEEDED: Final = 20.0
-"""Points that the dev set of a task must lose with all experts disabled, for the task to enter a
-contrast of several tasks: in the mean over the families, and for each model on the model itself.
-The first half was written before any test record of the models that it judges, the second after
-them (2026-11-27)."""
 
 
 class SeedTraining(BaseModel):
@@ -40,58 +36,6 @@ class SeedTraining(BaseModel):
 
 
 _FILE: Final = TypeAdapter(dict[Literal["trainings"], tuple[SeedTraining, ...]])
-
-
-@dataclass(frozen=True)
-class DevLosses:
-    """The losses of dev sets with all experts disabled, and the tasks that hardly need experts."""
-
-    # By task of lm-eval and model.
-    points: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def idle_tasks(self, model: str) -> list[str]:
-        """Return the tasks for which a model hardly needs experts; :data:`NEEDED` has the rule."""
-        return [
-            task
-            for task, mean in self._means.items()
-            if min(mean, self.points[task].get(model, mean)) < NEEDED
-        ]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks on all contrasts of several tasks."""
-        idle = [f"{task} ({mean:.1f})" for task, mean in self._means.items() if mean < NEEDED]
-        alone = sorted(
-            (model, task, loss)
-            for task, mean in self._means.items()
-            for model, loss in self.points[task].items()
-            if loss < NEEDED <= mean
-        )
-        names = ", ".join(idle + [f"{task} of {model} ({loss:.1f})" for model, task, loss in alone])
-        reason = f"with all experts disabled they lose less than {NEEDED:g} points on the dev sets"
-        return (f"left out of contrasts of several tasks: {names}; {reason}",) if names else ()
-
-    @cached_property
-    def _means(self) -> dict[str, float]:
-        """The mean over the families of each task."""
-        return {t: fmean(by_family(losses).values()) for t, losses in sorted(self.points.items())}
-
-
-@cache
-def dev_losses(models: frozenset[str]) -> DevLosses:
-    """Return the losses of the embedded models among ``models``, from their cards.
-
-    Without a card nothing is known of a model.
-    """
-    losses: dict[str, dict[str, float]] = {}
-    weights = resources.files("capmoe_eval") / "zoo" / "weights"
-    for model in sorted(models):
-        card = weights / model.removeprefix("zoo_") / "card.json"
-        content = json.loads(card.read_text(encoding="utf-8")) if card.is_file() else {}
-        for task, accuracy in content.get("accuracy", {}).items():
-            loss = accuracy - content["accuracy_silent"][task]
-            losses.setdefault(task, {})[model] = loss
-    return DevLosses(losses)
 
 
 def read_trainings(path: Path | None, profile: str) -> tuple[SeedTraining, ...]:
@@ -113,3 +57,58 @@ def read_trainings(path: Path | None, profile: str) -> tuple[SeedTraining, ...]:
             "`capmoe-eval train --origins`"
         ) from error
     return tuple(training.model_copy(update={"path": path}) for training in trainings)
+
+
+def balance(all_seeds: Sequence[SeedTraining]) -> list[Finding]:
+    """Compare trainings from scratch with upcycled ones of equal seeds (Figures 1, 2, 13).
+
+    A training counts if its model answers better than chance does. The interval over the seeds is
+    Student's.
+    """
+    studies: dict[tuple[str, int], list[SeedTraining]] = {}
+    for training in all_seeds:
+        studies.setdefault((training.name, training.steps), []).append(training)
+    findings = []
+    for (name, steps), trainings in studies.items():
+        able = [training for training in trainings if _is_better_than_chance(training)]
+        peaks = {(t.origin, t.seed): fmean(t.peaks) for t in able}
+        gaps = {
+            f"seed {seed}": peaks[origin, seed] - peaks["upcycled", seed]
+            for origin, seed in sorted(peaks)
+            if origin == "scratch" and ("upcycled", seed) in peaks
+        }
+        left_out = len(trainings) - len(able)
+        note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
+        label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
+        about: dict[str, Any] = {"label": label, "note": note, "models": gaps}
+        outcome = Outcome.ABSENT
+        if len(gaps) > 1:
+            from scipy.special import stdtrit
+
+            mean, error = fmean(gaps.values()), stdev(gaps.values()) / math.sqrt(len(gaps))
+            reach = float(stdtrit(len(gaps) - 1, 0.975)) * error
+            outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
+            about |= {"effect": mean, "low": mean - reach, "high": mean + reach}
+            about["records"] = tuple(sorted({str(training.path) for training in able}))
+        findings.append(Finding(verdict=outcome, unit="× the mean load", **about))
+    if not findings:
+        label = "peak load from scratch − upcycled"
+        findings = [Finding(label=label, verdict=Outcome.ABSENT)]
+    return [Finding(verdict=weigh(findings), text=" ".join(map(_sentence, findings))), *findings]
+
+
+def _is_better_than_chance(training: SeedTraining) -> bool:
+    """Return whether the answers to all tasks are better than chance (binomial, p < 5 %)."""
+    accuracy, documents = training.accuracy, training.documents
+    if not accuracy:  # it is not known
+        return False
+    right = sum(round(percent / 100 * documents) for percent in accuracy.values())
+    chance = fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
+    return binomial_tail(right, documents * len(accuracy), chance) < LEVEL
+
+
+def _sentence(finding: Finding) -> str:
+    bounds = "" if finding.low is None else f" [{finding.low:+.2f}, {finding.high:+.2f}]"
+    number = "" if finding.effect is None else f"{finding.effect:+.2f}{bounds} {finding.unit}; "
+    note = f" ({finding.note})" if finding.note else ""
+    return f"{finding.label}: {number}{finding.verdict.value}{note}."

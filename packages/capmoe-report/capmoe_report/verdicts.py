@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, PlainSerializer, model_validator
+from pydantic import BaseModel, Field, PlainSerializer
 
 LEVEL: Final = 0.05
 """Family-wise error rate within a claim."""
@@ -36,19 +36,11 @@ class Outcome(str, Enum):
     """It is a printed number, and no test."""
 
 
-CONFIRMED: Final = Outcome.HOLDS.value
-CONTRADICTED: Final = Outcome.FAILS.value
-NOT_SHOWN: Final = Outcome.UNDECIDED.value
-NOT_MEASURED: Final = Outcome.ABSENT.value
-NOT_TESTABLE: Final = Outcome.IMPOSSIBLE.value
 INCONSISTENT: Final = "inconsistent in print"
 ONLY_HERE: Final = "on these models"
 """The scope of a verdict that holds for these models and batches, and is not shown for others."""
 
-WORDS: Final = (CONFIRMED, CONTRADICTED, NOT_SHOWN, INCONSISTENT, NOT_MEASURED, NOT_TESTABLE)
-"""Every verdict of the ledger; docs/explanation/verdicts.md says how each is reached."""
-
-_GAPS_FIRST: Final = (CONTRADICTED, NOT_SHOWN, CONFIRMED)
+_GAPS_FIRST: Final = (Outcome.FAILS.value, Outcome.UNDECIDED.value, Outcome.HOLDS.value)
 """The verdicts on what was measured, in the order in which a reader must know them."""
 
 
@@ -60,6 +52,7 @@ def _bound(end: float | None) -> float | None:
 # Written numbers have five digits.
 _Number = Annotated[float, PlainSerializer(lambda value: round(value, 5))]
 _Bound = Annotated[float | None, PlainSerializer(_bound)]
+_Unwritten = Annotated[str, Field(exclude=True)]
 
 
 class Finding(BaseModel, frozen=True):
@@ -85,22 +78,11 @@ class Finding(BaseModel, frozen=True):
     conditional: bool = False  # decided over documents, not over families
     compared: str = ""  # which tasks of how many models
     detectable: _Number | None = None  # points within a margin that 80 % of studies would decide
-    text: str = ""  # of a check: sentences with its numbers
-    scope: str = ""  # of a check: of what it speaks, if not of the profile's records
+    # What follows is not written with a finding: the ledger has it, and replication.records.json.
+    text: _Unwritten = ""  # of a check: sentences with its numbers
+    scope: _Unwritten = ""  # of a check: of what it speaks, if not of the profile's records
     # Paths of the records, or of the files of timings or trainings, that it was computed from.
-    records: tuple[str, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _present(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Leave out what is missing, which is NaN in a frame."""
-        return {name: value for name, value in fields.items() if value == value}  # noqa: PLR0124
-
-
-def in_print(holds: bool | None, text: str) -> Finding:
-    """Return the check of arithmetic in print; None gives numbers and decides nothing."""
-    verdict = Outcome.IMPOSSIBLE if holds is None else unanimous([holds])
-    return Finding(verdict=verdict, text=text)
+    records: Annotated[tuple[str, ...], Field(exclude=True)] = ()
 
 
 def listed(text: str, items: Sequence[str], most: int = 12) -> str:
@@ -109,11 +91,6 @@ def listed(text: str, items: Sequence[str], most: int = 12) -> str:
         return text
     rest = f"; and {len(items) - most} more" if len(items) > most else ""
     return f"{text} {'; '.join(items[:most])}{rest}."
-
-
-def tallied(text: str, failed: Sequence[str], total: int) -> Finding:
-    """Return a check that holds if no case failed; the text has places ``{fit}`` and ``{all}``."""
-    return in_print(not failed, listed(text.format(fit=total - len(failed), all=total), failed))
 
 
 def weigh(findings: Iterable[Finding]) -> Outcome:
@@ -186,10 +163,6 @@ class Grouping(BaseModel, frozen=True):
     distance: _Number | None = None
 
 
-# What replication.json leaves out: replication.records.json has the records.
-_LEFT_OUT: Final[Any] = {"__all__": {"text", "scope", "records"}}
-
-
 class VerdictFile(BaseModel, frozen=True):
     """The file ``replication.json``: the verdicts on the records of one profile."""
 
@@ -222,9 +195,4 @@ class VerdictFile(BaseModel, frozen=True):
 
     def to_json(self) -> str:
         """Return the file's text."""
-        parts = {"claims": ("contrasts",), "grouping": ("gaps",)}
-        exclude: Any = {
-            name: {"__all__": dict.fromkeys(of, _LEFT_OUT)} for name, of in parts.items()
-        }
-        content = self.model_dump(mode="json", exclude=exclude)
-        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"

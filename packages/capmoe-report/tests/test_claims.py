@@ -26,25 +26,6 @@ def test_every_check_can_be_read_where_there_are_no_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ("kind: number", "kind: fact", "field 'kind'.*not 'fact'"),
-        ("version: v2", "version: v3", "'v1' or 'v2', not 'v3'"),
-        ("quote: some words", "quote: " + "x" * 200, "at most 199 characters"),
-        ("  place: Abstract\n", "", "field 'place' is missing"),
-        ("section: Abstract", "sektion: Abstract", "'(section' is missing|sektion')"),
-        ("{none: {reason: because}}", "{guess: {}}", "check.*guess.*not 'guess'"),
-        ("{none: {reason: because}}", "[]", "check.*at least 1"),
-        ("{none: {reason: because}}", "{none: because}", "check.*none.*dictionary"),
-        ("{none: {reason: because}}", "{none: {}, load: {}}", "check.*at most 1 item"),
-    ],
-)
-def test_a_bad_entry_is_refused_by_name(old: str, new: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=f"claim one: .*{problem}"):
-        read_claims(ENTRY.replace(old, new))
-
-
-@pytest.mark.parametrize(
     ("check", "problem"),
     [
         ("printed: {fact: averagos}", "fact 'averagos'"),
@@ -65,10 +46,16 @@ def test_a_bad_entry_is_refused_by_name(old: str, new: str, problem: str) -> Non
             "measured: {contrasts: [{a: {method: baseline}, b: {method: baseline}, expect: more}]}",
             "expect: 'more'",
         ),
+        (
+            "measured: {contrasts: [{a: {method: baseline}, b: {method: baseline}, "
+            "expect: {at_least: -generous}}]}",
+            "margin 'generous' is none of comparable, ",
+        ),
         ("agree: {with: two}", "two"),
+        ("guess: {}", "check.*guess.*not 'guess'"),
+        ("none: {}, load: {}", "check.*at most 1 item"),
     ],
 )
 def test_a_check_that_cannot_be_made_names_its_claim(check: str, problem: str) -> None:
-    entries = read_claims(ENTRY.replace("none: {reason: because}", check))
     with pytest.raises(ValueError, match=f"claim one: .*{problem}"):
-        judge(Evidence("zoo"), entries)
+        judge(Evidence("zoo"), read_claims(ENTRY.replace("none: {reason: because}", check)))

@@ -9,8 +9,8 @@ from capmoe_eval.results.frames import results_of
 from fabricate import evidence, record
 from tests.experiment.test_backend import STATIC, VLLM, of
 
+from capmoe_report.dev_losses import DevLosses
 from capmoe_report.evidence import Evidence, Side
-from capmoe_report.trainings import DevLosses
 from tests import records
 
 

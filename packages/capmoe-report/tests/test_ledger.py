@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +17,6 @@ from capmoe_report.ledger import to_html
 
 NASTY = "</td><script>alert('&\"|*_[x](y)')</script>"
 MODEL = NASTY.replace("/", "")
-
-
-class Page(HTMLParser):
-    """Checks that tags nest, and collects text, ids and links."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: dict[str, list[str]] = {"id": [], "href": [], "src": []}
-        self.tags: set[str] = set()
-        self.text = ""
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.open += [tag] if tag not in ("meta", "br") else []
-        for name, value in attrs:
-            self.attributes.get(name, []).append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 @pytest.fixture
@@ -72,7 +47,7 @@ def test_the_command_writes_the_same_bytes_twice(
     # Links lead from the report to the records.
     content = json.loads(first["claims.json"])
     assert len(content["claims"]) == len(paper_claims())
-    links = [*content["records"], *Page(first["claims.html"].decode()).attributes["href"]]
+    links = [*content["records"], *re.findall('href="(.*?)"', first["claims.html"].decode())]
     assert len(links) > 3
     assert all((folder / link).is_file() for link in links)
 
@@ -100,24 +75,6 @@ def test_what_is_no_record_is_listed_and_breaks_nothing(
             assert f"{name}.json" in place
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("profile=zo", "profile=zo: did you mean 'zoo'?"),
-        ("profil=zoo", "key=profil: did you mean 'profile'?"),
-        ("zoo", "zoo: expected KEY=VALUE"),
-        ("results_dir=/nowhere/at/all", "results_dir=/nowhere/at/all: no such directory"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    argument: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(argument) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_html_escapes_every_text() -> None:
     """A claim of whose texts each looks like markup."""
     contrast: dict[str, Any] = {"model": MODEL, "a": {"method": "score", "gamma": 1.0}}
@@ -129,9 +86,8 @@ def test_html_escapes_every_text() -> None:
     material = evidence(*rows, broken=(NASTY,))
     claims = read_claims(json.dumps([entry]))
     text = to_html(judge(material, claims), claims, material, Path("reports/zoo"))
-    page = Page(text)
     assert "<script" not in text
     # Section, place, quote, published value, note and broken file, as they are.
-    assert page.text.count(NASTY) >= 6
-    assert page.text.count(MODEL) >= 3  # the model, and the contrast on it
+    assert text.count(escape(NASTY)) >= 6
+    assert text.count(escape(MODEL)) >= 3  # the model, and the contrast on it
     assert not re.search(r"(src|href)=\"(https?:)?//", text)

@@ -124,27 +124,14 @@ def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
     assert baseline.effect == 0.0
 
 
-@pytest.mark.parametrize(
-    ("tokens", "lost", "outcome"),
-    [
-        (8, 0.01, Outcome.HOLDS),
-        (8, 0.20, Outcome.FAILS),
-        (40, 0.01, Outcome.HOLDS),
-        (40, 0.20, Outcome.UNDECIDED),  # of queries with more text than Figure 10 nothing is said
-    ],
-)
-def test_much_text_refutes_nothing_that_is_said_of_little(
-    tokens: int, lost: float, outcome: Outcome
-) -> None:
+def test_much_text_refutes_nothing_that_is_said_of_little() -> None:
+    """A third of the tokens are text, of which a fifth is dropped; Figure 10 has a twentieth."""
     image = {"tokens": 80, "dropped": 40, "added": 0, "lost_all": 0, "drop_rate": 0.5}
-    load = {"modalities": {"image": image, "text": image | {"tokens": tokens, "drop_rate": lost}}}
+    load = {"modalities": {"image": image, "text": image | {"tokens": 40, "drop_rate": 0.2}}}
     method = create_method("score", 0.5, modality="image_first")
-    found = record_of(method, task="mmbench", parts={"load": load})
-    first, *others = found_by("text_kept", Evidence("zoo", results_of([found])))
-    assert first.verdict is outcome
-    assert first.effect == pytest.approx(100 * lost)
-    assert first.records == (str(found.path),)
-    assert [one.verdict for one in others] == [Outcome.ABSENT] * 3
+    record = record_of(method, task="mmbench", parts={"load": load})
+    first, *_ = found_by("text_kept", Evidence("zoo", results_of([record])))
+    assert (first.verdict, first.effect) == (Outcome.UNDECIDED, pytest.approx(20))
 
 
 def permutations(whole: float, split: float, tied: float) -> Evidence:

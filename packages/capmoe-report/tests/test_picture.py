@@ -5,17 +5,10 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from capmoe_report.picture import draw
-from capmoe_report.verdicts import (
-    CONFIRMED,
-    CONTRADICTED,
-    NOT_SHOWN,
-    Finding,
-    JudgedClaim,
-    VerdictFile,
-)
+from capmoe_report.verdicts import Finding, JudgedClaim, Outcome, VerdictFile
 
 
-def finding(effect: float | None, verdict: str = CONFIRMED, **fields: object) -> Finding:
+def finding(effect: float | None, verdict: Outcome = Outcome.HOLDS, **fields: object) -> Finding:
     ends = {} if effect is None else {"low": effect - 0.25, "high": effect + 0.25}
     given = {"label": "score γ=1 − order γ=1", "unit": "points", "models": {"m": 0.5}, **ends}
     return Finding.model_validate({"effect": effect, "verdict": verdict, **given, **fields})
@@ -39,8 +32,10 @@ def test_every_claim_with_points_has_a_panel_with_its_verdict() -> None:
 
 
 def test_the_deciding_contrast_has_its_intervals_margin_and_models_and_the_others_a_mark() -> None:
-    first = finding(-1.0, CONTRADICTED, wide=(-3.0, 3.0), bounds=(-0.3, 0.0), label="random")
-    (axes,) = picture([finding(0.1, NOT_SHOWN), first, finding(30.0)], decided_by="random").axes
+    first = finding(-1.0, Outcome.FAILS, wide=(-3.0, 3.0), bounds=(-0.3, 0.0), label="random")
+    (axes,) = picture(
+        [finding(0.1, Outcome.UNDECIDED), first, finding(30.0)], decided_by="random"
+    ).axes
     lines = {line.get_marker(): line for line in axes.lines if len(line.get_xdata()) == 1}
     assert {mark: float(line.get_xdata()[0]) for mark, line in lines.items()} == {
         "|": 0.5, "X": -1.0, "s": 0.1, "o": 30.0

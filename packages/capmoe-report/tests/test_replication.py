@@ -10,7 +10,7 @@ from tests.records import record_of
 
 from capmoe_report.contrasts import judge_contrasts
 from capmoe_report.evidence import Evidence, Side
-from capmoe_report.judge import Claim, check_pairs, replication_claims
+from capmoe_report.judge import Claim, check_pairs
 from capmoe_report.verdicts import Finding
 
 SCORE, ORDER = (Side(method=name, gamma=1.0) for name in ("score", "order"))
@@ -74,15 +74,3 @@ def test_the_matched_gamma_removes_the_share_nearest_to_expert_drops() -> None:
         "the nearest shares are: m γ=2 drops 5.0%, Expert Drop 4.0%; "
         "Expert Drop removes more on 0 of 1 models"
     )
-
-
-def test_every_claim_has_a_key_and_every_finding_a_label_of_its_own() -> None:
-    claims = replication_claims()
-    assert len({claim.id for claim in claims}) == len(claims)
-    for claim in claims:
-        labels = [str(contrast) for contrast in claim.contrasts]
-        assert len(set(labels)) == len(labels)
-        assert all(c.first.batches == c.second.batches for c in claim.contrasts)
-
-
-# Table 1's gaps by the number of sequences that share a capacity.

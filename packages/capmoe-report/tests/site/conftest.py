@@ -45,20 +45,17 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     not_a_number.capmoe["value"] = float("nan")
     records.forge(not_a_number)
     (home / "own/own_task/empty&<b>.json").write_text("")
-    about = {
-        "title": "Load & <peak>",
-        "caption": "of one layer",
-        "place": "Figure 2",
-        "notes": ["small"],
-        "missing": {"records": 2, "of": 5, "commands": ["run <me>"]},
-    }
-    material.write_figure(report / "figures", "fig12", {"title": "Twelve"})
-    material.write_figure(report / "figures", "fig2", about)
-    material.write_figure(report / "figures", "waste", None)
-    material.write_figure(report / "figures", "pareto", {"title": "Front"}, drawn=False)
+    figures = report / "figures"
+    missing = {"records": 2, "of": 5, "commands": ["run <me>"]}
+    material.write_figure(figures, "fig12", title="Twelve")
+    material.write_figure(
+        figures, "fig2", title="Load & <peak>", place="Figure 2", notes=["small"], missing=missing
+    )
+    material.write_figure(figures, "waste")
+    material.write_figure(figures, "pareto", drawn=False, title="Front")
     (report / "claims.json").write_text(json.dumps(material.LEDGER))
     (report / "claims.html").write_text("<!DOCTYPE html>")
-    (report / "replication.png").write_bytes(PNG)
+    (report / "replication.png").write_bytes(b"")
     (home / "replication.json").write_text(json.dumps(material.REPLICATION))
     bench = files.write_all(site.root / "results/bench")
     files.write(bench, files.evaluation(), "forward.json")
@@ -66,10 +63,3 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     (bench / "ep-skew-emulated.json").write_text('{"schema": 1}')
     assert site.build() == 0
     return site
-
-
-# One white pixel.
-PNG = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c63f80f"
-    "00010101001bb6ee560000000049454e44ae426082"
-)

@@ -44,48 +44,28 @@ class Site:
         return build(self.words, self.out, self.root / "results/bench", None, False)
 
 
-COMPLETE = {"records": 0, "of": 3, "commands": []}
-ABOUT = {"place": "", "caption": "", "notes": [], "missing": COMPLETE}
+_COMPLETE = {"records": 0, "of": 3, "commands": []}
 
 
-def write_figure(folder: Path, name: str, about: dict[str, Any] | None, drawn: bool = True) -> None:
-    """Write what a figure consists of."""
+def write_figure(folder: Path, name: str, drawn: bool = True, **about: Any) -> None:
+    """Write what a figure consists of; without words about it, its picture alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    if about is not None:
-        text = json.dumps(ABOUT | {"title": name} | about)
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    if about:
+        rest = {"place": "", "caption": "", "notes": [], "missing": _COMPLETE}
+        (folder / f"{name}.json").write_text(json.dumps(rest | about), encoding="utf-8")
     if drawn:
         svg = '<svg xmlns="http://www.w3.org/2000/svg" width="90" height="40"></svg>'
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
 
 
-LEDGER = {"profile": "zoo", "counts": {"confirmed": 3, "not testable here": 1}, "claims": []}
-
+LEDGER = {"profile": "zoo", "counts": {"confirmed": 3, "not testable here": 1}}
+_EFFECT = {"effect": 2.0, "low": 1.0, "high": 3.0, "p": 0.001, "unit": "points"}
+_CONTRASTS = (
+    {"label": "x", "verdict": "confirmed", "models": {"zoo_olmoe": 2.0}, **_EFFECT},
+    {"label": "y", "verdict": "not shown", "effect": None, "note": "too few"},
+)
+_CLAIM = {"id": "a", "place": "Table 1", "statement": "score > order & random"}
 REPLICATION: dict[str, Any] = {
-    "profile": "zoo",
-    "models": ["zoo_olmoe"],
-    "records": 12,
-    "missing": 3,
-    "notes": [],
-    "claims": [
-        {
-            "id": "a",
-            "place": "Table 1",
-            "statement": "score > order & random",
-            "verdict": "partly",
-            "contrasts": [
-                {
-                    "label": "x",
-                    "effect": 2.0,
-                    "low": 1.0,
-                    "high": 3.0,
-                    "p": 0.001,
-                    "unit": "points",
-                    "verdict": "confirmed",
-                    "models": {"zoo_olmoe": 2.0},
-                },
-                {"label": "y", "effect": None, "verdict": "not shown", "note": "too few"},
-            ],
-        }
-    ],
+    **{"profile": "zoo", "models": ["zoo_olmoe"], "records": 12, "missing": 3, "notes": []},
+    "claims": [_CLAIM | {"verdict": "partly", "contrasts": _CONTRASTS}],
 }
