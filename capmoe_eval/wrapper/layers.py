@@ -131,7 +131,22 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             f"model={model_name}: its experts are spread over processes by another implementation; "
             'load it with ep_implementation="capmoe", which drops before it sends'
         )
+    # Expert parallelism replaces the forward of the experts, too.
+    for module in (parent, experts) if ranks is ALONE else (parent,):
+        if (kernel := _replacement(module)) is not None:
+            raise UsageError(
+                f"model={model_name}: {kernel} replaces the forward of {name} "
+                f"({type(module).__name__}), and calls no router or experts that a capacity could "
+                "bound; load the model without use_kernels and kernel_config"
+            )
     n_experts = int(experts.num_experts) * ranks.size  # type: ignore[arg-type]
+    if getattr(parent, "base_layer", None) is experts:  # as peft's adapters name what they wrap
+        raise UsageError(
+            f"model={model_name}: {type(parent).__name__} adapts the experts of "
+            f"{name.removesuffix('.base_layer')}, and computes dropped pairs, too; merge it first, "
+            "for example by model = model.merge_and_unload()"
+        )
+    _check_alignment(model_name, experts)
     reasons = []
     for child_name, child in parent.named_children():
         if child is experts or type(child) is nn.Linear:
@@ -147,6 +162,43 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
     )
+
+
+def _replacement(module: nn.Module) -> str | None:
+    """Return the name of what stands in for a module's own forward, as kernels of the hub do.
+
+    transformers' ``use_kernels=True`` gives the module a method of another class, such as
+    ``MegaBlocksMoeMLP.forward``. accelerate wraps the module's own, and keeps it.
+    """
+    held = vars(module)
+    forward = held.get("_old_forward", held.get("forward"))
+    if forward is None or getattr(forward, "__func__", None) is type(module).forward:
+        return None
+    return str(getattr(forward, "__qualname__", forward))
+
+
+def _check_alignment(model_name: str, experts: Any) -> None:
+    """Refuse experts whose width the grouped_mm kernel cannot compute."""
+    if experts.config._experts_implementation != "grouped_mm":
+        return
+    multiple = 16  # bytes, asked by torch
+    for weight in experts.parameters():
+        width, size = weight.shape[-1], weight.element_size()
+        if weight.ndim != 3 or not width * size % multiple or weight.is_meta:
+            continue
+        row_TH = weight.new_zeros(1, experts.config.get_text_config().hidden_size)
+        slot_TS = torch.zeros_like(row_TH[:, :1], dtype=torch.long)
+        try:
+            with torch.no_grad():
+                experts(row_TH, slot_TS, torch.zeros_like(row_TH[:, :1]))
+        except RuntimeError as error:
+            fields = vars(experts.config).items()
+            field = next((f for f, value in fields if value == width and "moe" in f), "experts")
+            raise UsageError(
+                f"model={model_name}: {field}={width}: the kernel grouped_mm needs a multiple of "
+                f"{multiple // size} in {weight.dtype} ({first_line(error)}); load the model with "
+                'experts_implementation="eager"'
+            ) from error
 
 
 def _read_router(

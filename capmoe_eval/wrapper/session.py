@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
 from transformers import PreTrainedModel
 
 from capmoe_eval.errors import UsageError, shown
@@ -47,6 +49,11 @@ def target_model(model: Any) -> PreTrainedModel:
                 f"model={name}: {type(module).__name__} is compiled, and compiled code leaves out "
                 "the hooks of a capacity; pass a model without torch.compile and .compile()"
             )
+        if isinstance(module, DataParallel) and len(module.device_ids) > 1:
+            raise UsageError(
+                f"model={name}: DataParallel copies the model to {len(module.device_ids)} devices "
+                "in every forward; pass the model without it, or spread it with device_map=auto"
+            )
     models = list(_outermost(model))
     if len(models) > 1:
         models = [part for part in models if any(map(is_experts, part.modules()))]
@@ -55,6 +62,7 @@ def target_model(model: Any) -> PreTrainedModel:
             f"model={name}: has no configuration that describes its MoE layers "
             f"({len(models)} transformers models in it); pass one whole transformers model"
         )
+    _check_loaded(models[0])
     return models[0]
 
 
@@ -74,6 +82,30 @@ def _is_compiled(module: nn.Module) -> bool:
         or getattr(module, "_compiled_call_impl", None) is not None
         or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
     )
+
+
+def _check_loaded(model: PreTrainedModel) -> None:
+    """Refuse a model with weights on the meta device that accelerate will not load."""
+    name = type(model).__name__
+    # Of accelerate, which need not be installed where nothing is offloaded.
+    hook: Any = getattr(sys.modules.get("accelerate.hooks"), "ModelHook", ())
+    offloaded = {
+        part
+        for module in model.modules()
+        if any(isinstance(held, hook) for held in vars(module).values())
+        for part in module.modules()
+    }
+    missing = [
+        f"{path}.{weight}"
+        for path, module in model.named_modules()
+        for weight, tensor in module.named_parameters(recurse=False)
+        if tensor.is_meta and module not in offloaded
+    ]
+    if missing:
+        raise UsageError(
+            f"model={name}: {len(missing)} weights are on the meta device, without numbers (first "
+            f"{missing[0]}); load the model with from_pretrained"
+        )
 
 
 @contextmanager

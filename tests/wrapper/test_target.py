@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +14,18 @@ from torch.nn.parallel import DataParallel
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.architectures import build
 from tests.wrapper.models import batch, counted, make
 from tests.wrapper.test_generation import Adapter
+
+
+class ExpertsAdapter(nn.Module):
+    """What peft puts in the place of experts whose parameters it adapts."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = experts
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(2, 2)})
 
 
 class Pair(nn.Module):
@@ -35,10 +45,57 @@ def compiled_forward(model: Any) -> None:
     model.forward = torch.compile(model.forward, backend="eager")
 
 
+def adapted(model: Any) -> None:
+    block = model.model.layers[1].mlp
+    block.experts = ExpertsAdapter(block.experts)
+
+
+class MegaBlocksMoeMLP(nn.Module):
+    """Computes a whole MoE layer, as the kernel of the hub does."""
+
+    def forward(self, hidden_BSH: Any) -> Any:
+        return hidden_BSH
+
+
+def of_the_hub(model: Any) -> None:
+    block = model.model.layers[1].mlp  # as ``kernels`` puts a layer in the place of a module's own
+    block.forward = MethodType(MegaBlocksMoeMLP.forward, block)
+
+
+def of_odd_width(_: Any) -> nn.Module:
+    fields = {"moe_intermediate_size": 36, "num_hidden_layers": 1}
+    return build("qwen3_moe", fields, experts="grouped_mm").bfloat16()
+
+
+def on_two_devices(model: Any) -> nn.Module:
+    parallel = DataParallel(model)
+    parallel.device_ids = [0, 1]  # as on a machine that has them
+    return parallel
+
+
 REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda model: torch.compile(model, backend="eager"), "OptimizedModule is compiled"),
     (changed(lambda model: model.compile(backend="eager")), "OlmoeForCausalLM is compiled"),
     (changed(compiled_forward), "OlmoeForCausalLM is compiled"),
+    (
+        changed(adapted),
+        r"ExpertsAdapter adapts the experts of model\.layers\.1\.mlp\.experts.* merge it first",
+    ),
+    (
+        changed(of_the_hub),
+        r"MegaBlocksMoeMLP.forward replaces the forward of model\.layers\.1\.mlp "
+        r"\(OlmoeSparseMoeBlock\).* without use_kernels",
+    ),
+    (
+        of_odd_width,
+        "moe_intermediate_size=36: the kernel grouped_mm needs a multiple of 8 in torch.bfloat16 "
+        r'.*multiple of 16 bytes.*; load the model with experts_implementation="eager"',
+    ),
+    (on_two_devices, "DataParallel copies the model to 2 devices"),
+    (
+        changed(lambda model: model.model.layers[1].mlp.experts.to("meta")),
+        "2 weights are on the meta device.*layers.1.mlp.experts.gate_up_proj",
+    ),
     (lambda model: model.model.layers[0], "OlmoeDecoderLayer: has no configuration"),
     (lambda model: Pair(model, make("mixtral")), r"Pair: .* \(2 transformers models in it\)"),
     (lambda model: SimpleNamespace(model=model), "is no torch module; .* pipeline.model"),
