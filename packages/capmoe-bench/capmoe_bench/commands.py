@@ -6,4 +6,8 @@ from typing import Final
 
 from capmoe_eval.beside import Subcommand
 
-BENCH: Final = Subcommand("Maintain", "measure the suite itself", "capmoe_bench.benchmarks:main")
+BENCH: Final = Subcommand(
+    "Maintain",
+    "measure speed: layers under expert parallelism, and the suite itself",
+    "capmoe_bench.benchmarks:main",
+)
