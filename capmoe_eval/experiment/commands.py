@@ -70,6 +70,7 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
         for cell in cells
     ]
     of_cells = set().union(*commands)
+    named = [word.partition("=")[2] for word in overrides if _key(word) == "model"]
     kept = [
         word
         for word in overrides
@@ -78,7 +79,7 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
     ]
     for key in _SWEPT:
         commands = _joined(commands, key)
-    return [_line(_without_defaults(words), kept) for words in commands]
+    return [_line(_without_defaults(words, named), kept) for words in commands]
 
 
 def cell_command(cell: Cell, results: str) -> str | None:
@@ -184,9 +185,12 @@ def _joined(commands: Iterable[Words], key: str) -> list[Words]:
     return list(groups.values())
 
 
-def _without_defaults(words: Words) -> Words:
-    """Leave out what :func:`sweeps` always says, where each of the models has it by default."""
-    batches = {_model_defaults(name)["batch_size"] for name in words["model"]}
+def _without_defaults(words: Words, models: Sequence[str]) -> Words:
+    """Leave out what :func:`sweeps` always says, where each of the models has it by default.
+
+    ``models`` are those of commands whose words name none.
+    """
+    batches = {_model_defaults(name)["batch_size"] for name in words.get("model", models)}
     quiet: dict[str, set[Any]] = {"modality": {knobs()["modality"].default}, "shuffle": {None}}
     quiet["batch_size"] = batches if len(batches) == 1 else set()
     quiet |= {name: {default} for name, default in OMITTED.items()}

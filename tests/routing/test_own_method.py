@@ -18,7 +18,7 @@ from capmoe_eval.routing.registry import ENTRY_POINTS, create_method
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/own_method.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-METHOD, USE, _FRAME, DEFINITION, SIMPLEST = PYTHON
+METHOD, USE, _FRAME, DEFINITION = PYTHON
 
 CHECKED = """
 import json, torch
@@ -127,7 +127,7 @@ def test_the_method_is_what_the_page_says_and_is_checked(tmp_path: Path) -> None
 
 @pytest.mark.nightly
 def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
-    install(tmp_path, METHOD, DEFINITION, SIMPLEST)
+    install(tmp_path, METHOD, DEFINITION)
     command = re.search(r"^capmoe-eval (run method=score_and_order .*)$", PAGE, re.MULTILINE)
     assert command is not None
     printed = run(tmp_path, "-m", "capmoe_eval", *command[1].split())
@@ -139,7 +139,7 @@ def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
     assert command is not None
     words = [*command[1].split(), command[2], "model=tiny_olmoe", "limit=4"]
     table = run(tmp_path, "-m", "capmoe_eval", *words, "gamma=1.0", "order_weight=0.3")
-    assert re.search(r"\| Score and order † \| \d", table)
+    assert re.search(r"\| Score and order γ=1 † \| \d", table)
 
 
 @pytest.mark.nightly
