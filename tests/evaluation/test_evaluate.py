@@ -94,7 +94,7 @@ def test_a_record_is_whole_and_can_be_read_again(
     name: str, run: Any, source: DataSource, tmp_path: Path
 ) -> None:
     again = read_again(run(cell(name, create_method("score", 1.0, ep_size=2))), tmp_path)
-    assert all(promise.passed for _, promise, _ in again.proofs.recorded())
+    assert all(invariant.passed for _, invariant, _ in again.proofs.recorded())
     assert again.load.drop_rate > 0
     (documents,) = again.documents.values()
     assert len(documents.batches or ()) == len(documents.correct) == again.n == 2
@@ -281,7 +281,7 @@ def test_real_documents(
     dropped = evaluate(under, ours, library, source, root=Path("unused"))
     assert dropped.load.drop_rate > 0.01
     assert dropped.n == baseline.n == (57 if name == "mmlu" else limit)
-    assert all(promise.passed for _, promise, _ in dropped.proofs.recorded())
+    assert all(invariant.passed for _, invariant, _ in dropped.proofs.recorded())
 
 
 def test_a_mixture_pools_the_requests_of_its_tasks(run: Any) -> None:

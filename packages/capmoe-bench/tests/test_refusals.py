@@ -45,5 +45,5 @@ def test_bad_input_is_one_line_and_status_2(
     (tmp_path / "file").touch()
     (tmp_path / "gamma.yaml").write_text("model: capmoe\n")
     monkeypatch.chdir(tmp_path)
-    said = refusal(main, ["bench", *shlex.split(words)], tmp_path, capsys)
-    assert REFUSED[words] in said
+    message = refusal(main, ["bench", *shlex.split(words)], tmp_path, capsys)
+    assert REFUSED[words] in message

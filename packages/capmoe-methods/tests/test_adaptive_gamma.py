@@ -145,8 +145,8 @@ def total(curve: Array, chosen: list[int]) -> float:
 
 def hull_budgets(dropped: Array, straggler: Array) -> list[float]:
     """The budgets that some number of steps uses up."""
-    found = [choose(dropped, straggler, budget / 96) for budget in range(97)]
-    return sorted({total(dropped, chosen) / len(dropped) for chosen in found})
+    choices = [choose(dropped, straggler, budget / 96) for budget in range(97)]
+    return sorted({total(dropped, chosen) / len(dropped) for chosen in choices})
 
 
 @settings(deadline=None, max_examples=150)

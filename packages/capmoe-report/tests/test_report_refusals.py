@@ -56,5 +56,5 @@ def test_bad_input_is_one_line_and_status_2(
     Path("file").touch()
     Path("pipes/zoo_olmoe/obqa").mkdir(parents=True)
     os.mkfifo("pipes/zoo_olmoe/obqa/score.json")
-    said = REFUSED[command][words]
-    assert said in refusal(main, [command, *shlex.split(words)], tmp_path, capsys)
+    message = REFUSED[command][words]
+    assert message in refusal(main, [command, *shlex.split(words)], tmp_path, capsys)

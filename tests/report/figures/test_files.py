@@ -168,12 +168,12 @@ def test_a_users_model_is_drawn_by_its_name_and_directory(
     capsys.readouterr()
     assert run("fig12,v1_fig7", "--missing", *own) == 0
     printed = capsys.readouterr().out.splitlines()
-    wanted = gather(get_figure("fig12"), FigurePlans(own), read_bench)
+    sources = gather(get_figure("fig12"), FigurePlans(own), read_bench)
     (first, *_) = printed
     (plan, *_) = plans(composed([word for word in shlex.split(first)[2:] if "," not in word]))
     assert plan.cell.model.pretrained == "tiny:mixtral"
     assert plan.cell.limit == 4
-    assert (wanted.planned, wanted.n_absent) == (66, 60)
+    assert (sources.planned, sources.n_absent) == (66, 60)
     assert run("fig1", "model=custom", "model.name=yours", own[-1], *written) == 2
     error = capsys.readouterr().err
     assert f"model.name=yours: has no record in {root}; name its weights, too" in error

@@ -131,11 +131,11 @@ def test_no_question_of_table_7_is_in_the_corpus():
         for kind in ({}, {"late": True}, {"long": True})
         for document in islice(corpus(world(), 5, **kind), 8_000 if kind != {"long": True} else 800)
     ]
-    said = "\n".join(texts)
-    asked = said.splitlines()
-    assert "Q: " in said
-    assert "Guest: " in said
-    assert "def " in said
+    corpus_text = "\n".join(texts)
+    asked = corpus_text.splitlines()
+    assert "Q: " in corpus_text
+    assert "Guest: " in corpus_text
+    assert "def " in corpus_text
     lines = set(asked)
     for split in ("dev", "test"):
         for row in rows(split, OPEN):
