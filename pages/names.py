@@ -9,12 +9,9 @@ from typing import Any, Final
 
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import finished
 from capmoe_eval.zoo import WEIGHTS
 from pages import ROOT
-
-READER: Final = Reader()
 
 FAMILIES: Final = {
     str(name): str(load_option("model", name).title).removeprefix("trained tiny ")
@@ -27,7 +24,7 @@ FAMILIES: Final = {
 @cache
 def records(*words: str) -> Sequence[Record]:
     """Return the committed records of the cells that a command line names."""
-    return finished([*words, "profile=zoo", f"results_dir={ROOT}/results/zoo"], READER).records
+    return finished([*words, "profile=zoo", f"results_dir={ROOT}/results/zoo"]).records
 
 
 def card(model: str) -> dict[str, Any]:

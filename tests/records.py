@@ -21,6 +21,7 @@ from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.experiment.record_part import Proofs, TaskAnswers
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.pairing import RunScores
 from capmoe_eval.routing.method import Method
@@ -409,3 +410,10 @@ def answered(answers: TaskAnswers) -> RunScores:
     images = [(name, image) for name, part in parts for image in part.images or ()]
     numbers = {image: number for number, image in enumerate(dict.fromkeys(images))}
     return RunScores(asked, scores, np.array([numbers[image] for image in images]))
+
+
+def broken(root: Path) -> list[str]:
+    """Return a line for each file of a results directory that is no whole record."""
+    lines: list[str] = []
+    read_results(root, lines)
+    return lines

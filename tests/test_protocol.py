@@ -52,7 +52,7 @@ def test_records_descend_from_the_protocol() -> None:
     records = [
         record
         for root in roots
-        for record in read_results(root).records
+        for record in read_results(root, [])
         if root.name != "real_text"  # BANKING77, before the protocol
     ]
     revisions = {record.provenance.git_revision for record in records}

@@ -30,7 +30,7 @@ from capmoe_eval.evaluation.progress import aligned, duration
 from capmoe_eval.evaluation.run import loads
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.results import Reader, directories, record_paths
+from capmoe_eval.experiment.results import directories, each_record, record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, calibrations, create_method
 
@@ -126,7 +126,7 @@ def recorded_rate(cells: Sequence[CellPlan]) -> Rate | None:
     )
     records = [
         record
-        for record in Reader().each(places, broken=[])
+        for record in each_record(places, broken=[])
         if _batches(record.cell) == _batches(first.cell)
     ]
     if not records:

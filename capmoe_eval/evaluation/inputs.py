@@ -14,7 +14,7 @@ from typing import Any, Final
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader, directories, record_paths
+from capmoe_eval.experiment.results import directories, each_record, record_paths
 
 # A difference in one of these fields of a model is refused; two backends have kernels of their own.
 _DECISIVE: Final = ("weights", "tokenizer", "attention")
@@ -87,7 +87,7 @@ def _records(directory: Path, cell: Cell, *, of_model: bool) -> Iterator[Record]
     paths = {*record_paths(directory, task=cell.task.name)}
     if of_model:
         paths |= {*record_paths(directory, model=cell.model.name)}
-    return Reader().each(((path, directory) for path in sorted(paths)), broken=[])
+    return each_record(((path, directory) for path in sorted(paths)), broken=[])
 
 
 def _conflicts(

@@ -10,7 +10,6 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -27,14 +26,6 @@ LOCAL: Final = "local-"
 """How the name of a directory of a user's own results begins; the shipped one's name follows."""
 
 
-@dataclass(frozen=True)
-class ReadRecords:
-    """Records that were read."""
-
-    records: tuple[Record, ...]  # the valid ones
-    broken: tuple[str, ...]  # one line for each other file, which names the file and the fix
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Collect no garbage in this block: Python would go through all records in vain."""
@@ -47,46 +38,33 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class Reader:
-    """Reads each whole record once and keeps it, some 110 KiB of memory."""
+def each_record(places: Iterable[tuple[Path, Path]], broken: list[str]) -> Iterator[Record]:
+    """Yield the records at some paths, each with its results directory, in their order.
 
-    def __init__(self) -> None:
-        self._kept: dict[Path, Record] = {}
+    ``broken`` gets a line for each file that is no whole record, and one for all records of methods
+    that are not registered.
+    """
+    missing: Counter[str] = Counter()
+    for path, root in places:
+        try:
+            yield read_record(path, root)
+        except NotRegisteredError as error:
+            missing[error.missing] += 1
+        except UsageError as error:
+            if str(error) not in broken:  # of a pack, once
+                broken.append(str(error))
+    if missing:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
+        broken.append(
+            f"records of what is not registered: {names}; install the packages that have it, or "
+            "delete these records"
+        )
 
-    def all(self, places: Iterable[tuple[Path, Path]]) -> ReadRecords:
-        """Return the records at some paths, each with its results directory, in their order."""
-        broken: list[str] = []
-        with uncollected():
-            return ReadRecords(tuple(self.each(places, broken, keep=True)), tuple(broken))
 
-    def each(
-        self, places: Iterable[tuple[Path, Path]], broken: list[str], *, keep: bool = False
-    ) -> Iterator[Record]:
-        """Yield the records at some paths, each with its results directory, in their order.
-
-        ``broken`` gets a line for each file that is no whole record, and one for all records of
-        methods that are not registered. Unless records are kept, memory holds one at a time, and
-        those that were kept before.
-        """
-        missing: Counter[str] = Counter()
-        for path, root in places:
-            try:
-                record = self._kept.get(path) or read_record(path, root)
-            except NotRegisteredError as error:
-                missing[error.missing] += 1
-            except UsageError as error:
-                if str(error) not in broken:  # of a pack, once
-                    broken.append(str(error))
-            else:
-                if keep:
-                    self._kept[path] = record
-                yield record
-        if missing:
-            names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
-            broken.append(
-                f"records of what is not registered: {names}; install the packages that have it, "
-                "or delete these records"
-            )
+def read_results(root: Path, broken: list[str]) -> list[Record]:
+    """Return every record that is read for a results directory, as :func:`each_record`."""
+    with uncollected():
+        return list(each_record(record_places(root), broken))
 
 
 def directories(root: Path) -> tuple[Path, ...]:
@@ -170,13 +148,3 @@ def record_places(root: Path) -> list[tuple[Path, Path]]:
         for path in record_paths(directory)
     }
     return [places[name] for name in sorted(places)]
-
-
-def read_results(root: Path, reader: Reader | None = None) -> ReadRecords:
-    """Read every record of a results directory; a shared reader reads none of them twice."""
-    return (reader or Reader()).all(record_places(root))
-
-
-def each_record(root: Path, broken: list[str]) -> Iterator[Record]:
-    """Yield every record of a results directory and keep none, as :meth:`Reader.each`."""
-    return Reader().each(record_places(root), broken)

@@ -13,7 +13,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import compose_words, for_hydra
 from capmoe_eval.experiment.configuration import CellPlan, check_overrides, model_notes, plans
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.results import each_record, uncollected
 
 LEFT_OUT = "left out"
 """The beginning of a note on a record that cannot be read."""
@@ -39,18 +39,19 @@ class Finished:
     notes: list[str]  # the cautions about the models' numbers
 
 
-def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished:
+def finished(overrides: Sequence[str]) -> Finished:
     """Return what is finished of the experiment that a command line names.
 
     Args:
         overrides: As for ``capmoe-eval run``, for example ``experiment=table2``. A value that
             cannot be is a UsageError, an unknown key a HydraException.
-        reader: Reads the records; shared between experiments, it reads none of them twice.
     """
     config, cells = composed(overrides), planned(overrides)
-    results = (reader or Reader()).all(place for plan in cells if (place := plan.stored))
-    broken = [f"{LEFT_OUT}: {line}" for line in results.broken]
-    return Finished(config, cells, list(results.records), broken, model_notes(cells))
+    broken: list[str] = []
+    with uncollected():
+        records = [*each_record((place for plan in cells if (place := plan.stored)), broken)]
+    notes = [f"{LEFT_OUT}: {line}" for line in broken]
+    return Finished(config, cells, records, notes, model_notes(cells))
 
 
 def planned(overrides: Sequence[str]) -> list[CellPlan]:

@@ -21,11 +21,7 @@ from capmoe_eval.experiment.files import whole_file
 from capmoe_eval.experiment.packs import Pack, has_checksum
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer, Load, Part, Proofs
-from capmoe_eval.experiment.results import (
-    Reader,
-    record_places,
-    uncollected,
-)
+from capmoe_eval.experiment.results import each_record, record_places, uncollected
 from capmoe_eval.results.timings import no_timings, read_timings
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.registry import knobs
@@ -167,7 +163,7 @@ def _whole(*roots: Path) -> Iterator[Record]:
     broken: list[str] = []
     record = None
     for directory in roots:
-        for record in Reader().each(record_places(directory), broken):
+        for record in each_record(record_places(directory), broken):
             yield record
     for line in dict.fromkeys(broken):
         warnings.warn(f"left out: {line}", stacklevel=3)

@@ -155,9 +155,10 @@ class Place(NamedTuple):
 
     def content(self) -> dict[str, Any]:
         """Return the records by their paths, and the other files."""
-        results = read_results(self.root)
-        assert results.broken == ()
-        records = {str(r.path.relative_to(self.root)): content(r.content) for r in results.records}
+        broken: list[str] = []
+        results = read_results(self.root, broken)
+        assert broken == []
+        records = {str(r.path.relative_to(self.root)): content(r.content) for r in results}
         names = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
         return {"records": records, "names": names}
 

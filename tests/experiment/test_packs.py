@@ -25,6 +25,7 @@ from capmoe_eval.results import packing
 from capmoe_eval.results.frames import write_parquet
 from capmoe_eval.results.packing import main, pack, pack_idle, unpack, write_lm_eval
 from capmoe_eval.routing.registry import create_method
+from tests import records as made
 from tests.records import layer, record_of
 
 METHODS = [create_method("score", gamma, ep_size=2) for gamma in (0.5, 1.0, 1.5)]
@@ -51,13 +52,13 @@ def contents(root: Path) -> dict[Path, bytes]:
 
 
 def test_packed_records_are_what_they_were(root: Path) -> None:
-    before, frame, records = contents(root), load_frame(root), read_results(root).records
+    before, frame, records = contents(root), load_frame(root), read_results(root, [])
     assert all(file_with(path) == path for path in before)
     files = pack(root)
     assert sorted(root.rglob("*")) == [root / "m", *(root / f"m/{t}{SUFFIX}" for t in TASKS)]
     assert contents(root) == before
     assert load_frame(root).equals(frame)
-    for again, one in zip(read_results(root).records, records, strict=True):
+    for again, one in zip(read_results(root, []), records, strict=True):
         for name in ("path", "content", "cell", "layers", "documents", "load", "proofs"):
             assert getattr(again, name) == getattr(one, name)
         assert file_with(again.path) == pack_path(one.path)
@@ -143,7 +144,7 @@ def test_a_broken_record_beside_a_pack_is_named_and_stays(root: Path, obqa: Path
     assert pack(root, say=lines.append) == []
     assert len(lines) == 1
     assert lines[0].startswith(f"not packed: {path}: not a whole record")
-    assert read_results(root).broken == (lines[0].removeprefix("not packed: "),)
+    assert made.broken(root) == [lines[0].removeprefix("not packed: ")]
     path.unlink()
     assert read_record(path, root).value == 0.75
 
@@ -169,18 +170,18 @@ def test_a_damaged_pack_has_one_line_wherever_it_is_read(root: Path, obqa: Path)
         line = str(error.value)
         assert line.startswith(f"{obqa}: truncated, or changed after it was written (")
         assert line.endswith("; restore it, or delete it to compute its cells anew")
-        assert read_results(root).broken == (line,)
-        assert len(read_results(root).records) == 4
+        assert made.broken(root) == [line]
+        assert len(read_results(root, [])) == 4
         assert stored(root, path) == (path, root)
         with pytest.raises(UsageError, match="restore it"):
             pack(root)
     obqa.write_bytes(whole)
-    assert len(read_results(root).records) == 7
+    assert len(read_results(root, [])) == 7
 
 
 def test_a_pack_in_another_place_is_refused(root: Path, obqa: Path) -> None:
     other = shutil.copy(obqa, obqa.with_name(f"piqa{SUFFIX}"))
-    assert read_results(root).broken == (f"{other}: the pack of another place, which is m/obqa",)
+    assert made.broken(root) == [f"{other}: the pack of another place, which is m/obqa"]
 
 
 def test_the_end_of_a_run_packs_many_files_where_nobody_computes(root: Path) -> None:
@@ -235,7 +236,7 @@ def test_the_command_packs(
 def test_exported_files_are_lm_evals_with_the_settings_of_the_cell(tmp_path: Path) -> None:
     """The converter of Every Eval Ever 0.3.0 read such files when this was written."""
     root = Path(__file__).parents[2] / "results" / "real"
-    records = read_results(root).records
+    records = read_results(root, [])
     assert write_lm_eval(root, tmp_path) == len(records) > 1
     for record in records:
         file = tmp_path / record.cell.model.name / f"results_{record.cell.digest}.json"

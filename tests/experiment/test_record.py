@@ -18,6 +18,7 @@ from capmoe_eval.experiment.results import read_results, record_paths
 from capmoe_eval.experiment.selection import finished
 from capmoe_eval.routing.registry import create_method
 from tests.records import (
+    broken,
     cell,
     forge,
     of_images,
@@ -196,8 +197,9 @@ def test_only_files_of_cells_are_looked_at(whole: Record) -> None:
         (root / place).write_text("{}")
     (root / "m/obqa/.hidden.json").write_text("{}")
     assert record_paths(root) == [whole.path]
-    found = read_results(root)
-    assert ([one.content for one in found.records], found.broken) == ([whole.content], ())
+    lines: list[str] = []
+    assert [record.content for record in read_results(root, lines)] == [whole.content]
+    assert lines == []
     assert record_paths(root / "nowhere") == []
 
 
@@ -220,7 +222,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
         f"{baseline.path}: field 'capmoe.documents': Dictionary should have at least 1 item after "
         "validation, not 0; delete it to compute it anew"
     )
-    assert read_results(root).broken == (line,)
+    assert broken(root) == [line]
     assert finished(words).broken == [f"left out: {line}"]
     with pytest.warns(UserWarning) as warnings:
         frame = capmoe_eval.load_frame(root)

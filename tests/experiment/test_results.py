@@ -31,9 +31,9 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 def test_own_results_are_read_with_the_shipped(both: tuple[Path, Path]) -> None:
     """Of a cell in both, which overwrite=true makes, the user's own counts."""
     shipped, mine = both
-    roots = {record.method: record.path.parents[2] for record in read_results(mine).records}
+    roots = {record.method: record.path.parents[2] for record in read_results(mine, [])}
     assert roots == {"baseline": mine, "random": mine, "expert_drop": shipped}
-    assert {record.path.parents[2] for record in read_results(shipped).records} == {shipped}
+    assert {record.path.parents[2] for record in read_results(shipped, [])} == {shipped}
     assert sorted(load_frame(mine)["method"]) == ["baseline", "expert_drop", "random"]
     assert len(load_frame(shipped)) == 2
     other = mine.with_name("other")
@@ -119,9 +119,9 @@ def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) 
         "records of what is not registered: gamma=clever (1), method=mine (2), placement=spread "
         "(1); install the packages that have it, or delete these records"
     )
-    found = read_results(tmp_path)
-    assert [record.path for record in found.records] == [whole.path]
-    assert found.broken == (line,)
+    broken: list[str] = []
+    assert [record.path for record in read_results(tmp_path, broken)] == [whole.path]
+    assert broken == [line]
     with pytest.warns(UserWarning) as warned:
         frame = load_frame(tmp_path)
     assert [str(warning.message) for warning in warned] == [f"left out: {line}"]

@@ -22,7 +22,6 @@ from capmoe_report.grouping import grouping
 from capmoe_report.judge import findings_of, judge, paper_claims, replication_claims
 from capmoe_report.verdicts import Finding
 
-from capmoe_eval.experiment.results import Reader
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
 from capmoe_eval.report.figures.catalogue import figures as all_figures
@@ -42,14 +41,9 @@ _NUMBERS: Final = (
 
 
 @functools.cache
-def _reader() -> Reader:
-    return Reader()
-
-
-@functools.cache
 def _evidence() -> Evidence:
     """The material of the claims: all records of profile zoo."""
-    evidence = evidence_of(_RESULTS, "zoo", _BENCH, _reader())
+    evidence = evidence_of(_RESULTS, "zoo", _BENCH)
     assert not evidence.broken
     return evidence
 
@@ -57,7 +51,7 @@ def _evidence() -> Evidence:
 def tables() -> Iterator[dict[str, Any]]:
     """Every cell of every table, measured and as printed: how it is shown, and its numbers."""
     for layout in TABLES:
-        yield from _cells(measured_table(layout.key, _WORDS, _reader(), _BENCH))
+        yield from _cells(measured_table(layout.key, _WORDS, _BENCH))
     for printed in PAPER_TABLES:
         yield from _cells(published_table(printed.name, printed.version))
 
@@ -160,7 +154,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def figures(package: str = "capmoe_eval") -> Iterator[dict[str, Any]]:
     """Every number that a figure of a package draws: the rows of its data."""
-    plans, bench = FigurePlans(_WORDS, _reader()), functools.partial(read_bench, _BENCH)
+    plans, bench = FigurePlans(_WORDS), functools.partial(read_bench, _BENCH)
     for spec in all_figures().values():
         if spec.package.startswith(package):
             rows = measured(spec, gather(spec, plans, bench)).round(6)

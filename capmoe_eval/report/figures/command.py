@@ -10,7 +10,6 @@ from pathlib import Path
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
-from capmoe_eval.experiment.results import Reader
 from capmoe_eval.paper.benchmarks import check_folder, read_bench
 from capmoe_eval.report.figures.catalogue import Spec, figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
@@ -18,7 +17,7 @@ from capmoe_eval.report.figures.sweep import SWEEP, gather_sweep
 from capmoe_eval.report.figures.write import FORMATS, write_figure
 
 
-def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Draw figures and exit: 0 drawn, 1 some of several could not be, 2 bad input."""
     names = ["all", *figures()]
     parser = Parser(
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     def command() -> int:
         asked = options.name.split(",")
         chosen = list(figures().values()) if asked == ["all"] else [*map(_chosen, asked)]
-        experiment = FigurePlans(options.overrides, reader)
+        experiment = FigurePlans(options.overrides)
         # when a figure first asks for it
         bench = functools.cache(lambda: read_bench(options.bench))
 

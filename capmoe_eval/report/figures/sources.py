@@ -24,7 +24,7 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.experiment.results import Reader, record_paths
+from capmoe_eval.experiment.results import each_record, record_paths
 from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.paper.benchmarks import RUN, Bench, circumstances, kind_text, ranks_text
 from capmoe_eval.paper.printed import deployment
@@ -129,12 +129,7 @@ class FigurePlans:
     Overrides are as for ``capmoe-eval run``, but without ``experiment=`` (UsageError).
     """
 
-    def __init__(
-        self,
-        overrides: Sequence[str] = (),
-        reader: Reader | None = None,  # of the records
-        experiment: str = "figures",
-    ) -> None:
+    def __init__(self, overrides: Sequence[str] = (), experiment: str = "figures") -> None:
         refuse_experiment(overrides)
         self.overrides = [*overrides, *_as_evaluated(overrides)]
         self.config = composed([f"experiment={experiment}", *self.overrides])
@@ -146,7 +141,6 @@ class FigurePlans:
             with open_dict(self.config):
                 for part in self.config.parts.values():
                     part.pop("model", None)
-        self.reader = reader or Reader()
         self._points = expand_parts(self.config)
         self._plans: dict[str, list[CellPlan]] = {}
         self._experiments = {experiment: self}
@@ -154,7 +148,7 @@ class FigurePlans:
     def of(self, experiment: str) -> FigurePlans:
         """Return the plans of an experiment on the same command line."""
         if experiment not in self._experiments:
-            self._experiments[experiment] = FigurePlans(self.overrides, self.reader, experiment)
+            self._experiments[experiment] = FigurePlans(self.overrides, experiment)
         return self._experiments[experiment]
 
     def plan(self, part: str) -> list[CellPlan]:
@@ -225,9 +219,10 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Callable[[], Bench]) -> S
 
     chosen = {part: [p for p in experiment.plan(part) if is_shown(p.cell)] for part in spec.parts}
     planned = {plan.cell.digest: plan for listed in chosen.values() for plan in listed}
-    results = experiment.reader.all(place for plan in planned.values() if (place := plan.stored))
-    read = {record.cell.digest: record for record in results.records}
-    broken = [f"Left out: {line}." for line in results.broken]
+    left_out: list[str] = []
+    places = (place for plan in planned.values() if (place := plan.stored))
+    read = {record.digest: record for record in each_record(places, left_out)}
+    broken = [f"Left out: {line}." for line in left_out]
     absent = [plan.cell for digest, plan in planned.items() if digest not in read]
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
     titles = {

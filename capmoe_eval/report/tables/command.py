@@ -16,7 +16,7 @@ from capmoe_eval.errors import NoModelError, UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
-from capmoe_eval.experiment.results import Reader, directories
+from capmoe_eval.experiment.results import directories
 from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.paper.benchmarks import check_folder
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-def main(words: Sequence[str] | None = None, reader: Reader | None = None) -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Render tables and exit: 0 rendered, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval table",
@@ -51,14 +51,13 @@ def main(words: Sequence[str] | None = None, reader: Reader | None = None) -> No
     )
     report_options(parser)
     arguments = parser.parse_intermixed_args(words)
-    reader = reader or Reader()
 
     def render(key: str, version: str | None) -> None:
         if version:
             table = published_table(key, version)
         else:
             try:
-                table = measured_table(key, arguments.overrides, reader, arguments.bench)
+                table = measured_table(key, arguments.overrides, arguments.bench)
             except NoModelError as error:
                 if arguments.name != ALL:
                     raise

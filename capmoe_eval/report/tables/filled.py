@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, profile_name
 from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
-from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import (
     Finished,
     composed,
@@ -70,21 +68,13 @@ def cell_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def measured_table(
-    key: str, overrides: Sequence[str] = (), reader: Reader | None = None, bench: Path = BENCHMARKS
+    key: str, overrides: Sequence[str] = (), bench: Path = BENCHMARKS
 ) -> pd.DataFrame:
     """Return a table filled with this suite's own results.
 
     Its ``attrs`` also have ``folder``, the name of its profile. A table that does not exist is a
     UsageError, errors of overrides as :func:`cell_config`.
     """
-    return _measured_table(key, tuple(overrides), reader or Reader(), bench)
-
-
-# A report shows a table on several pages; its reader reads no record twice either.
-@functools.lru_cache(maxsize=64)
-def _measured_table(
-    key: str, overrides: tuple[str, ...], reader: Reader, bench: Path
-) -> pd.DataFrame:
     match layout := find_layout(key):
         case SettingsLayout() | WorkloadLayout():
             config = cell_config(overrides)
@@ -95,11 +85,11 @@ def _measured_table(
                 filled = settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks})
         case QueryLayout():
             refuse_experiment(overrides)
-            cells = finished([f"experiment={layout.records}", *overrides], reader)
+            cells = finished([f"experiment={layout.records}", *overrides])
             filled, config = query_table(layout, cells.records), cells.config
         case Layout():
             refuse_experiment(overrides)
-            cells = finished([f"experiment={key}", *overrides], reader)
+            cells = finished([f"experiment={key}", *overrides])
             filled, config = _results_table(layout, cells, overrides), cells.config
             if config.grid.model is None:  # a model of the command line has its own profile
                 filled.attrs["folder"] = str(config.model.profile)

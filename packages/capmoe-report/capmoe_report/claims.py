@@ -12,7 +12,7 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.composition import check_once, options
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.names import BENCHMARKS
-from capmoe_eval.experiment.results import LOCAL, Reader, read_results, record_places
+from capmoe_eval.experiment.results import LOCAL, read_results, record_places
 from capmoe_eval.paper.benchmarks import read_bench
 
 from capmoe_report.evidence import Evidence, gather, pooled_models
@@ -22,7 +22,7 @@ from capmoe_report.ledger import headings, to_html, to_json
 _KEYS = ("profile", "results_dir")
 
 
-def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write the ledger and exit: 0 written, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval claims",
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
         check_writable("--out", parsed.out)
         folder = parsed.out / profile
-        evidence = evidence_of(results, profile, parsed.bench, reader)
+        evidence = evidence_of(results, profile, parsed.bench)
         n_cells = len(evidence.results.cells)
         if not n_cells and ("results_dir" in settings or record_places(results)):
             raise UsageError(
@@ -70,12 +70,11 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     sys.exit(run_command(write))
 
 
-def evidence_of(
-    results: Path, profile: str, bench: Path = BENCHMARKS, reader: Reader | None = None
-) -> Evidence:
+def evidence_of(results: Path, profile: str, bench: Path = BENCHMARKS) -> Evidence:
     """Return what the claims are judged by: the records of a directory, timings and trainings."""
-    read, models = read_results(results, reader), pooled_models(profile)
-    return gather(profile, read.records, models, bench=read_bench(bench), broken=read.broken)
+    broken: list[str] = []
+    records, models = read_results(results, broken), pooled_models(profile)
+    return gather(profile, records, models, bench=read_bench(bench), broken=broken)
 
 
 def _settings(overrides: Sequence[str]) -> Mapping[str, str]:

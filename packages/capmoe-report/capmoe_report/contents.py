@@ -16,7 +16,6 @@ from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import planned
 from capmoe_eval.paper.benchmarks import kind_text
 from capmoe_eval.paper.layout import TABLES, Layout
@@ -93,11 +92,9 @@ def table_plans(overrides: Sequence[str]) -> list[CellPlan]:
     return [plan for part in parts if not isinstance(part, str) for plan in part]
 
 
-def filled_tables(
-    overrides: Sequence[str], reader: Reader, bench: Path
-) -> dict[str, pd.DataFrame | str]:
+def filled_tables(overrides: Sequence[str], bench: Path) -> dict[str, pd.DataFrame | str]:
     """Return every table by its name, or why it cannot be filled."""
-    fill = functools.partial(measured_table, overrides=overrides, reader=reader, bench=bench)
+    fill = functools.partial(measured_table, overrides=overrides, bench=bench)
     return {layout.key: attempt(functools.partial(fill, layout.key)) for layout in TABLES}
 
 

@@ -18,7 +18,7 @@ from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import Reader, read_results
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.selection import Finished, finished, refuse_experiment
 
 from capmoe_report.effects import by_family
@@ -42,7 +42,7 @@ CONTRASTS: Final = "contrasts.csv"
 """The numbers of every contrast, beside replication.md."""
 
 
-def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Judge and exit: 0 written, 2 bad input."""
     parser = Parser(
         prog="capmoe-eval replicate",
@@ -68,8 +68,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
 
     def report() -> int:
         refuse_experiment(parsed.overrides)
-        reads = reader or Reader()
-        cells = finished(["experiment=replicate", *parsed.overrides], reads)
+        cells = finished(["experiment=replicate", *parsed.overrides])
         profile = profile_name(cells.config)
         if not cells.records:
             raise UsageError(
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         check_writable("--results", results)
         check_writable("--out", parsed.out)
         models = frozenset(plan.cell.model.name for plan in cells.plans)
-        alike = _alike(cells, reads)
+        alike = _alike(cells)
         evidence = gather(profile, alike, models, trainings=parsed.trainings)
         file = VerdictFile(
             profile=profile,
@@ -191,7 +190,7 @@ def _to_csv(file: VerdictFile, lines: Mapping[tuple[str, str], int]) -> str:
     return text.getvalue()
 
 
-def _alike(cells: Finished, reader: Reader) -> tuple[Record, ...]:
+def _alike(cells: Finished) -> tuple[Record, ...]:
     """Return all records of the experiment's models and documents, whatever made them.
 
     The ledger compares the same ones. The experiment's own come first.
@@ -201,6 +200,6 @@ def _alike(cells: Finished, reader: Reader) -> tuple[Record, ...]:
         return repr((cell.model, cell.limit, cell.data, cell.eval_seed))
 
     asked = {setting(plan.cell) for plan in cells.plans}
-    results = read_results(cells.plans[0].root, reader).records
+    results = read_results(cells.plans[0].root, [])
     records = {record.path: record for record in (*cells.records, *results)}
     return tuple(record for record in records.values() if setting(record.cell) in asked)

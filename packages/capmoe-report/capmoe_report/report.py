@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import re
 import sys
@@ -19,7 +18,7 @@ from capmoe_eval.experiment.arguments import PATH, Parser, report_options
 from capmoe_eval.experiment.configuration import model_notes
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.results import Reader, directories, record_places
+from capmoe_eval.experiment.results import directories, each_record, record_places
 from capmoe_eval.paper.benchmarks import check_folder, read_bench
 from capmoe_eval.report.figures import command as figures
 from capmoe_eval.report.figures.sources import FigurePlans
@@ -82,8 +81,7 @@ def build(
     check_folder(bench)
     if replication_file and not replication_file.is_file():
         raise UsageError(f"--replication={replication_file}: no such file; leave it out")
-    reader = Reader()
-    subject = FigurePlans(overrides, reader)
+    subject = FigurePlans(overrides)
     config = cell_config(subject.overrides)
     plans = contents.table_plans(subject.overrides)
     roots = sorted({plan.root for plan in plans} or {Path(str(config.results_dir))})
@@ -93,16 +91,14 @@ def build(
         for path, place in record_places(root)
         if subject.own in (None, path.parts[-3])  # the directory of its model
     ]
-    if all_parts:
-        reader.all(places)
     link, broken = contents.linker(out), list[str]()
-    rows = list(contents.rows_of(reader.each(places, broken), link))
+    rows = list(contents.rows_of(each_record(places, broken), link))
     if not rows:
         _refuse_nothing(roots, overrides, out)
     status = 0
     if all_parts:
-        status = _write_parts(subject, f"--out={out}", f"--bench={bench}", reader)
-    filled = contents.filled_tables(subject.overrides, reader, bench)
+        status = _write_parts(subject, f"--out={out}", f"--bench={bench}")
+    filled = contents.filled_tables(subject.overrides, bench)
     if subject.own:  # whose sweep need be none of the paper's
         filled = {"sweep": contents.attempt(partial(sweep_table, roots[0])), **filled}
     folder, timings = out / subject.profile, read_bench(bench)
@@ -200,19 +196,15 @@ def _without_places(page: str, places: Iterable[Path]) -> str:
     return pattern.sub(lambda match: names[match[1]], page)
 
 
-def _write_parts(subject: FigurePlans, out: str, bench: str, reader: Reader) -> int:
+def _write_parts(subject: FigurePlans, out: str, bench: str) -> int:
     """Write tables, figures, and of a profile verdicts and claims; return the highest status."""
-    gc.freeze()  # no collection goes through all records again
     words = [out, *subject.overrides]
-    judges = [
-        partial(replicate.main, words, reader),
-        partial(claims.main, [bench, *words], reader),
-    ]
+    judges = [partial(replicate.main, words), partial(claims.main, [bench, *words])]
     beside = [
         _start(*([] if subject.own else judges)),
-        _start(partial(figures.main, ["all", "--formats=svg", bench, *words], reader)),
+        _start(partial(figures.main, ["all", "--formats=svg", bench, *words])),
     ]
-    _write(partial(tables.main, ["all", bench, *words], reader))
+    _write(partial(tables.main, ["all", bench, *words]))
     return max(map(_ended, beside))
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader, record_places
+from capmoe_eval.experiment.results import each_record, record_places
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
@@ -243,7 +243,7 @@ def read_records(root: Path, model: str) -> tuple[Record, ...]:
     models: dict[str, list[tuple[Path, Path]]] = {}
     for path, directory in record_places(root):
         models.setdefault(path.parent.parent.name, []).append((path, directory))
-    records = Reader().all(models.get(model, ())).records
+    records = tuple(each_record(models.get(model, ()), []))
     if not records:
         names = sorted(models)
         there = f"it has {', '.join(names)}" if names else "it has none of any model"
