@@ -117,7 +117,7 @@ run = status=0; pids=; \
 	for pid in $$pids; do s=0; wait $$pid || s=$$?; [ $$s -le $$status ] || status=$$s; done
 
 # A plan computes nothing, so nothing is rendered after it.
-RENDER   = $(if $(filter plan=true plan=calibrate,$(ARGS)),:,$(PY) -m capmoe_eval)
+RENDER   = $(if $(filter plan=true,$(ARGS)),:,$(PY) -m capmoe_eval)
 
 # A failed cell leaves a hole in the table, not no table; the status still tells.
 define run-and-render

@@ -296,7 +296,7 @@ MAIN: dict[str, str] = {
     **{f"shard={word}": f"shard={word}: must be i/n" for word in ("0/2", "3/2", "x", "1", "1/0")},
     "'shard=\"1/\u0663\"'": "must be i/n",  # a digit of another script
     # Forecasts.
-    "plan=maybe": "plan=maybe: must be true or false, or calibrate",
+    "plan=maybe": FLAG,
     "-m hydra.sweeper.max_batch_size=0 gamma=1.0,2.0": "hydra.sweeper.max_batch_size=0: must be",
     "-m plan=yes gamma=1.0,2.0": "plan=yes: must be true or false",
     "grid.plan=[true]": "key=plan",

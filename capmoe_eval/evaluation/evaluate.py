@@ -26,8 +26,7 @@ from torch import Tensor
 from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.evaluation.batches import Document
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
-from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once
-from capmoe_eval.evaluation.generation.sandbox import Sandbox
+from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once, sandbox
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
@@ -79,7 +78,7 @@ def evaluate(
     source: DataSource,
     *,
     root: Path,
-    sandbox: Sandbox | None = None,
+    allow_code_execution: bool = False,
     applied: Applied | None = None,
     observers: Iterable[Observer] = (),
     samples: Path | None = None,
@@ -87,10 +86,10 @@ def evaluate(
     """Evaluate a cell whose documents are in place on its model; the record is not yet written.
 
     One task a call: lm-eval pools the requests of all tasks that it is given into common batches,
-    and under a capacity an answer depends on its batch. Programs that the model writes run in
-    ``sandbox``; without one none may run. ``applied`` is the method after its calibration, where it
-    needs one. ``observers`` see the layers' forwards. ``samples`` is the file, written whole, that
-    gets a line of JSON for each document: lm-eval's sample, with the name of its (sub)task.
+    and under a capacity an answer depends on its batch. With ``allow_code_execution``, programs
+    that the model writes run in the sandbox. ``applied`` is the method after its calibration, where
+    it needs one. ``observers`` see the layers' forwards. ``samples`` is the file, written whole,
+    that gets a line of JSON for each document: lm-eval's sample, with the name of its (sub)task.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
@@ -101,7 +100,7 @@ def evaluate(
     _check_task(parts, cell, lm)
     programs = [task for task in parts.values() if isinstance(task, ProgramTask)]
     for task in programs:
-        task.sandbox, task.on_progress = sandbox, lm.on_progress
+        task.on_progress = lm.on_progress
     prepare(parts, cell)
     most_tokens: Any = cell.max_num_batched_tokens  # None without an engine
     lm.set_batches(cell.batch_size, cell.shuffle, most_tokens)
@@ -117,7 +116,7 @@ def evaluate(
             task_dict=tasks,
             limit=cell.limit,
             **prompting(cell),
-            confirm_run_unsafe_code=sandbox is not None and bool(programs),
+            confirm_run_unsafe_code=allow_code_execution and bool(programs),
         )
     finally:
         lm.release()
@@ -164,11 +163,10 @@ def evaluate(
         content["capmoe"]["calibration"] = applied.calibrated.model_dump()
     if (composition := getattr(lm, "composition", None)) is not None:
         content["capmoe"]["server"] = composition()
-    if sandbox is not None and programs:
+    if programs:
         content["capmoe"]["executed"] = {
-            **sandbox.description(),
+            **sandbox()[1],
             "at_once": at_once(),
-            "tried_again": sum(task.tried_again for task in programs),
             "verdicts": sum((Counter(task.verdicts) for task in programs), Counter()),
         }
     plain = json.loads(json.dumps(content, default=_serializable))

@@ -36,7 +36,6 @@ from capmoe_eval.experiment.results import CALIBRATIONS
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.evaluate import AnyLM
-    from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.tasks import TaskLibrary
     from capmoe_eval.wrapper.ranks import World
 
@@ -236,8 +235,7 @@ def check_task(library: TaskLibrary, task: TaskId, source: DataSource) -> None:
     if key not in pairs:
         raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
     check_bertscore(task, list(parts))
-    unsafe = [part for part in parts if getattr(part, "UNSAFE_CODE", False)]
-    if not all(hasattr(part, "sandbox") for part in unsafe):
+    if task.lm_eval not in PROGRAMS and any(getattr(p, "UNSAFE_CODE", False) for p in parts):
         raise UsageError(
             f"tasks.{task.name}.lm_eval={task.lm_eval}: would run what the model writes "
             f"without a sandbox; choose a task that has one, such as {PROGRAMS[0]}"
@@ -345,8 +343,8 @@ def n_documents(parts: Iterable[Any], limit: int | None) -> int:
     return sum(count if limit is None else min(limit, count) for count in counts)
 
 
-def sandbox_for(plans: Sequence[CellPlan]) -> tuple[Sandbox | None, dict[Path, UsageError]]:
-    """Return a sandbox that works if a task needs one, and why plans are refused, by their path."""
+def program_refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
+    """Return why plans of programs may or can not run them, by the paths of their cells."""
     programs = [plan for plan in plans if plan.cell.task.lm_eval in PROGRAMS]
     refused = {
         plan.path: UsageError(
@@ -356,11 +354,11 @@ def sandbox_for(plans: Sequence[CellPlan]) -> tuple[Sandbox | None, dict[Path, U
         for plan in programs
         if not plan.allow_code_execution
     }
-    if len(refused) == len(programs):
-        return None, refused
-    from capmoe_eval.evaluation.generation.sandbox import Sandbox
+    if len(refused) < len(programs):
+        from capmoe_eval.evaluation.generation.programs import sandbox
 
-    try:
-        return Sandbox.open(), refused
-    except UsageError as error:
-        return None, {plan.path: error for plan in programs}
+        try:
+            sandbox()
+        except UsageError as error:
+            return {plan.path: error for plan in programs}
+    return refused

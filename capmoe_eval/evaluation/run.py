@@ -37,8 +37,8 @@ from capmoe_eval.evaluation.preparation import (
     layer_refusals,
     load_lm,
     model_refusals,
+    program_refusals,
     reserving,
-    sandbox_for,
     task_library,
     with_documents,
 )
@@ -58,7 +58,6 @@ from capmoe_eval.experiment.reservations import (
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.evaluate import AnyLM
-    from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.tasks import TaskLibrary
     from capmoe_eval.wrapper.ranks import World
 
@@ -245,8 +244,7 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
         check_writable("results_dir", root)
     progress.total = len(missing)
     progress.stage("importing torch, transformers and lm-eval, and reading the tasks …")
-    sandbox, forbidden = sandbox_for(missing)
-    refused = forbidden | model_refusals(missing)
+    refused = program_refusals(missing) | model_refusals(missing)
     refused |= layer_refusals([plan for plan in missing if plan.path not in refused])
     if len(refused) == len(missing):
         raise next(iter(refused.values()))
@@ -254,7 +252,7 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
     library = task_library(allowed)
     for line in cautions(allowed, library):
         progress.warn(line)
-    job = _Job(allowed, library, sandbox, world, progress, summary)
+    job = _Job(allowed, library, world, progress, summary)
     for plan in missing:
         if plan.path in refused:
             job.fail(plan, str(refused[plan.path]))
@@ -267,7 +265,6 @@ class _Job:
 
     plans: Sequence[CellPlan]
     library: TaskLibrary
-    sandbox: Sandbox | None
     world: World | None
     progress: Progress
     summary: RunSummary  # receives counts and failures
@@ -367,7 +364,7 @@ class _Job:
             self.library,
             plan.source,
             root=plan.root,
-            sandbox=self.sandbox,
+            allow_code_execution=plan.allow_code_execution,
             applied=evaluate.apply_calibration(plan, lm, self.progress.warn),
             observers=observers,
             samples=None if turn.reservation is None else plan.samples,

@@ -34,7 +34,6 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.reservations import print_warning
-from capmoe_eval.experiment.settings import CALIBRATE
 from capmoe_eval.results.packing import pack_idle
 
 _REPORTS: Final = {
@@ -49,10 +48,9 @@ _OF_A_RUN: Final = {
 """Keys of a command line that say nothing to a report."""
 
 
-def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[str] = ()) -> int:
+def execute(plans: Sequence[CellPlan], words: Sequence[str] = ()) -> int:
     """Compute the plans and print the results; return 0 if every cell is finished, else 1.
 
-    ``ask`` is the key ``plan``: true or ``calibrate`` for a forecast in place of the results.
     ``words`` are those of the command line, for the command that reports on its experiment.
 
     Raises:
@@ -63,11 +61,6 @@ def execute(plans: Sequence[CellPlan], ask: bool | str = False, words: Sequence[
     from capmoe_eval.evaluation.progress import summary
     from capmoe_eval.evaluation.run import run
 
-    if ask:
-        from capmoe_eval.evaluation.forecast import forecast
-
-        print(forecast(plans, calibrate=ask == CALIBRATE))
-        return 0
     outcome = run(plans)
     if outcome.computed and not process_rank():
         for root in sorted({plan.root for plan in plans}):
@@ -145,7 +138,12 @@ def evaluate(
     for line in knobs_without_effect(words, planned.values()):
         print_warning(line)
     cells = share(list(planned.values()), config.shard)
-    return execute(cells, config.plan, () if swept else words)
+    if config.plan:
+        from capmoe_eval.evaluation.forecast import forecast
+
+        print(forecast(cells))
+        return 0
+    return execute(cells, () if swept else words)
 
 
 def _task(config: DictConfig) -> int:

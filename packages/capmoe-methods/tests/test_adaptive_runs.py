@@ -49,10 +49,10 @@ def records(root: Path) -> list[Record]:
     plans = [plan(root, 0.05), plan(root, 0.3), plan(root, 0.3, budget_of="scores")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "DOCUMENTS", 8)
-        assert "missing calibrations: 1 of 1" in forecast(plans, calibrate=False)
+        assert "missing calibrations: 1 of 1" in forecast(plans)
         done = run(plans)
         assert not done.failures
-        assert "Missing cells: 0 of 3" in forecast(plans, calibrate=False)
+        assert "Missing cells: 0 of 3" in forecast(plans)
     return done.records
 
 

@@ -79,7 +79,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         plans = [plan(root, knobs) for knobs in settings]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(calibration, "DOCUMENTS", 8)
-            note = forecast(plans, calibrate=False)
+            note = forecast(plans)
             done = run(plans)
         assert not done.failures
         (path,) = root.glob("*/calibration/*.json")

@@ -1,237 +1,239 @@
-"""Verdicts on programs: right ones pass, wrong ones do not, and cheating does not help."""
+"""Right programs pass and wrong ones do not, and none reaches what is outside of its sandbox.
+
+An attempt that does no harm is also made outside, where it must succeed: one that always fails
+would prove nothing.
+"""
 
 from __future__ import annotations
 
+import os
 import random
-from collections import Counter
-from dataclasses import replace
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation import programs
-from capmoe_eval.evaluation.generation.inside import plain
-from capmoe_eval.evaluation.generation.programs import Problem, judge, judge_all
-from capmoe_eval.evaluation.generation.sandbox import Sandbox
+from capmoe_eval.evaluation.generation.programs import judge
 from capmoe_eval.zoo.sets import documents
 
 HUMANEVAL = "openai/openai_humaneval"
-DOUBLE = Problem(
-    'def double(x):\n    """Return twice x."""\n',
-    "double",
-    "def check(candidate):\n    assert candidate(21) == 42\n    assert candidate('a') == 'aa'\n",
-)
+SLEEP = "import time\ntime.sleep(600)\n"
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
+@pytest.fixture(autouse=True)
+def bubblewrap() -> None:
     try:
-        return Sandbox.open(cpu_seconds=1)
+        programs.sandbox()
     except UsageError as error:
         pytest.skip(str(error))
 
 
-def problem(row: dict[str, str]) -> Problem:
-    return Problem(row["prompt"], row["entry_point"], row["test"])
+def processes(mark: str) -> list[int]:
+    """Return the processes with a text in their command line, but for zombies."""
+    numbers = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            is_zombie = "\nState:\tZ" in (place / "status").read_text()
+            if mark.encode() in (place / "cmdline").read_bytes() and not is_zombie:
+                numbers.append(int(place.name))
+        except OSError:  # it has ended
+            continue
+    return numbers
 
 
-def plainly(asked: Problem, completion: str) -> bool:
-    """The definition: the test runs after the program, in one interpreter."""
-    names: dict[str, Any] = {}
-    try:
-        exec(asked.prompt + completion + "\n" + asked.test, names)
-        names["check"](names[asked.entry_point])
-    except Exception:
-        return False
-    return True
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Limits that a test may set; the memory marks its sandboxes, none of which outlives it."""
+    changed = {**programs.LIMITS, "cpu_seconds": 1, "memory": 2**29 + os.getpid()}
+    monkeypatch.setattr(programs, "LIMITS", changed)
+    programs.sandbox.cache_clear()
+    yield changed
+    programs.sandbox.cache_clear()
+    end = time.monotonic() + 10
+    while processes(str(changed["memory"])):
+        assert time.monotonic() < end, "a process is left"
 
 
+DOUBLE = "def double(x):\n{}\nassert double(21) == 42\nassert double('a') == 'aa'\n"
 VERDICTS = {
     "    return x * 2\n": "passed",
-    "    print('x', flush=True)\n    return x + x\n\n\nprint(input)\n": "passed",
-    "    return 42\n": "wrong",
-    "    pass\n": "wrong",
-    "": "wrong",
-    "    return x *\n": "raised",
-    "    return x - 'a'\n": "raised",
-    "    return input()\n": "raised",
-    "    return double(x)\n": "raised",
-    "    return x * 2\n\nraise SystemExit\n": "raised",
-    "    return lambda: 0\n": "raised",
-    "    return 42 # \ud800\n": "raised",
-    "    return 42 \0": "raised",
-    "    import os\n    os._exit(0)\n": "ended",
-    "    return '\\0' * 2**23\n": "ended",
-    "    return float('inf')\n": "ended",
-    "    while True:\n        pass\n": "out of time",
+    "    print('x', flush=True)\n    return x + x\n\nprint(input)\n": "passed",
+    "    return 42\n": "failed",
+    "    pass\n": "failed",
+    "": "failed",
+    "    return x *\n": "failed",
+    "    return input()\n": "failed",
+    "    return double(x)\n": "failed",
+    "    return x * 2\n\nraise SystemExit\n": "failed",
+    "    return x * 2\n\nimport os\nos._exit(0)\n": "failed",
+    "    return 42 # \ud800\n": "failed",
+    "    return 42 \0": "failed",
+    "    return x * 2\n\nwhile True:\n    print('x' * 1000)\n": "out of time",
+    "    import signal\n    signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n    while True:\n"
+    "        pass\n": "out of time",
 }
 
 
-def test_verdicts(sandbox: Sandbox) -> None:
-    pairs = [(DOUBLE, completion) for completion in VERDICTS]
-    judged = dict(zip(VERDICTS, judge_all(sandbox, pairs)[0], strict=True))
-    assert judged == VERDICTS
+def test_verdicts(limits: dict[str, int]) -> None:
+    verdicts = {completion: judge(DOUBLE.format(completion)) for completion in VERDICTS}
+    assert verdicts == VERDICTS
 
 
-def test_one_that_waited_beside_others_can_pass_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    running: list[str] = []
-    tries: Counter[str] = Counter()
-
-    def judge_once(_: object, __: object, name: str) -> str:
-        running.append(name)
-        tries[name] += 1
-        again = tries[name] > 1
-        assert not again or running == [name]
-        running.remove(name)
-        return "waited" if name == "starved" and not again else "passed"
-
-    monkeypatch.setattr(programs, "judge", judge_once)
-    names = ["starved", *map(str, range(9))]
-    judged = judge_all(None, [(DOUBLE, name) for name in names])  # type: ignore[arg-type]
-    assert judged == (["passed"] * 10, 1)
-    assert tries == {**dict.fromkeys(names, 1), "starved": 2}
-
-
-# The program's sandbox works while that of the test waits for it.
-WORKS = "    while time.process_time() < 2.5:\n        pass\n    return x * 2\n\nimport time\n"
-ONCE = DOUBLE._replace(test="def check(double):\n    assert double(21) == 42\n")
-ENDLESS = DOUBLE._replace(test="def check(candidate):\n    while True:\n        pass\n")
-POWER = "def check(power):\n    assert power(10, 20_000) == 10 ** 20_000\n"
-POWER += "    assert power(10 ** 20_000, 1) == 10 ** 20_000\n"
-LONG = Problem("def power(x, y):\n    'Return x to the power of y.'\n", "power", POWER)
-# A test may call what stands beside the function; a program cannot replace it.
-BESIDE = Problem(
-    "def inverse(x):\n    return -x\n\n\ndef same(x):\n    '''Return x.'''\n",
-    "same",
-    "def check(candidate):\n    assert inverse(same(3)) == -3\n",
-)
-COUNT = "def check(f):\n    assert f('aab') == {'a': 2, 'b': 1}\n"
-COUNTER = "    import collections\n    return collections.Counter(x)\n"
-FORGED = "    return 0\n\nimport os\nfor number in range(3, 10):\n    try:\n"
-FORGED += "        os.write(number, b'(True, {})\\n')\n    except OSError:\n        pass\n"
+def test_the_clock_ends_what_waits(limits: dict[str, int]) -> None:
+    limits["wall_seconds"] = 1
+    assert judge(f"import os\nos.fork()\n{SLEEP}") == "out of time"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("asked", "completion", "verdict"),
-    [
-        (ONCE, WORKS, "passed"),
-        (ENDLESS, "    return x * 2\n", "out of time"),
-        (LONG, "    return x ** y\n", "passed"),
-        (LONG, "    return x ** y + 1\n", "wrong"),
-        # Answers that nest too deep cannot be read.
-        (DOUBLE, FORGED.format("[" * 5000 + "]" * 5000), "ended"),
-        (DOUBLE, FORGED.format("-" * 10_000 + "1"), "ended"),
-        (BESIDE, "    return x\n", "passed"),
-        (BESIDE, "    return 4\n\ndef inverse(x):\n    return -3\n", "wrong"),
-        # An answer of a further type compares as its base does.
-        (Problem("def count(x):\n    'Count.'\n", "count", COUNT), COUNTER, "passed"),
-    ],
-)
-def test_verdicts_on_other_problems(
-    sandbox: Sandbox, asked: Problem, completion: str, verdict: str
-) -> None:
-    patient = replace(sandbox, limits={**sandbox.limits, "cpu_seconds": 3})
-    assert judge(patient, asked, completion) == verdict
-
-
-EQUAL = """
-class Equal({}):
-    def __eq__(self, other):
-        return True
-    def __ne__(self, other):
-        return False
-    def __hash__(self):
-        return 0
-    def __repr__(self):
-        return "42"
-"""
-
-CHEATS = {
-    "what it prints": "    print('passed', (True, 42))\n",
-    "an early exit": "    return 0\n\nimport sys\nsys.exit(0)\n",
-    "an exit in a call": "    raise SystemExit(0)\n",
-    "an early hard exit": "    return 0\n\nimport os\nos._exit(0)\n",
-    "an exit at the end": "    return 0\n\nimport atexit, os\natexit.register(os._exit, 0)\n",
-    "a kill": "    import os\n    os.kill(1, 9)\n    os.kill(-1, 9)\n",
-    "another AssertionError": "    return 0\n\nimport builtins\n"
-    "builtins.AssertionError = type('Never', (Exception,), {})\n",
-    "other builtins": "    return 0\n\nimport builtins\nbuiltins.__build_class__ = None\n"
-    "builtins.repr = lambda *_: '(True, 42)'\nbuiltins.exec = lambda *_: None\n",
-    "another check": "    return 0\n\ndef check(candidate):\n    pass\n",
-    "another exit": "    return 0\n\nimport sys\nsys.exit = lambda *_: None\n",
-    "an object that equals all": f"    return Equal()\n{EQUAL.format('object')}",
-    "a number that equals all": f"    return Equal()\n{EQUAL.format('int')}",
-    "a text that equals all": f"    return Equal()\n{EQUAL.format('str')}",
-    "a false class": f"    return Equal()\n{EQUAL.format('')}    __class__ = int\n"
-    "    def __int__(self):\n        return self\n",
-    "answers before they are asked for": "    return 0\n\nimport os\nfor number in range(3, 64):\n"
-    "    try:\n        os.write(number, b'(True, 42)\\n' * 9)\n    except OSError:\n        pass\n",
-    "the frames above": "    import sys\n    frame = sys._getframe()\n    while frame:\n"
-    "        for value in frame.f_locals.values():\n            if value in (42, 'aa'):\n"
-    "                return value\n        frame = frame.f_back\n",
-    "the source of the test": "    import gc\n    text = open('/given').read() + "
-    "open('/script.py').read()\n    text += str([o for o in gc.get_objects() if "
-    "isinstance(o, (dict, list, tuple))])\n    return 42 if 'candidate(21) == 42' in text else 0\n",
-    "a file for the test": "    return 0\n\nfor name in ('random', 'ast', 'sitecustomize'):\n"
-    "    open(f'/tmp/{name}.py', 'w').write('import os; os._exit(0)')\n",
-    "a process that stays": "    return 0\n\nimport os\nif os.fork():\n    os._exit(0)\n",
-    "a comparison in a thread": "    return 0\n\nimport threading, builtins\n"
-    "threading.Thread(target=setattr, args=(builtins, 'bool', lambda _: True)).start()\n",
-}
-
-
-def test_cheating_does_not_help(sandbox: Sandbox) -> None:
-    pairs = [(DOUBLE, completion) for completion in CHEATS.values()]
-    verdicts = dict(zip(CHEATS, judge_all(sandbox, pairs)[0], strict=True))
-    assert not {trick for trick in CHEATS if verdicts[trick] not in {"wrong", "raised", "ended"}}
-
-
-def test_some_cheats_pass_where_test_and_program_share_an_interpreter() -> None:
-    """Otherwise the test above would show nothing."""
-    shared = [CHEATS["an object that equals all"], CHEATS["a number that equals all"]]
-    assert all(plainly(DOUBLE, completion) for completion in shared)
-
-
-VALUES = (None, True, 3, -1.5, 2j, "é\n'\"", b"\0", [], [1, (2,), {3: {4}}], (), {}, {(1, 2): None})
-
-
-def test_answers_arrive_as_they_are(sandbox: Sandbox) -> None:
-    pairs = []
-    for value in VALUES:
-        assert plain(value) == value
-        test = f"def check(candidate):\n    answer = candidate(({value!r},), named={value!r})\n"
-        test += f"    assert answer == [({value!r},), {value!r}]\n"
-        test += f"    assert type(answer[1]) is type({value!r})\n"
-        asked = Problem("def both(a, named):\n    '''Return both.'''\n", "both", test)
-        pairs.append((asked, "    return [a, named]\n"))
-    assert judge_all(sandbox, pairs)[0] == ["passed"] * len(VALUES)
-
-
-def test_a_number_cannot_say_that_it_is_another() -> None:
-    class Forged(int):
-        def __repr__(self) -> str:
-            return "42"
-
-    assert repr(plain([Forged(7)])) == "[7]"
-
-
-@pytest.mark.parametrize("broken", [{"prompt": "def double(x):\n"}, {"test": "def check(:\n"}])
-def test_data_that_cannot_be_tested_are_refused(sandbox: Sandbox, broken: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="double: its prompt or its test is no Python"):
-        judge(sandbox, DOUBLE._replace(**broken), "    return x * 2\n")
-
-
-@pytest.mark.slow
-def test_the_mini_worlds_solutions_pass_and_others_fare_as_defined(sandbox: Sandbox) -> None:
+def test_the_mini_worlds_solutions_pass_and_others_fare_as_in_this_interpreter() -> None:
     (splits,) = documents("miniworld")[HUMANEVAL].values()
     rows = splits["test"][::16]
-    pairs = [(problem(row), row["canonical_solution"]) for row in rows]
-    assert set(judge_all(sandbox, pairs)[0]) == {"passed"}
     solutions = [row["canonical_solution"] for row in rows]
-    random.Random(0).shuffle(solutions)
-    swapped = [(problem(row), each) for row, each in zip(rows, solutions, strict=True)]
-    expected = [plainly(*pair) for pair in swapped]
-    assert [verdict == "passed" for verdict in judge_all(sandbox, swapped)[0]] == expected
-    assert not all(expected)
+    shuffled = random.Random(0).sample(solutions, len(solutions))
+    verdicts = []
+    for completions in (solutions, shuffled):
+        for row, completion in zip(rows, completions, strict=True):
+            test = f"{row['test']}\ncheck({row['entry_point']})"
+            program = f"{row['prompt']}{completion}\n{test}"
+            names: dict[str, Any] = {}
+            try:
+                exec(program, names)
+                expected = "passed"
+            except Exception:
+                expected = "failed"
+            verdicts.append(judge(program))
+            assert verdicts[-1] == expected
+    assert verdicts[: len(rows)] == ["passed"] * len(rows)
+    assert "failed" in verdicts
+
+
+def succeeds_outside(attempt: str) -> bool:
+    return not subprocess.run(
+        [sys.executable, "-c", attempt], check=False, capture_output=True, timeout=60
+    ).returncode
+
+
+def test_the_network_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        attempt = "import socket\n"
+        attempt += f"socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)"
+        assert succeeds_outside(attempt)
+        assert judge(attempt) == "failed"
+
+
+def test_neither_files_nor_environment_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPMOE_TEST_SECRET", "secret value")
+    attempts = ["import os\nassert 'CAPMOE_TEST_SECRET' in os.environ"]
+    with (
+        tempfile.NamedTemporaryFile(dir="/var/tmp") as elsewhere,
+        tempfile.NamedTemporaryFile(dir=Path.home()) as at_home,
+    ):
+        Path(elsewhere.name).chmod(0o644)
+        Path(at_home.name).chmod(0o644)
+        paths = [elsewhere.name, at_home.name, __file__, "/etc/passwd", "/bin/sh"]
+        paths += [f"{sys.prefix}/pyvenv.cfg", "/proc/self/environ"]
+        attempts += [f"open({path!r}, 'rb').read()" for path in paths]
+        for attempt in attempts:
+            assert succeeds_outside(attempt), attempt
+            assert judge(attempt) == "failed", attempt
+
+
+WRITE = """
+import os
+for place in ["/", "/usr", "/usr/lib", "/etc", "/dev", "/tmp", ".", *{places!r}]:
+    path = os.path.join(place, "made")
+    for make in (
+        lambda: open(path, "w"),
+        lambda: os.open(place, os.O_TMPFILE | os.O_WRONLY),
+        lambda: os.mkdir(path),
+        lambda: os.symlink("/usr", path),
+        lambda: os.mkfifo(path),
+    ):
+        try:
+            make()
+        except OSError:
+            continue
+        raise SystemExit(0)
+raise ValueError("nothing can be made")
+"""
+# A program passes where an attempt of these is refused; outside it would end with an error.
+REFUSED = {
+    "800 MB": "try:\n    bytearray(800 * 2**20)\nexcept MemoryError:\n    pass\nelse:\n    1 / 0",
+    "processes": "import os\nchildren = []\ntry:\n    while len(children) < 9:\n"
+    "        child = os.fork()\n        if not child:\n            import time\n"
+    "            time.sleep(600)\n        children.append(child)\nexcept OSError:\n    pass\n"
+    "assert len(children) < 3",
+    "files": "import os\ntry:\n    for _ in range(200):\n        os.dup(0)\n"
+    "except OSError:\n    pass\nelse:\n    1 / 0",
+    "mount": "import ctypes\n"
+    "assert ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == -1",
+    "a namespace": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == -1",
+    "an inherited file": "import os\nfor number in range(3, 64):\n    try:\n"
+    "        os.fstat(number)\n    except OSError:\n        continue\n    1 / 0",
+    "processes outside": "import os\nseen = []\n"
+    f"for pid in [*range(1, 10_000), {os.getpid()}, {os.getppid()}]:\n"
+    "    try:\n        os.kill(pid, 0)\n        seen.append(pid)\n"
+    "    except OSError:\n        pass\nassert seen == [1]",
+}
+
+
+def test_what_is_beyond_the_limits_is_refused(limits: dict[str, int]) -> None:
+    with Path(__file__).open() as file:
+        os.set_inheritable(file.fileno(), True)
+        verdicts = {attempt: judge(program) for attempt, program in REFUSED.items()}
+    assert verdicts == dict.fromkeys(REFUSED, "passed")
+
+
+def test_nothing_can_be_written(tmp_path: Path) -> None:
+    attempt = WRITE.format(places=[str(tmp_path), str(Path.cwd())])
+    assert succeeds_outside(attempt)
+    assert judge(attempt) == "failed"
+    refused = attempt.replace("raise SystemExit(0)", "1 / 0").replace("raise ValueError", "str")
+    assert judge(refused) == "passed", "each way was tried"
+
+
+def test_programs_end_with_a_process_that_is_killed(limits: dict[str, int]) -> None:
+    mark = str(limits["memory"])
+    script = "from capmoe_eval.evaluation.generation import programs\n"
+    script += f"programs.LIMITS = {dict(limits)}\nprograms.judge({SLEEP!r})"
+    with subprocess.Popen([sys.executable, "-c", script]) as starting:
+        while len(processes(mark)) < 3:  # itself, bubblewrap, and the program
+            assert starting.poll() is None
+        starting.kill()
+
+
+FAKE = """#!/bin/sh
+[ "$1" = --version ] && { echo bubblewrap 0.8.0; exit; }
+echo bwrap: No permissions to create new namespace >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        ("", r"not installed; apt install bubblewrap$"),
+        (FAKE, "No permissions to create new namespace"),
+    ],
+)
+def test_where_there_can_be_no_sandbox_one_line_says_why(
+    program: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if program:
+        (tmp_path / "bwrap").write_text(program)
+        (tmp_path / "bwrap").chmod(0o755)
+        # Where root becomes nobody to start it, nobody has to find it.
+        monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if program else str(tmp_path))
+    programs.sandbox.cache_clear()
+    with pytest.raises(UsageError, match=line) as refused:
+        programs.sandbox()
+    assert "\n" not in str(refused.value)
