@@ -67,8 +67,8 @@ def forecast(plans: Sequence[CellPlan]) -> str:
     end = f"In one process: {duration(sum(times))}, without loading models"
     if len(times) < len(rows):
         end += (
-            f", for {len(times)} of {len(rows)} rows; a cell of few documents (limit=N) in the same "
-            "results_dir gives the others a time"
+            f", for {len(times)} of {len(rows)} rows; a cell of few documents (limit=N) in the "
+            "same results_dir gives the others a time"
         )
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, f"{end}."])
 
