@@ -42,7 +42,7 @@ STATED = re.findall(
     one 80 GB GPU|one of 80 GB|needs 40 GB of free memory
     less than 25 minutes|64 GB and four hours
     limit of 240 minutes|3 seconds of CPU time|after 60 seconds
-    3 s of CPU time|512 MiB|1 MiB of output|ended 3 seconds after
+    3 s of CPU time|512 MiB|ended 3 seconds after
     has 17 GB of rows|200 GB/s, 20 µs|The latency (20 µs there)
 """),
 )

