@@ -10,13 +10,9 @@ import pandas as pd
 import pytest
 from capmoe_eval.evaluation.passages.text import is_held_out
 
-import capmoe_zoo.text
-from capmoe_zoo.dev import read_documents
-from capmoe_zoo.text import Source, read_text, windows
-from capmoe_zoo.train import Recipe, batch_at, fit_rows
-
-# Which documents are trained on.
-
+import capmoe_zoo.smollm2.text
+from capmoe_zoo.smollm2.partition import Recipe
+from capmoe_zoo.smollm2.text import Source, fit_rows, order, read_documents, read_text, windows
 
 WORDS = [f"word{i}" for i in range(400)]
 
@@ -32,38 +28,17 @@ def test_what_is_evaluated_is_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source("set", lambda row: row.text, held_out=4)
-    monkeypatch.setattr(capmoe_zoo.text, "SOURCES", {"boolq": source})
+    monkeypatch.setattr(capmoe_zoo.smollm2.text, "SOURCES", {"boolq": source})
     passages = [" ".join(WORDS[i : i + 20]) for i in range(0, 400, 20)]
     twelve = " ".join(WORDS[20:32])  # as many as two documents may have in common
     write(tmp_path, "train", [*passages, passages[7], passages[9].upper()])
     write(tmp_path, "validation", [f"before {' '.join(WORDS[5:18])}, after", f"{twelve} other"])
     write(tmp_path, "test", [passages[9]])
-    text = read_text(tmp_path)
-    assert text.left_out == 3  # one of validation, and one of test in two spellings
-    assert sorted(text.train + text.held_out) == sorted({*passages} - {passages[0], passages[9]})
-    assert text.held_out == [p for p in passages if is_held_out(p, 4) and p in text.held_out]
-    assert 0 < len(text.held_out) < len(text.train)
-
-
-class Letters:
-    """A tokenizer whose tokens are letters."""
-
-    def convert_tokens_to_ids(self, token: str) -> int:
-        return 0
-
-    def __call__(self, texts: list[str], **_: object) -> dict[str, list[list[int]]]:
-        return {
-            "input_ids": [
-                [ord(c) - ord("a") + 1 if c.isalpha() else 27 for c in text] for text in texts
-            ]
-        }
-
-
-def test_windows_separate_documents_and_cut_off_the_rest() -> None:
-    assert windows(["ab", "cde"], Letters(), 3).tolist() == [[1, 2, 0], [3, 4, 5]]
-
-
-# Dev documents are those of which no step of a training has read a token.
+    # One is in validation, and one, in two spellings, in test.
+    allowed = [*passages[1:9], *passages[10:]]
+    expected = [passage for passage in allowed if not is_held_out(passage, 4)]
+    assert read_text(tmp_path) == expected
+    assert 0 < len(expected) < len(allowed)
 
 
 class Words:
@@ -74,6 +49,10 @@ class Words:
 
     def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
         return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+
+def test_windows_separate_documents_and_cut_off_the_rest() -> None:
+    assert windows(["1 2", "3 4 5"], Words(), 3).tolist() == [[1, 2, 0], [3, 4, 5]]
 
 
 def test_a_document_is_read_with_any_window_that_has_a_token_of_it() -> None:
@@ -87,8 +66,8 @@ def test_a_document_is_read_with_any_window_that_has_a_token_of_it() -> None:
     of_token = {int(word): text for text in documents for word in text.split()}
     windows_NT = windows(documents, Words(), recipe.window)
     for steps in (0, 3, 12):
-        batches = [batch_at(windows_NT, step, recipe) for step in range(steps)]
-        seen_NT = np.concatenate([windows_NT[fit_rows(len(windows_NT), recipe)], *batches])
+        rows = [order(number, len(windows_NT), recipe) for number in range(2 * steps)]
+        seen_NT = windows_NT[fit_rows(len(windows_NT), recipe) + rows]
         seen = {of_token[token] for token in seen_NT.ravel().tolist() if token}
         read = read_documents(documents, Words(), recipe, steps)
         assert seen <= read

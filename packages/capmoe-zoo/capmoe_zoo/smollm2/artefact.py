@@ -1,0 +1,97 @@
+"""The artefact: all that a training made but the base; and the checkpoint of both together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.provenance import weights_hash
+from capmoe_eval.experiment.files import write_bytes
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+)
+
+from capmoe_zoo.smollm2.partition import Recipe
+from capmoe_zoo.smollm2.student import build_student, load_trained, to_stock, trained_state
+
+
+def load_base(gguf: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
+    """Return the dense model in float32 and its tokenizer.
+
+    Raises:
+        UsageError: There is no such file.
+
+    The model that transformers reads refuses ``save_pretrained`` because it was quantized, so its
+    weights move into a model whose configuration does not say so.
+    """
+    if not gguf.is_file():
+        raise UsageError(f"base={gguf}: no such file; packages/capmoe-zoo/README.md fetches it")
+    source = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    config = source.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(source.state_dict(), assign=True)
+    model.tie_weights()
+    # Buffers that are in no state, such as the rotary frequencies, are still on the meta device.
+    model.model.rotary_emb = source.model.rotary_emb
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    return model.eval(), tokenizer
+
+
+def export(student: LlamaForCausalLM, recipe: Recipe, steps: int, artefact: Path) -> None:
+    """Write what training made into an artefact, with its recipe and its number of steps.
+
+    Matrices are in bfloat16, vectors in float32, orders of neurons in 16-bit integers.
+    """
+    small = {name: _small(value) for name, value in trained_state(student).items()}
+    write_bytes(artefact, save(small, {"recipe": json.dumps(asdict(recipe)), "step": str(steps)}))
+
+
+def _small(value: Tensor) -> Tensor:
+    if not value.is_floating_point():
+        return value.to(torch.int16).contiguous()
+    return value.to(torch.bfloat16 if value.dim() > 1 else torch.float32).contiguous()
+
+
+def progress(artefact: Path) -> tuple[Recipe, int]:
+    """Return the recipe of an artefact's training, and its steps."""
+    if not artefact.exists():
+        raise UsageError(f"artefact={artefact}: no such file")
+    with safe_open(artefact, "pt") as file:
+        metadata = file.metadata()
+    content = json.loads(metadata["recipe"])
+    return Recipe(**{f.name: content[f.name] for f in fields(Recipe)}), int(metadata["step"])
+
+
+def read_student(base: LlamaForCausalLM, artefact: Path) -> LlamaForCausalLM:
+    """Return the trained model of an artefact."""
+    recipe, _ = progress(artefact)
+    student = build_student(base, recipe)
+    load_trained(student, load_file(artefact))
+    return student
+
+
+def assemble(
+    base: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, artefact: Path, directory: Path
+) -> str:
+    """Write a Hugging Face checkpoint, a stock Qwen2-MoE model in float32 with its tokenizer.
+
+    Return a hash of its weights as bfloat16 has them, which does not depend on the processor.
+    """
+    stock = to_stock(read_student(base, artefact))
+    stock.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return weights_hash(stock.bfloat16())
