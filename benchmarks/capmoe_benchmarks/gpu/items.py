@@ -183,13 +183,15 @@ def _speedups(file: Mapping[str, Any]) -> list[Target]:
 
 def _training(setting: GpuSetting) -> Measured:
     """Time some steps of a recipe, without those in which everything is made."""
-    from capmoe_zoo.embedded.recipes import build, recipe
+    from capmoe_zoo.embedded.recipes import recipe
+    from capmoe_zoo.embedded.train import build
 
     first, last = (20, 300) if setting.scale == 1 else (1, 2)
     seconds = []
     for steps in (first, last):
         with tempfile.TemporaryDirectory() as work:
-            train = partial(build, _TRAINED, Path(work), steps=steps, say=lambda _line: None)
+            chosen = recipe(_TRAINED, steps=steps)
+            train = partial(build, _TRAINED, chosen, Path(work), say=lambda _line: None)
             seconds.append(timed(partial(train, device=setting.device), setting.device))
     each = (seconds[1] - seconds[0]) / (last - first)
     steps = recipe(_TRAINED).steps

@@ -13,7 +13,8 @@ from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 from capmoe_zoo.embedded.miniworld import train_tokenizer
-from capmoe_zoo.embedded.recipes import _data, corpus_seed, recipe
+from capmoe_zoo.embedded.recipes import recipe
+from capmoe_zoo.embedded.train import data_of
 from capmoe_zoo.worlds.miniworld.world import world
 
 STEPS = 20
@@ -28,8 +29,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_batches_are_those_that_the_models_were_trained_on(name: str) -> None:
-    chosen = recipe(name)
-    tokenizer, batches = _data(chosen, corpus_seed(chosen.seed), STEPS)
+    tokenizer, batches = data_of(recipe(name), STEPS)
     digests = []
     for step in (0, 4, 9, 19):
         digest = hashlib.sha256()

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import jinja2
 import numpy as np
 import torch
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, reading
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.loading import without_capacity
 from capmoe_eval.evaluation.provenance import weights_hash
@@ -42,6 +43,7 @@ from capmoe_eval.zoo.sets import WORLDS
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 from capmoe_zoo.embedded import recipes
+from capmoe_zoo.embedded.train import build
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED
 
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -67,81 +69,66 @@ def _tasks(option: str) -> list[TaskId]:
     ]
 
 
-@dataclass(frozen=True)
-class Sets:
-    """Evaluation sets, and what reads them."""
-
-    tasks: Sequence[TaskId]
-    source: DataSource
-    reader: Any  # a tokenizer, or a processor of texts and pictures
+def tasks_of(chosen: recipes.Recipe) -> list[TaskId]:
+    """Return the tasks that a card measures, which are those of the model's world."""
+    names = ("table2",) if chosen.data == "miniworld" else ("mme", "mmbench", "seedbench")
+    return [task for name in names for task in _tasks(name)]
 
 
-def miniworld_sets(seed: int = WORLD_SEED, reader: Any = None) -> Sets:
-    """Return the sets of the mini-world of a seed; by default they are read by its tokenizer."""
-    name = "miniworld" if seed == WORLD_SEED else f"miniworld_w{seed}"
-    source = DataSource(name, embedded_hub(name, "dev"))
-    return Sets(_tasks("table2"), source, reader or miniworld_tokenizer())
-
-
-def picture_sets(directory: Path) -> Sets:
-    """Return the sets of the picture world, for a model whose tokenizer is in a directory."""
-    tasks = [task for name in ("mme", "mmbench", "seedbench") for task in _tasks(name)]
-    reader = picture_processor(own_tokenizer(directory))
-    return Sets(tasks, DataSource("pictures", embedded_hub("pictures", "dev")), reader)
-
-
-@dataclass(frozen=True)
-class Training:
-    """A finished training, as a card describes it."""
-
-    steps: int
-    seed: int | None  # None for the recipe's own
-    losses: list[float]  # of every step
+def reader_of(chosen: recipes.Recipe, directory: Path) -> Any:
+    """Return what reads the tasks of a model: its tokenizer, or a processor that has it."""
+    has_tokenizer = (directory / "tokenizer.json").is_file()
+    tokenizer = own_tokenizer(directory) if has_tokenizer else miniworld_tokenizer()
+    return picture_processor(tokenizer) if chosen.data == "pictures" else tokenizer
 
 
 def write(
-    name: str, directory: Path, training: Training | None, *, say: Callable[[str], None] = print
+    name: str,
+    chosen: recipes.Recipe,
+    directory: Path,
+    losses: Sequence[float] = (),
+    *,
+    say: Callable[[str], None] = print,
 ) -> None:
-    """Write the card of a model beside its weights; measure one of the mini-world for it.
+    """Write the card of a model beside its weights; measure one that has a world for it.
 
-    ``name`` is one of ``ZOO``, and ``directory`` has the weights. A ``training`` of None keeps that
-    of the existing card. ``say`` takes progress lines.
-
-    Raises:
-        UsageError: If the name is unknown.
-        OSError: If there are no weights or the card cannot be written.
+    ``directory`` has the weights, and ``losses`` are those of every step of its training by a
+    recipe; without losses the card says of the training what it said before. ``say`` takes progress
+    lines. An OSError if there are no weights or the card cannot be written.
     """
-    recipe, file = recipes.recipe(name), directory / "card.json"
+    file = directory / "card.json"
     before: dict[str, Any] = {}
-    if training is None or file.is_file():
+    if not losses or file.is_file():
         before = json.loads(read_bytes(file))
-    model = load_checkpoint(directory, kind=recipes.model_class(recipe), dtype=torch.float32)
+    model = load_checkpoint(directory, kind=recipes.model_class(chosen), dtype=torch.float32)
     card = {
         "name": name,
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights": weights_hash(model),  # as its records have it, in their provenance
-        "training": before["training"] if training is None else _training(recipe, training),
+        "training": _training(chosen, losses) if losses else before["training"],
     }
-    if recipe.data in WORLDS:
-        has_tokenizer = (directory / "tokenizer.json").is_file()
-        reader = own_tokenizer(directory) if has_tokenizer else None
-        is_text = recipe.data == "miniworld"
-        sets = miniworld_sets(recipe.world, reader) if is_text else picture_sets(directory)
-        card |= _measured(name, model, sets, say)
-        write_text(directory / "README.md", _readme(card, recipe))
+    if chosen.data in WORLDS:
+        card |= _measured(name, chosen, model, reader_of(chosen, directory), say)
+        write_text(directory / "README.md", _readme(card, chosen))
     write_text(file, json.dumps(card, indent=1) + "\n")
     if before.get("weights", card["weights"]) != card["weights"]:
         say(f"other weights than before: {card['weights']}, not {before['weights']}")
 
 
-def _measured(name: str, model: Any, sets: Sets, say: Callable[[str], None]) -> dict[str, Any]:
-    say("baseline")
-    baseline = measure(name, model, create_method("baseline"), sets)
-    say("all experts disabled")
-    disabled = measure(name, model, create_method("score", 0.0), sets)
-    say("Token Drop at γ=1")
-    dropped = measure(name, model, create_method("score", 1.0, ep_size=_option(name).ep_size), sets)
+def _measured(
+    name: str, chosen: recipes.Recipe, model: Any, reader: Any, say: Callable[[str], None]
+) -> dict[str, Any]:
+    methods = {
+        "baseline": create_method("baseline"),
+        "all experts disabled": create_method("score", 0.0),
+        "Token Drop at γ=1": create_method("score", 1.0, ep_size=_option(name).ep_size),
+    }
+    results = []
+    for title, method in methods.items():
+        say(title)
+        results.append(measure(name, model, method, reader, tasks_of(chosen)))
+    baseline, disabled, dropped = results
     numbers: dict[str, Any] = {
         "first_right": {task: sum(part["right"][:FIRST]) for task, part in baseline.items()},
         "accuracy": {task: part["value"] for task, part in baseline.items()},
@@ -150,7 +137,7 @@ def _measured(name: str, model: Any, sets: Sets, say: Callable[[str], None]) -> 
         "peak_load": {layer: round(peak, 2) for layer, peak in peaks(baseline).items()},
         "idle_experts": _idle(baseline),
     }
-    if sets.source.name == "pictures":
+    if chosen.data == "pictures":
         numbers["image_tokens"] = IMAGE_TOKENS
         numbers["scores"] = {task: part["scores"] for task, part in baseline.items()}
         numbers["scores_dropped"] = {task: part["scores"] for task, part in dropped.items()}
@@ -158,22 +145,31 @@ def _measured(name: str, model: Any, sets: Sets, say: Callable[[str], None]) -> 
 
 
 def measure(
-    name: str, model: Any, method: Method, sets: Sets, *, limit: int | None = None
+    name: str,
+    model: Any,
+    method: Method,
+    reader: Any,
+    tasks: Iterable[TaskId],
+    *,
+    limit: int | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a loaded model on some sets, of which ``limit`` takes the first of each (sub)task.
+    """Evaluate a loaded model on dev documents, of which ``limit`` takes the first of each task.
 
     Returns:
         For each task its ``value`` in percent, the score of each document (``right``), lm-eval's
         other ``scores``, and the ``layers`` of the meter's report.
     """
+    chosen = recipes.recipe(name)
+    world = chosen.data if chosen.world == WORLD_SEED else f"miniworld_w{chosen.world}"
+    source = DataSource(world, embedded_hub(world, "dev"))
     batch_size = _option(name).batch_size
-    lm = without_capacity(model, sets.reader, batch_size)
+    lm = without_capacity(model, reader, batch_size)
     library = TaskLibrary()
     identity = ModelId(name, f"zoo:{name}", dtype="float32")
     results = {}
-    for task in sets.tasks:
-        cell = Cell(identity, method, task, batch_size, limit, sets.source.name)
-        record = evaluate(cell, lm, library, sets.source, root=Path())
+    for task in tasks:
+        cell = Cell(identity, method, task, batch_size, limit, source.name)
+        record = evaluate(cell, lm, library, source, root=Path())
         part = record.capmoe
         results[task.name] = {
             "value": round(100 * part["value"], 1),
@@ -188,20 +184,22 @@ def measure(
     return results
 
 
-def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
-    last = training.losses[-100:]
-    seed = recipe.seed if training.seed is None else training.seed
+def _training(chosen: recipes.Recipe, losses: Sequence[float]) -> dict[str, Any]:
     return {
-        "world_seed": recipe.world if recipe.data == "miniworld" else None,
-        "corpus_seed": recipes.corpus_seed(seed),
-        "seed": seed,
-        "steps": training.steps,
-        **({"restart": recipe.restart} if recipe.restart else {}),
-        "dense_steps": recipe.dense_steps * training.steps // recipe.steps,
-        "rate": recipe.rate,
-        "auxiliary_loss": recipe.aux,
-        "final_loss": round(sum(last) / len(last), 4),
+        "world_seed": chosen.world if chosen.data == "miniworld" else None,
+        "corpus_seed": recipes.corpus_seed(chosen.seed),
+        "seed": chosen.seed,
+        "steps": chosen.steps,
+        **({"restart": chosen.restart} if chosen.restart else {}),
+        "dense_steps": chosen.dense_steps,
+        "rate": chosen.rate,
+        "auxiliary_loss": chosen.aux,
+        "final_loss": _final(losses),
     }
+
+
+def _final(losses: Sequence[float]) -> float:
+    return round(fmean(losses[-100:]), 4)
 
 
 def _option(name: str) -> Any:
@@ -266,36 +264,28 @@ def compare_origins(
         if not recipes.recipe(name).dense_steps:
             upcycled = [key for key, recipe in recipes.ZOO.items() if recipe.dense_steps]
             raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
-    trainings = _trainings(out)
-    sets = miniworld_sets()
-    sets = replace(sets, tasks=[task for task in sets.tasks if task.name in STUDIED])
+    trainings, made = [], []
+    if out.is_file():
+        with reading(out, "no file of trainings", "choose another --out"):
+            trainings = json.loads(read_bytes(out))["trainings"]
+            made = [tuple(training[key] for key in _TRAINING) for training in trainings]
+    tasks = [task for task in tasks_of(recipes.ZOO["olmoe"]) if task.name in STUDIED]
     for name, seed, origin in itertools.product(names, seeds, ("scratch", "upcycled")):
         training = dict(zip(_TRAINING, (name, origin, seed, steps), strict=True))
-        if tuple(training.values()) in trainings:
+        if tuple(training.values()) in made:
             continue
         say(f"{name}, {origin}, seed {seed}")
-        model, losses = recipes.build(
-            name, work, steps=steps, seed=seed, scratch=origin == "scratch", say=say
-        )
-        results = measure(name, model, create_method("baseline"), sets, limit=STUDIED_DOCUMENTS)
-        trainings[tuple(training.values())] = {
-            **training,
-            "loss": round(sum(losses[-100:]) / len(losses[-100:]), 4),
+        chosen = recipes.recipe(name, steps=steps, seed=seed)
+        if origin == "scratch":
+            chosen = replace(chosen, dense_steps=0)
+        model, losses = build(name, chosen, work, say=say)
+        reader, baseline = miniworld_tokenizer(), create_method("baseline")
+        results = measure(name, model, baseline, reader, tasks, limit=STUDIED_DOCUMENTS)
+        numbers = {
+            "loss": _final(losses),
             "accuracy": {task: part["value"] for task, part in results.items()},
             # By layer, the highest load over the mean load.
             "peaks": [round(peak, 3) for peak in peaks(results).values()],
         }
-        write_text(out, json.dumps({"trainings": list(trainings.values())}, indent=1) + "\n")
-
-
-def _trainings(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return the trainings in the file of results by what they are; none if there is no file."""
-    if not out.is_file():
-        return {}
-    try:
-        trainings = json.loads(out.read_text(encoding="utf-8"))["trainings"]
-        return {tuple(training[key] for key in _TRAINING): training for training in trainings}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"--out={out}: is there and no file of trainings ({error!r}); choose another"
-        ) from error
+        trainings.append(training | numbers)
+        write_text(out, json.dumps({"trainings": trainings}, indent=1) + "\n")

@@ -77,24 +77,24 @@ def _train(options: argparse.Namespace) -> None:
     import torch
     from capmoe_eval.zoo import WEIGHTS
 
-    from capmoe_zoo.embedded import cards, recipes
+    from capmoe_zoo.embedded import cards, train
+    from capmoe_zoo.embedded.recipes import recipe
 
     (name,), (seed,) = options.names, options.seed or [None]
-    recipe = recipes.recipe(name)
+    chosen = recipe(name, steps=options.steps, seed=seed)
     directory = options.out or WEIGHTS / name
     check_writable("--out", directory)
     if options.card:
-        cards.write(name, directory, None, say=say)
+        cards.write(name, chosen, directory, say=say)
         say(f"written: {directory / 'card.json'}, {directory / 'README.md'}")
         return
     torch.set_num_threads(options.threads)
-    steps = recipe.steps if options.steps is None else options.steps
     check_writable("--work", options.work)
-    model, losses = recipes.build(name, options.work, steps=steps, seed=seed, say=say)
+    model, losses = train.build(name, chosen, options.work, say=say)
     with writing("--out", directory):
-        recipes.save(model, directory)
-        recipes.save_tokenizer(name, directory)
-        cards.write(name, directory, cards.Training(steps, seed, losses), say=say)
+        train.save(model, directory)
+        train.save_tokenizer(chosen, directory)
+        cards.write(name, chosen, directory, losses, say=say)
     source = f"zoo:{name}" if options.out is None else str(directory)
     say(f"written: {directory}\nevaluate it: capmoe-eval run {_evaluation(name, source)}")
 

@@ -1,7 +1,7 @@
-"""Train a tiny model on the mini-world: plain AdamW on the model's own loss.
+"""Train a tiny model by its recipe: plain AdamW on the model's own loss.
 
-``capmoe-eval train <name>`` runs it. Checkpoints are written at intervals, whole or
-not at all; a killed training continues from the last one and ends with the same weights.
+``capmoe-eval train <name>`` runs it. A killed training continues from its last checkpoint and ends
+with the same weights.
 
 A dense model is upcycled into a Mixture-of-Experts model in one of two ways. As in Mixtral, every
 expert is a copy of the dense MLP. As in Qwen1.5-MoE, the shared expert is a part of the MLP, and
@@ -11,123 +11,191 @@ each other part goes to several routed experts. Noise makes the copies different
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from capmoe_eval.experiment.files import whole_file
+from capmoe_eval.experiment.files import write_bytes, write_text
+from capmoe_eval.zoo.tokenizer import miniworld_tokenizer, wrapped
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
+from capmoe_zoo.embedded.banking77 import QueryBatches, banking77_tokenizer, train_split
 from capmoe_zoo.embedded.batch import NumberedBatches
+from capmoe_zoo.embedded.demonstrations import DemonstrationBatches, demonstrations_tokenizer
 from capmoe_zoo.embedded.loss import Middle, batch_loss
+from capmoe_zoo.embedded.miniworld import Batches, train_tokenizer
+from capmoe_zoo.embedded.pictures import PictureBatches, picture_tokenizer
+from capmoe_zoo.embedded.recipes import (
+    DENSE,
+    Recipe,
+    configuration,
+    corpus_seed,
+    model_class,
+)
+from capmoe_zoo.training import take_steps
+from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
 # Sorts tokens by expert; on a CPU it trains 1.2 times as fast as the loop over experts.
 TRAINING_KERNEL = "grouped_mm"
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The steps and learning rates of a training."""
+def build(
+    name: str,
+    chosen: Recipe,
+    work: Path,
+    *,
+    device: torch.device | str = "cpu",
+    say: Callable[[str], None] = print,
+) -> tuple[PreTrainedModel, list[float]]:
+    """Train a model by a recipe; after a kill, continue from the last checkpoint.
 
-    steps: int
-    rate: float = 3e-3  # the highest, after ``warmup`` steps
-    warmup: int = 100  # steps of linear rise; a cosine then falls to a fiftieth of ``rate``
-    decay: float = 0.05  # AdamW's weight decay of matrices
-    clip: float = 1.0  # largest norm of the gradient
-    aux: float = 0.0  # coefficient of the auxiliary loss that balances the routers
-    middle: int | None = None  # the layer after which states have labels, too; 0: before the first
-    classes: int = 0  # number of the classes among these labels
-    restart: int = 0  # the step at which the rate rises and falls a second time; 0 for never
+    ``work`` is the directory of the checkpoints, in which ``name`` is a part of their names.
+    ``say`` takes progress lines. The weights are those of one kind of processor.
 
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate of a step."""
-        start, end = (0, self.restart) if step < self.restart else (self.restart, self.steps)
-        step, steps = step - start, end - start
-        if step < self.warmup:
-            return self.rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, steps - self.warmup)
-        return self.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+    Returns:
+        The model in float32, in evaluation mode, and the loss of each step, those of its dense
+        model first.
+    """
+    steps, dense_steps, seed = chosen.steps, chosen.dense_steps, chosen.seed
+    # After a restart the corpus goes on as it ended.
+    tokenizer, batches = data_of(chosen, chosen.restart or steps)
+    vocabulary = len(tokenizer)
+    model = fresh(model_class(chosen), configuration(chosen, vocabulary), seed)
+    losses: list[float] = []
+    if dense_steps:
+        config = MistralConfig(vocab_size=vocabulary, **DENSE)
+        dense = fresh(AutoModelForCausalLM, config, seed)
+        say(f"dense: {_millions(dense)} million parameters")
+        # Models that are upcycled from the same dense model share its checkpoint.
+        state = work / f"dense-{chosen.world}-{seed}-{dense_steps}.pt"
+        part = replace(chosen, steps=dense_steps, aux=0.0)
+        losses += train(dense.to(device), batches, part, checkpoint=state, say=say)
+        upcycle(dense.cpu(), model, noise=chosen.noise, seed=seed)
+    say(f"{name}: {_millions(model)} million parameters")
+    losses += train(
+        model.to(device),
+        batches,
+        replace(chosen, steps=steps - dense_steps),
+        checkpoint=work / f"{name}-{seed}-{steps}-{dense_steps}.pt",
+        first=dense_steps,
+        say=say,
+    )
+    return model, losses
+
+
+def data_of(chosen: Recipe, steps: int) -> tuple[PreTrainedTokenizerFast, NumberedBatches]:
+    """Return the tokenizer and the batches of a training of so many steps."""
+    seed = corpus_seed(chosen.seed)
+    if chosen.data == "miniworld":
+        mini_world = world(chosen.world)
+        shipped = chosen.world == WORLD_SEED
+        tokenizer = miniworld_tokenizer() if shipped else wrapped(train_tokenizer(mini_world))
+        return tokenizer, Batches(mini_world, tokenizer, seed, early=steps // 2)
+    if chosen.data == "pictures":
+        tokenizer = picture_tokenizer()
+        return tokenizer, PictureBatches(tokenizer, seed, steps)
+    queries = train_split()
+    if chosen.data == "demonstrations":
+        tokenizer = demonstrations_tokenizer(queries)
+        return tokenizer, DemonstrationBatches(queries, tokenizer, seed, steps)
+    tokenizer = banking77_tokenizer(queries)
+    return tokenizer, QueryBatches(queries, tokenizer, seed)
+
+
+def fresh(kind: Any, config: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """Return a model in float32 with the first weights of a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
+        return model
+
+
+def _millions(model: PreTrainedModel) -> str:
+    return f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.2f}"
+
+
+def save(model: PreTrainedModel, directory: Path) -> None:
+    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``, each file whole."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model.to(torch.bfloat16).save_pretrained(scratch)
+        for file in sorted(Path(scratch).iterdir()):
+            write_bytes(directory / file.name, file.read_bytes())
+
+
+def save_tokenizer(chosen: Recipe, directory: Path) -> None:
+    """Write the tokenizer of a model beside its weights, where it is not the shipped one."""
+    if (chosen.data, chosen.world) != ("miniworld", WORLD_SEED):
+        tokenizer, _ = data_of(chosen, chosen.steps)
+        write_text(directory / "tokenizer.json", tokenizer.backend_tokenizer.to_str(pretty=True))
 
 
 def train(
     model: PreTrainedModel,
     batches: NumberedBatches,
-    schedule: Schedule,
+    chosen: Recipe,
     *,
     checkpoint: Path | None = None,
     every: int = 200,
     first: int = 0,
     say: Callable[[str], None] = print,
 ) -> list[float]:
-    """Train a model in place.
+    """Train a causal language model in float32, in place, and return the loss of every step.
 
-    Args:
-        model: A causal language model in float32.
-        batches: The training data.
-        schedule: Steps and learning rates.
-        checkpoint: File of the state; it is read if it exists, and written every ``every`` steps
-            and at the end. None for no checkpoint.
-        every: Steps between checkpoints and between progress lines.
-        first: Number of the first batch; an upcycled model begins after those of its dense model.
-        say: Takes progress lines.
-
-    Returns:
-        The loss of every step, those before a resumption included.
+    ``first`` is the number of the first batch; an upcycled model begins after those of its dense
+    model. The other arguments are those of :func:`capmoe_zoo.training.take_steps`.
     """
     middle = None
-    if schedule.middle is not None:
-        middle = Middle(model, schedule.middle, schedule.classes)
+    if chosen.middle is not None:
+        middle = Middle(model, chosen.middle, chosen.classes)
     trained = nn.ModuleDict({"model": model} | ({"middle": middle} if middle else {}))
-    optimizer = _optimizer(trained, schedule)
-    losses: list[float] = []
-    if checkpoint is not None and checkpoint.is_file():
-        state = torch.load(checkpoint, weights_only=True)
-        trained.load_state_dict(state["trained"])
-        optimizer.load_state_dict(state["optimizer"])
-        losses = state["losses"]
-        say(f"resumed at step {len(losses)}")
+    parameters = list(trained.parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": chosen.decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+
+    def loss_of(step: int) -> Tensor:
+        return batch_loss(model, batches[first + step].on(model.device), chosen.aux, middle)
+
     _kernel(model, TRAINING_KERNEL)
     model.train()
-    started, counted = time.perf_counter(), 0
-    for step in range(len(losses), schedule.steps):
-        batch = batches[first + step].on(model.device)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate_at(step)
-        loss = batch_loss(model, batch, schedule.aux, middle)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(trained.parameters(), schedule.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-        counted += batch.input_ids_BS.numel()
-        done = step + 1
-        if done % every == 0 or done == schedule.steps:
-            seconds = time.perf_counter() - started
-            recent = losses[-every:]
-            say(
-                f"step {done}/{schedule.steps}  loss {sum(recent) / len(recent):.4f}  "
-                f"{counted / seconds:.0f} tokens/s"
-            )
-            if checkpoint is not None:
-                with whole_file(checkpoint) as file:
-                    state = {"trained": trained.state_dict(), "optimizer": optimizer.state_dict()}
-                    torch.save(state | {"losses": losses}, file)
+    losses = take_steps(
+        trained,
+        optimizer,
+        loss_of,
+        chosen.steps,
+        rate_at=lambda step: rate_at(chosen, step),
+        checkpoint=checkpoint,
+        every=every,
+        say=say,
+    )
     _kernel(model, "eager")
     model.eval()
     return losses
 
 
-def _optimizer(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
-    parameters = list(model.parameters())
-    groups: Iterable[dict[str, Any]] = (
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": schedule.decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    )
-    return torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.95), fused=True)
+def rate_at(chosen: Recipe, step: int) -> float:
+    """Return the learning rate of a step: a linear rise, then a cosine to a fiftieth."""
+    start, end = (0, chosen.restart) if step < chosen.restart else (chosen.restart, chosen.steps)
+    step, steps = step - start, end - start
+    if step < chosen.warmup:
+        return chosen.rate * (step + 1) / chosen.warmup
+    done = (step - chosen.warmup) / max(1, steps - chosen.warmup)
+    return chosen.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def _kernel(model: PreTrainedModel, name: str) -> None:

@@ -13,7 +13,8 @@ from capmoe_zoo.embedded.demonstrations import (
     demonstrations_tokenizer,
 )
 from capmoe_zoo.embedded.loss import Middle, batch_loss
-from capmoe_zoo.embedded.recipes import _fresh, configuration, model_class, recipe
+from capmoe_zoo.embedded.recipes import configuration, model_class, recipe
+from capmoe_zoo.embedded.train import fresh
 
 QUERIES = train_split()[::20]
 STEPS = 100  # of a whole training
@@ -87,7 +88,7 @@ def test_a_document_has_the_tokens_of_a_prompt(batches, tokenizer):
 def test_the_loss_names_queries_and_teaches_one_head(batches, tokenizer):
     """The four parts of the loss, by loops over the positions."""
     chosen = recipe("icl_olmoe")
-    model = _fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
+    model = fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
     batch = of_stage(batches, 1)
     before = model.config._attn_implementation
     middle = Middle(model, chosen.middle, chosen.classes)

@@ -15,7 +15,8 @@ from capmoe_zoo.embedded.pictures import (
     picture_tokenizer,
     pixels,
 )
-from capmoe_zoo.embedded.recipes import _fresh, configuration, model_class, recipe
+from capmoe_zoo.embedded.recipes import configuration, model_class, recipe
+from capmoe_zoo.embedded.train import fresh
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.drawing import picture
 from capmoe_zoo.worlds.pictures.scene import scene
@@ -64,7 +65,7 @@ def test_which_position_attends_to_which():
 @pytest.mark.numeric
 def test_a_patch_is_named_where_the_recipe_says(tokenizer):
     chosen = recipe("llava_olmoe")
-    model = _fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
+    model = fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
     batches = PictureBatches(tokenizer, seed=1, steps=100)
     alone, all_forms = batches[0], batches[90]
     taken = alone.taken(model)
@@ -90,7 +91,7 @@ def test_a_patch_is_named_where_the_recipe_says(tokenizer):
 def test_a_question_is_seen_as_in_evaluation(tokenizer):
     """The processor makes the same tokens and pixels, the packed row the same states."""
     chosen = recipe("llava_olmoe")
-    model = _fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
+    model = fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
     batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
     packed = model.model(
         input_ids=batch.input_ids_BS[:1],

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.checkpoints import trained_model, trained_tokenizer
 from capmoe_eval.zoo.sets import WORLDS
@@ -22,7 +23,7 @@ from capmoe_zoo.embedded import cards, recipes
 from capmoe_zoo.embedded.command import main
 from capmoe_zoo.embedded.loss import batch_loss
 from capmoe_zoo.embedded.miniworld import Batches
-from capmoe_zoo.embedded.train import Schedule, train, upcycle
+from capmoe_zoo.embedded.train import build, rate_at, save, train, upcycle
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
 # A killed training ends as a whole one does, the zoo is as its cards and recipes say.
@@ -69,9 +70,14 @@ def quiet(_line):
     pass
 
 
+def by(**changes):
+    """Return a recipe for what is trained here; its family and its data say nothing."""
+    return recipes.Recipe("olmoe", {}, **changes)
+
+
 def test_the_auxiliary_loss_is_part_of_the_loss(batches):
     def first_loss(coefficient):
-        return train(olmoe(), batches, Schedule(1, aux=coefficient), say=quiet)[0]
+        return train(olmoe(), batches, by(steps=1, aux=coefficient), say=quiet)[0]
 
     # 1 at perfect balance, and a little more with random routers.
     assert 1.0 <= first_loss(1.0) - first_loss(0.0) < 1.6
@@ -91,7 +97,7 @@ def test_the_loss_is_that_of_the_class(batches):
 
 
 def test_a_killed_training_ends_with_the_same_weights(batches, tmp_path):
-    schedule = Schedule(6, warmup=2)
+    schedule = by(steps=6, warmup=2)
     whole = olmoe()
     losses = train(whole, batches, schedule, say=quiet)
     state = tmp_path / "state.pt"
@@ -108,10 +114,10 @@ def test_a_killed_training_ends_with_the_same_weights(batches, tmp_path):
 
 
 def test_a_rate_that_begins_again_is_that_of_two_trainings():
-    schedule = Schedule(250, warmup=10, restart=100)
-    parts = Schedule(100, warmup=10), Schedule(150, warmup=10)
-    rates = [part.rate_at(step) for part in parts for step in range(part.steps)]
-    assert [schedule.rate_at(step) for step in range(250)] == rates
+    schedule = by(steps=250, warmup=10, restart=100)
+    parts = by(steps=100, warmup=10), by(steps=150, warmup=10)
+    rates = [rate_at(part, step) for part in parts for step in range(part.steps)]
+    assert [rate_at(schedule, step) for step in range(250)] == rates
 
 
 def dense(width):
@@ -188,9 +194,9 @@ def test_a_name_may_have_a_world_and_a_training_seed():
     "name", nightly_but(("olmoe",), [*sorted(recipes.ZOO.keys() - {"banking77"}), "olmoe_w8_s3"])
 )
 def test_the_recipes_train(name, tmp_path):
-    model, losses = recipes.build(name, tmp_path, steps=4, say=quiet)
+    model, losses = build(name, recipes.recipe(name, steps=4), tmp_path, say=quiet)
     assert len(losses) == 4
-    recipes.save(model, tmp_path / "weights")
+    save(model, tmp_path / "weights")
     assert (tmp_path / "weights" / "model.safetensors").is_file()
 
 
@@ -229,11 +235,11 @@ def test_a_shipped_model_is_as_its_card_says(name):
     said = json.loads((WEIGHTS / name / "card.json").read_text())
     model = trained_model(name, dtype=torch.float32)
     assert sum(parameter.numel() for parameter in model.parameters()) == said["parameters"]
-    pictures = recipes.recipe(name).data == "pictures"
-    sets = cards.picture_sets(WEIGHTS / name) if pictures else cards.miniworld_sets()
     quick = ("openbookqa", "piqa", "boolq", "mme", "seedbench")
-    sets = replace(sets, tasks=[task for task in sets.tasks if task.name in quick])
-    results = cards.measure(name, model, cards.create_method("baseline"), sets, limit=cards.FIRST)
+    chosen = recipes.recipe(name)
+    tasks = [task for task in cards.tasks_of(chosen) if task.name in quick]
+    reader, baseline = cards.reader_of(chosen, WEIGHTS / name), create_method("baseline")
+    results = cards.measure(name, model, baseline, reader, tasks, limit=cards.FIRST)
     for task, part in results.items():
         # Another processor may turn a near tie.
         assert abs(sum(part["right"]) - said["first_right"][task]) <= 1, task
