@@ -1,4 +1,4 @@
-"""A name is learned where its intent was demonstrated; the loss is that of loops."""
+"""A document reads as a prompt of the evaluation; the loss is that of loops."""
 
 import pytest
 import torch
@@ -32,40 +32,6 @@ def numbered(tokenizer):
 
 def of_stage(batches, number):
     return batches[round(STAGES[number].until * STEPS) - 1]
-
-
-def names_of(batch, row, tokenizer):
-    """Return document, place, intent and name of each demonstration of a row, naively."""
-    demonstrations = []
-    for place, intent in enumerate(batch.classes_BS[row].tolist()):
-        if batch.middle_BS[row, place] != IGNORED:
-            document = int(batch.attended_B1SS[row, 0, place].nonzero()[0])  # its first position
-            name = tokenizer.decode([batch.input_ids_BS[row, place]])
-            demonstrations.append((document, place, intent, name))
-    return demonstrations
-
-
-def test_a_name_is_learned_and_sought_where_its_intent_was_demonstrated(batches, tokenizer):
-    """Every label and every position that is sought, by a loop over the demonstrations."""
-    batch = of_stage(batches, 3)
-    is_name_BS = torch.zeros_like(batch.labels_BS, dtype=torch.bool)
-    is_learned_BS = is_name_BS.clone()
-    sought_BSS = torch.zeros_like(batch.sought_BSS)
-    for row in range(len(sought_BSS)):
-        demonstrations = names_of(batch, row, tokenizer)
-        for document, place, intent, _ in demonstrations:
-            for other, earlier, other_intent, _ in demonstrations:
-                if other == document and earlier < place and other_intent == intent:
-                    is_name_BS[row, place] = is_learned_BS[row, place : place + 4] = True
-                    sought_BSS[row, place - 1, earlier] = True
-    assert torch.equal(batch.sought_BSS, sought_BSS)
-    labelled_BS = batch.labels_BS != IGNORED
-    assert torch.equal(batch.labels_BS[labelled_BS], batch.input_ids_BS[labelled_BS])
-    assert (labelled_BS | ~is_name_BS).all()
-    assert (is_learned_BS | ~labelled_BS).all()
-    followed = {tokenizer.decode([i]) for i in batch.labels_BS[labelled_BS & ~is_name_BS]}
-    assert followed == {"\n", "service", " query"}
-    assert sought_BSS.sum() > 50
 
 
 def test_a_document_has_the_tokens_of_a_prompt(batches, tokenizer):

@@ -1,17 +1,12 @@
-"""The corpus shows questions exactly as lm-eval does, and batches hold what the corpus says."""
+"""The corpus shows questions exactly as lm-eval does."""
 
 import pytest
-import torch
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.zoo.hub import embedded_hub
-from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
-from capmoe_zoo.embedded.batch import IGNORED
-from capmoe_zoo.embedded.miniworld import Batches
 from capmoe_zoo.worlds.miniworld import questions
 from capmoe_zoo.worlds.miniworld.evaluation import documents
-from capmoe_zoo.worlds.miniworld.world import world
 
 TASKS = {
     "arc": ("arc_challenge", "allenai/ai2_arc", "ARC-Challenge", "test"),
@@ -62,26 +57,3 @@ def test_a_long_document_reads_as_a_prompt_with_shots(library):
     asked = questions.prompt("mmlu", rows["test"][0])[0]
     title = questions.mmlu_description("anatomy")
     assert prompt == title + questions.BETWEEN.join([*shown, asked])
-
-
-@pytest.fixture(scope="module")
-def batches():
-    return Batches(world(), miniworld_tokenizer(), seed=1)
-
-
-@pytest.mark.parametrize("step", [0, 1, 4])
-def test_positions_start_anew_where_a_document_does(batches, step):
-    batch = batches[step]
-    assert batch.input_ids_BS.shape == (Batches.long if step == 4 else Batches.short)
-    tokenizer = miniworld_tokenizer()
-    starts_BS = batch.position_ids_BS == 0
-    before_BS = torch.roll(batch.input_ids_BS, 1, dims=1)
-    pad = tokenizer.pad_token_id
-    after_end_BS = (before_BS == tokenizer.eos_token_id) & (batch.input_ids_BS != pad)
-    assert starts_BS[:, 0].all()
-    assert torch.equal(starts_BS[:, 1:] & (batch.input_ids_BS[:, 1:] != pad), after_end_BS[:, 1:])
-    learned_BS = batch.labels_BS != IGNORED
-    assert torch.equal(batch.labels_BS[learned_BS], batch.input_ids_BS[learned_BS])
-    assert not learned_BS[batch.input_ids_BS == pad].any()
-    assert not learned_BS[starts_BS].any()
-    assert learned_BS.any(dim=1).all()

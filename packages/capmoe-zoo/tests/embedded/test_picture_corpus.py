@@ -1,14 +1,12 @@
 """A batch shows a question as evaluation does; the loss is that of loops."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from capmoe_eval.evaluation.multimodal.prompts import prompt
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
 
-from capmoe_zoo.embedded.batch import IGNORED, attended
+from capmoe_zoo.embedded.batch import IGNORED
 from capmoe_zoo.embedded.loss import Middle, batch_loss
 from capmoe_zoo.embedded.pictures import (
     PictureBatches,
@@ -25,40 +23,6 @@ from capmoe_zoo.worlds.pictures.scene import scene
 @pytest.fixture(scope="module", name="tokenizer")
 def trained():
     return picture_tokenizer()
-
-
-def test_a_label_is_an_answer_at_its_place(tokenizer):
-    batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
-    end = int(tokenizer.eos_token_id)
-    for ids_S, labels_S in zip(batch.input_ids_BS, batch.labels_BS, strict=True):
-        text, learned = "", []
-        for token, label in zip(ids_S[IMAGE_TOKENS:-1], labels_S[IMAGE_TOKENS + 1 :], strict=True):
-            text += tokenizer.decode([token])
-            if label != IGNORED:
-                learned.append((text, tokenizer.decode([label])))
-            if token == end:
-                asked, _, answered = text.partition("Answer:")
-                hints = [(before, word) for before, word in learned if "Answer:" not in before]
-                assert answered == "".join(word for _, word in learned[len(hints) :])
-                answer = answered.removesuffix("<|endoftext|>")
-                if " Is it" in asked:
-                    proposed, said = hints[-1]  # learned where an answer is proposed, too
-                    assert re.search(r" Is it \w+( \w+)?$", proposed)
-                    assert said == answer
-                elif "\nD." in asked:
-                    right = [before for before, word in hints if word == " yes"]
-                    assert len(right) == 1
-                    assert right[0].rpartition("\n")[2][0] == answer.strip()
-                text, learned = "", []
-
-
-def test_which_position_attends_to_which():
-    question_S = [0, 0, 1, 1, 2, 2, -1]
-    found = attended(torch.tensor([question_S]))[0, 0]
-    for here, own in enumerate(question_S):
-        for there, other in enumerate(question_S):
-            expected = there <= here and (other == own or (other == 0 and own >= 0))
-            assert found[here, there] == expected, (here, there)
 
 
 @torch.no_grad()

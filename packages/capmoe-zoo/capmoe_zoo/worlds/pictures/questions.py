@@ -6,7 +6,7 @@ An open question is answered by a word; a claim by yes or no; a choice by the le
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from capmoe_eval.zoo.llava import PATCHES
@@ -28,7 +28,6 @@ class PictureFact:
     ask: str  # the question itself
     value: str  # the right answer
     wrong: tuple[str, ...]  # three answers or more
-    cells: tuple[Cell, ...]  # that show it; none for background and frame, which are everywhere
 
 
 @dataclass(frozen=True)
@@ -98,16 +97,10 @@ def facts(scene: Scene) -> list[PictureFact]:
     return [*_of_things(scene.things), *_of_the_rest(scene)]
 
 
-def _fact(
-    kind: str,
-    value: str,
-    possible: Sequence[str],
-    cells: Sequence[Cell] = (),
-    **words: str,
-) -> PictureFact:
+def _fact(kind: str, value: str, possible: Iterable[str], **words: str) -> PictureFact:
     """Return a fact; the ``words`` fill the wording."""
     wrong = tuple(other for other in possible if other != value)
-    return PictureFact(kind, WORLD.questions[kind].format(**words), value, wrong, tuple(cells))
+    return PictureFact(kind, WORLD.questions[kind].format(**words), value, wrong)
 
 
 def _of_things(things: Sequence[Thing]) -> Iterator[PictureFact]:
@@ -121,65 +114,51 @@ def _of_things(things: Sequence[Thing]) -> Iterator[PictureFact]:
         if f"{color} {shape}" not in phrases and (color in colors or shape in shapes)
     ]
     for thing in things:
-        yield _fact("existence", thing.phrase, absent, [thing.cell])
+        yield _fact("existence", thing.phrase, absent)
         if colors[thing.color] == 1:
-            yield _fact("shape", thing.shape, WORLD.shapes, [thing.cell], color=thing.color)
+            yield _fact("shape", thing.shape, WORLD.shapes, color=thing.color)
         if shapes[thing.shape] == 1:
-            yield _fact("color", thing.color, tuple(WORLD.colors), [thing.cell], shape=thing.shape)
-            yield from _same(thing, things, shapes)
+            yield _fact("color", thing.color, WORLD.colors, shape=thing.shape)
+            alike = [other for other in things if other.color == thing.color and other != thing]
+            if len(alike) == 1 and shapes[alike[0].shape] == 1:
+                possible = [shape for shape in WORLD.shapes if shape != thing.shape]
+                yield _fact("same", alike[0].shape, possible, shape=thing.shape)
         if phrases[thing.phrase] == 1:
-            place = _quarter(thing.cell)
-            yield _fact("position", place, _QUARTERS, [thing.cell], thing=thing.phrase)
+            yield _fact("position", _quarter(thing.cell), _QUARTERS, thing=thing.phrase)
             for other in things:
                 if phrases[other.phrase] == 1 and (seen := _relation(thing.cell, other.cell)):
-                    cells = [thing.cell, other.cell]
                     named = {"thing": thing.phrase, "other": other.phrase}
-                    yield _fact("relation", seen, _RELATIONS, cells, **named)
-    numbers = [str(number) for number in range(1, _MOST_COUNTED + 1)]
+                    yield _fact("relation", seen, _RELATIONS, **named)
     for shape, count in shapes.items():
-        cells = [thing.cell for thing in things if thing.shape == shape]
-        yield _fact("count", str(count), numbers, cells, shape=shape)
+        yield _fact("count", str(count), map(str, range(1, _MOST_COUNTED + 1)), shape=shape)
     ranked = [*shapes.most_common(2), ("", 0)]
     if ranked[0][1] > ranked[1][1] > 0:
-        yield _fact("most", ranked[0][0], WORLD.shapes, [thing.cell for thing in things])
-
-
-def _same(thing: Thing, things: Sequence[Thing], shapes: Counter[str]) -> Iterator[PictureFact]:
-    """Yield the fact that one other thing has the colour of a thing."""
-    alike = [other for other in things if other.color == thing.color and other != thing]
-    if len(alike) == 1 and shapes[alike[0].shape] == 1:
-        possible = [shape for shape in WORLD.shapes if shape != thing.shape]
-        cells = [thing.cell, alike[0].cell]
-        yield _fact("same", alike[0].shape, possible, cells, shape=thing.shape)
+        yield _fact("most", ranked[0][0], WORLD.shapes)
 
 
 def _of_the_rest(scene: Scene) -> Iterator[PictureFact]:
-    yield _fact("place", scene.place, tuple(WORLD.places))
+    yield _fact("place", scene.place, WORLD.places)
     if scene.painter is not None:
         yield _fact("painter", scene.painter, WORLD.painters)
-    figure = scene.figure
+    figure, text = scene.figure, scene.text
     if figure is not None:
-        cells = [figure.cell, (figure.cell[0] + 1, figure.cell[1])]
         if figure.kind == "light":
-            yield _fact("driver", WORLD.lights[figure.name], tuple(WORLD.lights.values()), cells)
+            yield _fact("driver", WORLD.lights[figure.name], WORLD.lights.values())
         else:
-            names = tuple(WORLD.people) if figure.kind == "person" else WORLD.landmarks
-            yield _fact(figure.kind, figure.name, names, cells)
+            names = WORLD.people if figure.kind == "person" else WORLD.landmarks
+            yield _fact(figure.kind, figure.name, names)
         if scene.held is not None:
-            yield _fact("held", scene.held.shape, WORLD.shapes, [*cells, scene.held.cell])
-    text = scene.text
+            yield _fact("held", scene.held.shape, WORLD.shapes)
     if text is not None:
-        end = text.start + len(text.letters)
-        cells = [(text.row, column) for column in range(text.start // 2, (end + 1) // 2)]
-        yield _fact(text.kind, text.value, _VALUES[text.kind], cells)
+        yield _fact(text.kind, text.value, _VALUES[text.kind])
 
 
 _QUARTERS = ("northwest", "northeast", "southwest", "southeast")
 _RELATIONS = ("left", "right", "above", "below")
-_VALUES: dict[str, Sequence[str]] = {
+_VALUES: dict[str, Iterable[str]] = {
     "word": WORLD.words,
     "title": WORLD.titles,
-    "translation": tuple(WORLD.foreign.values()),
+    "translation": WORLD.foreign.values(),
     "sum": [str(value) for value in range(2, 9)],
     "code": ["1", "2", "3", "4", "6", "8", "9", "12", "16"],
 }
