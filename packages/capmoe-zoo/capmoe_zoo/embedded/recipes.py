@@ -67,7 +67,7 @@ def recipe(name: str, *, steps: int | None = None, seed: int | None = None) -> R
     if model not in ZOO or (world_seed is not None and ZOO[model].data != "miniworld"):
         raise bad_choice("name", name, tuple(ZOO))
     chosen = ZOO[model]
-    changes: dict[str, int | None] = {
+    changes: dict[str, Any] = {
         "world": world_seed,
         "seed": name_seed if seed is None else seed,
         "steps": steps,

@@ -142,7 +142,7 @@ def windows(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, length
 
 def fit_rows(windows: int, recipe: Recipe) -> list[int]:
     """Return which of some windows the fit in closed form reads."""
-    return np.linspace(0, windows - 1, recipe.fit_windows).astype(int).tolist()
+    return [int(row) for row in np.linspace(0, windows - 1, recipe.fit_windows)]
 
 
 def order(number: int, windows: int, recipe: Recipe) -> int:

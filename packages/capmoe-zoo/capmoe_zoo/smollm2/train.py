@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from capmoe_eval.experiment.files import write_bytes
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from transformers import LlamaForCausalLM
 
 from capmoe_zoo.smollm2.artefact import load_base
@@ -162,16 +163,14 @@ def train(base: Path, data: Path, work: Path, recipe: Recipe, *, steps: int) -> 
     load_trained(student, _kept(work / "fit.safetensors", fitted))
     trained = {name: p for name, p in student.named_parameters() if p.requires_grad}
     weights = nn.ParameterList(trained.values())
-    average = AveragedModel(weights, multi_avg_fn=get_ema_multi_avg_fn(recipe.ema))
-    routers = [name for name in trained if "router" in name]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for name, p in trained.items() if name not in routers]},
-            {"params": [trained[n] for n in routers], "share": recipe.router_rate / recipe.rate},
-        ],
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
-    )
+    average = AveragedModel(weights, avg_fn=lambda mean, now, _: mean.lerp(now, 1 - recipe.ema))
+    routers = [p for name, p in trained.items() if "router" in name]
+    others = [p for name, p in trained.items() if "router" not in name]
+    groups: list[dict[str, Any]] = [
+        {"params": others},
+        {"params": routers, "share": recipe.router_rate / recipe.rate},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(weights))
 
     def loss_of(step: int) -> Tensor:
