@@ -152,40 +152,18 @@ def _ratio(gamma: float) -> tuple[int, int]:
     return Decimal(repr(gamma)).as_integer_ratio()
 
 
-def capacities(
-    gamma: float,
-    tokens_G: Array,
-    *,
-    top_k: int,
-    n_experts: int,
-    rounding: str = "ceil",
-    sharing: int = 1,
-) -> Array:
-    """Return the capacity in each group [G] of an expert, or of a device of ``sharing`` experts.
+def limits(method: Method, gamma: float, tokens_G: Array, *, top_k: int, n_experts: int) -> Array:
+    """Return the capacity in each group [G] of a method's unit, an expert or a device.
 
-    It is at most the group's tokens for each of these experts.
+    It is at most the group's tokens for each expert of the unit.
     """
+    by_device = method.granularity == "device"
+    sharing = n_experts // method.ep_size if by_device else 1
     if gamma == math.inf:
         return sharing * tokens_G
-    size = {"rounding": rounding, "sharing": sharing}
-    limits = [
-        min(sharing * tokens, pairs_per_unit(gamma, tokens, top_k, n_experts, **size))  # type: ignore[arg-type]
-        for tokens in tokens_G.tolist()
-    ]
-    return np.array(limits, dtype=np.int64)
-
-
-def limits(method: Method, gamma: float, tokens_G: Array, *, top_k: int, n_experts: int) -> Array:
-    """Return the capacity in each group [G] of a method's unit, an expert or a device."""
-    by_device = method.granularity == "device"
-    return capacities(
-        gamma,
-        tokens_G,
-        top_k=top_k,
-        n_experts=n_experts,
-        rounding=method.rounding,
-        sharing=n_experts // method.ep_size if by_device else 1,
-    )
+    rule: dict[str, Any] = {"rounding": method.rounding, "sharing": sharing}
+    pairs = [pairs_per_unit(gamma, n, top_k, n_experts, **rule) for n in tokens_G.tolist()]
+    return np.minimum(np.array(pairs, dtype=np.int64), sharing * tokens_G)
 
 
 # The order in which pairs are kept, and which are.

@@ -31,7 +31,6 @@ from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.plan import (
     ForwardPlan,
-    ForwardStart,
     cached_positions,
     check_unpacked,
     find_images,
@@ -376,7 +375,7 @@ class _Forward:
             self._alone.release()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        undo = [remembered(*self._meter.observers)]
+        undo = [remembered(self._meter, *self._meter.observers)]
         try:
             plan = self._plan = self._planned(args, kwargs)
             self._meter.begin(plan)
@@ -408,7 +407,8 @@ class _Forward:
         if step is None and arguments.get("attention_mask") is None:
             check_unpacked(arguments.get("position_ids"), mask)
         marked = meter.real_tokens_BS
-        start = ForwardStart(
+        return ForwardPlan(
+            meter.method,
             number=meter.forwards,
             n_sequences=tokens.shape[0],
             n_new=tokens.shape[1],
@@ -424,10 +424,7 @@ class _Forward:
             call_mask=arguments.get("attention_mask")
             if marked is None
             else meter.ranks.own(marked),
-        )
-        return ForwardPlan(
-            meter.method,
-            start,
+            ranks=meter.ranks,
             counted_BS=self._counted(mask, tokens, first_column),
             decode=decode,
             image_BS=find_images(
@@ -438,7 +435,6 @@ class _Forward:
                 prompt_length=prompt_length,
             ),
             row_end_BS=row_ends(config, arguments),
-            ranks=meter.ranks,
         )
 
     def _mask(

@@ -15,13 +15,14 @@ from capmoe_eval.routing.capacity import gamma_json
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer, Proof, Sums
-from capmoe_eval.wrapper.observers.checks import ForwardCheck, GateCheck
+from capmoe_eval.wrapper.observers.definition import is_under_method
+from capmoe_eval.wrapper.observers.gates import GateCheck
 from capmoe_eval.wrapper.observers.invariants import (
     DefinitionCheck,
     examination_seed,
     is_examined,
 )
-from capmoe_eval.wrapper.observers.loads import DecodeSteps, Loads
+from capmoe_eval.wrapper.observers.loads import Loads
 from capmoe_eval.wrapper.observers.modalities import Modalities
 from capmoe_eval.wrapper.plan import ForwardPlan
 
@@ -55,13 +56,16 @@ class Meter:
         self._samples, self._seed = samples, examination_seed(method)
         self.layers, self.method, self.calibrated = layers, method, calibrated
         self.ranks = layers[0].ranks
-        self._forwards = ForwardCheck(method)
+        self.forwards = 0  # of the model so far
+        self.decode_forwards = 0  # those that were decode steps
+        self._constrained = 0  # those under the method
+        self._misplanned = 0  # those under it that should not be, or the other way round
+        self._uncounted = 0  # those in which no token counted, though one is real
+        self._all_pads = 0  # those in which no token counted, since none is real
         self._observers: list[Observer] = [
-            self._forwards,
             Loads(layers, method),
             GateCheck(layers),
             Modalities(layers, method),
-            DecodeSteps(layers, method),
             *method.observers(layers, calibrated),
         ]
         self._definition: DefinitionCheck | None = None
@@ -73,16 +77,6 @@ class Meter:
         self.kernel_agrees: Proof = {"passed": None, "why": "not run"}
         self._scope = _Scope()
         self._expected_layers = expected_layers
-
-    @property
-    def forwards(self) -> int:
-        """The number of forwards of the model so far."""
-        return self._forwards.forwards
-
-    @property
-    def decode_forwards(self) -> int:
-        """The number of forwards so far that were decode steps."""
-        return self._forwards.decode_forwards
 
     @property
     def observers(self) -> Sequence[Observer]:
@@ -140,11 +134,22 @@ class Meter:
     # A forward.
 
     def begin(self, plan: ForwardPlan) -> None:
-        """Show a forward that begins to every observer, and ask who wants its layers."""
+        """Count a forward that begins, show it to the observers, and ask who wants its layers."""
+        self.forwards += 1
+        self.decode_forwards += plan.decode
+        self._constrained += plan.constrained
+        self._misplanned += plan.constrained != is_under_method(self.method.decode, plan)
+        if plan.constrained and not plan.groups.n_tokens:
+            real = torch.ones((), device=plan.counted_BS.device)
+            if plan.mask_BM is not None:
+                real = plan.mask_BM.sum()
+            is_uncounted = int(plan.ranks.total(real)) > 0
+            self._uncounted += is_uncounted
+            self._all_pads += not is_uncounted
         for observer in self._observers:
             observer.begin(plan)
         asked = [observer for observer in self._observers if observer.wants(plan)]
-        if self._samples and not is_examined(self._seed, self._forwards.constrained - 1):
+        if self._samples and not is_examined(self._seed, self._constrained - 1):
             asked = [observer for observer in asked if not observer.is_sampled]
         plan.observers = asked
 
@@ -156,6 +161,16 @@ class Meter:
         Raises:
             EnforcementError: If one is broken; the message names the layers and the invariants.
         """
+        if self._misplanned:
+            raise EnforcementError(
+                f"capacity not enforced: forwards_planned ({self._misplanned} forwards are under "
+                "the method that should not be, or the other way round)"
+            )
+        if self._uncounted:
+            raise EnforcementError(
+                "capacity not enforced: tokens_counted (no token of a forward counted, though its "
+                "mask says that some are real)"
+            )
         for observer in self._observers:
             observer.end(plan)
         if not plan.constrained:  # nothing was counted since the last check
@@ -182,6 +197,15 @@ class Meter:
                 "expected": expected,
             },
             "kernel_agrees": self.kernel_agrees,
+            "forwards_planned": {
+                "passed": not self._misplanned if self.forwards else None,
+                **({} if self.forwards else {"why": "there was no forward"}),
+                "violations": self._misplanned,
+                "checked": self.forwards,
+            },
+            "tokens_counted": self.proof(
+                {"uncounted": self._uncounted}, checked=self._constrained, all_pads=self._all_pads
+            ),
         }
         for observer in self._observers:
             proofs |= observer.proofs(self)
@@ -206,7 +230,7 @@ class Meter:
             **counts: What else was counted.
         """
         is_broken = any(faults.values())
-        if not is_broken and not self._forwards.constrained:
+        if not is_broken and not self._constrained:
             why = f"none of {self.forwards} forwards was under the method"
             why += f" (decode={self.method.decode})" if self.forwards else ""
         if not is_broken and why is not None:
@@ -230,7 +254,10 @@ class Meter:
 
     def summary(self) -> dict[str, Any]:
         """Return the statistics over all layers and forwards, JSON-ready."""
-        return {key: value for of in self._observers for key, value in of.summary().items()}
+        summary = {"forwards": self.forwards, "decode_forwards": self.decode_forwards}
+        for observer in self._observers:
+            summary |= observer.summary()
+        return summary
 
     def report(self) -> dict[str, Any]:
         """Return summary, layers and proofs, JSON-ready; see ``docs/reference/records.md``."""

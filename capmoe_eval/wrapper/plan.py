@@ -254,10 +254,13 @@ class Tokens(NamedTuple):
     band_T: Tensor | None  # its part of the image, see :func:`image_bands`
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForwardStart:
-    """The call of a forward of the model."""
+@dataclass(eq=False)
+class ForwardPlan:
+    """The call of a forward, and its tokens, groups and capacities, shared by its layers."""
 
+    method: Method
+    _: KW_ONLY
+    # The call, of which alone the definition makes what a plan has besides.
     number: int  # forwards of the model before this one
     n_sequences: int  # B
     n_new: int  # S
@@ -272,20 +275,12 @@ class ForwardStart:
     input_ids_BS: Tensor | None = None
     token_types_BS: Tensor | None = None  # 0 for text
     call_mask: Any = None  # the mask that the caller gave, as it is; None if there was none
-
-
-@dataclass(eq=False)
-class ForwardPlan:
-    """The tokens, groups and capacities of one forward, shared by its layers."""
-
-    method: Method
-    start: ForwardStart  # its call
-    _: KW_ONLY
+    ranks: Ranks = ALONE
+    # The plan.
     counted_BS: Tensor  # True for this process's tokens that count and take slots
     decode: bool  # a decode step
     image_BS: Tensor | None = None  # True for its tokens of images; None where there can be none
     row_end_BS: Tensor | None = None  # True for its tokens of text between the rows of an image
-    ranks: Ranks = ALONE
     thread: int = field(default_factory=threading.get_ident)  # that runs the forward
     # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
@@ -294,11 +289,6 @@ class ForwardPlan:
     routed: dict[int, Any] = field(default_factory=dict)
     _on: dict[torch.device, Tokens] = field(default_factory=dict)
     _capacities: dict[object, Tensor] = field(default_factory=dict)
-
-    @property
-    def number(self) -> int:
-        """The number of forwards before this one."""
-        return self.start.number
 
     @property
     def constrained(self) -> bool:

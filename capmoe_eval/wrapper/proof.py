@@ -34,7 +34,7 @@ def prove_on_entry(model: nn.Module, meter: Meter) -> None:
     layers = meter.layers
     with _evaluating(model), torch.no_grad():
         tokens_BS = _probe_tokens(model, 2 * meter.ranks.size)
-        meter.kernel_agrees = _prove_kernel(model, layers, tokens_BS)
+        meter.kernel_agrees = _compare_kernels(model, layers, tokens_BS)
         meter.stock_at_infinity = _prove_stock_at_infinity(model, layers, meter, tokens_BS)
 
 
@@ -100,20 +100,13 @@ def _prove_stock_at_infinity(
     return {"passed": True, "method": never_binds.name, "compared": 2 * logits.numel()}
 
 
-def _prove_kernel(
-    model: nn.Module, layers: Sequence[MoeLayer], tokens_BS: Tensor
-) -> dict[str, Any]:
-    """Return the proof of the kept-pairs kernel."""
-    if layers[0].ranks is not ALONE:
-        why = "the experts are spread over processes: another kernel, which never sends a drop"
-        return {"passed": None, "why": why}
-    return _compare_kernels(model, layers, tokens_BS)
-
-
 def _compare_kernels(
     model: nn.Module, layers: Sequence[MoeLayer], tokens_BS: Tensor
 ) -> dict[str, Any]:
     """Compare the outputs of every layer's experts in the probe, by both kernels."""
+    if layers[0].ranks is not ALONE:
+        why = "the experts are spread over processes: another kernel, which never sends a drop"
+        return {"passed": None, "why": why}
     pairs: list[tuple[Tensor, Tensor]] = []
 
     def compare(

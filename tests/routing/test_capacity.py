@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from capmoe_eval.routing import definition
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.decision import by_rank, rank_of
+from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.tokens import group_tokens
@@ -36,8 +37,9 @@ def test_a_capacity_is_the_exact_quotient_rounded(
     limit = capacity(gamma, tokens, top_k, n_experts, rounding=rounding, experts=sharing)
     rounded = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
     assert limit == min(rounded, sharing * tokens)
-    sizes = {"top_k": top_k, "n_experts": n_experts, "rounding": rounding, "sharing": sharing}
-    assert definition.capacities(gamma, np.array([tokens]), **sizes) == [limit]
+    method = TokenDrop(gamma=1.0, ep_size=ranks, granularity=granularity, rounding=rounding)
+    sizes = {"top_k": top_k, "n_experts": n_experts}
+    assert definition.limits(method, gamma, np.array([tokens]), **sizes) == [limit]
 
 
 def test_drops_and_padding_of_a_textbook_s_batch() -> None:

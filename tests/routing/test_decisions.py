@@ -44,14 +44,9 @@ def routed_tokens(case: Case, stream: tuple[int, int]) -> RoutedTokens:
     rank_E = definition.expert_ranks(case.n_experts, method.ep_size, placed_RN)
     limit_G = None
     if method.bounds_pairs:
-        limit_G = definition.capacities(
-            method.factor.uniform,
-            np.bincount(group_T),
-            top_k=case.top_k,
-            n_experts=case.n_experts,
-            rounding=method.rounding,
-            sharing=case.n_experts // method.ep_size if by_device else 1,
-        )
+        sizes = {"top_k": case.top_k, "n_experts": case.n_experts}
+        gamma = method.factor.uniform
+        limit_G = definition.limits(method, gamma, np.bincount(group_T), **sizes)
     return RoutedTokens(
         *stream,
         score_TE=score_TE,

@@ -24,7 +24,7 @@ from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers import Observer, Proof
 from capmoe_eval.wrapper.observers.loads import Loads
-from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan, ForwardStart
+from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make
 
@@ -176,10 +176,8 @@ def metered(method: Method, n_experts: int, batches: Batches) -> dict[str, Any]:
     for number, lengths in enumerate(batches):
         counted_BS = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
         n_sequences, n_new = counted_BS.shape
-        start = ForwardStart(
-            number=number, n_sequences=n_sequences, n_new=n_new, prompt_length=n_new
-        )
-        plan = ForwardPlan(method, start, counted_BS=counted_BS, decode=False)
+        call = {"n_sequences": n_sequences, "n_new": n_new, "prompt_length": n_new}
+        plan = ForwardPlan(method, number=number, counted_BS=counted_BS, decode=False, **call)
         chosen_NK = torch.arange(counted_BS.numel() * TOP_K).view(-1, TOP_K) % n_experts
         hidden_NH, weight_NK = torch.zeros(len(chosen_NK), 1), torch.ones(chosen_NK.shape)
         router = {"logits_NE": torch.zeros(len(chosen_NK), n_experts), "weight_NK": weight_NK}

@@ -16,7 +16,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.gates import Gate
 from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE, single_pairs
-from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart
+from capmoe_eval.wrapper.plan import ForwardPlan
 
 # Shape suffixes: B sequences, S positions, N = B·S rows, T counted tokens, E experts, R ranks, G
 # capacity groups.
@@ -30,47 +30,60 @@ def as_array(tensor: Tensor) -> Array:
     return array
 
 
-def counted_tokens(start: ForwardStart, *, count_padding: bool) -> Array:
+def is_under_method(decode: str, plan: ForwardPlan) -> bool:
+    """Return whether a forward is under the method, by its knob ``decode``.
+
+    In a generation every forward after the prompt's is a decode step, elsewhere one of one new
+    token per sequence behind a filled cache.
+    """
+    is_decode_step = plan.n_new == 1 and plan.n_cached > 0
+    if plan.is_prompt is not None:
+        is_decode_step = not plan.is_prompt
+    if decode == "constrained":
+        return True
+    return is_decode_step if decode == "only" else not is_decode_step
+
+
+def counted_tokens(plan: ForwardPlan, *, count_padding: bool) -> Array:
     """Return a mask of the tokens of the flattened batch that count in T and take slots [N]."""
-    shape = (start.n_sequences, start.n_new)
-    if start.mask_BM is None or count_padding:
+    shape = (plan.n_sequences, plan.n_new)
+    if plan.mask_BM is None or count_padding:
         is_counted_BS = np.ones(shape, dtype=bool)
     else:
-        last = start.first_column + start.n_new
-        is_counted_BS = as_array(start.mask_BM != 0)[:, start.first_column : last]
-    is_counted_N: Array = is_counted_BS.reshape(-1) & (not start.is_idle)
+        last = plan.first_column + plan.n_new
+        is_counted_BS = as_array(plan.mask_BM != 0)[:, plan.first_column : last]
+    is_counted_N: Array = is_counted_BS.reshape(-1) & (not plan.is_idle)
     return is_counted_N
 
 
 def _groups(plan: ForwardPlan, method: Method, row_T: Array) -> tuple[Array, Array]:
     """Return the capacity group and the emulated rank of each counted token of this process."""
-    start, ranks = plan.start, plan.ranks
     return definition.capacity_groups(
-        row_T // max(start.n_new, 1),
-        start.n_sequences,
+        row_T // max(plan.n_new, 1),
+        plan.n_sequences,
         ep_size=method.ep_size,
         scope=method.scope,
         # The number of this process among those that share the model, and theirs.
-        process=getattr(ranks, "rank", 0),
-        processes=ranks.size,
+        process=getattr(plan.ranks, "rank", 0),
+        processes=plan.ranks.size,
     )
 
 
-def _is_misread(start: ForwardStart, is_counted_N: Array) -> bool:
+def _is_misread(plan: ForwardPlan, is_counted_N: Array) -> bool:
     """Return whether the counted tokens differ from the last columns of the caller's mask.
 
     It needs neither the length of the cache nor what was read of the mask before. A mask that is
     longer than the cached and new tokens, of a static cache, is not read again.
     """
-    mask, n_new = start.call_mask, start.n_new
-    if start.is_idle or not isinstance(mask, Tensor) or mask.ndim != 2:
+    mask, n_new = plan.call_mask, plan.n_new
+    if plan.is_idle or not isinstance(mask, Tensor) or mask.ndim != 2:
         return False
-    if mask.shape[1] not in (n_new, start.n_cached + n_new):
+    if mask.shape[1] not in (n_new, plan.n_cached + n_new):
         return False
     is_real_BS = as_array(mask[:, mask.shape[1] - n_new :] != 0)
-    is_counted_BS = is_counted_N.reshape(start.n_sequences, n_new)
+    is_counted_BS = is_counted_N.reshape(plan.n_sequences, n_new)
     is_off_B = (is_real_BS != is_counted_BS).any(axis=1)
-    if start.is_prompt is False:  # a sequence that has finished does not count
+    if plan.is_prompt is False:  # a sequence that has finished does not count
         is_off_B &= is_counted_BS.any(axis=1)
     return bool(is_off_B.any())
 
@@ -87,30 +100,30 @@ def are_misgrouped(plan: ForwardPlan, method: Method, is_counted_N: Array) -> bo
     if plan.ranks.size > 1 and method.scope == "sequence":  # whose numbers are of the whole batch
         group_T = group_T - group_T[:1] + planned[1][:1]
     is_off = not all(map(np.array_equal, planned, (row_T, group_T, rank_T)))
-    is_off |= not method.count_padding and _is_misread(plan.start, is_counted_N)
+    is_off |= not method.count_padding and _is_misread(plan, is_counted_N)
     device = plan.counted_BS.device  # where processes exchange tensors
     counts = torch.from_numpy(np.append(tokens_G, is_off)).to(device)
     *tokens, n_off = plan.ranks.total(counts).tolist()
     return bool(n_off) or tokens != list(groups.tokens)
 
 
-def image_tokens(start: ForwardStart) -> Array | None:
+def image_tokens(plan: ForwardPlan) -> Array | None:
     """Return a mask of the image tokens of the flattened batch [N]; None if they cannot be told.
 
     They are told by the types of tokens, else by the ids that the configuration names. Generated
     tokens are text.
     """
-    types_BS, ids_BS = start.token_types_BS, start.input_ids_BS
-    shape = (start.n_sequences, start.n_new)
+    types_BS, ids_BS = plan.token_types_BS, plan.input_ids_BS
+    shape = (plan.n_sequences, plan.n_new)
     if types_BS is not None and types_BS.shape == shape:
         is_image_BS = as_array(types_BS != 0)
     elif ids_BS is not None:
         names = (f"{kind}_token_{end}" for kind in _KINDS for end in ("id", "index"))
-        ids = {getattr(start.config, name, None) for name in names}
+        ids = {getattr(plan.config, name, None) for name in names}
         is_image_BS = np.isin(as_array(ids_BS), [i for i in ids if isinstance(i, int)])
     else:
         return None
-    is_image_BS[:, start.prompt_length :] = False
+    is_image_BS[:, plan.prompt_length :] = False
     return np.ravel(is_image_BS)
 
 
@@ -130,7 +143,7 @@ def routed_tokens(
         is_counted_N: True for a row that counts.
         is_image_N: True for a row of an image.
     """
-    layer, start = event.layer, event.plan.start
+    layer = event.layer
     row_T = np.flatnonzero(is_counted_N)
     rows = torch.from_numpy(row_T).to(event.topk_NK.device)
     scores = layer.gate.scores(event.logits_NE[rows], event.topk_NK[rows])
@@ -147,7 +160,7 @@ def routed_tokens(
         hidden_TH = as_array(event.hidden_NH[rows].float())
     return RoutedTokens(
         event.number,
-        start.number,
+        event.plan.number,
         score_TE=as_array(scores.score_TE),
         ranking_TE=as_array(scores.ranking_TE),
         eligible_TE=eligible_TE if scores.eligible_TE is None else as_array(scores.eligible_TE),

@@ -124,11 +124,11 @@ class DefinitionCheck(Observer):
         if not plan.constrained:  # one may begin inside another, in a step of a server
             return
         method, number = self._methods[0], self._constrained
-        is_counted_N = counted_tokens(plan.start, count_padding=method.count_padding)
+        is_counted_N = counted_tokens(plan, count_padding=method.count_padding)
         self._misgrouped += are_misgrouped(plan, method, is_counted_N)
         chosen = (n for n in range(len(self.sums)) if is_examined(self._seed, number, n))
         self._layers = frozenset(chosen)
-        self._masks = (is_counted_N, image_tokens(plan.start)) if self._layers else None
+        self._masks = (is_counted_N, image_tokens(plan)) if self._layers else None
         self._constrained += 1
         self._examined += bool(self._layers)
         self._examined_layers += len(self._layers)
@@ -195,10 +195,10 @@ class DefinitionCheck(Observer):
         """Return this process's part of a layer's forward."""
         assert self._masks is not None
         is_counted_N, is_image_N = self._masks
-        method, start = self._methods[event.number], event.plan.start
+        method = self._methods[event.number]
         calibrated = None if self._calibrated is None else self._calibrated[event.number]
         tokens = routed_tokens(event, method, calibrated, is_counted_N, is_image_N)
-        part = _called(tokens, event, start.n_sequences, is_counted_N)
+        part = _called(tokens, event, event.plan.n_sequences, is_counted_N)
         logit_TE = as_array(event.logits_NE.double())[is_counted_N]
         part.faults["scores_as_defined"] = scores_off(tokens, event.layer.gate, logit_TE)
         row_P = self._some_rows(event, is_counted_N)

@@ -13,7 +13,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import COUNTS, LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import DIGITS, Observer, Proof, Sums
-from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
+from capmoe_eval.wrapper.plan import GAMMA_GRID
 
 if TYPE_CHECKING:
     from capmoe_eval.wrapper.meter import Meter
@@ -79,6 +79,8 @@ class Loads(Observer):
         if tokens:
             sums.add_peaks(_peaks(event))
         _add_bounds(sums, event)
+        if event.plan.decode:
+            _add_step(sums, event)
 
     def layer(self, number: int) -> dict[str, Any]:
         """Return the statistics of a layer."""
@@ -132,6 +134,26 @@ class Loads(Observer):
             "mean_peak_before": _mean(mean["before"]),
             "mean_peak_after": _mean(mean["after"]),
             **{name: total[name] / forwards for name in ACTIVATED},
+            **self._of_steps(),
+        }
+
+    def _of_steps(self) -> dict[str, Any]:
+        """Return the statistics of decode steps, if there were any under the method."""
+        steps = self.sums[0].count("steps")
+        if not steps:
+            return {}
+        total = self.totals("step_assignments", "step_dropped", "step_slots")
+        activated = self.totals(*(f"step_{name}" for name in ACTIVATED)).values()
+        assignments = max(total["step_assignments"], 1)
+        effective = total["step_slots"] / assignments if self._method.is_capped else None
+        means = (number / (steps * len(self.sums)) for number in activated)
+        return {
+            "decode": {
+                "live": self.sums[0].count("live") / steps,
+                "drop_rate": total["step_dropped"] / assignments,
+                "effective_gamma": effective,
+                **dict(zip(ACTIVATED, means, strict=True)),
+            }
         }
 
     def proofs(self, meter: Meter) -> dict[str, Proof]:
@@ -210,6 +232,21 @@ def _add_bounds(sums: Sums, event: LayerForward) -> None:
         sums.add(unfilled=(kept_GU < demand_GU.minimum(limit_GU)).sum())
 
 
+def _add_step(sums: Sums, event: LayerForward) -> None:
+    """Add up the drops, the slots and the activated experts of a decode step."""
+    sums.add(
+        steps=1,
+        step_assignments=event.n_tokens * event.layer.top_k,
+        step_dropped=event.dropped,
+        **{f"step_{name}": number for name, number in activated(event).items()},
+    )
+    if event.number == 0:  # sequences that count
+        sums.add(live=event.layer.ranks.total(event.plan.counted_BS.any(dim=1).sum()))
+    if event.method.factor is not None:
+        units = event.by_unit(event.kept_GE).shape[1]
+        sums.add(step_slots=event.limit_G.sum() * units)
+
+
 def _fills_slots(method: Method) -> bool:
     """Return whether a unit that loses a pair of a token's own choice is full."""
     return method.fills_slots and not method.max_k  # by which a token, too, loses pairs
@@ -265,51 +302,3 @@ def _mean(values: Sequence[float]) -> float | None:
 def finite(number: float) -> float | None:
     """Return the number, or None for infinity and NaN, which JSON does not have."""
     return number if np.isfinite(number) else None
-
-
-class DecodeSteps(Observer):
-    """Adds up the drops, the slots and the activated experts of decode steps."""
-
-    def __init__(self, layers: Sequence[MoeLayer], method: Method) -> None:
-        super().__init__(len(layers))
-        self._method = method
-        self._steps = 0
-        self._live: Tensor | int = 0  # sequences that counted, summed over the steps
-
-    def begin(self, plan: ForwardPlan) -> None:
-        """Count the sequences of a decode step."""
-        if self.wants(plan):
-            self._steps += 1
-            self._live = self._live + plan.ranks.total(plan.counted_BS.any(dim=1).sum())
-
-    def wants(self, plan: ForwardPlan) -> bool:
-        """Return whether a forward is a decode step under the method."""
-        return plan.decode and plan.constrained
-
-    def see(self, event: LayerForward) -> None:
-        """Count one decode step of a layer."""
-        sums = self.sums[event.number]
-        sums.add(
-            assignments=event.n_tokens * event.layer.top_k,
-            dropped=event.dropped,
-            **activated(event),
-        )
-        if event.method.factor is not None:
-            units = event.by_unit(event.kept_GE).shape[1]
-            sums.add(slots=event.limit_G.sum() * units)
-
-    def summary(self) -> dict[str, Any]:
-        """Return the statistics of decode steps, if there were any under the method."""
-        if not self._steps:
-            return {}
-        total = self.totals("assignments", "dropped", "slots", *ACTIVATED)
-        assignments = max(total["assignments"], 1)
-        effective = total["slots"] / assignments if self._method.is_capped else None
-        return {
-            "decode": {
-                "live": int(self._live) / self._steps,
-                "drop_rate": total["dropped"] / assignments,
-                "effective_gamma": effective,
-                **{name: total[name] / (self._steps * len(self.sums)) for name in ACTIVATED},
-            }
-        }

@@ -62,7 +62,14 @@ class Modalities(Observer):
         if self._method.modality in _FIRST:
             lost_GME = ranks.total(event.loads_GME(event.topk_TK, _lost(event).long()))
             lost_GMU, kept_GMU = event.by_unit(lost_GME), event.by_unit(event.kept_GME)
-            sums.add(**order_faults(_FIRST[self._method.modality], lost_GMU, kept_GMU))
+            first = _FIRST[self._method.modality]
+            protected_lost_GU = lost_GMU[:, 1 - first] > 0
+            sums.add(
+                wrong_modality=(protected_lost_GU & (kept_GMU[:, first] > 0)).sum(),
+                # Pairs of the first were lost, and protected ones kept.
+                spared=((lost_GMU[:, first] > 0) & (kept_GMU[:, 1 - first] > 0)).sum(),
+                protected_lost=protected_lost_GU.sum(),
+            )
 
     @property
     def has_images(self) -> bool:
@@ -116,26 +123,6 @@ def by_band(count_CT: Tensor, image_T: Tensor, band_T: Tensor) -> Tensor:
     """Return the counts of image tokens by band [C, B]."""
     sum_CB = count_CT.new_zeros(len(count_CT), BANDS)
     return sum_CB.scatter_add_(1, band_T.expand_as(count_CT), count_CT * image_T)
-
-
-def order_faults(first: int, lost_GMU: Tensor, kept_GMU: Tensor) -> dict[str, Tensor]:
-    """Return in how many buckets of a forward one modality was dropped before the other.
-
-    ``wrong_modality``: a pair of the protected modality was lost and one of the other kept.
-    ``spared``: pairs of that other one were lost and protected pairs kept. ``protected_lost``:
-    protected pairs were lost, too.
-
-    Args:
-        first: The modality that is dropped first.
-        lost_GMU: Pairs of tokens' own top-k that each unit did not compute.
-        kept_GMU: All pairs that it did compute.
-    """
-    protected_lost_GU = lost_GMU[:, 1 - first] > 0
-    return {
-        "wrong_modality": (protected_lost_GU & (kept_GMU[:, first] > 0)).sum(),
-        "spared": ((lost_GMU[:, first] > 0) & (kept_GMU[:, 1 - first] > 0)).sum(),
-        "protected_lost": protected_lost_GU.sum(),
-    }
 
 
 def modality_report(sums: Sums, top_k: int) -> dict[str, Any]:

@@ -391,8 +391,8 @@ def _full(setting: Setting) -> Setting:
 
 
 def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
-    def mutated(plan: Any, method: Any, start: Any, **more: Any) -> None:
-        make(plan, method, start, **more | {"decode": start.number == 1})
+    def mutated(plan: Any, method: Any, *, number: int, **more: Any) -> None:
+        make(plan, method, number=number, **more | {"decode": number == 1})
 
     return mutated
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.plan import ForwardPlan, ForwardStart
+from capmoe_eval.wrapper.plan import ForwardPlan
 from torch import Tensor
 
 # Shape suffixes: N rows of a step, T of them in one plan.
@@ -66,15 +66,17 @@ class StepPlan(ForwardPlan):
         self.rows_T = rows
         decode = bool(self.decode_T.all())
         counted_BS = torch.ones(1, len(rows), dtype=torch.bool)
-        start = ForwardStart(
+        super().__init__(
+            method,
             number=number,
             n_sequences=1,
             n_new=len(rows),
             prompt_length=len(rows),
             # As the check of forwards reads it: whether the method concerns these rows.
             is_prompt=constrained if method.decode == "unconstrained" else not constrained,
+            counted_BS=counted_BS,
+            decode=decode,
         )
-        super().__init__(method, start, counted_BS=counted_BS, decode=decode)
 
     @property
     def constrained(self) -> bool:
