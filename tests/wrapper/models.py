@@ -71,7 +71,7 @@ EVERY = [
 """Those of :data:`SUPPORTED` as cases of a test, of which the paper's families are quick."""
 
 ROUNDING = {"rtol": 0.0, "atol": 1e-4}
-"""By how much two computations of a model's logits may differ (``test_families.py``)."""
+"""By how much rounding may move a model's logits; a drop moves them 20 times as far."""
 
 
 def make(name: str, *, seed: int = 0, experts: str | None = None) -> PreTrainedModel:

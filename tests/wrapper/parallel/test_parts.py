@@ -17,17 +17,6 @@ from capmoe_eval.wrapper.ranks import World, own_rows
 # Sequences are shared out, and a rank's part of a batch gives the emulation's groups.
 
 
-@pytest.mark.parametrize("n_sequences", range(1, 12))
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
-def test_sequence_b_of_b_is_on_rank_floor_b_r_over_b(n_sequences: int, size: int) -> None:
-    owner = {
-        b: rank
-        for rank in range(size)
-        for b in range(n_sequences)[own_rows(n_sequences, rank, size)]
-    }
-    assert owner == {b: b * size // n_sequences for b in range(n_sequences)}
-
-
 @pytest.mark.parametrize("scope", ["batch", "sequence"])
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_the_groups_of_the_parts_are_those_of_the_whole(scope: str, size: int) -> None:
@@ -74,23 +63,6 @@ def routed(share: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Te
     dropped_TS = torch.rand(TOKENS, SLOTS, generator=generator) >= share
     weight_TS = torch.rand(TOKENS, SLOTS, generator=generator)
     return hidden_TH, index_TS.masked_fill(dropped_TS, EXPERTS), weight_TS
-
-
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
-def test_pairs_are_laid_out_by_expert_then_token(share: float) -> None:
-    hidden_TH, index_TS, _ = routed(share)
-    packed = lay_out(hidden_TH, index_TS, n_experts=EXPERTS, size=4)
-    pairs = sorted(
-        (expert, token)
-        for token, slots in enumerate(index_TS.tolist())
-        for expert in slots
-        if expert < EXPERTS
-    )
-    assert torch.equal(packed.rows_PH, hidden_TH[[token for _, token in pairs]])
-    counts = [[0, 0] for _ in range(4)]
-    for expert, _ in pairs:
-        counts[expert // 2][expert % 2] += 1
-    assert packed.counts_RL.tolist() == counts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
