@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from capmoe_eval.results.frames import load_frame
-    from capmoe_eval.routing.method import Method
+    from capmoe_eval.routing.method import Bounded, Method
     from capmoe_eval.routing.methods.baseline import Baseline, ExpertDrop
     from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
     from capmoe_eval.routing.methods.token_drop import TokenDrop
     from capmoe_eval.routing.methods.token_reroute import TokenReroute
-    from capmoe_eval.routing.mixins import Bounded
     from capmoe_eval.routing.registry import create_method, method_names, register
     from capmoe_eval.wrapper.meter import Meter
     from capmoe_eval.wrapper.session import capacity_aware

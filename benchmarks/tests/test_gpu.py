@@ -14,8 +14,8 @@ from bare import bare_site, run_bare
 from bench_runs import QUICK
 from capmoe_bench.benchmarks import main
 from capmoe_eval.results.timings import Spread, Target, read_evaluation, read_study, targets
+from capmoe_eval.routing.decision import Assignment
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.satellites import NEEDS_METHODS
 from tests.wrapper.models import make

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.decision import by_rank
+from capmoe_eval.routing.decision import Assignment, Scores, TokenGroups, bucket_loads, by_rank
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Assignment, Scores, bucket_loads
-from capmoe_eval.routing.tokens import TokenGroups
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from capmoe_eval.routing.scores import Scores
+from capmoe_eval.routing.decision import Scores
 
 # Shape suffixes: T rows, E routed experts, K = top-k, S slots per row.
 

@@ -24,7 +24,7 @@ from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaL
 from transformers.generation.continuous_batching import ContinuousMixin
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.tokens import moved
+from capmoe_eval.routing.decision import moved
 
 
 @dataclass(eq=False)

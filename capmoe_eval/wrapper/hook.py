@@ -19,10 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.decision import LayerContext
+from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.tokens import TokenGroups
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.gates import RouterOutput
 from capmoe_eval.wrapper.generation import Decoding, Generation

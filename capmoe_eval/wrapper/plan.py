@@ -16,8 +16,8 @@ from transformers import Cache
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing import definition
+from capmoe_eval.routing.decision import TokenGroups, group_tokens, moved
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.tokens import TokenGroups, group_tokens, moved
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
 

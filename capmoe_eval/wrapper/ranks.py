@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.tokens import BatchShare
+from capmoe_eval.routing.decision import BatchShare
 
 EXPERTS_RANKS = "capmoe_ranks"
 """Name of the attribute that holds the :class:`Ranks` of experts spread over processes."""

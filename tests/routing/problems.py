@@ -16,13 +16,10 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.decision import LayerContext
+from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups, group_tokens
 from capmoe_eval.routing.knobs import LARGEST, Knob, declared_knobs
-from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.mixins import Combining
+from capmoe_eval.routing.method import Combining, Method
 from capmoe_eval.routing.registry import create_method, method_class, placements
-from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.tokens import TokenGroups, group_tokens
 from tests.routing.reference import Problem, import_definitions
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, math.inf]

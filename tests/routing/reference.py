@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.method import Bounded, Capped, Method
 from capmoe_eval.routing.methods.baseline import Baseline, ExpertDrop
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.token_drop import (
@@ -26,7 +26,6 @@ from capmoe_eval.routing.methods.token_drop import (
     TokenDrop,
 )
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
-from capmoe_eval.routing.mixins import Bounded, Capped
 from tests.satellites import HAS_METHODS
 
 Pair = tuple[int, int]  # (token, expert)

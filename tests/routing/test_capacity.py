@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from capmoe_eval.routing import definition
 from capmoe_eval.routing.capacity import capacity
-from capmoe_eval.routing.decision import by_rank, rank_of
+from capmoe_eval.routing.decision import Scores, by_rank, group_tokens, rank_of
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Scores
-from capmoe_eval.routing.tokens import group_tokens
 from tests.routing.problems import GAMMAS, assign, one_group
 
 

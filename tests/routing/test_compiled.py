@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from capmoe_eval.routing.decision import Scores, group_tokens
 from capmoe_eval.routing.registry import create_method, method_names
-from capmoe_eval.routing.scores import Scores
-from capmoe_eval.routing.tokens import group_tokens
 from tests.routing.problems import Case
 
 KNOBS = {"ep_size": 2, "modality": "image_first", "max_k": True, "load_updates": 3}

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from capmoe_eval.routing import definition
+from capmoe_eval.routing.decision import Assignment, Scores, TokenGroups
 from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.knobs import declared_knobs
+from capmoe_eval.routing.method import Bounded
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.token_drop import RandomDrop
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
-from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import method_class, method_names
-from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.tokens import TokenGroups
 from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_group
 from tests.routing.reference import assign_reference
 

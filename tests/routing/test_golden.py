@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
+from capmoe_eval.routing.decision import Scores, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Scores
-from capmoe_eval.routing.tokens import group_tokens
 from tests.routing.problems import assign, kept_pairs
 
 # Gate scores in percent; expert 0 is popular, expert 3 is idle. K = 2, so N̄ = 6·2/4 = 3.

@@ -13,10 +13,9 @@ from capmoe_eval import beside
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing import registry
 from capmoe_eval.routing.capacity import factor_forms
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.method import Bounded, Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import (
     calibrations,
     create_method,

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.decision import Scores, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method, method_names
-from capmoe_eval.routing.scores import Scores
-from capmoe_eval.routing.tokens import group_tokens
 from tests.routing.problems import (
     Case,
     as_stated,

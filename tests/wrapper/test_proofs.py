@@ -13,7 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.experiment.record_part import Proofs
-from capmoe_eval.routing.scores import Assignment
+from capmoe_eval.routing.decision import Assignment
 from capmoe_eval.wrapper import hook, plan
 from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward
 from capmoe_eval.wrapper.session import capacity_aware

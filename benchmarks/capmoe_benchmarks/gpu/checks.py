@@ -19,12 +19,10 @@ from capmoe_bench.decision import kept_map
 from capmoe_bench.rounds import dtype_name, say
 from capmoe_eval.errors import EnforcementError, first_line
 from capmoe_eval.results.timings import Target
-from capmoe_eval.routing.decision import LayerContext
+from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.tokens import TokenGroups, group_tokens
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model

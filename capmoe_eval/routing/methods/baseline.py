@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.mixins import Combining
+from capmoe_eval.routing.method import Combining, Method
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k.
 
@@ -33,7 +30,7 @@ class Baseline(Method):
         """Return the router's own choice."""
         import torch
 
-        from capmoe_eval.routing.scores import Assignment
+        from capmoe_eval.routing.decision import Assignment
 
         return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
 
@@ -62,8 +59,7 @@ class ExpertDrop(Combining):
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
         """Return the router's own choice without the pairs of disabled experts."""
-        from capmoe_eval.routing.decision import expert_load
-        from capmoe_eval.routing.scores import Assignment
+        from capmoe_eval.routing.decision import Assignment, expert_load
 
         load_E = layer.total(expert_load(scores.topk_TK, scores.score_TE.shape[1]))
         return Assignment(scores.topk_TK, ~disabled_experts(load_E)[scores.topk_TK])

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from capmoe_eval.routing.knobs import Count
-from capmoe_eval.routing.method import LabelPart, Method
+from capmoe_eval.routing.method import Bounded, LabelPart, Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,
 # S = K + A slots per token.
@@ -59,8 +56,12 @@ class ExpandedDrop(Bounded):
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
         """Return the C best-scoring candidates of every unit."""
-        from capmoe_eval.routing.decision import added_bit, keep_within_capacity, score_keys
-        from capmoe_eval.routing.scores import Assignment
+        from capmoe_eval.routing.decision import (
+            Assignment,
+            added_bit,
+            keep_within_capacity,
+            score_keys,
+        )
 
         index_TS, valid_TS = self._candidate_slots(scores, tokens, layer)
         key_TS = score_keys(scores, index_TS)
@@ -95,8 +96,7 @@ class ExpandedDrop(Bounded):
         """Return the experts [T, S] of every token's slots, and a mask of the valid slots."""
         import torch
 
-        from capmoe_eval.routing.decision import by_rank
-        from capmoe_eval.routing.scores import addable, ranked_experts
+        from capmoe_eval.routing.decision import addable, by_rank, ranked_experts
 
         topk_TK, (n_tokens, n_experts) = scores.topk_TK, scores.score_TE.shape
         top_k, expert_E = topk_TK.shape[1], torch.arange(n_experts, device=topk_TK.device)

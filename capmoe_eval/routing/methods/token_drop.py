@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from capmoe_eval.routing.knobs import Seed
-from capmoe_eval.routing.method import LabelPart, Method
-from capmoe_eval.routing.mixins import Bounded
+from capmoe_eval.routing.method import Bounded, LabelPart, Method
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k.
 
@@ -32,8 +29,7 @@ def drop_beyond_capacity(
     method: Bounded, scores: Scores, tokens: TokenGroups, layer: LayerContext, key_TK: Tensor
 ) -> Assignment:
     """Return the router's choice without the pairs that exceed a unit's capacity."""
-    from capmoe_eval.routing.decision import keep_within_capacity
-    from capmoe_eval.routing.scores import Assignment
+    from capmoe_eval.routing.decision import Assignment, keep_within_capacity
 
     n_experts, slots = scores.score_TE.shape[1], {"index_TS": scores.topk_TK, "key_TS": key_TK}
     keep_TK = keep_within_capacity(method, tokens, layer, n_experts=n_experts, **slots)

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from capmoe_eval.routing.knobs import Count
-from capmoe_eval.routing.method import LabelPart, Method
+from capmoe_eval.routing.method import Bounded, LabelPart, Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k.
 
@@ -41,8 +38,13 @@ class TokenReroute(Bounded):
         """Return the pairs that are kept in the last round."""
         import torch
 
-        from capmoe_eval.routing.decision import keep_within_capacity, score_keys
-        from capmoe_eval.routing.scores import assignment, ranked_experts, usable
+        from capmoe_eval.routing.decision import (
+            assignment,
+            keep_within_capacity,
+            ranked_experts,
+            score_keys,
+            usable,
+        )
 
         top_k, n_experts = scores.topk_TK.shape[1], scores.score_TE.shape[1]
         ranked_TE = ranked_experts(scores)

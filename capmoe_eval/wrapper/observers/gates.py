@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.tokens import moved
+from capmoe_eval.routing.decision import moved
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer, Proof

@@ -11,11 +11,9 @@ import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.results.timings import Spread, Target
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.decision import LayerContext
+from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, group_tokens
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.tokens import group_tokens
 from torch import Tensor
 
 from capmoe_bench.ep.layer import LayerSetting, find_shape, random_experts

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.knobs import LARGEST
-from capmoe_eval.routing.method import LabelPart, Method
-from capmoe_eval.routing.mixins import Counting
+from capmoe_eval.routing.method import Counting, LabelPart, Method
 from pydantic import Field
 
 if TYPE_CHECKING:
+    from capmoe_eval.routing.decision import Assignment, Scores
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
     from torch import Tensor
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, P = T·K slots.
@@ -104,7 +103,7 @@ def batch_demand(scores: Scores, k0: int) -> Tensor:
     gate scores. Processes that share a batch add their demands.
     """
     import torch
-    from capmoe_eval.routing.scores import best_slots, score_units
+    from capmoe_eval.routing.decision import best_slots, score_units
 
     first_E = scores.topk_TK.new_zeros(scores.score_TE.shape[1])
     is_best_P = best_slots(scores, k0).long().reshape(-1)
@@ -114,7 +113,7 @@ def batch_demand(scores: Scores, k0: int) -> Tensor:
 
 def assign_within(scores: Scores, set_E: Tensor) -> Assignment:
     """Give each token the K best experts of a set, in its own order, or all that it has there."""
-    from capmoe_eval.routing.scores import assignment, ranked_experts
+    from capmoe_eval.routing.decision import assignment, ranked_experts
 
     ranked_TE = ranked_experts(scores)  # ineligible ones last: `assignment` leaves them out
     in_set_TE = set_E[ranked_TE]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from capmoe_eval.routing.scores import best_slots, bucket_loads
+from capmoe_eval.routing.decision import best_slots, bucket_loads
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer, Proof

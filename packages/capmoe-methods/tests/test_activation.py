@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.decision import expert_load
+from capmoe_eval.routing.decision import Assignment, Scores, best_slots, expert_load
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Assignment, Scores, best_slots
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.session import capacity_aware
 from definitions import sere as reference

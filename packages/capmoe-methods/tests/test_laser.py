@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.tokens import TokenGroups
+from capmoe_eval.routing.decision import TokenGroups
 from capmoe_eval.wrapper.layers import find_moe_layers, is_experts
 from capmoe_eval.wrapper.session import capacity_aware
 from hypothesis import given

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.decision import LayerContext
+from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, group_tokens
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware

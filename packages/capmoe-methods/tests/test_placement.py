@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.decision import Scores
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.registry import method_class, method_names
-from capmoe_eval.routing.scores import Scores
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.routing.problems import Case, cases, decide, kept_pairs

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from capmoe_eval.routing.decision import Scores
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Scores
 from tests.nightly import nightly_but
 from tests.wrapper import models
 from tests.wrapper.mutations import test_mutations

@@ -11,9 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.decision import keep_within_capacity, score_keys
-from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts, usable
-from capmoe_eval.routing.tokens import TokenGroups
+from capmoe_eval.routing.decision import (
+    Assignment,
+    Scores,
+    TokenGroups,
+    assignment,
+    keep_within_capacity,
+    ranked_experts,
+    score_keys,
+    usable,
+)
 from tests.wrapper.mutations.mutation import (
     Mutation,
     Setting,

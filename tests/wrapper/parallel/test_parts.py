@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.tokens import group_tokens
+from capmoe_eval.routing.decision import group_tokens
 from capmoe_eval.wrapper.dispatch import combine_rows, lay_out
 from capmoe_eval.wrapper.kernel import combine
 from capmoe_eval.wrapper.ranks import World, own_rows

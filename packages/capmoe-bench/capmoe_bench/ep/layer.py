@@ -12,10 +12,8 @@ import torch
 from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.decision import LayerContext
+from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Scores
-from capmoe_eval.routing.tokens import group_tokens
 from capmoe_eval.wrapper.dispatch import Packed, combine_rows, lay_out
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM

@@ -6,17 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from capmoe_eval.routing.knobs import Count
-from capmoe_eval.routing.method import LabelPart, Method
+from capmoe_eval.routing.method import Combining, LabelPart, Method, OnRanks
 from capmoe_eval.routing.methods.baseline import Baseline
-from capmoe_eval.routing.mixins import Combining, OnRanks
 from capmoe_eval.routing.registry import register
 from pydantic import Field
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
 
 # Shape suffixes: T counted tokens, E routed experts.
 

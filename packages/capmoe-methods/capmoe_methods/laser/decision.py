@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from capmoe_eval.routing.scores import (
+from capmoe_eval.routing.decision import (
     Assignment,
     Scores,
+    TokenGroups,
     assignment,
     ranked_experts,
     score_units,
     usable,
 )
-from capmoe_eval.routing.tokens import TokenGroups
 from torch import Tensor
 
 if TYPE_CHECKING:

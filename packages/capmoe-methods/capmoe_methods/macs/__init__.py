@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import exact_ratio
-from capmoe_eval.routing.method import CalibratedRule, Method
+from capmoe_eval.routing.method import CalibratedRule, Capped, Combining, Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from capmoe_eval.routing.mixins import Capped, Combining
 from capmoe_eval.routing.registry import CONTIGUOUS, register, register_calibration
 from pydantic import Field
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
     from torch import Tensor
 
 register_calibration("expert_modalities", "capmoe_methods.macs.measures:ExpertModalities")

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from capmoe_eval.routing.buckets import best_first
 from capmoe_eval.routing.capacity import experts_per_rank, rounded
-from capmoe_eval.routing.scores import (
+from capmoe_eval.routing.decision import (
     Assignment,
     Scores,
+    TokenGroups,
     addable,
     assignment,
     bucket_loads,
+    moved,
     ranked_experts,
 )
-from capmoe_eval.routing.tokens import TokenGroups, moved
 from torch import Tensor
 
 if TYPE_CHECKING:

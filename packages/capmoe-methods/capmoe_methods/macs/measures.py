@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record_part import Part, Share
+from capmoe_eval.routing.decision import bucket_loads
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import bucket_loads
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer

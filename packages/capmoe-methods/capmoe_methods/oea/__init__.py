@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from capmoe_eval.routing.mixins import Combining
+from capmoe_eval.routing.method import Combining
 from capmoe_eval.routing.registry import register
 
 from capmoe_methods.activation import (
@@ -20,10 +20,8 @@ from capmoe_methods.activation import (
 )
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
     from torch import Tensor
 
 

@@ -18,10 +18,8 @@ from pydantic import Field
 from capmoe_methods.activation import BestFirst, batch_demand, first_experts
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
     from torch import Tensor
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, S = 2K slots per token.
@@ -141,7 +139,7 @@ def reroute(scores: Scores, served_by_E: Tensor) -> Assignment:
     Pairs that meet at one expert are one pair, with the sum of their weights.
     """
     import torch
-    from capmoe_eval.routing.scores import Assignment
+    from capmoe_eval.routing.decision import Assignment
 
     topk_TK = scores.topk_TK
     goal_TK = served_by_E[topk_TK]

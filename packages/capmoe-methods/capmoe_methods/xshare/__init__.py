@@ -11,9 +11,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from capmoe_eval.routing.capacity import exact_ratio, rounded
-from capmoe_eval.routing.method import LabelPart, Method
+from capmoe_eval.routing.method import ByUnit, Combining, LabelPart, Method
 from capmoe_eval.routing.methods.baseline import Baseline
-from capmoe_eval.routing.mixins import ByUnit, Combining
 from capmoe_eval.routing.registry import register
 from pydantic import Field
 
@@ -26,10 +25,8 @@ from capmoe_methods.activation import (
 )
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.decision import LayerContext
+    from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from capmoe_eval.routing.scores import Assignment, Scores
-    from capmoe_eval.routing.tokens import TokenGroups
     from torch import Tensor
 
 # Shape suffixes: T counted tokens, E routed experts, U units that have a budget (all experts, or

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from capmoe_eval.routing.tokens import TokenGroups
+from capmoe_eval.routing.decision import TokenGroups
 from tests.routing.problems import calibration
 from tests.routing.reference import Pair, Problem, best_first, capacity, definition
 from torch import Tensor

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from capmoe_eval.errors import EnforcementError
+from capmoe_eval.routing.decision import Assignment
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.hook import combine, decide, normalises_all
 from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from capmoe_eval import __version__
 from capmoe_eval.errors import writing
+from capmoe_eval.routing.decision import moved
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.tokens import moved
 from capmoe_eval.wrapper.event import LayerForward, by_modality
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.routing.decision import Scores
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.observers.invariants import examination_seed, is_examined
 from hypothesis import given, settings
 from hypothesis import strategies as st
