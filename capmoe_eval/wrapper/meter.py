@@ -15,15 +15,14 @@ from capmoe_eval.routing.capacity import gamma_json
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer, Proof, Sums
-from capmoe_eval.wrapper.observers.definition import is_under_method
-from capmoe_eval.wrapper.observers.gates import GateCheck
 from capmoe_eval.wrapper.observers.invariants import (
     DefinitionCheck,
+    GateCheck,
     examination_seed,
     is_examined,
+    is_under_method,
 )
-from capmoe_eval.wrapper.observers.loads import Loads
-from capmoe_eval.wrapper.observers.modalities import Modalities
+from capmoe_eval.wrapper.observers.loads import Loads, Modalities
 from capmoe_eval.wrapper.plan import ForwardPlan
 
 # Shape suffixes: B sequences, S positions of the batch.

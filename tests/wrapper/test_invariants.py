@@ -39,7 +39,7 @@ def test_layers_are_examined_by_chance_and_in_the_first_forwards_all() -> None:
 
 ALLOWED = re.compile(
     r"capmoe_eval\.(routing\.(definition|method)"
-    r"|errors|wrapper\.(event|gates|kernel|layers|plan|ranks|observers(\.definition)?))"
+    r"|errors|wrapper\.(event|gates|kernel|layers|plan|ranks|observers))"
 )
 """What a definition imports: what a method is, γ, what is observed, and other definitions."""
 _PACKAGE = Path(capmoe_eval.__file__).parent
@@ -50,7 +50,6 @@ _PACKAGE = Path(capmoe_eval.__file__).parent
     [
         _PACKAGE / "routing" / "definition.py",
         *sorted(_PACKAGE.parent.glob("packages/*/*/**/definition.py")),
-        _PACKAGE / "wrapper" / "observers" / "definition.py",
         _PACKAGE / "wrapper" / "observers" / "invariants.py",
     ],
     ids=lambda path: path.relative_to(_PACKAGE.parent).as_posix(),

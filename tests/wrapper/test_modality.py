@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel
 
-from capmoe_eval.wrapper.observers.modalities import Modalities
+from capmoe_eval.wrapper.observers.loads import Modalities
 from capmoe_eval.wrapper.plan import BANDS, find_images, image_bands
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +21,11 @@ DIGITS = 6
 
 Proof = dict[str, Any]
 """An invariant and its outcome, JSON-ready; see ``docs/reference/records.md``."""
+
+
+def finite(number: float) -> float | None:
+    """Return the number, or None for infinity and NaN, which JSON does not have."""
+    return number if math.isfinite(number) else None
 
 
 class Sums:

@@ -12,8 +12,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.proof import _deviation
-from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.wrapper.session import _deviation, capacity_aware
 from definitions.sere import weights
 from tests.routing.reference import Problem
 from tests.wrapper.models import batch, make, similarities

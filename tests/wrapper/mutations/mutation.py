@@ -256,7 +256,8 @@ def _modules(_count: int) -> list[ModuleType]:
     return [
         module
         for name, module in sys.modules.items()
-        if name.startswith(("capmoe_eval", "capmoe_methods")) and not name.endswith("definition")
+        if name.startswith(("capmoe_eval", "capmoe_methods"))
+        and not name.endswith(("definition", "invariants"))
     ]
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.decision import group_tokens
-from capmoe_eval.wrapper.dispatch import combine_rows, lay_out
 from capmoe_eval.wrapper.kernel import combine
+from capmoe_eval.wrapper.parallel import combine_rows, lay_out
 from capmoe_eval.wrapper.ranks import World, own_rows
 
 # Sequences are shared out, and a rank's part of a batch gives the emulation's groups.

@@ -18,7 +18,7 @@ import torch
 from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.wrapper.dispatch import Exchange, run_experts
+from capmoe_eval.wrapper.parallel import Exchange, run_experts
 from capmoe_eval.wrapper.ranks import ALONE
 from torch import Tensor
 

@@ -14,7 +14,7 @@ from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.dispatch import Packed, combine_rows, lay_out
+from capmoe_eval.wrapper.parallel import Packed, combine_rows, lay_out
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts

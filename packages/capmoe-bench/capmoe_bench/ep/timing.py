@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.dispatch import announce, run_experts, send_back, send_rows
+from capmoe_eval.wrapper.parallel import announce, run_experts, send_back, send_rows
 from capmoe_eval.wrapper.ranks import Ranks, World
 from torch import Tensor
 
