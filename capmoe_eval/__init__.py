@@ -44,7 +44,7 @@ __all__ = [
 _ROUTING = "capmoe_eval.routing"
 _MODULES = {
     "Baseline": f"{_ROUTING}.methods.baseline",
-    "Bounded": f"{_ROUTING}.mixins",
+    "Bounded": f"{_ROUTING}.method",
     "ExpandedDrop": f"{_ROUTING}.methods.expanded_drop",
     "ExpertDrop": f"{_ROUTING}.methods.baseline",
     "Meter": "capmoe_eval.wrapper.meter",

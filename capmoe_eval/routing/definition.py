@@ -38,8 +38,6 @@ class RoutedTokens:
     eligible_TE: Array  # False where the family's group masking rules the expert out
     topk_TK: Array  # the router's own choice
     weight_TK: Array  # its combine weights, in float64
-    weight_eps: float  # of the precision that the router gives them in: the relative spacing,
-    weight_smallest: float  # and the smallest normal number
     group_T: Array  # capacity group of each token
     rank_T: Array  # emulated rank of each token
     rank_E: Array  # the rank that holds each expert
@@ -163,7 +161,8 @@ def limits(method: Method, gamma: float, tokens_G: Array, *, top_k: int, n_exper
         return sharing * tokens_G
     rule: dict[str, Any] = {"rounding": method.rounding, "sharing": sharing}
     pairs = [pairs_per_unit(gamma, n, top_k, n_experts, **rule) for n in tokens_G.tolist()]
-    return np.minimum(np.array(pairs, dtype=np.int64), sharing * tokens_G)
+    limit_G: Array = np.minimum(np.array(pairs, dtype=np.int64), sharing * tokens_G)
+    return limit_G
 
 
 # The order in which pairs are kept, and which are.

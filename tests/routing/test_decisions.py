@@ -53,8 +53,6 @@ def routed_tokens(case: Case, stream: tuple[int, int]) -> RoutedTokens:
         eligible_TE=np.ones(score_TE.shape, bool) if eligible_TE is None else eligible_TE.numpy(),
         topk_TK=case.scores.topk_TK.numpy(),
         weight_TK=case.scores.score_TE.gather(1, case.scores.topk_TK).double().numpy(),
-        weight_eps=torch.finfo(torch.float32).eps,
-        weight_smallest=torch.finfo(torch.float32).smallest_normal,
         group_T=group_T,
         rank_T=rank_T,
         rank_E=rank_E,

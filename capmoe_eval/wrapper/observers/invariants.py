@@ -221,7 +221,6 @@ def routed_tokens(
     rows = torch.from_numpy(row_T).to(event.topk_NK.device)
     scores = layer.gate.scores(event.logits_NE[rows], event.topk_NK[rows])
     eligible_TE = np.ones(scores.score_TE.shape, dtype=bool)
-    precision = torch.finfo(event.weight_NK.dtype)
     group_T, rank_T = _groups(event.plan, method, row_T)
     array = None if calibrated is None else as_array(calibrated)
     placed_RN = array if method.is_placed else None
@@ -239,8 +238,6 @@ def routed_tokens(
         eligible_TE=eligible_TE if scores.eligible_TE is None else as_array(scores.eligible_TE),
         topk_TK=as_array(event.topk_NK[rows]),
         weight_TK=as_array(event.weight_NK[rows].double()),
-        weight_eps=float(precision.eps),
-        weight_smallest=float(precision.smallest_normal),
         group_T=group_T,
         rank_T=rank_T,
         rank_E=rank_E,
@@ -367,7 +364,7 @@ def outputs_off(event: LayerForward, row_P: Array) -> int:
 
 
 def weights_off(
-    tokens: RoutedTokens, method: Method, gate: Gate, kept_TE: Array, weight_TE: Array
+    event: LayerForward, method: Method, tokens: RoutedTokens, kept_TE: Array, weight_TE: Array
 ) -> Array:
     """Return a mask of the pairs whose weights at the experts are not those of the definition.
 
@@ -378,10 +375,11 @@ def weights_off(
     """
     moved = method.combine_weights(tokens)
     if moved is None:
-        moved = _combine_weights(tokens, gate, kept_TE, method.renormalize)
+        moved = _combine_weights(tokens, event.layer.gate, kept_TE, method.renormalize)
     expected_TE, is_computed_TE = moved
-    rounding = (tokens.n_experts + 4) * _FLOAT32 + tokens.weight_eps
-    error_TE = rounding * np.maximum(abs(expected_TE), tokens.weight_smallest) * is_computed_TE
+    precision = torch.finfo(event.weight_NK.dtype)
+    rounding = (tokens.n_experts + 4) * _FLOAT32 + precision.eps
+    error_TE = rounding * np.maximum(abs(expected_TE), precision.tiny) * is_computed_TE
     is_equal_TE = (weight_TE == expected_TE) | (np.isnan(weight_TE) & np.isnan(expected_TE))
     is_close_TE = abs(weight_TE - expected_TE) <= error_TE
     is_off_TE: Array = ~(is_equal_TE | is_close_TE)
@@ -611,7 +609,7 @@ class DefinitionCheck(Observer):
             self._is_defined = False
         else:
             faults["pairs_as_defined"] += int((called_TE != kept_TE).sum())
-            is_off_TE = weights_off(tokens, method, event.layer.gate, kept_TE, weight_TE)
+            is_off_TE = weights_off(event, method, tokens, kept_TE, weight_TE)
             faults["weights_as_defined"] += int((is_off_TE & called_TE & kept_TE).sum())
             faults["weights_as_defined"] += method.details_off(tokens)
         groups, units = int((tokens.tokens_G > 0).sum()), len(set(tokens.unit_E.tolist()))
