@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -14,15 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.gates import Gate, GateRecipe
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.observers import Observer, Proof
+from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.observers.loads import Loads
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 from capmoe_eval.wrapper.session import capacity_aware
@@ -95,49 +91,6 @@ def test_an_observer_sees_the_layers_of_the_forwards_that_it_asks_for(
     assert log.forwards == [(part, n) for n in range(3) for part in ("begin", "end")]
     for event in log.events:
         assert (event.assignment is None) == (not event.plan.constrained)
-
-
-class Banned(Observer):
-    """Counts the pairs of one expert, which a method of one's own never calls."""
-
-    faults: ClassVar[Mapping[str, str]] = {"violations": "bound_holds ({} calls of expert 0)"}
-
-    def see(self, event: LayerForward) -> None:
-        self.sums[event.number].add(violations=event.kept_E[0], seen=1)
-
-    def layer(self, number: int) -> dict[str, Any]:
-        return {"seen": self.sums[number].count("seen")}
-
-    def summary(self) -> dict[str, Any]:
-        return {"seen": self.count("seen")}
-
-    def proofs(self, meter: Meter) -> dict[str, Proof]:
-        return {"never_called": meter.proof({"violations": self.count("violations")})}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mine(TokenDrop):
-    """A method with an observer of its own."""
-
-    name: ClassVar[str] = "mine"
-
-    def observers(self, layers: Sequence[Any], calibrated: Any) -> Sequence[Any]:
-        return [Banned(len(layers))]
-
-
-def test_a_method_brings_observers_of_its_own() -> None:
-    model = make("olmoe")
-    broken_bound = pytest.raises(EnforcementError, match=r"layers\.0\.mlp: bound_holds \(\d+ calls")
-    with capacity_aware(model, Mine(gamma=0.5), verify=False) as meter, broken_bound:
-        model(TOKENS)
-    report = meter.report()
-    assert report["summary"]["seen"] == 2
-    for layer in report["layers"]:
-        assert layer["seen"] == 1
-        assert layer["violations"] == layer["load_after"][0]
-    broken = sum(layer["violations"] for layer in report["layers"])
-    for name in ("bound_holds", "never_called"):
-        assert report["proofs"][name]["violations"] == broken > 0
 
 
 def kept_tensors(value: Any) -> int:
