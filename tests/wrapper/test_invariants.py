@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 
 import capmoe_eval
-from capmoe_eval.routing.definition import RoutedTokens
-from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.wrapper.observers.invariants import (
     EVERY,
     FIRST,
@@ -63,26 +59,6 @@ def test_the_definition_shares_no_function_with_the_decision(path: Path) -> None
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("capmoe_"):
                 names = [str(node.module), *(f"{node.module}.{of.name}" for of in node.names)]
                 assert any(map(ALLOWED.fullmatch, names)), names
-
-
-def test_a_method_without_a_definition_is_checked_as_far_as_it_can_be() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Mine(TokenDrop):
-        name: ClassVar[str] = "mine"
-
-        def kept_pairs(self, tokens: RoutedTokens) -> None:
-            return None
-
-    model = make("olmoe")
-    with capacity_aware(model, Mine(gamma=0.5)) as meter, torch.no_grad():
-        model(batch())
-    proofs = meter.proofs()
-    for name in ("pairs_as_defined", "weights_as_defined"):
-        assert proofs[name]["passed"] is None
-        assert proofs[name]["why"] == "the method has no definition to compare with (kept_pairs)"
-    for name in ("bound_holds", "pads_take_no_slot", "pairs_valid"):
-        assert proofs[name]["passed"]
-        assert proofs[name]["examined"]["forwards"] == 1
 
 
 @pytest.mark.parametrize("decode", ["unconstrained", "only"])

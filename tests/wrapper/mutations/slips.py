@@ -74,22 +74,6 @@ def _served_twice(decided: Assignment, _call: Call) -> Assignment:
     return dataclasses.replace(decided, index_TS=index_TS)
 
 
-def _two_tokens_swapped(decided: Assignment, call: Call) -> Assignment:
-    """Swap the experts of two tokens of a group; every expert has as many tokens as before."""
-    index_TS, keep_TS = decided.index_TS.clone(), decided.keep_TS.clone()
-    group_T = call.groups.group_T.tolist()
-    experts = [{int(e) for e in index[keep]} for index, keep in zip(index_TS, keep_TS, strict=True)]
-    pair = next(
-        [later, earlier]
-        for later in range(len(experts))
-        for earlier in range(later)
-        if group_T[later] == group_T[earlier] and experts[later] != experts[earlier]
-    )
-    for tensor in (index_TS, keep_TS):
-        tensor[pair] = tensor[pair[::-1]]
-    return Assignment(index_TS, keep_TS)
-
-
 def _swapped(decided: Assignment, call: Call) -> Assignment:
     """Keep one pair of an expert in the place of another of the same group."""
     keep_TS = decided.keep_TS.clone()
@@ -120,24 +104,10 @@ _PAIRS = [
     Mutation("the second rank is stock", _KEPT, _second_group_is_stock, has_capacity),
     Mutation("lost pairs go to the token's next expert", _SLOTS, _refilled),
     Mutation("an expert serves a token twice", _SLOTS, _served_twice),
-    Mutation(
-        "two tokens' experts are swapped", _SLOTS, _two_tokens_swapped, lambda s: s.name != "sere"
-    ),
     Mutation("a kept pair and a dropped one are swapped", _SLOTS, _swapped, lambda s: s.is_capped),
 ]
 
 # What the experts are called with.
-
-
-def _one_pad_routed(index: Tensor, weight: Tensor, counts_N: Tensor, _: int) -> Any:
-    index[int((~counts_N).nonzero()[0]), 0] = 1
-    return index, weight
-
-
-def _rows_rolled(index: Tensor, weight: Tensor, counts_N: Tensor, _: int) -> Any:
-    rows_T = counts_N.nonzero()[:, 0]
-    index[rows_T], weight[rows_T] = index[rows_T.roll(1)], weight[rows_T.roll(1)]
-    return index, weight
 
 
 def _weightless(index: Tensor, weight: Tensor, _counts_N: Tensor, n: int) -> Any:
@@ -155,7 +125,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
         index.masked_fill(~counts_N[:, None], 2),
         weight.masked_fill(~counts_N[:, None], 0.1),
     ),
-    "one pad is routed without a weight": _one_pad_routed,
     "dropped slots have a weight": lambda index, weight, _, n: (
         index,
         weight.masked_fill(index == n, 0.1),
@@ -164,11 +133,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
         index,
         weight.roll(1, dims=1).where(counts_N[:, None], weight),
     ),
-    "experts are a slot away from their weights": lambda index, weight, *_: (
-        index.roll(1, dims=1),
-        weight,
-    ),
-    "rows are sent one too late": _rows_rolled,
     "a token's kept pairs have no weight": _weightless,
 }
 
@@ -211,13 +175,6 @@ def _first_choices_first(decide: Decide, call: Call) -> Assignment:
     return decide(**vars(call) | {"scores": Scores(key_TE, topk_TK), "method": method})
 
 
-def _rows_by_position(groups: Any, call: Call) -> Any:
-    height, width = call.counted_BS.shape
-    order_T = (groups.rows_T % width * height + groups.rows_T // width).argsort()
-    tensors = {name: getattr(groups, name)[order_T] for name in ("rows_T", "group_T", "rank_T")}
-    return dataclasses.replace(groups, **tensors)
-
-
 def _with_bias(scores: Scores, _call: Call) -> Scores:
     biased_TE = scores.ranking_TE - scores.ranking_TE.min()
     return dataclasses.replace(scores, score_TE=biased_TE, choice_TE=scores.ranking_TE)
@@ -227,12 +184,9 @@ _BY_PLACE = named("order", "reverse_order")
 _STREAMS: dict[str, Callable[[tuple[int, int]], tuple[int, int]]] = {
     "without the layer": lambda stream: (0, stream[1]),
     "without the forward": lambda stream: (stream[0], 0),
-    "of the next forward": lambda stream: (stream[0], stream[1] + 1),
-    "of layer and forward swapped": lambda stream: stream[::-1],
 }
 _ORDER = [
     decision("first choices come before second ones", _first_choices_first, _BY_PLACE),
-    Mutation("order by position", "group_tokens->", _rows_by_position, _BY_PLACE),
     Mutation(
         "tokens' ties are broken the other way",
         _SCORE,
@@ -305,13 +259,6 @@ def _in_blocks(setting: Setting) -> bool:
     return setting.by_device and not setting.method.is_placed
 
 
-_RANK_OF: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "experts alternate between devices": lambda expert, local: expert % (8 // local),
-    "blocks begin an expert early": lambda expert, local: ((expert + 1) // local) % (8 // local),
-    "blocks are an expert too small": lambda expert, local: (expert // (local - 1)).clamp_max(
-        8 // local - 1
-    ),
-}
 _CAPACITIES = [
     Mutation(
         "γ is a binary fraction",
@@ -336,28 +283,16 @@ _CAPACITIES = [
     ),
     _grouped("groups by sequence", lambda b, *_: b, n_groups=0),
     _grouped(
-        "groups by rank where sequences are asked for",
-        lambda _b, _s, _n, true: true.rank_T,
-        has_capacity,
-        lambda setting: setting.under(scope="sequence"),
-    ),
-    _grouped("one group", lambda b, *_: 0 * b, n_groups=1),
-    _grouped("every other sequence", lambda b, *_: b % 2),
-    _grouped(
         "the ranks have ⌊B/R⌋ sequences",
         lambda b, _s, n, _: (b // (n // 2)).clamp_max(1),
         lambda s: s.has_capacity and not s.has_images,
     ),
-    _grouped("the ranks divide positions", lambda _b, s, *_: s * 2 // 16),
     of_first_call("group_tokens"),
-    *(
-        Mutation(
-            name,
-            "rank_of",
-            lambda _, change=change: lambda expert, local, _placed=None: change(expert, local),
-            _in_blocks,
-        )
-        for name, change in _RANK_OF.items()
+    Mutation(
+        "experts alternate between devices",
+        "rank_of",
+        lambda _: lambda expert, local, _placed=None: expert % (8 // local),
+        _in_blocks,
     ),
 ]
 
@@ -376,25 +311,16 @@ def _stock_where(holds: Callable[[Call], bool]) -> Callable[[Decide, Call], Assi
     return change
 
 
-def _remembered(place: int) -> Callable[[Decide], Decide]:
-    """Decide again as where a layer, or a forward, was seen first."""
+def _remembered(decide: Decide) -> Decide:
+    """Decide again as in the first forward of a layer."""
+    memory: dict[int, Any] = {}
 
-    def wrap(decide: Decide) -> Decide:
-        memory: dict[Any, Any] = {}
+    def mutated(scores: Any, method: Any, groups: Any, **more: Any) -> Assignment:
+        first = memory.setdefault(more["stream"][0], scores)
+        alike = len(first.topk_TK) == len(scores.topk_TK)
+        return decide(first if alike else scores, method, groups, **more)
 
-        def mutated(scores: Any, method: Any, groups: Any, **more: Any) -> Assignment:
-            first = memory.setdefault(more["stream"][place], scores)
-            alike = len(first.topk_TK) == len(scores.topk_TK)
-            return decide(first if alike else scores, method, groups, **more)
-
-        return mutated
-
-    return wrap
-
-
-def _full(setting: Setting) -> Setting:
-    lengths = tuple((max(some),) * len(some) for some in setting.lengths)
-    return dataclasses.replace(setting, lengths=lengths)
+    return mutated
 
 
 def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
@@ -406,7 +332,6 @@ def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
 
 _FORWARDS = [
     decision("the first layer is stock", _stock_where(lambda call: call.stream[0] == 0)),
-    decision("the last layer is stock", _stock_where(lambda call: call.stream[0] > 0)),
     decision("the second forward is stock", _stock_where(lambda call: call.stream[1] == 1)),
     decision(
         "a large batch is stock",
@@ -414,14 +339,7 @@ _FORWARDS = [
         lambda s: not s.has_images and s.name not in ("oea", "sere"),
         lambda setting: dataclasses.replace(setting, lengths=((40, 40, 39, 40, 40),)),
     ),
-    decision(
-        "a batch without pads is stock",
-        _stock_where(lambda call: call.groups.every_row_counts),
-        lambda s: not s.has_images,
-        _full,
-    ),
-    Mutation("decided by the scores of the first forward", "hook.decide", _remembered(0)),
-    Mutation("decided by the scores of the first layer", "hook.decide", _remembered(1)),
+    Mutation("decided by the scores of the first forward", "hook.decide", _remembered),
     Mutation(
         "the second forward is not under the method",
         "ForwardPlan.constrained",
@@ -530,28 +448,10 @@ _CANDIDATES = [
         _reorders,
     ),
     Mutation(
-        "candidates come by number",
-        _RANKED,
-        _behind(lambda others: others.sort(dim=1).values),
-        _reorders,
-    ),
-    Mutation(
         "pairs are added to unchanged tokens alone",
         _KEPT,
         _added(lambda chosen, added: added & chosen.all(dim=1, keepdim=True)),
         _expands,
-    ),
-    Mutation(
-        "pairs are added to changed tokens alone",
-        _KEPT,
-        _added(lambda chosen, added: added & ~chosen.all(dim=1, keepdim=True)),
-        lambda s: _expands(s) and not s.method.max_k,
-    ),
-    Mutation(
-        "one pair is added to a token",
-        _KEPT,
-        _added(lambda _, added: added & (added.cumsum(dim=1) == 1)),
-        lambda s: s.rule in ("ranked", "global"),
     ),
     decision(
         "added pairs have slots of their own",
@@ -566,9 +466,7 @@ _CANDIDATES = [
 def _rounds(
     name: str,
     rejected: Callable[..., Tensor] = lambda selected, kept: selected & ~kept,
-    kept_of: Callable[[Tensor, Tensor], Tensor] = lambda _before, kept: kept,
     last: Callable[[Tensor, Tensor], Tensor] = lambda kept, _selected: kept,
-    more: int = 0,
 ) -> Mutation:
     """Return a mutation of Token Reroute's rounds."""
 
@@ -577,12 +475,10 @@ def _rounds(
         slots = {"index_TS": ranked_TE, "key_TS": score_keys(scores, ranked_TE)}
         keep = functools.partial(keep_within_capacity, method, tokens, layer, n_experts=8, **slots)
         remains_TE = usable(scores).gather(1, ranked_TE)
-        before_TE = kept_TE = remains_TE & False
         for _ in range(method.rounds):
-            selected_TE = _best(remains_TE, scores.topk_TK.shape[1] + more)
-            kept_TE = kept_of(before_TE, keep(valid_TS=selected_TE))
+            selected_TE = _best(remains_TE, scores.topk_TK.shape[1])
+            kept_TE = keep(valid_TS=selected_TE)
             remains_TE = remains_TE & ~rejected(selected_TE, kept_TE)
-            before_TE = kept_TE
         kept_TE = last(kept_TE, selected_TE)
         return assignment(scores, torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE))
 
@@ -592,10 +488,7 @@ def _rounds(
 _REROUTE = [
     _rounds("rejected pairs are offered again", rejected=lambda selected, _: selected & False),
     _rounds("kept pairs are not offered again", rejected=lambda selected, _: selected),
-    _rounds("rejected pairs are those that were kept", rejected=lambda _, kept: kept),
-    _rounds("kept pairs stay kept", kept_of=lambda before, kept: before | kept),
     _rounds("the last round has no capacity", last=lambda _, selected: selected),
-    _rounds("a round offers K + 1 experts", more=1),
 ]
 
 # Weights.
@@ -617,21 +510,10 @@ def _of_added(weight_TS: Tensor, call: Any, other_TS: Tensor) -> Tensor:
     return torch.cat([weight_TS[:, :top_k], other_TS[:, top_k:]], dim=1)
 
 
-def _of_changed(factor: float) -> Any:
-    return lambda weight_TS, call: weight_TS * (1 + (factor - 1) * call.changed_T[:, None])
-
-
 def _one_pair(weight_TS: Tensor, call: Any) -> Tensor:
     weight_TS = weight_TS.clone()
     weight_TS[tuple(call.assignment.keep_TS.nonzero()[-1].tolist())] *= 1.01
     return weight_TS
-
-
-def _to_best(weight_TS: Tensor, call: Any) -> Tensor:
-    """Give the weights of lost pairs to the token's first kept pair."""
-    keep_TS = call.assignment.keep_TS
-    lost_T = (call.weight_TK * ~keep_TS[:, : call.weight_TK.shape[1]]).sum(dim=1)
-    return weight_TS.scatter_add(1, keep_TS.long().argmax(dim=1, keepdim=True), lost_T[:, None])
 
 
 def _of_text(setting: Setting) -> bool:
@@ -640,15 +522,8 @@ def _of_text(setting: Setting) -> bool:
 
 _WEIGHT = "hook.combine->"
 _WEIGHTS = [
-    Mutation("weights of changed tokens are a thousandth larger", _WEIGHT, _of_changed(1.001)),
     Mutation("one pair has a hundredth too much", _WEIGHT, _one_pair),
     Mutation("weights are normalised over the kept pairs", _WEIGHT, _over_kept),
-    Mutation(
-        "the first pair has the weight of the lost ones",
-        _WEIGHT,
-        _to_best,
-        lambda s: s.name != "sere",
-    ),
     Mutation(
         "weights are normalised over the kept pairs where they are over the top-k",
         _WEIGHT,
@@ -664,21 +539,7 @@ _WEIGHTS = [
         of("olmoe_normalised", renormalize="after"),
     ),
     Mutation(
-        "added pairs are divided by all kept ones",
-        _WEIGHT,
-        lambda w, c: _of_added(w, c, _over_kept(w, c)),
-        lambda s: s.adds and _of_text(s),
-        of("olmoe_normalised"),
-    ),
-    Mutation(
         "added pairs weigh nothing", _WEIGHT, lambda w, c: _of_added(w, c, 0 * w), lambda s: s.adds
-    ),
-    Mutation(
-        "the family's scale is left out",
-        _WEIGHT,
-        lambda w, c: w / c.layer.gate.scale,
-        _of_text,
-        _GROUPED,
     ),
     Mutation(
         "the family's scale is left out of added pairs",
