@@ -22,14 +22,18 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
             *(
                 "figure companions",
                 "figure decode",
-                "figure granularity",
                 "figure images_position",
                 "figure images_text",
             ),
-            *("figure pareto", "figure placement", "figure skew", "figure waste"),
+            *("figure pareto", "figure waste"),
         }
     ),
-    "capmoe-bench": frozenset({"bench"}),
+    "capmoe-bench": frozenset(
+        {
+            *("bench", "table table10", "figure fig4", "figure fig5", "figure fig6"),
+            *("figure granularity", "figure placement", "figure skew"),
+        }
+    ),
     "capmoe-report": frozenset({"claims", "replicate", "report"}),
     "capmoe-serve": frozenset(
         {
@@ -40,7 +44,7 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "capmoe-zoo": frozenset({"train", "model_type=molmo"}),
     "capmoe-benchmarks": frozenset({"bench forward", "bench generate", "bench gpu", "bench suite"}),
 }
-"""What each package brings: settings, their values, figures, subcommands and benchmarks."""
+"""What each package brings: settings, their values, figures, tables, subcommands and benchmarks."""
 
 
 class Subcommand(NamedTuple):
@@ -60,7 +64,7 @@ def check_installed(setting: str) -> None:
 
     Args:
         setting: The name of a setting, ``name=value``, or words of the command line:
-            ``figure NAME``, ``bench NAME``, or a subcommand.
+            ``figure NAME``, ``table NAME``, ``bench NAME``, or a subcommand.
 
     Raises:
         UsageError: With the package to install.

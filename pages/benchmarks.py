@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from capmoe_eval.paper.benchmarks import Bench, read_bench
-from capmoe_eval.results.timings import targets
+from capmoe_bench.timings import Bench, read_bench, targets
+
 from pages import ROOT, paragraph, span, table
 from pages.names import FAMILIES
 

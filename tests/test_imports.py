@@ -12,7 +12,7 @@ HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
 # One process imports them in this order: what may import less comes first.
 LIGHT = {
     "capmoe_eval": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic"),
-    "capmoe_eval.results.timings": (*HEAVY, "numpy", "hydra", "omegaconf"),
+    "capmoe_bench.timings": (*HEAVY, "numpy", "hydra", "omegaconf"),
     "capmoe_eval.report": (*HEAVY, "numpy", "hydra"),
     # What the commands import first, so that Ctrl-C and a missing package find them prepared.
     "capmoe_eval.__main__": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic", "yaml"),

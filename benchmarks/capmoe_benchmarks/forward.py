@@ -21,8 +21,8 @@ from capmoe_bench.rounds import (
     say,
     timed,
 )
+from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError
-from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware

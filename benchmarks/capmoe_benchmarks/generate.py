@@ -12,8 +12,8 @@ from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.skew import check_peak
 from capmoe_bench.ep.skewed import skewed_model
 from capmoe_bench.rounds import device_and_dtype, dtype_name, finish
+from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError
-from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.checkpoints import trained_model
 from torch import Tensor

@@ -13,7 +13,7 @@ import torch
 from bare import bare_site, run_bare
 from bench_runs import QUICK
 from capmoe_bench.benchmarks import main
-from capmoe_eval.results.timings import Spread, Target, read_evaluation, read_study, targets
+from capmoe_bench.timings import Spread, Target, read_evaluation, read_study, targets
 from capmoe_eval.routing.decision import Assignment
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware

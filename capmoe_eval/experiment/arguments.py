@@ -53,7 +53,7 @@ def report_options(
     )
     parser.add_argument(
         "--bench",
-        type=PATH,
+        type=FOLDER,
         default=BENCHMARKS,
         help="directory of the benchmarks' files (default: %(default)s)",
     )
@@ -64,6 +64,13 @@ def _path(word: str) -> Path:
     if not word.strip() or not word.isprintable():
         raise argparse.ArgumentTypeError(f"={shown(word)}: must be a path")
     return Path(word)
+
+
+def _folder(word: str) -> Path:
+    if not (path := _path(word)).is_dir():
+        rule = f"no such directory; leave it out for {BENCHMARKS}"
+        raise argparse.ArgumentTypeError(f"={shown(word)}: {rule}")
+    return path
 
 
 def _typed(annotation: Any) -> Callable[[str], Any]:
@@ -108,10 +115,11 @@ POINTS = _typed(Annotated[float, Field(ge=0, le=100)])
 SHARE = _typed(Annotated[float, Field(ge=0, le=1)])
 GAMMA = _gamma
 PATH = _path
+FOLDER = _folder
 _METAVARS: Final[Mapping[object, str]] = {
     **dict.fromkeys((COUNT, EXPERTS, TOKENS, BYTES, INDEX, SEED, THREADS), "N"),
     **dict.fromkeys((POSITIVE, SECONDS, POINTS, SHARE), "X"),
-    **{GAMMA: "GAMMA", PATH: "PATH"},
+    **{GAMMA: "GAMMA", PATH: "PATH", FOLDER: "PATH"},
 }
 
 

@@ -11,7 +11,6 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, reduce
 from importlib import resources
 from operator import getitem
@@ -149,56 +148,3 @@ def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] |
         for method in ("Score", "Baseline")
     )
     return {"gamma": [*score], "value": [*score.values()], "baseline": [*baseline.values()]}
-
-
-_ABBREVIATIONS: Final[Mapping[str, str]] = {"score": "TD", "expanded_drop": "ED"}
-"""Our methods by their abbreviations in Figures 4 and 5."""
-
-MACHINE: Final = "eight H20 GPUs"
-"""The machine of the paper's efficiency measurements (six of them for Qwen1.5-MoE)."""
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """A model as the paper deploys it."""
-
-    name: str  # beginning of its name
-    ranks: int  # number of GPUs
-    layer: str | None = None  # its key in Figure 4
-    whole: str | None = None  # beginning of its keys in Figure 5
-
-
-DEPLOYMENTS: Final = read_data(__package__, "data/deployments.yaml", tuple[Deployment, ...])
-"""The first four are those of Figures 4 and 5, in their order."""
-
-
-def deployment(model: str | None) -> Deployment | None:
-    """Return how the paper deploys a model, or None where it does not."""
-    fitting = [d for d in DEPLOYMENTS if (model or "").startswith(d.name)]
-    return max(fitting, key=lambda deployed: len(deployed.name), default=None)
-
-
-def layer_speedup(model: str | None, method: str, gamma: float | None) -> float | None:
-    """Return the speedup of one MoE layer that Figure 4 prints, or None."""
-    deployed, name = deployment(model), _ABBREVIATIONS.get(method)
-    if deployed is None or deployed.layer is None or name is None:
-        return None
-    printed: Mapping[str, float] = figure("fig4_layer_speedup", deployed.layer, name)
-    return printed.get(str(gamma))
-
-
-def model_speedup(
-    model: str | None, method: str, gamma: float | None, experts_per_rank: int
-) -> float | None:
-    """Return the end-to-end speedup that Figure 5 prints, or None.
-
-    The figure has Mixtral twice: with one expert per GPU, and with several.
-    """
-    deployed, name = deployment(model), _ABBREVIATIONS.get(method)
-    if deployed is None or deployed.whole is None or name is None:
-        return None
-    bars = figure("fig5_e2e_speedup", "single" if experts_per_rank == 1 else "multi")
-    fitting = (
-        values for key, values in bars.items() if key.startswith(f"{deployed.whole} g{gamma}")
-    )
-    return next((float(values[name][0]) for values in fitting), None)

@@ -22,7 +22,6 @@ from capmoe_eval.experiment.packs import Pack, has_checksum
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer, Load, Part, Proofs
 from capmoe_eval.experiment.results import each_record, record_places, uncollected
-from capmoe_eval.results.timings import no_timings, read_timings
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.registry import knobs
 
@@ -96,37 +95,24 @@ class Results(NamedTuple):
     for each level, such as ``peak.expert_before.mean``. Lists have a number for each expert
     (``load_before``, ``score_by_rank``), or for each γ (``grid.gamma``, ``grid.drop_rate``):
     ``layers.explode(["load_before", "load_after"])`` has a row for each expert.
-
-    ``timings`` has a row for each time of a study of expert parallelism
-    (:func:`capmoe_eval.results.timings.timings_of`), of what :func:`read` finds in ``bench/``.
     """
 
     cells: pd.DataFrame
     documents: pd.DataFrame
     layers: pd.DataFrame
-    timings: pd.DataFrame
 
 
 def read(*roots: Path | str) -> Results:
     """Return the results in some directories; of a cell in several, those of the first.
 
-    The times are those of ``bench/`` in a directory or beside it. A file that is not whole is left
-    out, with a warning that names it. The documents of packs are kept in the user's cache as
-    Parquet, by the packs' digests.
+    A file that is not whole is left out, with a warning that names it. The documents of packs are
+    kept in the user's cache as Parquet, by the packs' digests.
 
     Raises:
         UsageError: If there is no whole record.
     """
-    import pandas as pd
-
-    paths, broken = [*map(Path, roots)], list[str]()
     with uncollected():
-        results = results_of(_whole(*paths))
-    folders = dict.fromkeys(path / "bench" for root in paths for path in (root, root.parent))
-    times = [part for folder in folders if len(part := read_timings(folder, broken))]
-    for line in broken:
-        warnings.warn(f"left out: {line}", stacklevel=2)
-    return results._replace(timings=pd.concat(times, ignore_index=True)) if times else results
+        return results_of(_whole(*map(Path, roots)))
 
 
 def load_frame(*roots: Path | str) -> pd.DataFrame:
@@ -238,7 +224,7 @@ def results_of(
         task = task.cat.add_categories(subtasks.difference(tasks.categories))
         task = task.where(task != MIX, documents["subtask"].astype(task.dtype))
     documents.insert(1, "task", task)
-    return Results(cells, documents, layers, no_timings())
+    return Results(cells, documents, layers)
 
 
 def _row(record: Record) -> dict[str, object]:

@@ -22,11 +22,10 @@ from capmoe_report.grouping import grouping
 from capmoe_report.judge import findings_of, judge, paper_claims, replication_claims
 from capmoe_report.verdicts import Finding
 
-from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
+from capmoe_eval.paper.layout import PAPER_TABLES, TABLES, WorkloadLayout
 from capmoe_eval.report.figures.catalogue import figures as all_figures
 from capmoe_eval.report.figures.sources import FigurePlans, gather
-from capmoe_eval.report.figures.write import measured
+from capmoe_eval.report.figures.write import images_of, measured
 from capmoe_eval.report.tables.filled import measured_table, published_table
 from tests.project import ROOT
 
@@ -51,9 +50,14 @@ def _evidence() -> Evidence:
 def tables() -> Iterator[dict[str, Any]]:
     """Every cell of every table, measured and as printed: how it is shown, and its numbers."""
     for layout in TABLES:
-        yield from _cells(measured_table(layout.key, _WORDS, _BENCH))
+        if not isinstance(layout, WorkloadLayout):
+            yield from _measured(layout.key)
     for printed in PAPER_TABLES:
         yield from _cells(published_table(printed.name, printed.version))
+
+
+def _measured(key: str) -> Iterator[dict[str, Any]]:
+    yield from _cells(measured_table(key, _WORDS, _BENCH))
 
 
 def _cells(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -154,11 +158,23 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def figures(package: str = "capmoe_eval") -> Iterator[dict[str, Any]]:
     """Every number that a figure of a package draws: the rows of its data."""
-    plans, bench = FigurePlans(_WORDS), functools.partial(read_bench, _BENCH)
+    plans = FigurePlans(_WORDS)
     for spec in all_figures().values():
         if spec.package.startswith(package):
-            rows = measured(spec, gather(spec, plans, bench)).round(6)
+            rows = measured(spec, gather(spec, plans, _BENCH)).round(6)
             yield from ({"figure": spec.name} | row for row in rows.to_dict("records"))
+
+
+def drawn(file: Path) -> list[str]:
+    """Draw every figure of a golden file from its numbers; their names."""
+    cells = pd.read_csv(file, dtype=str)
+    for name, rows in cells.groupby("figure", sort=False):
+        # Read by itself, a figure's column of whole numbers or of truth values is one again.
+        text = rows.dropna(axis=1, how="all").to_csv(index=False)
+        spec = all_figures()[str(name)]
+        image = images_of(functools.partial(spec.draw, pd.read_csv(io.StringIO(text))), ["svg"])
+        assert image["svg"].startswith(b"<?xml")
+    return [*cells["figure"].unique()]
 
 
 def _text(value: object) -> str:
@@ -194,4 +210,6 @@ FILES: Final[Mapping[Path, Callable[[], Iterator[dict[str, Any]]]]] = {
     ROOT / "packages/capmoe-methods/tests/figures.csv": functools.partial(
         figures, "capmoe_methods"
     ),
+    ROOT / "packages/capmoe-bench/tests/figures.csv": functools.partial(figures, "capmoe_bench"),
+    ROOT / "packages/capmoe-bench/tests/table10.csv": functools.partial(_measured, "table10"),
 }

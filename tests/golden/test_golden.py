@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.golden import FOLDER, KINDS, framed, read
+from capmoe_eval.report.figures.catalogue import figures
+from tests.golden import FOLDER, KINDS, drawn, framed, read
 from tests.nightly import nightly_but
 from tests.satellites import NEEDS_METHODS
 
@@ -38,9 +39,15 @@ def _alike(old: object, new: object) -> bool:
 
 @NEEDS_METHODS
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", nightly_but(["tables"], KINDS))
+@pytest.mark.parametrize("kind", nightly_but(["tables", "figures"], KINDS))
 def test_records_give_the_golden_numbers(kind: str) -> None:
     assert differences(read(FOLDER / f"{kind}.csv"), framed(KINDS[kind]())) == []
+
+
+@pytest.mark.slow
+def test_every_figure_is_drawn_from_its_golden_numbers() -> None:
+    names = [name for name, spec in figures().items() if spec.package.startswith("capmoe_eval")]
+    assert drawn(FOLDER / "figures.csv") == names
 
 
 def test_a_number_that_changes_is_a_difference() -> None:

@@ -17,8 +17,8 @@ import torch
 import transformers
 from capmoe_bench.decision import kept_map
 from capmoe_bench.rounds import dtype_name, say
+from capmoe_bench.timings import Target
 from capmoe_eval.errors import EnforcementError, first_line
-from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop

@@ -29,9 +29,9 @@ from capmoe_bench.rounds import (
     without_goal,
     write_evaluation,
 )
+from capmoe_bench.timings import Target, targets
 from capmoe_eval.errors import UsageError, check_choice, kind_and_place
 from capmoe_eval.evaluation.provenance import revision
-from capmoe_eval.results.timings import Target, targets
 
 import capmoe_benchmarks
 from capmoe_benchmarks.gpu.items import ITEMS, GpuSetting, Item

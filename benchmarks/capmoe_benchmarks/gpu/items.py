@@ -19,7 +19,7 @@ from capmoe_bench.ep.measure import JobTimer
 from capmoe_bench.ep.skewed import skewed_model
 from capmoe_bench.ep.studies import Shape, find_studies
 from capmoe_bench.rounds import timed, write_file
-from capmoe_eval.results.timings import STUDIES, Spread, Target, rows_of
+from capmoe_bench.timings import STUDIES, Spread, Target, rows_of
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.beside import check_installed, load_entry_points
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from capmoe_eval.report.figures.sources import Sources
+    from capmoe_eval.report.figures.sources import FigurePlans, Sources
 
 ENTRY_POINTS: Final = "capmoe_eval.figures"
 """The group of entry points of packages that declare figures when they are imported."""
-_MODULES: Final = ("expert_load", "routing", "scores", "images", "speedup")
+_MODULES: Final = ("expert_load", "routing", "scores", "images")
 """The modules of this package that declare figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One figure: of finished records, or of an efficiency study (``results/bench/``)."""
+    """One figure."""
 
     name: str  # stem of the written files
     place: str  # in the paper, or that it is not there
@@ -42,9 +43,9 @@ class Spec:
     tasks: Sequence[str] = ()
     metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of a task, if not its own
     model: int | None = None
-    # Of a study: the models that there should be; empty where any will do.
-    study: str = ""
-    models: Sequence[str] = ()
+    # Of anything else: returns its sources, from the plans of the command line and the directory
+    # of the benchmarks.
+    gather: Callable[[Spec, FigurePlans, Path], Sources] | None = None
 
     @property
     def package(self) -> str:

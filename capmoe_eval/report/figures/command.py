@@ -10,10 +10,9 @@ from pathlib import Path
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
-from capmoe_eval.paper.benchmarks import check_folder, read_bench
 from capmoe_eval.report.figures.catalogue import Spec, figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
-from capmoe_eval.report.figures.sweep import SWEEP, gather_sweep
+from capmoe_eval.report.figures.sweep import sweep_figure
 from capmoe_eval.report.figures.write import FORMATS, write_figure
 
 
@@ -45,13 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked = options.name.split(",")
         chosen = list(figures().values()) if asked == ["all"] else [*map(_chosen, asked)]
         experiment = FigurePlans(options.overrides)
-        # when a figure first asks for it
-        bench = functools.cache(lambda: read_bench(options.bench))
 
         def sources(spec: Spec) -> Sources:
-            if spec is SWEEP:
-                return gather_sweep(Path(options.name))
-            return gather(spec, experiment, bench)
+            return gather(spec, experiment, options.bench)
 
         def draw(spec: Spec) -> None:
             material = sources(spec)
@@ -68,7 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{spec.name}: {line}", file=sys.stderr)
 
         check_writable("--out", options.out)
-        check_folder(options.bench)
         formats = [word for word in options.formats.split(",") if word]
         if options.missing:
             for line in dict.fromkeys(line for spec in chosen for line in sources(spec).absent):
@@ -82,4 +76,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _chosen(name: str) -> Spec:
     """Return the figure of a name; of a directory, which is none, that of all its results."""
-    return SWEEP if name not in figures() and Path(name).is_dir() else get_figure(name)
+    is_directory = name not in figures() and Path(name).is_dir()
+    return sweep_figure(Path(name)) if is_directory else get_figure(name)

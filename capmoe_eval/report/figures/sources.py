@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from omegaconf import open_dict
 
@@ -22,16 +22,12 @@ from capmoe_eval.experiment.configuration import (
     plans_at,
     profile_name,
 )
-from capmoe_eval.experiment.names import method_title
+from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import each_record, record_paths
 from capmoe_eval.experiment.selection import composed, refuse_experiment
-from capmoe_eval.paper.benchmarks import RUN, Bench, circumstances, kind_text, ranks_text
-from capmoe_eval.paper.printed import deployment
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.results.frames import Results, results_of
-from capmoe_eval.results.timings import DROPLESS as TIMED_DROPLESS
-from capmoe_eval.results.timings import bench_command
 from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
@@ -45,12 +41,6 @@ _NUMBERS: Final = (
 _OF_LAYER: Final = (
     *("cell", "model", "title", "task", "asked", "method", "cell.gamma", "candidates", "m"),
 )
-_OF_TIME: Final = (
-    *("key", "model", "measured", "ranks", "experts_per_rank", "scale", "peak", "together"),
-    *("point", "part", "method", "method_name", "gamma", "granularity", "speedup", "ideal"),
-    "reached",
-)
-DROPLESS: Final = "Dropless"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +61,7 @@ class Sources:
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # digests of their cells
     models: Mapping[str, str] = field(default_factory=dict)  # titles by their keys
     tasks: Mapping[str, str] = field(default_factory=dict)  # titles by their keys
-    bench: Callable[[], Bench] = Bench  # the benchmarks, which a figure may show beside its records
+    bench: Path = BENCHMARKS  # of the benchmarks, which a figure may show beside its records
 
     @property
     def model(self) -> str:
@@ -85,26 +75,14 @@ class Sources:
 
     @functools.cached_property
     def results(self) -> Results:
-        """The results that are shown.
-
-        A cell has the titles of its model and task, too: ``title`` and ``asked``. A time has
-        ``measured``, its kind in words, and the ``method_name`` of the paper.
-        """
+        """The results that are shown; ``title`` is a cell's model's, and ``asked`` its task's."""
         import pandas as pd
 
         results = self.frames()
-        cells, times = results.cells, results.timings
+        cells = results.cells
         titles = {"title": cells["model"].map(self.models), "asked": cells["task"].map(self.tasks)}
         numbers = {name: pd.to_numeric(cells[name], errors="coerce") for name in _NUMBERS}
-        is_dropless = times["method"] == TIMED_DROPLESS
-        by_label = times.groupby("label", sort=False)
-        names = {label: method_name(same.iloc[0]) for label, same in by_label}
-        times = times.assign(
-            measured=times["kind"].map(kind_text),
-            method=times["method"].mask(is_dropless, DROPLESS),
-            method_name=times["label"].map(names),
-        )
-        return results._replace(cells=cells.assign(**titles, **numbers), timings=times)
+        return results._replace(cells=cells.assign(**titles, **numbers))
 
     def cells(self, *parts: str) -> pd.DataFrame:
         """Return the rows of some parts' cells, each once, in the order of the plan."""
@@ -115,12 +93,6 @@ class Sources:
         """Return the layers of some parts' cells, with the cells' columns that tell them apart."""
         cells = self.cells(*parts).rename(columns={"gamma": "cell.gamma"})
         return self.results.layers.merge(cells[[*_OF_LAYER]], on="cell")
-
-    @property
-    def totals(self) -> pd.DataFrame:
-        """The times of whole parts: a row for each point, part and method, dropless included."""
-        times = self.results.timings
-        return times.loc[times["phase"] == "total", [*RUN, *_OF_TIME]]
 
 
 class FigurePlans:
@@ -199,16 +171,16 @@ def _as_evaluated(overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def gather(spec: Spec, experiment: FigurePlans, bench: Callable[[], Bench]) -> Sources:
+def gather(spec: Spec, experiment: FigurePlans, bench: Path = BENCHMARKS) -> Sources:
     """Return the material of a figure; UsageError if the profile does not name the model it shows.
 
     A record that lies there and belongs to none of the figure's cells is not looked at. A file that
     cannot be read is left out, named in a note and counted as missing. ``experiment`` has the plans
-    of some experiment on the command line, whichever the figure shows; ``bench`` returns the
-    benchmarks, for figures that show some.
+    of some experiment on the command line, whichever the figure shows; ``bench`` is the directory
+    of the benchmarks, for figures that show some.
     """
-    if spec.study:
-        return _of_study(spec, bench(), experiment.profile)
+    if spec.gather:
+        return spec.gather(spec, experiment, bench)
     experiment = experiment.of(spec.experiment)
     model = _model(spec, experiment)
 
@@ -223,6 +195,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Callable[[], Bench]) -> S
     places = (place for plan in planned.values() if (place := plan.stored))
     read = {record.digest: record for record in each_record(places, left_out)}
     broken = [f"Left out: {line}." for line in left_out]
+    because = f" ({broken[0].rstrip('.')})" if broken else ""
     absent = [plan.cell for digest, plan in planned.items() if digest not in read]
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
     titles = {
@@ -240,7 +213,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Callable[[], Bench]) -> S
         profile=experiment.profile,
         planned=len(planned),
         digests=[*read],
-        nothing=f"has none of its {len(planned)} records{_because(broken)}; compute them"
+        nothing=f"has none of its {len(planned)} records{because}; compute them"
         if planned
         else f"profile={experiment.profile} has no model for it",
         names={"model": next(iter(titles.values()), "")},
@@ -253,11 +226,6 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Callable[[], Bench]) -> S
         tasks={name: str(experiment.config.tasks[name].title) for name in tasks},
         bench=bench,
     )
-
-
-def _because(broken: Sequence[str]) -> str:
-    """Return the first file that cannot be read, in brackets; nothing where there is none."""
-    return f" ({broken[0].rstrip('.')})" if broken else ""
 
 
 def _model(spec: Spec, experiment: FigurePlans) -> str | None:
@@ -274,52 +242,3 @@ def _model(spec: Spec, experiment: FigurePlans) -> str | None:
             f"{experiment.profile} names {len(models)} under figures.models"
         )
     return str(models[spec.model])
-
-
-def _of_study(spec: Spec, bench: Bench, profile: str) -> Sources:
-    """Return the runs of a figure; a file that cannot be read is left out and named in a note."""
-    times = bench.best(spec.study)
-    lacking: Sequence[str] = [spec.study] if times.empty else []
-    if spec.models:  # any other shape is not of this figure
-        keys = {key: deployment(key) for key in times["key"].unique()}
-        names = {key: shape.name for key, shape in keys.items() if shape}
-        times = times[times["key"].map(names).isin(spec.models)]
-        lacking = [name for name in spec.models if name not in names.values()]
-    broken = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
-    kinds = {kind_text(kind) for kind in times["kind"]}
-    notes = [*broken, *circumstances(times), *_others(times, bench.times(spec.study))]
-    if lacking and len(times):
-        notes.append(f"No run of {', '.join(lacking)}.")
-    return Sources(
-        profile=profile,
-        planned=len(spec.models) or 1,
-        digests=list(times["digest"].unique()),
-        nothing=f"no file of study {spec.study} in {bench.folder}{_because(broken)}; measure it",
-        names={"kind": "partly EMULATED" if len(kinds) == 2 else "".join(kinds)},
-        unit="runs",
-        n_absent=len(lacking),
-        absent=[bench_command(spec.study)] if lacking else [],
-        notes=notes,
-        frames=lambda: results_of(())._replace(timings=times),
-    )
-
-
-def _others(times: pd.DataFrame, there: pd.DataFrame) -> list[str]:
-    """Say which runs of the study are not shown, a line for each file."""
-    used = times.groupby(RUN).groups
-    files: dict[str, list[str]] = {}
-    for _, run in there.drop_duplicates(RUN).iterrows():
-        if (run["path"], run["run"]) not in used:
-            name = f"{Path(run['path']).name} ({kind_text(run['kind'])})"
-            files.setdefault(name, []).append(f"{run['model']} on {ranks_text(run)}")
-    return [f"Not shown, from {name}: {', '.join(runs)}." for name, runs in files.items()]
-
-
-def method_name(row: pd.Series[Any]) -> str:
-    """Return a method as the paper calls it, with what is unusual about it."""
-    if row["method"] == TIMED_DROPLESS:
-        return DROPLESS
-    name = method_title(row["method"])
-    if row["candidates"] != "local":
-        name += f" ({row['candidates']})"
-    return name if row["granularity"] == "expert" else f"{name}, {row['granularity']} level"

@@ -27,7 +27,20 @@ _LOADS: Final = {
 }
 
 
-def gather_sweep(directory: Path) -> Sources:
+def sweep_figure(directory: Path) -> Spec:
+    """Return the figure of all results of a directory, which is none of a name."""
+    return Spec(
+        name="sweep",
+        place="",
+        title="Score, drops and fullest expert by γ: {directory}",
+        caption=" ".join((draw.__doc__ or "").split()),
+        data=by_gamma,
+        draw=draw,
+        gather=lambda *_: _gather(directory),
+    )
+
+
+def _gather(directory: Path) -> Sources:
     """Return the results of a directory; UsageError if there is none in it."""
     results = read(directory)
     cells = results.cells
@@ -101,14 +114,3 @@ def draw(rows: pd.DataFrame) -> Figure:
         panels[0].set_title(f"{model}: {tasks if count < 4 else f'{count} tasks'}")
     d.legend(canvas, 1)
     return canvas
-
-
-SWEEP: Final = Spec(
-    name="sweep",
-    place="",
-    title="Score, drops and fullest expert by γ: {directory}",
-    caption=" ".join((draw.__doc__ or "").split()),
-    data=by_gamma,
-    draw=draw,
-)
-"""The figure of a directory, which is none of a name."""

@@ -12,15 +12,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from capmoe_eval.beside import load_entry_points
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import directories
 from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.paper.benchmarks import check_folder
-from capmoe_eval.paper.layout import PAPER_TABLES, TABLES
-from capmoe_eval.report.tables.filled import VERSIONS, cell_config, measured_table, published_table
+from capmoe_eval.paper.layout import PAPER_TABLES, TABLES, WorkloadLayout
+from capmoe_eval.report.tables.filled import (
+    ENTRY_POINTS,
+    VERSIONS,
+    cell_config,
+    measured_table,
+    published_table,
+)
 from capmoe_eval.report.tables.formats import to_markdown, write
 
 if TYPE_CHECKING:
@@ -97,7 +103,6 @@ def main(words: Sequence[str] | None = None) -> None:
         # One table that cannot be rendered takes no other with it.
         check_writable("--out", arguments.out)
         if not arguments.published:
-            check_folder(arguments.bench)
             _check_results(arguments.overrides)
         names = _wanted(arguments.name, arguments.published)
         return run_all([functools.partial(render, *table) for table in names])
@@ -130,7 +135,14 @@ def _refuse_nothing(table: pd.DataFrame, folder: Path) -> None:
 def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
     """Return the tables asked for: measured ones by key, published ones by name and version."""
     if published is None:
-        return [(layout.key, None) for layout in TABLES] if name == ALL else [(name, None)]
+        if name != ALL:
+            return [(name, None)]
+        beside = load_entry_points(ENTRY_POINTS)
+        return [
+            (layout.key, None)
+            for layout in TABLES
+            if not isinstance(layout, WorkloadLayout) or layout.key in beside
+        ]
     if published not in (*VERSIONS, ALL):
         raise bad_choice("--published", published, (*VERSIONS, ALL))
     names: list[tuple[str, str | None]] = [

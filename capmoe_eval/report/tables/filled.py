@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from omegaconf import DictConfig, OmegaConf
 
+from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, profile_name
@@ -21,7 +22,6 @@ from capmoe_eval.experiment.selection import (
     planned,
     refuse_experiment,
 )
-from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import (
     ALL_TASKS,
     OWN,
@@ -41,7 +41,6 @@ from capmoe_eval.report.tables.others import (
     printed_workloads,
     query_table,
     settings_table,
-    workload_table,
 )
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
@@ -49,6 +48,9 @@ from capmoe_eval.routing.registry import create_method, knobs
 if TYPE_CHECKING:
     import pandas as pd
 
+ENTRY_POINTS: Final = "capmoe_eval.tables"
+"""The group of entry points of packages that fill tables of timings, by the tables' names; each is
+a function of the layout and the directory of the benchmarks."""
 GRIDS = ("grid.", "parts.")
 """Overrides of an experiment, which say nothing to a single cell."""
 VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
@@ -73,13 +75,16 @@ def measured_table(
     """Return a table filled with this suite's own results.
 
     Its ``attrs`` also have ``folder``, the name of its profile. A table that does not exist is a
-    UsageError, errors of overrides as :func:`cell_config`.
+    UsageError, also one that another package fills, which is not installed; errors of overrides as
+    :func:`cell_config`.
     """
     match layout := find_layout(key):
         case SettingsLayout() | WorkloadLayout():
             config = cell_config(overrides)
             if isinstance(layout, WorkloadLayout):
-                filled = workload_table(layout, read_bench(bench))
+                if (fill := load_entry_points(ENTRY_POINTS).get(key)) is None:
+                    check_installed(f"table {key}")
+                filled = fill(layout, bench)
             else:
                 tasks = [setting["task"] for setting in layout.settings]
                 filled = settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks})

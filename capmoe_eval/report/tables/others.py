@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Any
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.paper.benchmarks import Bench, circumstances, kind_text, ranks_text, widths_text
 from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
-from capmoe_eval.paper.printed import MACHINE, find_rows
+from capmoe_eval.paper.printed import find_rows
 from capmoe_eval.report.tables.table import as_table
-from capmoe_eval.results.timings import EMULATED, bench_command
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _PRINTED = ("Number of few-shot", "Metric")
 _BOTH = ("Shots", "Metric", "Filter", "Shots (paper)", "Metric (paper)")
-STUDY = "workload"
 
 
 def settings_table(layout: SettingsLayout, ours: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -84,63 +80,19 @@ def printed_query(layout: QueryLayout) -> pd.DataFrame:
     return as_table(layout, [heading], _cells(heading, rows, columns))
 
 
-def workload_table(layout: WorkloadLayout, bench: Bench) -> pd.DataFrame:
-    """Return a table of speedups: of one MoE layer, of a prefill, and the ideal of the layer."""
-    printed = _printed_speedups(layout)
-    times = bench.best(STUDY)
-    times = times[(times["key"] == layout.model) & (times["phase"] == "total")]
-    places = layout.workloads.values()
-    # Where a capacity bounds each expert, which is the first of those with one γ.
-    of_method = times[(times["method"] == layout.method) & (times["gamma"] == layout.gamma)]
-    timed = {key: rows.iloc[0] for key, rows in of_method.groupby(["part", "place"])}
-
-    def row(part: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "value": timing["speedup"],
-                "low": timing["speedup_q1"],
-                "high": timing["speedup_q3"],
-                "published": printed[place],
-                "ideal": timing["ideal"],
-                "records": (timing["path"],),
-            }
-            if (timing := timed.get((part, place))) is not None
-            else {"command": bench_command(STUDY)}
-            for place in places
-        ]
-
-    layer = row("layer")
-    rows = {"one MoE layer": layer}
-    prefills = times.loc[(times["part"] == "prefill") & (times["place"] != ""), "layers"]
-    if len(prefills):
-        count = prefills.iloc[0]
-        rows[f"prefill, {count} MoE {'layer' if count == 1 else 'layers'}"] = row("prefill")
-    if any("value" in cell for cell in layer):
-        rows["ideal of the layer"] = [
-            {"value": cell["ideal"], "records": cell["records"]} if "value" in cell else cell
-            for cell in layer
-        ]
-    points = times[times["place"].isin(places)].drop_duplicates("point")
-    order = {place: number for number, place in enumerate(places)}
-    points = points.sort_values("place", key=lambda names: names.map(order), kind="stable")
-    notes = list(_notes(points)) if len(points) else []
-    notes += [f"{LEFT_OUT}: {line}" for line in bench.broken_of(STUDY)]
-    kind = f" ({kind_text(times['kind'].iloc[0])})" if len(times) else ""
-    return _of_workloads(layout, rows, notes, kind)
-
-
 def printed_workloads(layout: WorkloadLayout) -> pd.DataFrame:
     """Return the same table as the paper prints it."""
-    row = [{"value": value} for value in _printed_speedups(layout).values()]
-    return _of_workloads(layout, {method_title(layout.method): row})
+    row = [{"value": value} for value in printed_speedups(layout).values()]
+    return of_workloads(layout, {method_title(layout.method): row})
 
 
-def _of_workloads(
+def of_workloads(
     layout: WorkloadLayout,
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
     notes: Sequence[str] = (),
     kind: str = "",
 ) -> pd.DataFrame:
+    """Return a table of speedups, a row for each of ``rows``, with its label."""
     cells = _cells("Speedup of", rows, [*layout.workloads])
     return as_table(layout, ["Speedup of"], cells, notes, layout.decimals, kind=kind)
 
@@ -154,27 +106,7 @@ def _cells(
             yield {"line": line, "block": line, heading: label, "column": column, **cell}
 
 
-def _notes(points: pd.DataFrame) -> Iterator[str]:
-    """Yield how the points of a table, a row each, were timed."""
-    run = points.iloc[0]
-    peaks = sorted({f"{peak:.1f}" for peak in points["peak"]})
-    timed = ", ".join(f"{row.batch} × {row.prompt}" for row in points.itertuples())
-    yield from circumstances(points)
-    yield (
-        f"Layer {run['shape']}: {ranks_text(run)}, {widths_text(run)}, peak load "
-        f"{' or '.join(peaks)} × mean; batch × prompt as timed: {timed}. In brackets: quartiles."
-    )
-    yield "Ideal: pairs of the fullest rank without a capacity over those with one."
-    yield (
-        f"published: what the paper prints, of {MACHINE} and other code, and in parentheses our "
-        "difference to it. It does not say whether a layer or the model was timed: its number "
-        "stands beside both."
-    )
-    if run["kind"] == EMULATED:
-        yield "No emulation confirms or refutes a printed speedup."
-
-
-def _printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
+def printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
     """Return the printed speedup of each workload of a table, by the workload as printed."""
     rows = find_rows(
         {

@@ -17,7 +17,8 @@ from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.values import DTYPES
-from capmoe_eval.results.timings import STUDIES
+
+from capmoe_bench.timings import STUDIES
 
 _BENCHMARKS: Final = "capmoe_eval.benchmarks"
 """The group of entry points, each a :class:`Benchmark`."""

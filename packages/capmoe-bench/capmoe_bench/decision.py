@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.results.timings import Spread, Target
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, group_tokens
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
@@ -31,6 +30,7 @@ from capmoe_bench.rounds import (
     target_of,
     timed,
 )
+from capmoe_bench.timings import Spread, Target
 
 # Shape suffixes: T tokens, K = top-k, E experts, L experts of a rank, S slots, H hidden size.
 

@@ -22,7 +22,8 @@ from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.values import DTYPES
-from capmoe_eval.results.timings import EVALUATION_SCHEMA, Spread, Target
+
+from capmoe_bench.timings import EVALUATION_SCHEMA, Spread, Target
 
 CPU = torch.device("cpu")
 _Spent = TypeVar("_Spent")

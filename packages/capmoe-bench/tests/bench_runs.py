@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capmoe_eval.results.timings import read_evaluation, targets
 
 from capmoe_bench.benchmarks import main
 from capmoe_bench.ep.timing import PHASES
+from capmoe_bench.timings import read_evaluation, targets
 
 QUICK = ["ep", "--study", str(Path(__file__).with_name("small.yaml"))]
 QUICK += ["--repeats", "2", "--warmup", "0"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from bench_runs import QUICK, check, status
 from capmoe_eval.paper.printed import printed_rows
-from capmoe_eval.results.timings import read_study
 
 from capmoe_bench.ep.timing import PHASES
+from capmoe_bench.timings import read_study
 
 
 def test_alone_it_is_emulated_and_says_so(

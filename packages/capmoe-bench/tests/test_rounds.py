@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from capmoe_eval.evaluation.provenance import described
-from capmoe_eval.results.timings import Spread, Target
 
 from capmoe_bench.rounds import CPU, alternate, finish, measured_on, ratio, timed
+from capmoe_bench.timings import Spread, Target
 
 
 def test_every_round_runs_every_side_and_begins_with_another(

@@ -9,8 +9,6 @@ import torch
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.results.timings import EVALUATIONS
 from capmoe_eval.routing.decision import expert_load
 
 from capmoe_bench.ep.benchmark import figure_1, study_jobs
@@ -18,6 +16,7 @@ from capmoe_bench.ep.layer import SHAPES
 from capmoe_bench.ep.measure import Job
 from capmoe_bench.ep.skew import RecordedLoads
 from capmoe_bench.ep.studies import find_studies
+from capmoe_bench.timings import EVALUATIONS, read_bench
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.results.timings import Spread
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from capmoe_bench.ep.measure import TimedPrefill, summed, time_layers
 from capmoe_bench.ep.skew import Skew
 from capmoe_bench.ep.studies import Link, Shape
 from capmoe_bench.ep.timing import PHASES, PairLoad, Pass
+from capmoe_bench.timings import Spread
 
 CPU = torch.device("cpu")
 SHAPE = Shape("tiny", hidden=16, intermediate=24, n_experts=8, top_k=2, shared=8)

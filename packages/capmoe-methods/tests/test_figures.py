@@ -11,7 +11,7 @@ from capmoe_eval.report.figures.sources import Sources
 from capmoe_eval.routing.registry import create_method
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.golden import figures, framed, read
+from tests.golden import drawn, figures, framed, read
 from tests.golden.test_golden import differences
 from tests.records import calibrated, of_images, record_of
 from tests.report.figures import material
@@ -137,8 +137,9 @@ def test_adaptive_factors_stand_beside_the_static_ones() -> None:
 
 @pytest.mark.slow
 def test_the_committed_records_give_the_golden_figures() -> None:
-    golden = read(Path(__file__).with_name("figures.csv"))
-    assert differences(golden, framed(figures("capmoe_methods"))) == []
+    file = Path(__file__).with_name("figures.csv")
+    assert differences(read(file), framed(figures("capmoe_methods"))) == []
+    assert len(drawn(file)) == 11
 
 
 points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)

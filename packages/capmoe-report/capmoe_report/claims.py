@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from capmoe_bench.timings import read_bench
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
@@ -13,7 +14,6 @@ from capmoe_eval.experiment.composition import check_once, options
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.results import LOCAL, read_results, record_places
-from capmoe_eval.paper.benchmarks import read_bench
 
 from capmoe_report.evidence import Evidence, gather, pooled_models
 from capmoe_report.judge import judge, paper_claims

@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
+from capmoe_bench.timings import (
+    EVALUATIONS,
+    STUDIES,
+    bench_command,
+    evaluation_command,
+    kind_text,
+    targets,
+)
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import CellPlan
@@ -17,19 +25,11 @@ from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import planned
-from capmoe_eval.paper.benchmarks import kind_text
 from capmoe_eval.paper.layout import TABLES, Layout
 from capmoe_eval.report.figures.catalogue import figures
 from capmoe_eval.report.tables.filled import measured_table
 from capmoe_eval.report.tables.table import commands
 from capmoe_eval.report.texts import ABSENT, shown
-from capmoe_eval.results.timings import (
-    EVALUATIONS,
-    STUDIES,
-    bench_command,
-    evaluation_command,
-    targets,
-)
 from hydra.errors import HydraException
 from markupsafe import Markup
 from omegaconf.errors import OmegaConfBaseException
@@ -40,7 +40,7 @@ from capmoe_report.verdicts import VerdictFile
 
 if TYPE_CHECKING:
     import pandas as pd
-    from capmoe_eval.paper.benchmarks import Bench
+    from capmoe_bench.timings import Bench
 
     from capmoe_report.verdicts import JudgedClaim
 

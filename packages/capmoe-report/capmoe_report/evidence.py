@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
+from capmoe_bench.timings import Bench
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
 from capmoe_eval.routing.method import Method

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
+from capmoe_bench.timings import read_bench
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser, report_options
@@ -19,7 +20,6 @@ from capmoe_eval.experiment.configuration import model_notes
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import directories, each_record, record_places
-from capmoe_eval.paper.benchmarks import check_folder, read_bench
 from capmoe_eval.report.figures import command as figures
 from capmoe_eval.report.figures.sources import FigurePlans
 from capmoe_eval.report.tables import command as tables
@@ -78,7 +78,6 @@ def build(
         all_parts: Whether tables, figures, verdicts and claims are written, too.
     """
     check_writable("--out", out)
-    check_folder(bench)
     if replication_file and not replication_file.is_file():
         raise UsageError(f"--replication={replication_file}: no such file; leave it out")
     subject = FigurePlans(overrides)

@@ -10,10 +10,9 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from capmoe_bench.timings import DROPLESS, RUN, Bench, Spread, bench_command
+from capmoe_bench.timings import EMULATED as KIND
 from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.paper.benchmarks import RUN, Bench
-from capmoe_eval.results.timings import DROPLESS, Spread, bench_command
-from capmoe_eval.results.timings import EMULATED as KIND
 
 from capmoe_report.verdicts import Finding, Outcome, listed
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capmoe_eval.paper.benchmarks import Bench, read_bench
+import timing_files as files
+from capmoe_bench.timings import Bench, read_bench
 from fabricate import label
-from tests.results import timing_files as files
 
 from capmoe_report.evidence import Evidence
 from capmoe_report.judge import judge, paper_claims

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capmoe_eval.paper.benchmarks import Bench
+from capmoe_bench.timings import Bench
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from tests.records import layer, record_of

@@ -15,30 +15,11 @@ import pytest
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.figures import command
-from capmoe_eval.report.figures.catalogue import figures, get_figure
+from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, gather
 from capmoe_eval.results.frames import read
 from tests.records import plausible
-from tests.results import timing_files as files
-
-FORMATS = ("svg", "pdf", "png", "json", "csv")
-PRINTED = ["fig2", "fig12", "fig17"]
-"""Figures that are drawn in every format; the others as SVG, which takes a third of the time."""
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Plausible records of every planned cell of the default profile."""
-    root = tmp_path_factory.mktemp("figures") / "results"
-    plans_of = FigurePlans([f"results_dir={root}"]).of
-    for experiment in map(plans_of, sorted({spec.experiment for spec in figures().values()})):
-        for part in experiment.config.parts:
-            for plan in experiment.plan(str(part)):
-                plausible(plan.cell, root).write()
-    files.write_all(root.parent / "bench")
-    return root
 
 
 def run(*words: str | Path) -> int:
@@ -48,41 +29,25 @@ def run(*words: str | Path) -> int:
     return done.value.code
 
 
-@pytest.fixture(scope="module")
-def drawn(results: Path) -> Path:
-    """Everything drawn once."""
-    out = results.parent / "reports"
-    bench = results.parent / "bench"
-    given = (f"results_dir={results}", "--out", out, "--bench", bench)
-    assert run("all", "--formats", "svg", *given) == 0
-    assert run(",".join(PRINTED), *given) == 0
-    return out / "zoo" / "figures"
-
-
 @pytest.mark.slow
-def test_another_process_writes_the_same_bytes(drawn: Path, results: Path, tmp_path: Path) -> None:
-    code = (
-        "from capmoe_eval.report.figures.sources import FigurePlans, gather\n"
-        "from capmoe_eval.report.figures.catalogue import figures, get_figure\n"
-        "from capmoe_eval.report.figures.write import write_figure\n"
-        "from pathlib import Path\nimport sys\n"
-        f"experiment = FigurePlans(['results_dir={results}'])\n"
-        "for name in sys.argv[2:]:\n"
-        "    spec = get_figure(name)\n"
-        "    write_figure(spec, gather(spec, experiment, None), Path(sys.argv[1]))\n"
-        "assert not {'torch', 'transformers', 'lm_eval'} & set(sys.modules)\n"
-    )
+def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
+    root, ours, theirs = (tmp_path / name for name in ("results", "ours", "theirs"))
+    for plan in FigurePlans([f"results_dir={root}"]).plan("baseline"):
+        plausible(plan.cell, root).write()
+    assert run("fig2", f"results_dir={root}", "--out", ours) == 0
+    words = ["fig2", f"results_dir={root}", f"--out={theirs}"]
     environment = os.environ | {"PYTHONHASHSEED": "7", "SOURCE_DATE_EPOCH": "86400"}
-    subprocess.run(
-        [sys.executable, "-c", code, tmp_path, *PRINTED],
-        check=True,
-        env=environment,
-        cwd=Path.cwd(),
+    code = (
+        "import sys; from capmoe_eval.report.figures import command\n"
+        f"try: command.main({words!r})\n"
+        "finally: assert not {'torch', 'transformers', 'lm_eval'} & set(sys.modules)\n"
     )
-    for name in PRINTED:
-        for suffix in FORMATS:
-            file = f"{name}.{suffix}"
-            assert (tmp_path / file).read_bytes() == (drawn / file).read_bytes(), file
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    files = [path.name for path in (ours / "zoo/figures").iterdir()]
+    assert sorted(files) == ["fig2.csv", "fig2.json", "fig2.pdf", "fig2.png", "fig2.svg"]
+    for name in files:
+        pair = (out / "zoo/figures" / name for out in (ours, theirs))
+        assert len({path.read_bytes() for path in pair}) == 1, name
 
 
 def test_a_missing_a_broken_and_a_foreign_record(
@@ -168,7 +133,7 @@ def test_a_users_model_is_drawn_by_its_name_and_directory(
     capsys.readouterr()
     assert run("fig12,v1_fig7", "--missing", *own) == 0
     printed = capsys.readouterr().out.splitlines()
-    sources = gather(get_figure("fig12"), FigurePlans(own), read_bench)
+    sources = gather(get_figure("fig12"), FigurePlans(own))
     (first, *_) = printed
     (plan, *_) = plans(composed([word for word in shlex.split(first)[2:] if "," not in word]))
     assert plan.cell.model.pretrained == "tiny:mixtral"

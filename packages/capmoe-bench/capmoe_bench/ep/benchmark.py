@@ -15,8 +15,6 @@ from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.paper.printed import figure
-from capmoe_eval.results.timings import EMULATED as EMULATED_KIND
-from capmoe_eval.results.timings import STUDY_SCHEMA, rows_of
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.ranks import World
 
@@ -34,6 +32,8 @@ from capmoe_bench.ep.studies import (
     find_studies,
 )
 from capmoe_bench.rounds import device_and_dtype, dtype_name, measured_on, say, write_file
+from capmoe_bench.timings import EMULATED as EMULATED_KIND
+from capmoe_bench.timings import STUDY_SCHEMA, rows_of
 
 _TASK = "obqa"  # of the records that a study takes loads from; it is Figure 1's
 

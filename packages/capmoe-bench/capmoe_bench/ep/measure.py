@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from capmoe_eval.results.timings import DROPLESS, Spread
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.ranks import World
@@ -30,6 +29,7 @@ from capmoe_bench.ep.timing import (
     measured_link,
 )
 from capmoe_bench.rounds import alternate, ratio, say
+from capmoe_bench.timings import DROPLESS, Spread
 
 Timing = dict[str, Any]
 """One method's times and its gain over dropless routing, as in the file."""

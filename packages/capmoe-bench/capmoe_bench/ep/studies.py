@@ -15,8 +15,9 @@ from typing import Any, Final
 from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
 from capmoe_eval.experiment.data_file import read_data, read_yaml
 from capmoe_eval.experiment.record_part import Amount, Count, Positive
-from capmoe_eval.results.timings import STUDIES
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from capmoe_bench.timings import STUDIES
 
 FIGURE_1 = "figure 1"
 """The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""

@@ -9,8 +9,7 @@ from capmoe_methods.figures import (
     images,
     macs,
     quality,
-    skew,
     waste,
 )
 
-__all__ = ["adaptive", "comparators", "decode", "images", "macs", "quality", "skew", "waste"]
+__all__ = ["adaptive", "comparators", "decode", "images", "macs", "quality", "waste"]

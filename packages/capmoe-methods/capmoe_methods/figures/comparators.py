@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from capmoe_bench.timings import read_evaluation
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
@@ -195,7 +196,8 @@ def ranks(sources: Sources) -> pd.DataFrame:
     import pandas as pd
 
     rows = settings(sources)
-    balances = sources.bench().evaluations.get("placement", {}).get("balances", ())
+    file = sources.bench / "placement.json"
+    balances = read_evaluation(file)["balances"] if file.is_file() else ()
     balanced: list[dict[str, Any]] = []
     for of, kind in _KINDS.items():
         tasks, judged = _tasks(sources, of), set()

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 import site_material as material
+import timing_files as files
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.layout import TABLES
 from site_material import Site, made
-from tests.results import timing_files as files
 
 from capmoe_report import contents
 from tests import records

@@ -13,11 +13,11 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
+import timing_files as files
+from capmoe_bench.timings import read_bench
 from capmoe_eval.errors import UsageError
-from capmoe_eval.paper.benchmarks import read_bench
 from site_material import Site, made
 from tests.records import odd_cell
-from tests.results import timing_files as files
 
 from capmoe_report import contents, report
 from capmoe_report.report import PAGES, build, main

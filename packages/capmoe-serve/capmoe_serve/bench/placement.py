@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from capmoe_bench.benchmarks import check_names
 from capmoe_bench.rounds import CPU, finish, say, target_of
+from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
@@ -20,7 +21,6 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.results.timings import Target
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.zoo.hub import ready
 

@@ -18,8 +18,8 @@ import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.skewed import skewed_model
 from capmoe_bench.rounds import CPU, alternate, finish, ratio, say, target_of
+from capmoe_bench.timings import Spread, Target
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.results.timings import Spread, Target
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS

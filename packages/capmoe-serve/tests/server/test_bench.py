@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from capmoe_bench.benchmarks import main
-from capmoe_eval.results.timings import read_evaluation, targets
+from capmoe_bench.timings import read_evaluation, targets
 
 from capmoe_serve.bench import server
 from server.engines import NEEDS_VLLM

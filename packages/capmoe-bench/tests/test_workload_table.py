@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
+import timing_files as files
 from capmoe_eval.report.tables.filled import measured_table
 from capmoe_eval.report.tables.table import commands
 from tests.report.tables import cell
-from tests.results import timing_files as files
 
 COMMAND = "capmoe-eval bench ep --study workload"
 

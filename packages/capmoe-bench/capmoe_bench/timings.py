@@ -1,7 +1,8 @@
 """The files of ``results/bench/``, and the times of expert parallelism as a data frame.
 
 ``capmoe-eval bench ep`` writes ``ep-*.json``, of a study or of a layer that was asked for by hand.
-Every other benchmark writes ``<name>.json``, with targets beside whatever it likes.
+Every other benchmark writes ``<name>.json``, with targets beside whatever it likes. Nothing here
+needs torch.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic_core import from_json
-
 from capmoe_eval.errors import UsageError, reading, shown
 from capmoe_eval.experiment.files import read_bytes
+from capmoe_eval.experiment.names import BENCHMARKS
+from pydantic_core import from_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,22 +167,6 @@ def read_study(path: Path) -> pd.DataFrame:
         frame = timings_of(_content(data, STUDY_SCHEMA))
         digest = hashlib.sha256(data).hexdigest()[:10]
         return frame.assign(path=str(path), digest=digest)
-
-
-def read_timings(folder: Path, broken: list[str]) -> pd.DataFrame:
-    """Return the times of all studies of a directory, in the order of the files' names.
-
-    ``broken`` gets a line for each file that is not whole.
-    """
-    import pandas as pd
-
-    frames = [no_timings()]
-    for path in sorted(folder.glob("ep-*.json")):
-        try:
-            frames.append(read_study(path))
-        except UsageError as error:
-            broken.append(str(error))
-    return pd.concat(frames[1:] or frames, ignore_index=True)
 
 
 def no_timings() -> pd.DataFrame:
@@ -344,3 +329,133 @@ def _of_point(point: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _quartiles(name: str, spread: Mapping[str, float]) -> dict[str, float]:
     return {name: spread["median"], f"{name}_q1": spread["low"], f"{name}_q3": spread["high"]}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model as the paper deploys it."""
+
+    name: str  # beginning of its name
+    ranks: int  # number of GPUs
+    layer: str | None = None  # its key in Figure 4
+    whole: str | None = None  # beginning of its keys in Figure 5
+
+
+DEPLOYMENTS: Final = (
+    Deployment("OLMoE", 8, "OLMoE-Instruct(8E/GPU)", "OLMoE"),
+    Deployment("DeepSeek-V2-Lite", 8, "DeepSeek-V2-Lite(8E+SE/GPU)", "DeepSeek"),
+    Deployment("Qwen1.5-MoE", 6, "Qwen1.5-MoE-Chat(10E+SE/GPU,6GPU)", "Qwen"),
+    Deployment("Mixtral", 8, "Mixtral(1E/GPU)", "Mixtral"),
+    Deployment("Qwen3", 8),
+    Deployment("DeepSeek-V2", 8),
+)
+"""The first four are those of Figures 4 and 5, in their order."""
+
+MACHINE: Final = "eight H20 GPUs"
+"""The machine of the paper's efficiency measurements (six of them for Qwen1.5-MoE)."""
+
+
+def deployment(model: str | None) -> Deployment | None:
+    """Return how the paper deploys a model, or None where it does not."""
+    fitting = [d for d in DEPLOYMENTS if (model or "").startswith(d.name)]
+    return max(fitting, key=lambda deployed: len(deployed.name), default=None)
+
+
+RUN = ["path", "run"]
+"""The columns of times that tell runs apart."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The benchmark files of a directory."""
+
+    folder: Path = BENCHMARKS
+    # Times of all studies, as :func:`timings_of` has them.
+    timings: pd.DataFrame = field(default_factory=no_timings)
+    evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # others, by name
+    broken: tuple[str, ...] = ()  # the error of each other file, one line each
+
+    def best(self, study: str) -> pd.DataFrame:
+        """Return the times of one file of each model, in the order of the paper's figures.
+
+        Of several the one with as many ranks as the paper has GPUs is taken: 8 emulated ranks show
+        the paper's deployment, 2 measured ones do not. Then the one with most runs of the model,
+        for those over several numbers of ranks belong together. Of those left a measured one goes
+        before an emulated one, and a wider layer before a narrow one.
+        """
+        times = self.timings[self.timings["study"] == study]
+        papers = {key: paper for key in times["key"].unique() if (paper := deployment(key))}
+        ranks = {key: paper.ranks for key, paper in papers.items()}
+        places = {key: DEPLOYMENTS.index(paper) for key, paper in papers.items()}
+        runs = times.drop_duplicates(RUN)
+        runs = runs.assign(
+            deployed=runs["key"].map(ranks) == runs["ranks"],
+            measured=runs["kind"] == "measured",
+            width=-runs["scale"],
+            place=runs["key"].map(places).fillna(len(DEPLOYMENTS)),
+        )
+        file = ["model", "path"]
+        of_file = runs.groupby(file, as_index=False)
+        files = of_file.max().assign(runs=of_file.size()["size"])
+        by = ["deployed", "runs", "measured", "width", "date", "path"]
+        best = files.sort_values(by, ascending=False, kind="stable").drop_duplicates("model")
+        return best.sort_values(["place", "model"])[file].merge(times, on=file)
+
+
+def ranks_text(run: pd.Series[Any]) -> str:
+    """Return the deployment of a run, the first of its times, in a few words."""
+    noun = "expert" if run["experts_per_rank"] == 1 else "experts"
+    return f"{run['ranks']} ranks × {run['experts_per_rank']} {noun}"
+
+
+def widths_text(run: pd.Series[Any]) -> str:
+    """Return the layer's widths, against the model's own."""
+    return "full widths" if run["scale"] == 1 else f"widths 1/{run['scale']:g}"
+
+
+def kind_text(kind: str) -> str:
+    """Return ``measured`` or ``EMULATED``, which cannot be overlooked."""
+    return kind if kind == "measured" else kind.upper()
+
+
+def circumstances(times: pd.DataFrame) -> Iterator[str]:
+    """Yield what must be said of emulations, sizes, routing and machines."""
+    for _, run in times.drop_duplicates(RUN).iterrows():
+        if run["note"]:
+            yield f"{run['note']}."
+        if run["why"]:
+            yield f"Sizes: {run['why'].rstrip('.')}."
+        if run["loads_why"]:
+            yield f"Routing of {run['model']}: {run['loads_why'].rstrip('.')}."
+        if run["link"]:
+            # What follows the semicolon is of this one run, and in the numbers.
+            yield f"The emulated exchange: {run['link'].partition('; ')[0]}."
+        yield (
+            f"{Path(run['path']).name}: {run['machine']}; {run['dtype']}, median of "
+            f"{run['rounds']} rounds, {run['date'][:10]}."
+        )
+
+
+def read_bench(folder: Path = BENCHMARKS, study: str = "") -> Bench:
+    """Read the files of a directory, or those of one study; a broken file takes no other with it.
+
+    A directory that was named and is not there is a UsageError.
+    """
+    import pandas as pd
+
+    if folder != BENCHMARKS and not folder.is_dir():
+        raise UsageError(f"--bench={folder}: no such directory; leave it out for {BENCHMARKS}")
+    frames, evaluations, broken = [no_timings()], {}, list[str]()
+    for path in sorted(folder.glob(f"ep-{study}-*.json" if study else "ep-*.json")):
+        try:
+            frames.append(read_study(path))
+        except UsageError as error:
+            broken.append(str(error))
+    for name in () if study else EVALUATIONS:
+        if (path := folder / f"{name}.json").is_file():
+            try:
+                evaluations[name] = read_evaluation(path)
+            except UsageError as error:
+                broken.append(str(error))
+    timings = pd.concat(frames[1:] or frames, ignore_index=True)
+    return Bench(folder, timings, evaluations, tuple(broken))

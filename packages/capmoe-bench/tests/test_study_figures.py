@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
-
-from capmoe_eval.paper.benchmarks import read_bench
+import timing_files as files
+from capmoe_eval.beside import BESIDE
 from capmoe_eval.report.figures import command
-from capmoe_eval.report.figures.catalogue import get_figure
+from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
 from capmoe_eval.report.figures.write import describe, measured
-from tests.results import timing_files as files
+from matplotlib.figure import Figure
+from tests.golden import FILES, drawn, framed, read
+from tests.golden.test_golden import differences
 
 FIGURES = ("fig4", "fig6")
 
@@ -25,7 +25,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evidence(name: str, folder: Path) -> Sources:
-    return gather(get_figure(name), FigurePlans(), functools.partial(read_bench, folder))
+    return gather(get_figure(name), FigurePlans(), folder)
 
 
 def make(name: str, folder: Path) -> tuple[pd.DataFrame, list[str]]:
@@ -78,6 +78,17 @@ def test_the_other_file_is_named(tmp_path: Path) -> None:
     assert title.startswith("partly EMULATED: see each panel")
     assert ["EMULATED" in each for each in panels] == [False, True, True, True]
     assert describe(spec, study)["title"].endswith("(partly EMULATED)")
+
+
+@pytest.mark.slow
+def test_the_committed_studies_give_the_golden_numbers() -> None:
+    for path, rows in FILES.items():
+        if path.parent == Path(__file__).parent:
+            assert differences(read(path), framed(rows())) == []
+    names = [name for name, spec in figures().items() if spec.package == "capmoe_bench"]
+    assert drawn(Path(__file__).with_name("figures.csv")) == names
+    parts = "bench", "table table10", *(f"figure {name}" for name in names)
+    assert BESIDE["capmoe-bench"] == {*parts}
 
 
 def test_nothing_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

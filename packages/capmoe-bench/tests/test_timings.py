@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
+import timing_files as files
 from capmoe_eval.errors import UsageError
-from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.results.frames import pick, read
-from capmoe_eval.results.timings import read_study
-from capmoe_eval.routing.registry import create_method
-from tests.records import record_of
-from tests.results import timing_files as files
+
+from capmoe_bench.timings import read_bench, read_study
 
 AGAIN = "make it again: capmoe-eval bench ep --study speedup"
 
@@ -46,18 +42,6 @@ def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
     assert row["reached"] == pytest.approx(0.1)
     assert math.isnan(dropless["reached"])
     assert set(times.loc[times["part"] == "prefill", "layers"]) == {16}
-
-
-def test_results_have_the_times_beside_their_records(tmp_path: Path) -> None:
-    record_of(create_method("baseline"), [1, 0], root=tmp_path / "zoo").write()
-    files.write(tmp_path / "bench", files.placement_study())
-    (tmp_path / "bench/ep-skew-emulated.json").write_text("[")
-    with pytest.warns(UserWarning, match=r"left out: .*ep-skew-emulated\.json: not a whole file"):
-        times = read(tmp_path / "zoo").timings
-    tight = pick(times, method="score", gamma=1.0, phase="total")
-    assert dict(zip(tight["ranks"], tight["speedup"], strict=True)) == {
-        ranks: 1 + ranks / 64 for ranks in (64, 32, 8, 4)
-    }
 
 
 def test_errors_of_a_validation(tmp_path: Path) -> None:
@@ -125,8 +109,8 @@ def test_a_file_that_is_none_takes_no_other_with_it(
     bench = read_bench(tmp_path)
     assert bench.timings["path"].nunique() == len(files.ALL) - 1
     (line,) = bench.broken
-    assert bench.broken_of("skew") == [line]
-    assert bench.broken_of("speedup") == []
+    assert read_bench(tmp_path, "skew").broken == (line,)
+    assert read_bench(tmp_path, "speedup").broken == ()
     assert "ep-skew-emulated.json" in line
     assert "\n" not in line
     assert line.endswith("capmoe-eval bench ep --study skew")
