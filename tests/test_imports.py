@@ -12,10 +12,10 @@ HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
 # One process imports them in this order: what may import less comes first.
 LIGHT = {
     "capmoe_eval": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic"),
-    "capmoe_bench.timings": (*HEAVY, "numpy", "hydra", "omegaconf"),
     "capmoe_eval.report": (*HEAVY, "numpy", "hydra"),
     # What the commands import first, so that Ctrl-C and a missing package find them prepared.
     "capmoe_eval.__main__": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic", "yaml"),
+    "capmoe_bench.timings": (*HEAVY, "numpy", "hydra", "omegaconf"),
     "capmoe_eval.report.tables.command": (*HEAVY, "numpy"),
     "capmoe_eval.evaluation.run_command": HEAVY,
     "capmoe_eval.evaluation.run": HEAVY,

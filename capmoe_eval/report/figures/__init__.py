@@ -1,5 +1,5 @@
 """Draw the figures of the paper, and some that it lacks, from finished results.
 
-A figure is declared as data in `catalogue.yaml`, which names two functions: one turns records into
-plain numbers, which are written as JSON, and the other draws those numbers alone.
+A figure is declared with two functions: one turns results into plain numbers, which are written as
+CSV, and the other draws those numbers alone; its docstring is the caption.
 """
