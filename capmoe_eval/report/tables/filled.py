@@ -78,13 +78,14 @@ def measured_table(
     UsageError, also one that another package fills, which is not installed; errors of overrides as
     :func:`cell_config`.
     """
+    filled: pd.DataFrame
     match layout := find_layout(key):
         case SettingsLayout() | WorkloadLayout():
             config = cell_config(overrides)
             if isinstance(layout, WorkloadLayout):
-                if (fill := load_entry_points(ENTRY_POINTS).get(key)) is None:
+                if key not in (beside := load_entry_points(ENTRY_POINTS)):
                     check_installed(f"table {key}")
-                filled = fill(layout, bench)
+                filled = beside[key](layout, bench)
             else:
                 tasks = [setting["task"] for setting in layout.settings]
                 filled = settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks})
