@@ -12,11 +12,13 @@ from capmoe_bench.timings import Bench, read_bench, targets
 from pages import ROOT, paragraph, span, table
 from pages.names import FAMILIES
 
+BENCHMARKS = ROOT / "results" / "bench"
+
 
 @cache
 def bench() -> Bench:
     """Return the committed benchmarks."""
-    return read_bench(ROOT / "results" / "bench")
+    return read_bench(BENCHMARKS)
 
 
 def _evaluation(name: str) -> Any:
@@ -81,7 +83,7 @@ def balancing() -> str:
 
 def emulation() -> str:
     """Return by how much the emulation misses two measured ranks."""
-    times = bench().times("speedup")
+    times = read_bench(BENCHMARKS, "speedup").timings
     times = times[(times["kind"] == "measured") & (times["phase"] == "total")]
     times = times.dropna(subset="miss_seconds")
     (path,) = times["path"].unique()
