@@ -12,8 +12,8 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.application import refuse
+from capmoe_eval.experiment.cell import NumpySeed, Threads
 from capmoe_eval.experiment.names import BENCHMARKS
-from capmoe_eval.experiment.values import NumpySeed, Threads
 from capmoe_eval.routing.capacity import parse_factor
 from capmoe_eval.routing.knobs import LARGEST, Count, check
 

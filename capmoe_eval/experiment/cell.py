@@ -10,13 +10,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
+from annotated_types import Predicate
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment import values
-from capmoe_eval.experiment.datasource import users_cache
+from capmoe_eval.experiment.datasource import EMBEDDED, HUB, is_embedded, users_cache
 from capmoe_eval.routing.capacity import factor_forms
 from capmoe_eval.routing.knobs import (
     LARGEST,
@@ -27,9 +27,86 @@ from capmoe_eval.routing.knobs import (
     check_fields,
     declared_knobs,
     field_types,
+    says,
 )
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs, method_names, placements
+
+_LONGEST_NAME: Final = 100  # bytes; a file system takes 255 for a name, and the suite adds endings
+
+
+def _is_text(text: str) -> bool:
+    return bool(text.strip()) and text.isprintable()
+
+
+def _is_name(text: str) -> bool:
+    return (
+        _is_text(text)
+        and text == text.strip()
+        and not text.startswith(".")
+        and not set(text) & set("/\\")
+        and len(text.encode("utf-8", "replace")) <= _LONGEST_NAME
+    )
+
+
+def _is_shard(text: str) -> bool:
+    number, _, count = text.partition("/")
+    return int(number) <= int(count)
+
+
+def _is_free(name: str) -> bool:
+    return name != HUB and not is_embedded(name)
+
+
+_NAME = (
+    "text that becomes a name in a path: without / or \\, without a leading dot, of at most "
+    f"{_LONGEST_NAME} bytes, such as my_name"
+)
+
+Text: TypeAlias = Annotated[
+    str,
+    Predicate(_is_text),
+    says(
+        "text in one line; put what looks like a number, true or null into quotes within quotes, "
+        "\"'42'\""
+    ),
+]
+Name: TypeAlias = Annotated[str, Predicate(_is_name), says(_NAME)]
+"""Every name that becomes part of a path."""
+Documents: TypeAlias = Annotated[Name, says(f"{_NAME}; call a local root data.name=NAME")]
+LocalName: TypeAlias = Annotated[
+    Name,
+    Predicate(_is_free),
+    says(f"{_NAME}, and not {', '.join((HUB, *EMBEDDED))}, which stand for other documents"),
+]
+
+BatchSize: TypeAlias = Count | Annotated[Literal["auto"], says("auto for the baseline")]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
+Attention: TypeAlias = Literal["sdpa", "eager", "flash_attention_2"]
+Backend: TypeAlias = Literal["transformers", "vllm"]
+NumpySeed: TypeAlias = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Threads: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
+_DEVICE: Final = "(cpu|cuda|mps|xpu|npu)(:[0-9]{1,3})?"
+Device: TypeAlias = Annotated[
+    str,
+    Field(pattern=f"^(auto|{_DEVICE})$"),
+    says("auto or a device: cpu, cuda, mps, xpu or npu, or one of several, such as cuda:1"),
+]
+DeviceMap: TypeAlias = Annotated[
+    str,
+    Field(pattern=f"^(auto|balanced(_low_0)?|sequential|{_DEVICE})$"),
+    says("auto, balanced, balanced_low_0, sequential or a device such as cuda:1"),
+]
+Shard: TypeAlias = Annotated[
+    str,
+    Field(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$"),
+    Predicate(_is_shard),
+    says("i/n with 1 ≤ i ≤ n, for example shard=1/2"),
+]
+
+Own: TypeAlias = Annotated[None, Field(description="null for the model's own")]
+EveryDocument: TypeAlias = Annotated[None, Field(description="null for all")]
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
@@ -52,15 +129,15 @@ def checkpoint(pretrained: str) -> str:
 class ModelId:
     """A model: its weights and their precision."""
 
-    name: values.Name  # its key, as in ``model=`` and in ``conf/model/``
+    name: Name  # its key, as in ``model=`` and in ``conf/model/``
     # Hub id, local path, ``real:<name>``, or an embedded model: ``zoo:<family>``, trained, or
     # ``tiny:<family>``, with random weights.
-    pretrained: values.Text
-    revision: values.Text = "main"  # branch, tag or commit on the hub
-    dtype: values.Dtype = "bfloat16"  # precision of the weights
-    tokenizer: values.Text | values.Own = None  # path or hub id
-    max_length: Count | values.Own = None  # tokens of an input
-    attention: values.Attention | values.Own = None  # its implementation
+    pretrained: Text
+    revision: Text = "main"  # branch, tag or commit on the hub
+    dtype: Dtype = "bfloat16"  # precision of the weights
+    tokenizer: Text | Own = None  # path or hub id
+    max_length: Count | Own = None  # tokens of an input
+    attention: Attention | Own = None  # its implementation
 
     @property
     def checkpoint(self) -> str:
@@ -86,23 +163,23 @@ BERTSCORE: Mapping[str, Any] = {"encoder": None, "layer": None, "rescale": False
 class TaskId:
     """A task: its documents, prompts and metric."""
 
-    name: values.Name  # its key, as in ``tasks=`` and in ``conf/tasks/``
-    lm_eval: values.Text  # name of the task or group in lm-eval
-    dataset: values.Text  # on the hub, ``<org>/<name>``; several are joined by ``+``
-    metric: values.Text  # of Table 5
+    name: Name  # its key, as in ``tasks=`` and in ``conf/tasks/``
+    lm_eval: Text  # name of the task or group in lm-eval
+    dataset: Text  # on the hub, ``<org>/<name>``; several are joined by ``+``
+    metric: Text  # of Table 5
     # Few-shot examples, as in Table 5.
     fewshot: (
         Annotated[int, Field(ge=0, le=LARGEST)]
         | Annotated[None, Field(description="null for what the lm-eval task says")]
     ) = None
-    filter: values.Text = "none"  # lm-eval's, of the answers that the metric applies to
+    filter: Text = "none"  # lm-eval's, of the answers that the metric applies to
     images: bool = False  # whether its questions are about images
     # Of BERTScore: its encoder (a path or hub id), the hidden layer, and whether it is rescaled.
-    encoder: values.Text | Annotated[None, Field(description="null for no BERTScore")] = None
+    encoder: Text | Annotated[None, Field(description="null for no BERTScore")] = None
     layer: Count | Annotated[None, Field(description="null for bert-score's choice")] = None
     rescale: bool = False
     # Of a user's own task: a hash of its file, and of the files that it needs.
-    file_hash: values.Text | Annotated[None, Field(description="null for a task of lm-eval")] = None
+    file_hash: Text | Annotated[None, Field(description="null for a task of lm-eval")] = None
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the task, JSON-ready.
@@ -111,12 +188,12 @@ class TaskId:
         """
         fields = dict(vars(self))
         of_encoder = ((field, self.encoder) for field in BERTSCORE)
-        for field, says in (
+        for field, value in (
             ("images", self.images),
             ("file_hash", self.file_hash),
             *of_encoder,
         ):
-            if not says:
+            if not value:
                 del fields[field]
         return fields
 
@@ -145,16 +222,16 @@ class Cell:
     task: TaskId
     # Sequences per forward, or of an engine its `max_num_seqs`; under a capacity it is part of the
     # result.
-    batch_size: values.BatchSize
-    limit: Count | values.EveryDocument = None  # documents per (sub)task
+    batch_size: BatchSize
+    limit: Count | EveryDocument = None  # documents per (sub)task
     # Source of the documents: ``hub``, an embedded source, or a local root's name.
-    data: values.Documents = "hub"
-    eval_seed: values.NumpySeed = 1234  # of few-shot examples
+    data: Documents = "hub"
+    eval_seed: NumpySeed = 1234  # of few-shot examples
     # Seed of random batches, of an engine of a random order of its requests; None for lm-eval's
     # own, by length.
     shuffle: Seed | Annotated[None, Field(description="null for lm-eval's batches")] = None
     # What computes the model: static batches of transformers, or the steps of vLLM's engine.
-    backend: Annotated[values.Backend, OMIT_DEFAULT] = "transformers"
+    backend: Annotated[Backend, OMIT_DEFAULT] = "transformers"
     # Most rows of a step of an engine; None for transformers, which has no steps.
     max_num_batched_tokens: Annotated[
         Count | Annotated[None, Field(description="null for backend=transformers")], OMIT_DEFAULT
@@ -163,7 +240,7 @@ class Cell:
     apply_chat_template: Annotated[bool, OMIT_DEFAULT] = False
     # Stands before every prompt, in a chat as its system message.
     system_instruction: Annotated[
-        values.Text | Annotated[None, Field(description="null for none")], OMIT_DEFAULT
+        Text | Annotated[None, Field(description="null for none")], OMIT_DEFAULT
     ] = None
 
     def __post_init__(self) -> None:
@@ -280,7 +357,7 @@ OMITTED: Mapping[str, Any] = {
 
 def check_batch_size(batch_size: int | str, method: Method) -> None:
     """Refuse a batch size that is neither a positive whole number nor the baseline's ``auto``."""
-    check("batch_size", batch_size, values.BatchSize)
+    check("batch_size", batch_size, BatchSize)
     if batch_size == "auto" and not method.is_stock:
         raise UsageError(
             "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "

@@ -24,6 +24,7 @@ from capmoe_eval.experiment.cell import (
     ZOO,
     Cell,
     ModelId,
+    Name,
     TaskId,
 )
 from capmoe_eval.experiment.composition import load_option, load_options, options
@@ -36,7 +37,6 @@ from capmoe_eval.experiment.settings import (
     check_keys,
     named_methods,
 )
-from capmoe_eval.experiment.values import Name
 from capmoe_eval.routing.knobs import check
 from capmoe_eval.routing.registry import create_method, knobs, without_effect
 

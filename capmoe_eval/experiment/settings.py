@@ -16,15 +16,26 @@ from pydantic import AfterValidator, Field
 
 from capmoe_eval.beside import check_installed
 from capmoe_eval.errors import UsageError, bad_choice, shown
-from capmoe_eval.experiment import values
 from capmoe_eval.experiment.cell import (
     BERTSCORE,
     CELL_FIELDS,
     MODEL_FIELDS,
     TASK_FIELDS,
+    Attention,
+    BatchSize,
     Cell,
+    Device,
+    DeviceMap,
+    Dtype,
+    EveryDocument,
+    LocalName,
     ModelId,
+    Name,
+    Own,
+    Shard,
     TaskId,
+    Text,
+    Threads,
 )
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.routing.capacity import factor_forms, parse_factor
@@ -51,7 +62,7 @@ def _gamma(gamma: object) -> object:
 
 Gamma = Annotated[Any, AfterValidator(_gamma)]
 
-_Threads = values.Threads | Annotated[None, Field(description="null for torch's own choice")]
+_Threads = Threads | Annotated[None, Field(description="null for torch's own choice")]
 _NoText = Annotated[None, Field(description="null for none")]
 _Hub = Annotated[None, Field(description="null for the hub")]
 _OneDevice = Annotated[None, Field(description="null for one device")]
@@ -59,51 +70,50 @@ _Configured = Annotated[None, Field(description="null for that of the configurat
 
 
 _OF_MODEL: Final[dict[str, Any]] = {
-    "title": values.Text,
-    "note": values.Text | _NoText,  # a caution about the model's numbers
-    "profile": values.Name,
-    "dtype": values.Dtype,
-    "device_map": values.DeviceMap | _OneDevice,
+    "title": Text,
+    "note": Text | _NoText,  # a caution about the model's numbers
+    "profile": Name,
+    "dtype": Dtype,
+    "device_map": DeviceMap | _OneDevice,
     "threads": _Threads,
     "gamma": Gamma,
-    "batch_size": values.BatchSize,
-    "data_root": values.Text | _Hub,
+    "batch_size": BatchSize,
+    "data_root": Text | _Hub,
 }
 """Fields of ``model`` beside those of :class:`ModelId`; most are defaults of keys."""
 _OF_TASK: Final[dict[str, Any]] = {
-    "title": values.Text,
-    "batch_size": values.BatchSize | _Configured,
-    "data_root": values.Text | _Configured,
-    "file": values.Text | _NoText,  # of a user's own task
+    "title": Text,
+    "batch_size": BatchSize | _Configured,
+    "data_root": Text | _Configured,
+    "file": Text | _NoText,  # of a user's own task
 }
 """Fields of a task beside those of :class:`TaskId`."""
 _SECTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "data": {
-        "root": values.Text | _Hub,
-        "name": values.LocalName
-        | Annotated[None, Field(description="null for the directory's own")],
+        "root": Text | _Hub,
+        "name": LocalName | Annotated[None, Field(description="null for the directory's own")],
     },
     # A profile has lists of models besides.
     "profile": {
-        "name": values.Name,
+        "name": Name,
         "seeds": Annotated[list[Seed], Field(examples=["[0,1,2]"])],
     },
 }
 _OF_RUN: Final[Mapping[str, Any]] = {
     "method": Annotated[Any, AfterValidator(_method)],
     "gamma": Gamma,
-    "dtype": values.Dtype,
-    "attention": values.Attention | values.Own,
-    "device": values.Device,
-    "device_map": values.DeviceMap | _OneDevice,
+    "dtype": Dtype,
+    "attention": Attention | Own,
+    "device": Device,
+    "device_map": DeviceMap | _OneDevice,
     "threads": _Threads,
     "parallel": Literal["none", "ep"],
-    "results_dir": values.Text,
+    "results_dir": Text,
     "overwrite": bool,
     "plan": bool,
     "allow_code_execution": bool,
     "log_samples": bool,
-    "shard": values.Shard | values.EveryDocument,
+    "shard": Shard | EveryDocument,
 }
 """The keys beside a method's knobs, a cell's fields and sections."""
 
@@ -191,7 +201,7 @@ def check_keys(configuration: Mapping[str, object]) -> None:
                     f"tasks={shown(value)}: must name at least one task, for example tasks=[obqa]"
                 )
             for name, task in value.items():
-                check("tasks", name, values.Name)
+                check("tasks", name, Name)
                 _check_section(f"tasks.{name}", task, fields("tasks"))
         elif section := fields(key):
             _check_section(key, value, section)

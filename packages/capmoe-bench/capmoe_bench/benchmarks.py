@@ -13,10 +13,10 @@ from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.cell import DTYPES
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.names import BENCHMARKS
-from capmoe_eval.experiment.values import DTYPES
 
 from capmoe_bench.timings import STUDIES
 

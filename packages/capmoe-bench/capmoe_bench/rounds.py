@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 from capmoe_eval.errors import UsageError, check_choice, writing
 from capmoe_eval.evaluation.provenance import described
+from capmoe_eval.experiment.cell import DTYPES
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.processes import process_rank
-from capmoe_eval.experiment.values import DTYPES
 
 from capmoe_bench.timings import EVALUATION_SCHEMA, Spread, Target
 

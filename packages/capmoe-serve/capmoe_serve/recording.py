@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import Text
 from capmoe_eval.experiment.observation import CellObserver
-from capmoe_eval.experiment.values import Text
 from capmoe_eval.routing.knobs import Count
 from pydantic import Field
 
