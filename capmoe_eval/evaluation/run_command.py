@@ -21,7 +21,6 @@ from capmoe_eval.experiment.composition import (
     config_directory,
     for_hydra,
     store_knobs,
-    usage,
 )
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -32,6 +31,7 @@ from capmoe_eval.experiment.configuration import (
     plans,
     share,
 )
+from capmoe_eval.experiment.help import usage
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.results.packing import pack_idle

@@ -21,16 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from capmoe_eval.errors import UsageError, bad_choice, check_choice, first_line, shown
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.observation import observer_options
-from capmoe_eval.experiment.settings import (
-    COMMON,
-    GROUPS,
-    check_words,
-    entries,
-    groups_text,
-    help_text,
-    keys_text,
-    methods_row,
-)
+from capmoe_eval.experiment.settings import GROUPS, check_words
 from capmoe_eval.routing.registry import knobs
 
 # ${capmoe.cache:name}, a directory in the user's cache.
@@ -176,32 +167,6 @@ def _options(_directory: Path, group: str) -> Sequence[str]:
     with composing():  # whose search path has the directories of packages beside the suite
         names: Sequence[str] = GlobalHydra.instance().config_loader().get_group_options(group)
     return names
-
-
-def usage(*topics: str) -> str:
-    """Return what ``capmoe-eval run --help`` says of the common keys, of some names, or of ``all``.
-
-    Raises:
-        UsageError: For a topic that is no group, key, method or knob.
-    """
-    groups = {name: options(name) for name in GROUPS}
-    config = (config_directory() / "config.yaml").read_text(encoding="utf-8")
-    everything = "\n\n".join((groups_text(groups, config), keys_text(config), help_text()))
-    if "all" in topics:
-        return everything
-    named = entries(everything)
-    for topic in topics:
-        check_choice("--help", topic, named)
-    if topics:
-        return "\n".join(text for topic in topics for text in named[topic])
-    short = {name: [f"{len(choices)} names"] for name, choices in groups.items()}
-    common = entries(f"{groups_text(short, config)}\n{keys_text(config)}")
-    rows = [text for name in COMMON for text in common[name]]
-    return "\n".join(["== Common keys (key=value) ==", "", *rows, "", *methods_row()])
-
-
-# ${capmoe.usage:}, in the help of the command line.
-OmegaConf.register_new_resolver("capmoe.usage", usage)
 
 
 def load_option(group: str, name: str) -> DictConfig:

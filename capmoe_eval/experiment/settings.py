@@ -8,8 +8,7 @@ registers brings its own. The fields of a model and of a task that identify a ce
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
@@ -40,7 +39,7 @@ from capmoe_eval.experiment.cell import (
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.routing.capacity import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Seed, check, field_types
-from capmoe_eval.routing.registry import knobs, method_class, method_names, methods_in_words
+from capmoe_eval.routing.registry import knobs, method_class
 
 
 def _method(name: object) -> object:
@@ -118,11 +117,6 @@ _OF_RUN: Final[Mapping[str, Any]] = {
 """The keys beside a method's knobs, a cell's fields and sections."""
 
 GROUPS: Final = ("model", "tasks", "experiment", "profile", "variant")
-COMMON: Final = (
-    *("model", "tasks", "experiment", "profile", "method", "gamma", "ep_size", "batch_size"),
-    *("limit", "data.root", "dtype", "device", "results_dir", "plan"),
-)
-"""Groups and keys that ``--help`` explains without being asked for more."""
 """The groups of ``conf/``, of whose options a word ``group=option`` chooses one."""
 LISTS: Final = ("tasks", "layer_gammas")
 """The keys whose value may be a list."""
@@ -228,86 +222,3 @@ def named_methods(words: Iterable[str]) -> list[str]:
     values = [word.removeprefix("method=") for word in words if word.startswith("method=")]
     plain = [value for value in values if re.fullmatch(r"\w+(,\w+)*", value)]
     return [name for value in plain for name in value.split(",")]
-
-
-def help_text() -> str:
-    """Return a paragraph for each method, knob and observer's option, as ``--help`` prints them."""
-    lines = ["== Methods (method=name) =="]
-    for name, kind in ((name, method_class(name)) for name in method_names()):
-        lines += _paragraph(name, str(kind.__doc__).strip().splitlines()[0], kind.source)
-    lines += ["", "== Knobs of methods (knob=value; a knob that a method lacks has no effect) =="]
-    for knob in knobs().values():
-        heading = f"{knob.name}={shown(knob.default)}"
-        lines += _paragraph(heading, knob.help, f"{knob.values} [{methods_in_words(knob.name)}]")
-    if options := observer_options().values():
-        lines += ["", "== Observers of a run (key=value; they change no result) =="]
-        for option in options:
-            heading = f"{option.name}={shown(option.default)}"
-            lines += _paragraph(heading, option.help, option.values)
-    return "\n".join(lines)
-
-
-def keys_text(config: str) -> str:
-    """Return the keys of ``conf/config.yaml`` by section, each with its help and its default.
-
-    A section is a line of comment before keys, the help of a key the comment behind it.
-    """
-    lines, prefix, comment = [], "", ""
-    for line in config.splitlines():
-        if heading := re.fullmatch(r"# (\w[\w' ]*)", line):
-            comment = heading[1]
-        elif not line:
-            comment = ""
-        elif section := re.fullmatch(r"(\w+):", line):
-            prefix = f"{section[1]}."
-        elif key := re.fullmatch(r"( *)(\w+): (.+?) +# (.+)", line):
-            if comment:
-                lines += ["", f"{comment}:"]
-                comment = ""
-            name = f"{prefix}{key[2]}" if key[1] else key[2]
-            lines += _row(name, f"{key[4]}{_default(key[3])}")
-    return "\n".join(["== Keys (key=value) ==", *lines])
-
-
-def _default(value: str) -> str:
-    if "${model." in value and not value.startswith("results"):
-        return " (default: the model's)"
-    if value.startswith("${oc.select:profile"):
-        return " (default: the profile's, or all)"
-    plain = value.replace("${model.profile}", "PROFILE")
-    return "" if plain in ("null", "{}", "false") else f" (default: {plain})"
-
-
-def _row(name: str, text: str) -> list[str]:
-    """Return a name with a text beside it."""
-    first = f"  {name:22}  "
-    return textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=" " * len(first))
-
-
-def groups_text(groups: Mapping[str, Sequence[str]], config: str) -> str:
-    """Return the groups of the configuration with their options, and the defaults of the config."""
-    defaults = dict(re.findall(r"(?m)^  - (\w+): (\w+)$", config))
-    lines = ["== Groups (group=option) ==", ""]
-    for name, choices in groups.items():
-        lines += _row(name, f"{', '.join(choices)}{_default(defaults[name])}")
-    return "\n".join(lines)
-
-
-def methods_row() -> list[str]:
-    """Return the lines that name every method."""
-    return _row("methods", ", ".join(method_names()))
-
-
-def entries(text: str) -> dict[str, list[str]]:
-    """Return the entries of a help by their names; a key that is also a knob has two."""
-    named: dict[str, list[str]] = {}
-    heading = r"(?: {2}([\w.]+) .*|(\w+)(?:=.*)?)"  # of a row, or of a paragraph
-    for match in re.finditer(rf"(?m)^{heading}$(?:\n {{4,}}.*)*", text):
-        named.setdefault(match[1] or match[2], []).append(match[0])
-    return named
-
-
-def _paragraph(heading: str, *parts: str) -> Iterator[str]:
-    yield heading
-    for part in parts:
-        yield from textwrap.wrap(part, 100, initial_indent=" " * 4, subsequent_indent=" " * 4)

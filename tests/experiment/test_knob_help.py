@@ -11,11 +11,12 @@ import pytest
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.composition import options, store_knobs, usage
+from capmoe_eval.experiment.composition import options, store_knobs
 from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.help import usage
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.settings import help_text, keys
+from capmoe_eval.experiment.settings import keys
 from capmoe_eval.routing import registry
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import (
@@ -62,7 +63,7 @@ def test_a_method_that_a_user_registers_brings_its_knobs(halved: None) -> None:
     (plan,) = plans(composed(["method=halved", "halves=3", "tasks=obqa"]))
     assert plan.cell.method == Halved(halves=3)
     assert plan.cell.label == "halved-halves3"
-    assert "halves=2" in help_text().splitlines()
+    assert "halves=2" in usage("halves").splitlines()
     assert method_class("halved") is Halved
 
 
