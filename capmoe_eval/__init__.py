@@ -41,25 +41,21 @@ __all__ = [
     "register",
 ]
 
-_ROUTING = "capmoe_eval.routing"
-_MODULES = {
-    "Baseline": f"{_ROUTING}.methods.baseline",
-    "Bounded": f"{_ROUTING}.method",
-    "ExpandedDrop": f"{_ROUTING}.methods.expanded_drop",
-    "ExpertDrop": f"{_ROUTING}.methods.baseline",
-    "Meter": "capmoe_eval.wrapper.meter",
-    "Method": f"{_ROUTING}.method",
-    "TokenDrop": f"{_ROUTING}.methods.token_drop",
-    "TokenReroute": f"{_ROUTING}.methods.token_reroute",
-    "capacity_aware": "capmoe_eval.wrapper.session",
-    "create_method": f"{_ROUTING}.registry",
-    "load_frame": "capmoe_eval.results.frames",
-    "method_names": f"{_ROUTING}.registry",
-    "register": f"{_ROUTING}.registry",
+_NAMES = {
+    "results.frames": ("load_frame",),
+    "routing.method": ("Bounded", "Method"),
+    "routing.methods.baseline": ("Baseline", "ExpertDrop"),
+    "routing.methods.expanded_drop": ("ExpandedDrop",),
+    "routing.methods.token_drop": ("TokenDrop",),
+    "routing.methods.token_reroute": ("TokenReroute",),
+    "routing.registry": ("create_method", "method_names", "register"),
+    "wrapper.meter": ("Meter",),
+    "wrapper.session": ("capacity_aware",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"capmoe_eval.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

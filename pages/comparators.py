@@ -21,8 +21,8 @@ def macs() -> str:
             record
             for record in same
             if record.method == "macs"
-            and record.knobs["rho"]
-            and record.knobs["reroute"] == "local"
+            and record.cell.method.setting("rho")
+            and record.cell.method.setting("reroute") == "local"
         ]
         if drops and of_macs:
             results = results_of([*drops, *of_macs])

@@ -38,7 +38,7 @@ from capmoe_eval.experiment.record_part import (
     TaskAnswers,
     Truncated,
 )
-from capmoe_eval.routing.capacity import CapacityFactor, gamma_json
+from capmoe_eval.routing.capacity import gamma_json
 
 SCHEMA = 3
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
@@ -259,26 +259,9 @@ class Record(Summary):
         return self.cell.method.uniform_gamma
 
     @property
-    def factor(self) -> CapacityFactor | None:
-        """Capacity factor: uniform, by layer, or the rule that chose them; or None."""
-        return self.cell.method.factor
-
-    @property
     def task(self) -> str:
         """Key of the task."""
         return self.cell.task.name
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of a random method, else None."""
-        return getattr(self.cell.method, "seed", None)
-
-    @property
-    def knobs(self) -> Mapping[str, object]:
-        """The method's knobs that have an effect, without name, γ and seed."""
-        named = ("method", "gamma", "seed")
-        knobs = self.cell.method.identity().items()
-        return {knob: value for knob, value in knobs if knob not in named}
 
     def score(self, metric: str) -> Score:
         """Return a metric of the task that need not be its own.

@@ -108,7 +108,7 @@ def rows_of(records: Iterable[Record], link: Callable[[Path], str]) -> Iterator[
         origin = made.date[:10], (made.git_revision or "")[:8], made.device.get("name")
         cells = [
             *(record.model, record.task, record.method),
-            gamma_column(record.method, record.factor),
+            gamma_column(record.method, record.cell.method.factor),
             f"{score_text(metric, record.value)} {score_unit(metric)}",
             ABSENT if record.stderr is None else score_text(metric, record.stderr),
             str(record.n),
