@@ -105,7 +105,6 @@ COUNT = _typed(Count)
 # Those of a layer, and what there are at most as many of.
 EXPERTS = _typed(Annotated[int, Field(ge=1, le=2**12)])
 TOKENS = _typed(Annotated[int, Field(ge=1, le=2**40)])
-BYTES = _typed(Annotated[int, Field(ge=1, le=2**50)])
 INDEX = _typed(Annotated[int, Field(ge=0, le=LARGEST)])
 SEED = _typed(NumpySeed)
 THREADS = _typed(Threads)
@@ -117,7 +116,7 @@ GAMMA = _gamma
 PATH = _path
 FOLDER = _folder
 _METAVARS: Final[Mapping[object, str]] = {
-    **dict.fromkeys((COUNT, EXPERTS, TOKENS, BYTES, INDEX, SEED, THREADS), "N"),
+    **dict.fromkeys((COUNT, EXPERTS, TOKENS, INDEX, SEED, THREADS), "N"),
     **dict.fromkeys((POSITIVE, SECONDS, POINTS, SHARE), "X"),
     **{GAMMA: "GAMMA", PATH: "PATH", FOLDER: "PATH"},
 }

@@ -86,48 +86,12 @@ def reserved(directories: Iterable[Path]) -> set[Path]:
     return records
 
 
-def reserve(record: Path) -> Reservation | None:
+def reserve(record: Path, seconds: float = 0.0) -> Reservation | None:
     """Reserve a record for this process, and remove what a killed one left of it.
 
-    Return None where another process holds it; OSError if nothing can be written beside it.
+    Return None where another process holds it for so many seconds, below 0 without a limit; OSError
+    if nothing can be written beside it.
     """
-    return _acquired(record, 0.0)
-
-
-def print_warning(line: str) -> None:
-    """Print a warning on standard error."""
-    print(f"warning: {line}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def hold(file: Path, warn: Callable[[str], None] = print_warning) -> Iterator[None]:
-    """Hold a file in this block; wait while another process does.
-
-    ``warn`` is told who that is, if it takes long. OSError if nothing can be written beside it.
-    """
-    if (reservation := _acquired(file, NOTICE)) is None:
-        warn(f"waiting for {holder_of(file) or 'another process'}, which holds {file}")
-        reservation = _acquired(file, -1.0)
-    assert reservation is not None  # without a limit it waits
-    with reservation:
-        yield
-
-
-def tidy(directories: Iterable[Path]) -> None:
-    """Remove what killed processes left beside records; what cannot be removed stays."""
-    for record in reserved(directories):
-        with suppress(OSError):
-            if (reservation := reserve(record)) is not None:
-                with reservation:
-                    pass
-
-
-def _place(record: Path) -> Path:
-    return record.with_name(f".{record.name}{_SUFFIX}")
-
-
-def _acquired(record: Path, seconds: float) -> Reservation | None:
-    """Reserve a record within so many seconds, below 0 without a limit; None if that fails."""
     record.parent.mkdir(parents=True, exist_ok=True)
     place = _place(record)
     lock: FileLock | SoftFileLock = FileLock(place, poll_interval=_POLL, fallback_to_soft=False)
@@ -150,3 +114,35 @@ def _acquired(record: Path, seconds: float) -> Reservation | None:
         if lock.is_locked:
             Reservation(lock).__exit__()
         raise
+
+
+def print_warning(line: str) -> None:
+    """Print a warning on standard error."""
+    print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def hold(file: Path, warn: Callable[[str], None] = print_warning) -> Iterator[None]:
+    """Hold a file in this block; wait while another process does.
+
+    ``warn`` is told who that is, if it takes long. OSError if nothing can be written beside it.
+    """
+    if (reservation := reserve(file, NOTICE)) is None:
+        warn(f"waiting for {holder_of(file) or 'another process'}, which holds {file}")
+        reservation = reserve(file, -1.0)
+    assert reservation is not None  # without a limit it waits
+    with reservation:
+        yield
+
+
+def tidy(directories: Iterable[Path]) -> None:
+    """Remove what killed processes left beside records; what cannot be removed stays."""
+    for record in reserved(directories):
+        with suppress(OSError):
+            if (reservation := reserve(record)) is not None:
+                with reservation:
+                    pass
+
+
+def _place(record: Path) -> Path:
+    return record.with_name(f".{record.name}{_SUFFIX}")

@@ -48,7 +48,6 @@ def _columns(name: str, kind: type) -> dict[str, tuple[str, object]]:
 
 
 _OF_PARTS: Final = {"model": _columns("model", ModelId), "task": _columns("task", TaskId)}
-_OF_LOAD: Final = ("drop_rate", "pad_waste", "effective_gamma", "peak_before", "peak_after")
 IDENTITY: Final = (
     *_OF_PARTS["model"],
     *("method", "gamma", *knobs()),  # of all methods and forms of γ that are registered now
@@ -57,9 +56,10 @@ IDENTITY: Final = (
 )
 """The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
 method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
-
-_RESULTS: Final = (
-    *("label", "value", "stderr", "n", *_OF_LOAD),
+_OF_LOAD: Final = ("drop_rate", "pad_waste", "effective_gamma", "peak_before", "peak_after")
+_SCORE: Final = ("value", "stderr", "n")
+_COLUMNS: Final = (
+    *("cell", "setting", "metric", *IDENTITY, "label", *_SCORE, *_OF_LOAD),
     *("proven", "examined", "seconds", "results_dir", "path"),
 )
 
@@ -67,17 +67,27 @@ _RESULTS: Final = (
 class Results(NamedTuple):
     """The results of some cells.
 
-    ``cells`` has a row for each cell, with the columns of
-    :func:`load_frame` and
+    ``cells`` has a row for each cell. Its columns:
 
     - ``cell``: the digest
     - ``setting``: the method with all its knobs but the seed (:func:`setting`)
     - ``metric``: of which the value is, where it is not the task's own, else an empty text
-    - ``truncated.documents``: those whose prompts were, and the most ``truncated.tokens`` that one
-      lost; missing in records from before this count
+    - :data:`IDENTITY`, every field of a cell's identity: two cells differ in one of them at least.
+      A field is missing where it has no effect, such as ``gamma`` where the method has none.
+    - ``label``: the method and its knobs
+    - ``value`` and ``stderr``: fractions; ``n``: documents
+    - ``drop_rate`` and ``pad_waste``: fractions of pairs and of slots
+    - ``effective_gamma``: capacity over the mean load; missing without a capacity
+    - ``peak_before`` and ``peak_after``: the highest expert load over the mean
     - ``load.…``: the record's further statistics over all layers, such as ``load.mean_load`` and
       ``load.modalities.text.drop_rate``
-    - ``proofs.…``: whether each invariant was kept; missing where it does not apply
+    - ``proven``: whether no invariant failed; ``proofs.…``: whether each was kept, missing where it
+      does not apply
+    - ``examined``: the share of the forwards that an independent check examined; missing in records
+      from before the check
+    - ``truncated.documents``: those whose prompts were, and the most ``truncated.tokens`` that one
+      lost; missing in records from before this count
+    - ``seconds``, ``results_dir`` and ``path``
 
     ``documents`` has a row for each document of each cell, in the cells' order:
 
@@ -116,22 +126,7 @@ def read(*roots: Path | str) -> Results:
 
 
 def load_frame(*roots: Path | str) -> pd.DataFrame:
-    """Return one row per record of some results directories, in their paths' order.
-
-    The first columns are :data:`IDENTITY`, every field of a cell's identity: two cells differ in
-    one of them at least. A field is missing where it has no effect, such as ``gamma`` where the
-    method has none. The other columns are:
-
-    - ``label``: the method and its knobs
-    - ``value`` and ``stderr``: fractions
-    - ``n``: documents
-    - ``drop_rate`` and ``pad_waste``: fractions of pairs and of slots
-    - ``effective_gamma``: capacity over the mean load; missing without a capacity
-    - ``peak_before`` and ``peak_after``: the highest expert load over the mean
-    - ``proven``: whether no invariant failed
-    - ``examined``: the share of the forwards that an independent check examined; missing in records
-      from before the check
-    - ``seconds``, ``results_dir`` and ``path``
+    """Return the cells alone of some directories, as :class:`Results`, in their paths' order.
 
     A file that is no whole record is left out, with a warning that names it; so are all records of
     methods that are not registered, with a warning that counts them. A directory is that of a
@@ -165,8 +160,10 @@ def _whole(*roots: Path) -> Iterator[Record]:
 def _frame(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
     import pandas as pd
 
-    columns = dict.fromkeys((*IDENTITY, *_RESULTS, *itertools.chain.from_iterable(rows)))
-    return pd.DataFrame(rows, columns=list(columns))
+    loads = (name for name in _names(Load, "load") if name.partition(".")[2] not in _OF_LOAD)
+    return pd.DataFrame(
+        rows, columns=[*dict.fromkeys((*_COLUMNS, *loads, *itertools.chain.from_iterable(rows)))]
+    )
 
 
 def results_of(
@@ -189,28 +186,13 @@ def results_of(
         by_cell.setdefault(record.digest, record)
     metrics = metrics or {}
     rows = [(r, metric) for r in by_cell.values() for metric in metrics.get(r.task, [""])]
-    cells = _frame([_row(record) for record, _ in rows])
-    cells.insert(0, "cell", [record.digest for record, _ in rows])
-    cells.insert(1, "setting", [setting(record.identity["method"]) for record, _ in rows])
-    cells.insert(2, "metric", [metric for _, metric in rows])
-    loads = pd.DataFrame((_flat(r.summary["load"], "load") for r, _ in rows), cells.index)
-    loads = loads.reindex(columns=[*dict.fromkeys((*_names(Load, "load"), *loads))])
-    cells = cells.join(loads.drop(columns=[f"load.{name}" for name in cells], errors="ignore"))
-    proofs = [record.summary["proofs"] for record, _ in rows]
-    for name in Proofs.model_fields:
-        passed = [(of_cell.get(name) or {}).get("passed") for of_cell in proofs]
-        cells[f"proofs.{name}"] = pd.Series(passed, cells.index, dtype=object)
-    for name in ("documents", "tokens"):
-        counts = [getattr(r.truncated, name, math.nan) for r, _ in rows]
-        cells[f"truncated.{name}"] = np.array(counts, dtype=float)
+    cells = _frame([_row(record, metric) for record, metric in rows])
     parts = {digest: _parts(record) for digest, record in by_cell.items()}
     tables, of_layers = [parts[r.digest][0] for r, _ in rows], [part[1] for part in parts.values()]
     for row, (record, metric) in enumerate(rows):
         if metric:
-            score = record.score(metric)
-            for name in ("value", "stderr", "n"):
-                cells.loc[row, name] = getattr(score, name)
-            tables[row] = _table([{name: vars(part) for name, part in score.documents.items()}])
+            of_metric = record.score(metric).documents
+            tables[row] = _table([{name: vars(part) for name, part in of_metric.items()}])
     documents = pa.concat_tables(tables or [_table([])]).unify_dictionaries().to_pandas()
     of_cell = np.repeat(np.arange(len(cells)), list(map(len, tables)))
     documents.insert(0, "cell", pd.Categorical(cells["cell"], [*by_cell]).take(of_cell))
@@ -227,17 +209,24 @@ def results_of(
     return Results(cells, documents, layers)
 
 
-def _row(record: Record) -> dict[str, object]:
+def _row(record: Record, metric: str = "") -> dict[str, object]:
+    """Return the row of a cell and a metric: of JSON, which takes half the time of types."""
     part, path = record.summary, record.path
-    cell, load = part["cell"], part["load"]
+    cell, load, truncated = part["cell"], part["load"], part.get("truncated") or {}
     method = dict(cell["method"])
     if "gamma" in method:
         method["gamma"] = gamma_number(method["gamma"])
     if "layer_gammas" in method:
         method["layer_gammas"] = tuple(map(gamma_number, method["layer_gammas"]))
-    proofs = [proof or {} for proof in part["proofs"].values()]  # JSON, which takes half the time
-    shares = (proof.get("examined") or {} for proof in proofs)
+    proofs = {name: part["proofs"].get(name) or {} for name in Proofs.model_fields}
+    shares = (proof.get("examined") or {} for proof in proofs.values())
+    score = {name: part[name] for name in _SCORE}
+    if metric:
+        score = dict(zip(_SCORE, record.score(metric), strict=False))
     return {
+        "cell": record.digest,
+        "setting": setting(cell["method"]),
+        "metric": metric,
         **{
             column: cell[name].get(field, default)
             for name, columns in _OF_PARTS.items()
@@ -246,13 +235,19 @@ def _row(record: Record) -> dict[str, object]:
         **method,
         **{name: cell.get(name, OMITTED.get(name)) for name in CELL_FIELDS},
         "label": path.name.removesuffix(f"-{part['digest']}.json"),
-        **{name: part[name] for name in ("value", "stderr", "n")},
+        **score,
         **{name: load.get(name) for name in _OF_LOAD},
-        "proven": not any(proof.get("passed") is False for proof in proofs),
+        "proven": not any(proof.get("passed") is False for proof in proofs.values()),
         "examined": min((s["forwards"] / s["of"] for s in shares if s.get("of")), default=None),
         "seconds": part["provenance"]["seconds"],
         "results_dir": str(path.parents[2]),
         "path": str(path),
+        **_flat({name: load[name] for name in load if name not in _OF_LOAD}, "load"),
+        **{f"proofs.{name}": proof.get("passed") for name, proof in proofs.items()},
+        **{
+            f"truncated.{name}": float(truncated.get(name, math.nan))
+            for name in ("documents", "tokens")
+        },
     }
 
 
