@@ -31,8 +31,8 @@ def test_parts_are_expanded_one_after_the_other_with_the_grid() -> None:
         for point in expand(
             composed(
                 [
-                    "+grid.method=[order,score]",
-                    "+parts.low.gamma=[0.5]",
+                    "grid.method=[order,score]",
+                    "parts.low.gamma=[0.5]",
                     "+parts.high={gamma: [1.0, 2.0], seed: [3]}",
                 ]
             )

@@ -1,4 +1,4 @@
-"""Launchers of Hydra that are not ours: their jobs run elsewhere, and are summed up here."""
+"""The jobs of a sweep, and launchers of Hydra that are not ours: they are summed up here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.composition import compose_words
+from capmoe_eval.experiment.configuration import plans
 from hydra_plugins import capmoe_sweeper as sweeper_module
-from hydra_plugins.capmoe_sweeper import CellSweeper
+from hydra_plugins.capmoe_sweeper import CellSweeper, sweep_jobs
 from tests.conftest import Shell
 
 WORDS = ("tasks=obqa", "limit=2", "model=tiny_olmoe", "ep_size=2", "batch_size=4", "gamma=1.0")
@@ -96,3 +98,11 @@ def test_a_launcher_gets_at_most_so_many_jobs_at_once(monkeypatch: pytest.Monkey
     )
     list(sweeper._launched([["seed=0"], ["seed=1"], ["seed=2"]]))
     assert batches == [(0, [["seed=0"], ["seed=1"]]), (2, [["seed=2"]])]
+
+
+def test_jobs_are_all_combinations_in_their_order() -> None:
+    jobs = sweep_jobs(["method=random,order", "seed=range(0,2)", "tasks=[obqa,piqa]"])
+    settings = [(job.method, job.seed, [*job.tasks]) for job in map(compose_words, jobs)]
+    tasks = ["obqa", "piqa"]
+    assert settings == [(name, seed, tasks) for name in ("random", "order") for seed in (0, 1)]
+    assert [len(plans(compose_words(job))) for job in jobs] == [2] * 4
