@@ -93,6 +93,8 @@ class PaperTable:
     number: int  # in that version
     title: str
     caption: str  # what the numbers are, true of measured and published ones alike
+    # Of a table of texts, as printed: its headings, then its rows.
+    words: tuple[tuple[str, ...], ...] = ()
 
     @property
     def key(self) -> str:
@@ -100,7 +102,7 @@ class PaperTable:
         return self.name if self.version != "v1" else f"{self.name}_{self.version}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout(PaperTable):
     """A table of results; ``{model}`` in its title is the model's in a table of one model."""
 
@@ -140,16 +142,7 @@ class Layout(PaperTable):
         return find_row(where | named)
 
 
-@dataclass(frozen=True)
-class SettingsLayout(PaperTable):
-    """A table of evaluation settings; ``metrics`` names the printed metric of each of ours."""
-
-    # Of each task: task (``tasks=``), and heading, shots and metric as printed.
-    settings: tuple[Mapping[str, Any], ...]
-    metrics: Mapping[str, str]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkloadLayout(PaperTable):
     """A table of the speedups of one method at one γ; its title says the ``{kind}``."""
 
@@ -160,21 +153,13 @@ class WorkloadLayout(PaperTable):
     decimals: int = 2
 
 
-@dataclass(frozen=True)
-class QueryLayout(PaperTable):
-    """A table of the tokens of a query with an image, which the records of another table count."""
-
-    words: tuple[tuple[str, ...], ...]  # as printed: headings, then image, text and total
-    records: str  # the table whose baselines count them
-
-
-AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout | QueryLayout
-"""A table."""
-
+_KINDS: TypeAlias = Layout | WorkloadLayout | PaperTable
 _VERSIONS: Final = ("v2", "v1", "ours")
 TABLES: Final = tuple(
     sorted(
-        read_data(__package__, "data/layouts.yaml", tuple[AnyLayout, ...]),
+        read_data(
+            __package__, "data/layouts.yaml", tuple[Layout | WorkloadLayout | PaperTable, ...]
+        ),
         key=lambda layout: (_VERSIONS.index(layout.version), layout.number),
     )
 )
@@ -190,7 +175,7 @@ ALL_TASKS: Final = next(layout.tasks for layout in LAYOUTS if layout.key == "tab
 """The columns of Table 2: the eight multiple-choice tasks, and GSM8K."""
 
 
-def find_layout(key: str) -> AnyLayout:
+def find_layout(key: str) -> PaperTable:
     """Return a table's layout by its :attr:`PaperTable.key`, or raise UsageError."""
     tables = {table.key: table for table in TABLES}
     if key not in tables:
@@ -198,7 +183,7 @@ def find_layout(key: str) -> AnyLayout:
     return tables[key]
 
 
-def printed_layout(name: str, version: str) -> AnyLayout:
+def printed_layout(name: str, version: str) -> PaperTable:
     """Return the layout of a table in a version of the paper, or raise UsageError."""
     versions = {layout.version: layout for layout in PAPER_TABLES if layout.name == name}
     if not versions:

@@ -27,9 +27,8 @@ from capmoe_eval.paper.layout import (
     OWN,
     Layout,
     ModelSlot,
-    QueryLayout,
+    PaperTable,
     RowSpec,
-    SettingsLayout,
     TaskColumn,
     WorkloadLayout,
     find_layout,
@@ -37,7 +36,8 @@ from capmoe_eval.paper.layout import (
 )
 from capmoe_eval.report.tables.fill import printed_table, table
 from capmoe_eval.report.tables.others import (
-    printed_query,
+    QUERIES,
+    printed_words,
     printed_workloads,
     query_table,
     settings_table,
@@ -80,18 +80,16 @@ def measured_table(
     """
     filled: pd.DataFrame
     match layout := find_layout(key):
-        case SettingsLayout() | WorkloadLayout():
+        case WorkloadLayout():
             config = cell_config(overrides)
-            if isinstance(layout, WorkloadLayout):
-                if key not in (beside := load_entry_points(ENTRY_POINTS)):
-                    check_installed(f"table {key}")
-                filled = beside[key](layout, bench)
-            else:
-                tasks = [setting["task"] for setting in layout.settings]
-                filled = settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks})
-        case QueryLayout():
+            if key not in (beside := load_entry_points(ENTRY_POINTS)):
+                check_installed(f"table {key}")
+            filled = beside[key](layout, bench)
+        case PaperTable(name="table5"):
+            filled, config = settings_table(layout), cell_config(overrides)
+        case PaperTable(name="table8"):
             refuse_experiment(overrides)
-            cells = finished([f"experiment={layout.records}", *overrides])
+            cells = finished([f"experiment={QUERIES}", *overrides])
             filled, config = query_table(layout, cells.records), cells.config
         case Layout():
             refuse_experiment(overrides)
@@ -217,15 +215,13 @@ def published_table(name: str, version: str = "v2") -> pd.DataFrame:
     """
     layout, note = printed_layout(name, version), f"As published ({VERSIONS[version]})."
     match layout:
-        case SettingsLayout():
-            printed = settings_table(layout)
-        case WorkloadLayout():
-            printed = printed_workloads(layout)
-        case QueryLayout():
-            printed = printed_query(layout)
         case Layout():
             printed = printed_table(_as_printed(layout))
             note = f"Published numbers ({VERSIONS[version]}), averages as printed."
+        case WorkloadLayout():
+            printed = printed_workloads(layout)
+        case _:
+            printed = printed_words(layout)
     notes = [note, *printed.attrs["notes"]]
     printed.attrs |= {"name": f"{name}_published_{version}", "folder": "published", "notes": notes}
     return printed

@@ -3,49 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
+from capmoe_eval.paper.layout import ALL_TASKS, PaperTable, WorkloadLayout
 from capmoe_eval.paper.printed import find_rows
 from capmoe_eval.report.tables.table import as_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_PRINTED = ("Number of few-shot", "Metric")
-_BOTH = ("Shots", "Metric", "Filter", "Shots (paper)", "Metric (paper)")
+QUERIES: Final = "table4"
+"""The experiment whose records without a limit count the tokens of Table 8's queries."""
+METRICS: Final = {"acc": "Accuracy", "acc_norm": "Accuracy (Norm)", "exact_match": "Exact Match"}
+"""The metrics of Table 5 by their names in ``conf/tasks/``."""
 
 
-def settings_table(layout: SettingsLayout, ours: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """Return a table of settings, the paper's alone or with ours before them.
+def printed_words(layout: PaperTable) -> pd.DataFrame:
+    """Return a table of texts as the paper prints it."""
+    (heading, *columns), *lines = layout.words
+    rows = {label: [{"text": text} for text in texts] for label, *texts in lines}
+    return as_table(layout, [heading], _cells(heading, rows, columns))
 
-    Ours are those of each task as in ``conf/tasks/``: ``fewshot``, ``metric`` and ``filter``.
+
+def settings_table(layout: PaperTable) -> pd.DataFrame:
+    """Return a table of settings, ours before the paper's.
+
+    Ours are ``fewshot``, ``metric`` and ``filter`` of each task in ``conf/tasks/``.
     """
     notes, rows = [], {}
-    for setting in layout.settings:
-        printed = [str(setting["shots"]), setting["metric"]]
-        texts = printed
-        if ours is not None:
-            settings = ours[setting["task"]]
-            shots = "lm-eval's" if settings["fewshot"] is None else str(settings["fewshot"])
-            stated = [shots, layout.metrics.get(settings["metric"], settings["metric"])]
-            texts = [*stated, "–" if settings["filter"] == "none" else settings["filter"], *printed]
-            if stated != printed:
-                notes.append(
-                    f"{setting['heading']} differs: ours {', '.join(stated)}; paper "
-                    f"{', '.join(printed)}."
-                )
-        rows[setting["heading"]] = [{"text": text} for text in texts]
-    if ours is not None and not notes:
-        notes.append("All settings are the paper's. It names no filter of the answers.")
-    cells = _cells("Task", rows, _PRINTED if ours is None else _BOTH)
-    return as_table(layout, ["Task"], cells, notes)
+    tasks = {column.heading: column.task for column in ALL_TASKS}
+    (heading, *_), *lines = layout.words
+    for label, *printed in lines:
+        settings = load_option("tasks", tasks[label])[tasks[label]]
+        shots = "lm-eval's" if settings["fewshot"] is None else str(settings["fewshot"])
+        stated = [shots, METRICS.get(settings["metric"], settings["metric"])]
+        texts = [*stated, "–" if settings["filter"] == "none" else settings["filter"], *printed]
+        if stated != printed:
+            theirs = ", ".join(printed)
+            notes.append(f"{label} differs: ours {', '.join(stated)}; paper {theirs}.")
+        rows[label] = [{"text": text} for text in texts]
+    notes = notes or ["All settings are the paper's. It names no filter of the answers."]
+    columns = ("Shots", "Metric", "Filter", "Shots (paper)", "Metric (paper)")
+    return as_table(layout, [heading], _cells(heading, rows, columns), notes)
 
 
-def query_table(layout: QueryLayout, records: Iterable[Record]) -> pd.DataFrame:
+def query_table(layout: PaperTable, records: Iterable[Record]) -> pd.DataFrame:
     """Return the tokens of a query with an image, as records count them, beside the printed ones.
 
     They are means over the queries of one model without a limit, without its answers. A record that
@@ -54,8 +60,9 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> pd.DataFrame:
     record = next((record for record in records if record.cell.method.is_stock), None)
     (heading, *_), *lines = layout.words
     cells: list[list[dict[str, Any]]]
+    notes = []
     if record is None:
-        cells = [[{"command": f"capmoe-eval run experiment={layout.records}"}] * 2] * len(lines)
+        cells = [[{"command": f"capmoe-eval run experiment={QUERIES}"}] * 2] * len(lines)
     elif record.load.modalities is None:
         raise UsageError(f"{record.path}: does not tell images and text apart; run it again")
     else:
@@ -64,20 +71,11 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> pd.DataFrame:
         numbers = [(count, 100 * count / counts[-1]) for count in counts]
         files = (str(record.path),)
         cells = [[{"value": value, "records": files} for value in pair] for pair in numbers]
+        notes = [f"{record.model}: the mean over {record.n:,} queries of {record.task}."]
     both = zip(lines, cells, strict=True)
     rows = {label: [*ours, {"text": printed}] for (label, *_, printed), ours in both}
-    notes = []
-    if record:
-        notes = [f"{record.model}: the mean over {record.n:,} queries of {record.task}."]
     columns = ("Token Count", "Share (%)", "Token Count (paper)")
     return as_table(layout, [heading], _cells(heading, rows, columns), notes)
-
-
-def printed_query(layout: QueryLayout) -> pd.DataFrame:
-    """Return the same table as the paper prints it."""
-    (heading, *columns), *lines = layout.words
-    rows = {label: [{"text": text} for text in texts] for label, *texts in lines}
-    return as_table(layout, [heading], _cells(heading, rows, columns))
 
 
 def printed_workloads(layout: WorkloadLayout) -> pd.DataFrame:
