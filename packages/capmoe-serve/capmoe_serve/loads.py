@@ -18,6 +18,8 @@ from capmoe_serve.readers.formats import read_trace
 from capmoe_serve.trace import KINDS, STEP_TOKENS, Trace, in_known_steps, steps_in_words
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from capmoe_serve.summary import TraceSummary
 
 _GIVEN_BY_IDS = (
@@ -92,14 +94,19 @@ def _command(options: argparse.Namespace) -> int:
     return 0
 
 
+def json_rows(frame: pd.DataFrame) -> list[dict[str, object]]:
+    """Return the rows of a frame, JSON-ready; what is missing is null."""
+    rows: list[dict[str, object]] = (
+        frame.astype(object).where(frame.notna(), None).to_dict("records")  # type: ignore[assignment]
+    )
+    return rows
+
+
 def content(
     trace: Trace, summary: TraceSummary, ranks: int | None, assumed: str | None
 ) -> dict[str, object]:
-    """Return a summary, JSON-ready; tables are lists of rows, NaN is null."""
-    layers, capacities = (
-        frame.reset_index().astype(object).where(frame.reset_index().notna(), None)
-        for frame in (summary.layers, summary.capacities)
-    )
+    """Return a summary, JSON-ready; tables are lists of rows."""
+    loads = (trace.load(layer).sum(axis=0).tolist() for layer in range(trace.n_layers))
     return {
         "source": trace.source,
         "model": trace.model,
@@ -110,9 +117,9 @@ def content(
         "steps": trace.n_steps,
         "decode_steps": trace.decode_steps,
         "assumed_steps": assumed,
-        "layers": layers.to_dict("records"),
-        "capacities": capacities.to_dict("records"),
-        "load": dict(zip(trace.layers, summary.load_LE.tolist(), strict=True)),
+        "layers": json_rows(summary.layers.reset_index()),
+        "capacities": json_rows(summary.capacities.reset_index()),
+        "load": dict(zip(trace.layers, loads, strict=True)),
     }
 
 

@@ -7,7 +7,7 @@ example in https://github.com/deepseek-ai/EPLB (commit d52c72d), which vLLM and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 from capmoe_eval.errors import UsageError
@@ -15,7 +15,7 @@ from capmoe_methods.eplb_placement.packing import pack
 from numpy.typing import ArrayLike, NDArray
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, N slots of a rank, P = R·N slots; X rows
-# (layers or nodes of them), B bins.
+# (layers or nodes of them), B bins. Of pairs of a token and an expert: I.
 
 Counts = NDArray[np.int64]
 Amounts = NDArray[np.float64]
@@ -35,21 +35,15 @@ class SlotPlan:
     n_experts: int
 
     def __post_init__(self) -> None:
-        expert_LRN = checked_pairs("expert_LRN", self.expert_LRN, "LRN")
-        if (highest := expert_LRN.max()) >= self.n_experts:
-            raise UsageError(f"expert_LRN={highest}: must be from 0 to {self.n_experts - 1}")
+        expert_LRN = checked_loads("expert_LRN", self.expert_LRN, "LRN", whole=True)
         object.__setattr__(self, "expert_LRN", expert_LRN)
-        lost = np.argwhere(self.replicas_LE == 0)
-        if len(lost):
-            layer, missing = lost[0]
+        if (highest := self.expert_LRN.max()) >= self.n_experts:
+            raise UsageError(f"expert_LRN={highest}: must be from 0 to {self.n_experts - 1}")
+        if not (held_LE := self.held_LRE.any(axis=1)).all():
+            layer, missing = np.argwhere(~held_LE)[0]
             raise UsageError(
                 f"expert_LRN: expert {missing} has no slot in layer {layer}; give every expert one"
             )
-
-    @property
-    def layers(self) -> int:
-        """Number of MoE layers L."""
-        return len(self.expert_LRN)
 
     @property
     def ranks(self) -> int:
@@ -57,39 +51,24 @@ class SlotPlan:
         return int(self.expert_LRN.shape[1])
 
     @property
+    def slots(self) -> int:
+        """Slots N of a rank."""
+        return int(self.expert_LRN.shape[2])
+
+    @property
     def redundant(self) -> int:
         """Slots of a layer beyond one for each expert: R·N − E."""
-        return int(self.expert_LRN[0].size) - self.n_experts
+        return self.ranks * self.slots - self.n_experts
 
     @property
     def expert_LP(self) -> Counts:
         """The expert in every slot, rank after rank."""
-        return self.expert_LRN.reshape(self.layers, -1)
-
-    @cached_property
-    def replicas_LE(self) -> Counts:
-        """Number of slots that each expert has."""
-        return np.stack([np.bincount(row, minlength=self.n_experts) for row in self.expert_LP])
-
-    @cached_property
-    def by_expert_LP(self) -> Counts:
-        """The slots in the order of their experts, and those of an expert in turn."""
-        return np.argsort(self.expert_LP, axis=1, kind="stable")
-
-    @cached_property
-    def turn_LP(self) -> Counts:
-        """The number of each slot among those of its expert, from 0."""
-        first_LE = self.replicas_LE.cumsum(axis=1) - self.replicas_LE
-        sorted_LP = np.take_along_axis(self.expert_LP, self.by_expert_LP, axis=1)
-        place_LP = np.arange(sorted_LP.shape[1]) - np.take_along_axis(first_LE, sorted_LP, axis=1)
-        turn_LP = np.empty_like(place_LP)
-        np.put_along_axis(turn_LP, self.by_expert_LP, place_LP, axis=1)
-        return turn_LP
+        return self.expert_LRN.reshape(len(self.expert_LRN), -1)
 
     @property
     def held_LRE(self) -> NDArray[np.bool_]:
         """True where a rank holds an expert."""
-        held = np.zeros((self.layers, self.ranks, self.n_experts), dtype=bool)
+        held = np.zeros((*self.expert_LRN.shape[:2], self.n_experts), dtype=bool)
         np.put_along_axis(held, self.expert_LRN, True, axis=2)
         return held
 
@@ -100,6 +79,45 @@ class SlotPlan:
         """
         new_LRE = self.held_LRE & ~other.held_LRE
         return np.asarray(new_LRE.sum(axis=(1, 2)), dtype=np.int64)
+
+    def split(self, load_SE: Counts, layer: int) -> Counts:
+        """Return the pairs that each slot of a layer computes [S, P].
+
+        Replicas of an expert take its pairs in turn, from the first rank to the last.
+        """
+        expert_P = self.expert_LP[layer]
+        replicas_E = np.bincount(expert_P, minlength=self.n_experts)
+        each_SE, more_SE = np.divmod(load_SE, replicas_E)
+        is_first_SP = _turns(expert_P) < more_SE[:, expert_P]  # which take one more
+        return np.asarray(each_SE[:, expert_P] + is_first_SP)
+
+    def rank_load(self, load_SE: Counts, layer: int) -> Counts:
+        """Return the pairs that each rank computes of a layer [S, R]."""
+        slot_SP = self.split(load_SE, layer)
+        return np.asarray(slot_SP.reshape(len(slot_SP), self.ranks, -1).sum(axis=2))
+
+    def slot_of(self, expert_I: Counts, step_I: Counts, layer: int) -> Counts:
+        """Return the slot that computes each pair of a layer, as :meth:`split` counts them.
+
+        ``expert_I`` is the expert of every pair, in the order of the tokens, and ``step_I`` its
+        step.
+        """
+        expert_P = self.expert_LP[layer]
+        by_expert_P = np.argsort(expert_P, kind="stable")
+        replicas_E = np.bincount(expert_P, minlength=self.n_experts)
+        first_E = replicas_E.cumsum() - replicas_E
+        turn_I = _turns(step_I * self.n_experts + expert_I) % replicas_E[expert_I]
+        return np.asarray(by_expert_P[first_E[expert_I] + turn_I])
+
+
+def _turns(group_I: Counts) -> Counts:
+    """Return the number of each item among those of its group, from 0."""
+    size_G = np.bincount(group_I)
+    short_I = group_I.astype(np.min_scalar_type(len(size_G)))  # short integers sort faster
+    order_I = np.argsort(short_I, kind="stable")
+    turn_I = np.empty_like(order_I)
+    turn_I[order_I] = np.arange(len(group_I)) - np.repeat(size_G.cumsum() - size_G, size_G)
+    return turn_I
 
 
 def contiguous(layers: int, n_experts: int, ranks: int, slots: int | None = None) -> SlotPlan:
@@ -155,7 +173,7 @@ def plan_eplb(
     expert_XE = (group_LBN[..., None] * size + np.arange(size)).reshape(layers * nodes, -1)
     load_XE = np.take_along_axis(load_LE, expert_XE.reshape(layers, -1), axis=1)
     load_XE = load_XE.reshape(layers * nodes, -1)
-    copy_XP, count_XE = replicate(load_XE, ranks * slots // nodes)
+    copy_XP, count_XE = _replicate(load_XE, ranks * slots // nodes)
     share_XP = np.take_along_axis(load_XE / count_XE, copy_XP, axis=1)
     placed_XBN = pack(share_XP, ranks // nodes)
     held_XP = np.take_along_axis(copy_XP, placed_XBN.reshape(layers * nodes, -1), axis=1)
@@ -163,7 +181,7 @@ def plan_eplb(
     return SlotPlan(expert_XP.reshape(layers, ranks, slots), n_experts)
 
 
-def replicate(load_XE: Amounts, slots: int) -> tuple[Counts, Counts]:
+def _replicate(load_XE: Amounts, slots: int) -> tuple[Counts, Counts]:
     """Return the expert of every replica [X, P], and the number of replicas of each expert [X, E].
 
     One more replica goes, until the slots are full, to the expert with the highest load per
@@ -171,17 +189,16 @@ def replicate(load_XE: Amounts, slots: int) -> tuple[Counts, Counts]:
     """
     rows, n_experts = load_XE.shape
     row_X = np.arange(rows)
-    copy_XP = np.tile(np.arange(n_experts), (rows, 1))
+    copy_XP = np.tile(np.arange(slots), (rows, 1))
     count_XE = np.ones((rows, n_experts), dtype=np.int64)
-    more_XP = np.empty((rows, slots - n_experts), dtype=np.int64)
-    for slot in range(slots - n_experts):
+    for slot in range(n_experts, slots):
         expert_X = (load_XE / count_XE).argmax(axis=1)
-        more_XP[:, slot] = expert_X
+        copy_XP[:, slot] = expert_X
         count_XE[row_X, expert_X] += 1
-    return np.concatenate([copy_XP, more_XP], axis=1), count_XE
+    return copy_XP, count_XE
 
 
-def checked_loads(field: str, load: ArrayLike, shape: str, *, whole: bool = False) -> Amounts:
+def checked_loads(field: str, load: ArrayLike, shape: str, *, whole: bool = False) -> NDArray[Any]:
     """Return loads, numbers of pairs or means of them, as an array.
 
     ``field`` is the name of the argument, for the error, and ``shape`` its axes as letters, such as
@@ -199,71 +216,4 @@ def checked_loads(field: str, load: ArrayLike, shape: str, *, whole: bool = Fals
     if not np.issubdtype(array.dtype, kind) or not np.isfinite(array).all() or (array < 0).any():
         numbers = "numbers of pairs, as integers" if whole else "finite numbers of pairs"
         raise UsageError(f"{field} has type {array.dtype}: give {numbers} of at least 0")
-    return array.astype(np.float64, copy=False)
-
-
-def checked_pairs(field: str, load: ArrayLike, shape: str) -> Counts:
-    """Return whole numbers of pairs as an array, as :func:`checked_loads`."""
-    return checked_loads(field, load, shape, whole=True).astype(np.int64)
-
-
-def split_tokens(load_SLE: ArrayLike, placement: SlotPlan) -> Counts:
-    """Return the pairs that each slot computes [S, L, P]; replicas take whole tokens in turn.
-
-    Raises:
-        UsageError: For loads of another shape than the placement.
-    """
-    load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
-    if load_SLE.shape[1:] != (placement.layers, placement.n_experts):
-        raise UsageError(
-            f"load_SLE has shape {load_SLE.shape}: the placement has {placement.layers} layers of "
-            f"{placement.n_experts} experts; give loads of the same"
-        )
-    if not placement.redundant:
-        return by_slot(load_SLE, placement)
-    each_SLE: Counts = load_SLE // placement.replicas_LE
-    more_SLE: Counts = load_SLE % placement.replicas_LE
-    is_first_SLP = placement.turn_LP < by_slot(more_SLE, placement)  # which take one more
-    tokens_SLP: Counts = by_slot(each_SLE, placement) + is_first_SLP
-    return tokens_SLP
-
-
-def rank_loads(load_SLE: ArrayLike, placement: SlotPlan) -> Counts:
-    """Return the pairs that each rank computes [S, L, R], as :func:`split_tokens` deals them."""
-    tokens_SLP = split_tokens(load_SLE, placement)
-    rank_SLR: Counts = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1).sum(axis=3)
-    return rank_SLR
-
-
-def slots_in_turn(expert_P: Counts, step_P: Counts, placement: SlotPlan, layer: int) -> Counts:
-    """Return the slot that computes each pair [P] of a layer, if replicas take pairs in turn.
-
-    The i-th pair of an expert in a step goes to its (i mod n)-th slot, of n from the first rank to
-    the last. A slot gets as many pairs as from :func:`split_tokens`, which leaves open which pairs.
-
-    ``expert_P`` is the expert of every pair, in the order of the tokens, and ``step_P`` its step.
-    """
-    slot_P: Counts
-    by_expert_P = placement.by_expert_LP[layer]
-    if not placement.redundant:
-        slot_P = by_expert_P[expert_P]
-        return slot_P
-    slots_E = placement.replicas_LE[layer]
-    first_E = slots_E.cumsum() - slots_E
-    group_P = step_P * placement.n_experts + expert_P
-    size_G = np.bincount(group_P)
-    short_P = group_P.astype(np.min_scalar_type(len(size_G)))  # short integers sort faster
-    order_P = np.argsort(short_P, kind="stable")
-    turn_P = np.empty(len(group_P), dtype=np.int64)
-    turn_P[order_P] = np.arange(len(group_P)) - np.repeat(size_G.cumsum() - size_G, size_G)
-    slot_P = by_expert_P[first_E[expert_P] + turn_P % slots_E[expert_P]]
-    return slot_P
-
-
-def by_slot(values_SLE: Counts, placement: SlotPlan) -> Counts:
-    """Return the value of the expert in every slot [S, L, P]."""
-    if np.array_equal(
-        placement.expert_LP, np.indices(values_SLE.shape[1:])[1]
-    ):  # contiguous placement
-        return values_SLE
-    return np.take_along_axis(values_SLE, placement.expert_LP[None], axis=2)
+    return array.astype(np.int64 if whole else np.float64, copy=False)

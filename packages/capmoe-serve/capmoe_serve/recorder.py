@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,22 +14,6 @@ from capmoe_eval.wrapper.plan import ForwardPlan
 # Shape suffixes: T counted tokens, L layers, K = top-k, S forwards that have a token.
 
 Array = npt.NDArray[Any]
-
-
-class Recorded(NamedTuple):
-    """The recorded routing, token by token."""
-
-    expert_TLK: Array
-    score_TLK: Array
-    step_T: Array  # the number of each token's forward
-    decode_T: Array  # True for a token of a decode step
-
-    @property
-    def decode_S(self) -> Array:
-        """True for each forward with a token that is a decode step."""
-        first_S = np.unique(self.step_T, return_index=True)[1]
-        kinds_S: Array = self.decode_T[first_S]
-        return kinds_S
 
 
 class Recorder(Observer):
@@ -47,27 +31,33 @@ class Recorder(Observer):
         self.tokens = 0  # recorded, of all processes
         self.seen = 0  # tokens of the run
         self._limit = limit
-        self._steps: list[tuple[Array, Array]] = []  # number and kind of each token's forward
-        self._layers: dict[int, list[tuple[Array, Array]]] = {}
-        self._is_recording = True
+        # Of each recorded forward by its number: an array of each field, and the layers' choices.
+        self._forwards: dict[int, dict[str, Array]] = {}
+        self._choices: dict[int, dict[int, tuple[Array, Array]]] = {}
 
     def begin(self, plan: ForwardPlan) -> None:
         """Record the number and the kind of a forward, if its tokens are still to be recorded."""
-        self._is_recording = self._is_to_record(plan)
         self.seen += plan.groups.n_tokens
-        if self._is_recording:
-            own_tokens = len(plan.groups.rows_T)
+        if self._is_to_record(plan):
             self.tokens += plan.groups.n_tokens
-            number_T = np.full(own_tokens, plan.number, dtype=np.int32)
-            self._steps.append((number_T, np.full(own_tokens, plan.decode)))
+            self._forwards[plan.number] = self._described(plan)
+            self._choices[plan.number] = {}
 
     def _is_to_record(self, plan: ForwardPlan) -> bool:
         """Return whether a forward that begins is recorded."""
         return self.tokens < self._limit
 
+    def _described(self, plan: ForwardPlan) -> dict[str, Array]:
+        """Return what is recorded of each of a forward's tokens, beside its experts."""
+        n_tokens = len(plan.groups.rows_T)
+        return {
+            "step_T": np.full(n_tokens, plan.number, dtype=np.int32),
+            "decode_T": np.full(n_tokens, plan.decode),
+        }
+
     def wants(self, plan: ForwardPlan) -> bool:
-        """Return whether the forward that has begun is recorded."""
-        return self._is_recording
+        """Return whether a forward is recorded."""
+        return plan.number in self._forwards
 
     def see(self, event: LayerForward) -> None:
         """Record a layer's router."""
@@ -75,23 +65,30 @@ class Recorder(Observer):
         n_experts = scores.score_TE.shape[1]
         ids = scores.topk_TK.cpu().numpy().astype(np.min_scalar_type(n_experts - 1))
         gates = scores.score_TE.gather(1, scores.topk_TK).float().cpu().numpy()
-        self._layers.setdefault(event.number, []).append((ids, gates))
+        self._choices[event.plan.number][event.number] = ids, gates
 
-    def recorded(self) -> Recorded:
-        """Return what this process recorded."""
-        layers = [self._layers[layer] for layer in sorted(self._layers)]
-        ids, gates = (
-            np.stack([np.concatenate([part[which] for part in parts]) for parts in layers], axis=1)
-            for which in (0, 1)
-        )
-        return Recorded(ids, gates, *map(np.concatenate, zip(*self._steps, strict=True)))
+    def recorded(self) -> dict[str, Array]:
+        """Return what this process recorded of each token: fields of a trace, and ``decode_T``."""
+        parts = []
+        for number, fields in self._forwards.items():
+            choices = [choice for _, choice in sorted(self._choices[number].items())]
+            ids, gates = (np.stack(each, axis=1) for each in zip(*choices, strict=True))
+            parts.append({"expert_TLK": ids, "score_TLK": gates, **fields})
+        return _joined(parts)
 
 
-def merged(parts: Sequence[Recorded]) -> Recorded:
-    """Return what several processes recorded of the same forwards, in the order of one process.
+def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    A process has the sequences of a batch that come after those of the process before it.
+
+def trace_fields(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """Return the fields of a trace of what several processes recorded of the same forwards.
+
+    The tokens are in the order of one process: each process has the sequences of a batch that come
+    after those of the process before it.
     """
-    joined = Recorded(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    order_T = np.argsort(joined.step_T, kind="stable")
-    return Recorded(*(array[order_T] for array in joined))
+    joined = _joined(parts)
+    order_T = np.argsort(joined["step_T"], kind="stable")
+    fields = {name: array[order_T] for name, array in joined.items()}
+    first_S = np.unique(fields["step_T"], return_index=True)[1]
+    return fields | {"decode_S": fields.pop("decode_T")[first_S]}

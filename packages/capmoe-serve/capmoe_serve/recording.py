@@ -50,7 +50,7 @@ class TraceObserver(CellObserver):
         Raises:
             UsageError: If no token was routed, or the file cannot be written.
         """
-        from capmoe_serve.recorder import merged
+        from capmoe_serve.recorder import trace_fields
         from capmoe_serve.trace import Trace
         from capmoe_serve.trace_file import save_trace
 
@@ -60,13 +60,10 @@ class TraceObserver(CellObserver):
             return
         cut = observer.tokens < observer.seen
         part = f", the first {observer.tokens} of {observer.seen} tokens" if cut else ""
-        recorded, ep_size = merged(parts), plan.cell.method.ep_size
+        ep_size = plan.cell.method.ep_size
         trace = Trace(
             n_experts=meter.layers[0].n_experts,
-            expert_TLK=recorded.expert_TLK,
-            score_TLK=recorded.score_TLK,
-            step_T=recorded.step_T,
-            decode_S=recorded.decode_S,
+            **trace_fields(parts),
             layers=tuple(layer.name for layer in meter.layers),
             model=plan.cell.model.name,
             source=f"capmoe_eval {plan.cell}{part}",

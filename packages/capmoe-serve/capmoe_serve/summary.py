@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from capmoe_serve.capacities import CapacityCounter
-from capmoe_serve.placements import contiguous, rank_loads
+from capmoe_serve.capacities import count, shares
+from capmoe_serve.placements import contiguous
 from capmoe_serve.trace import Array, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Shape suffixes: S steps, L layers, E experts, R ranks.
+# Shape suffixes: S steps, L layers, E experts.
 
 GAMMAS: Final = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 """Capacity factors of a summary."""
@@ -32,26 +32,19 @@ class TraceSummary(NamedTuple):
     - with ranks, the same of the fullest rank, ``rank_mean`` and ``rank_max``, and ``straggler``:
       load of the fullest rank over the mean load of a rank, both summed over steps
 
-    ``capacities`` is indexed by ``layer`` and ``gamma``; the capacity group is a whole step:
-
-    - ``dropped``: share of the pairs (Equation 11), which is the same whoever is kept
-    - ``padding``: empty share of the slots C·E; NaN where there are none (γ=0)
-    - with ranks that divide the experts ``straggler``, as above, over the mean load before any drop
-    - with scores ``lost_score``, ``lost_order``, ``lost_random``: dropped share by who is kept
+    ``capacities`` is indexed by ``layer`` and ``gamma``, and has the columns of
+    :func:`capmoe_serve.capacities.shares`; ``straggler`` is there with ranks that divide the
+    experts. The capacity group is a whole step.
     """
 
     layers: pd.DataFrame
     capacities: pd.DataFrame
-    load_LE: Array  # pairs of each expert, summed over steps
 
 
 def summarise(
-    trace: Trace,
-    gammas: Sequence[float] = GAMMAS,
-    *,
-    ranks: int | None = None,
+    trace: Trace, gammas: Sequence[float] = GAMMAS, *, ranks: int | None = None
 ) -> TraceSummary:
-    """Summarise a trace in one pass of bounded memory.
+    """Summarise a trace.
 
     ``C = ceil(γ·T·K/E)`` with the T tokens of a step, as :func:`capacity` has it. Where K is not
     known, C is not bounded by T, which changes no drop, only the waste at γ above E/K. Each of the
@@ -62,40 +55,32 @@ def summarise(
     import pandas as pd
 
     ranks = trace.ranks if ranks is None else ranks
-    home = contiguous(trace.n_layers, trace.n_experts, 1 if ranks is None else ranks)
-    alone = contiguous(trace.n_layers, trace.n_experts, 1) if home.redundant else home
-    counter = CapacityCounter(trace, gammas, alone, "expert")
-    load_LE = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
-    parts = []
-    for part in trace.by_steps():
-        counter.add(part)
-        load_LE += part.load_SLE.sum(axis=0)
-        rank_SLR = rank_loads(part.load_SLE, home)
-        parts.append((part.load_SLE.sum(axis=2), part.load_SLE.max(axis=2), rank_SLR.max(axis=2)))
-    asked_SL, expert_SL, rank_SL = (np.concatenate(part) for part in zip(*parts, strict=True))
+    home = contiguous(trace.n_layers, trace.n_experts, ranks or 1)
+    asked_SL, expert_SL, rank_SL = np.empty((3, trace.n_steps, trace.n_layers), dtype=np.int64)
+    for layer in range(trace.n_layers):
+        load_SE = trace.load(layer)
+        asked_SL[:, layer], expert_SL[:, layer] = load_SE.sum(axis=1), load_SE.max(axis=1)
+        rank_SL[:, layer] = home.rank_load(load_SE, layer).max(axis=1)
 
-    layers, capacities = [], []
-    numbers = [(name, np.array([number])) for number, name in enumerate(trace.layers)]
-    for name, which in [*numbers, (ALL, np.arange(trace.n_layers))]:
+    rows = []
+    for which in (*np.arange(trace.n_layers)[:, None], slice(None)):
         asked = int(asked_SL[:, which].sum())
-        row: dict[str, object] = {"layer": name, "pairs": asked}
+        row = {"pairs": asked}
         row |= _peaks("expert", expert_SL[:, which], asked_SL[:, which], trace.n_experts)
         if ranks is not None:
             row |= _peaks("rank", rank_SL[:, which], asked_SL[:, which], ranks)
             row["straggler"] = int(rank_SL[:, which].sum()) * ranks / (asked or 1)
-        layers.append(row)
-        for number, gamma in enumerate(gammas):
-            sums = counter.at(number, which)
-            at = {"layer": name, "gamma": gamma, "dropped": sums.drop_rate}
-            at["padding"] = np.nan if sums.pad_waste is None else sums.pad_waste
-            if ranks is not None and not home.redundant:
-                at["straggler"] = sums.straggler
-            capacities.append(at | {f"lost_{keeper}": lost for keeper, lost in sums.lost.items()})
-    return TraceSummary(
-        pd.DataFrame(layers).set_index("layer"),
-        pd.DataFrame(capacities).set_index(["layer", "gamma"]),
-        load_LE,
-    )
+        rows.append(row)
+
+    alone = contiguous(trace.n_layers, trace.n_experts, 1) if home.redundant else home
+    sums = count(trace, gammas, alone, "expert")
+    of_layers = [sums.loc[layer] for layer in range(trace.n_layers)]
+    parts = [shares(part, ranks or 1) for part in (*of_layers, sums.groupby("gamma").sum())]
+    names = [*trace.layers, ALL]
+    capacities = pd.concat(parts, keys=names, names=["layer"])
+    if ranks is None or home.redundant:
+        capacities = capacities.drop(columns="straggler")
+    return TraceSummary(pd.DataFrame(rows, pd.Index(names, name="layer")), capacities)
 
 
 def _peaks(what: str, fullest_SL: Array, asked_SL: Array, units: int) -> dict[str, float]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +30,6 @@ ROWS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
 
-_MOST_LOADS = 2**30  # numbers of steps × layers × experts in memory, 8 GiB
-_AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few, for the caches
-
-
 MOST_EXPERTS = 2**12
 """Routed experts of a layer, twice those of the largest Switch Transformer."""
 
@@ -45,23 +40,18 @@ Label: TypeAlias = Annotated[
     Predicate(str.isprintable),
     says("text in one line of at most 1,000 characters"),
 ]
+_MOST_LOADS = 2**30  # numbers of steps × experts in memory, 8 GiB
 _MOST_PAIRS = 2**46  # in counts alone: times ranks and slots they still are 64-bit integers
 _HIGHEST_SCORE = float(np.finfo(np.float32).max)  # sums are of single precision
-
-
-class Steps(NamedTuple):
-    """Some consecutive steps of a trace."""
-
-    load_SLE: Array  # int64 [steps, L, E]: pairs that the router sent to each expert
-    tokens: slice  # their tokens; empty where a trace has counts alone
+_NUMBERS = {"u": "unsigned integers", "ui": "integers", "f": "floats", "b": "booleans"}
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
     """The router's choices, before any capacity: for every token, or only counted for every step.
 
-    Exactly one of ``expert_TLK`` and ``load_SLE`` is there. Arrays are checked on creation, in
-    bounded memory.
+    Exactly one of ``expert_TLK`` and ``load_SLE`` is there. Arrays are checked on creation, layer
+    by layer.
 
     Raises:
         UsageError: For arrays that cannot be; one line names the field, the value and the fix.
@@ -81,7 +71,6 @@ class Trace:
     model: str | None = None
     source: str = "unknown"  # origin in words, such as ``vllm`` or the path of a record
     ranks: int | None = None  # R, each with E/R consecutive experts; None if unknown
-    _loads: Array | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.expert_TLK is None) == (self.load_SLE is None):
@@ -101,85 +90,117 @@ class Trace:
         if self.load_SLE is None:
             self._check_tokens()
         else:
-            for name in ("score_TLK", "step_T", "request_T"):
-                if getattr(self, name) is not None:
-                    raise UsageError(f"{name}: belongs to expert_TLK; counts alone have none")
-            _check_counts(self.load_SLE, self.n_experts, self.top_k)
-        self._check_kinds()
-        n_layers = self._array.shape[1]
+            self._check_counts()
+        if self.decode_S is not None:
+            if self.expert_TLK is not None and self.step_T is None:
+                raise UsageError("decode_S: says the kind of steps, which need step_T")
+            _check_array("decode_S", self.decode_S, "b", self.n_steps)
         if not self.layers:
-            object.__setattr__(self, "layers", tuple(map(str, range(n_layers))))
-        if len(self.layers) != n_layers:
-            raise UsageError(f"layers: {len(self.layers)} names for {n_layers} layers; name each")
+            object.__setattr__(self, "layers", tuple(map(str, range(self.n_layers))))
+        if len(self.layers) != self.n_layers:
+            raise UsageError(
+                f"layers: {len(self.layers)} names for {self.n_layers} layers; name each"
+            )
         for layer in self.layers:
             check("layers", layer, Label)
 
     def _check_tokens(self) -> None:
-        ids = self.expert_TLK
+        ids, step_T = self.expert_TLK, self.step_T
         assert ids is not None
-        if ids.ndim != 3 or not ids.size or ids.dtype.kind != "u":
-            raise UsageError(
-                f"expert_TLK: {ids.dtype} {list(ids.shape)}; must be unsigned integers [tokens, "
-                "layers, top-k], none of which is 0; see capmoe_serve.trace.unsigned"
-            )
+        _check_array("expert_TLK", ids, "u", "tokens", "layers", "top-k")
         if self.top_k not in (None, ids.shape[2]):
             raise UsageError(f"top_k={self.top_k}: expert_TLK has {ids.shape[2]} experts per token")
         object.__setattr__(self, "top_k", int(ids.shape[2]))
-        _check_shape("score_TLK", self.score_TLK, ids.shape, "f")
+        if self.score_TLK is not None:
+            _check_array("score_TLK", self.score_TLK, "f", *ids.shape)
         for name in ("step_T", "request_T"):
-            _check_shape(name, getattr(self, name), ids.shape[:1], "ui")
-        for rows in self._rows():
-            _check_ids(ids[rows], self.n_experts, rows.start)
-            if self.score_TLK is not None:
-                _check_scores(self.score_TLK[rows], rows.start)
-        step_T = self.step_T
+            if getattr(self, name) is not None:
+                _check_array(name, getattr(self, name), "ui", len(ids))
         if step_T is not None and (int(step_T[0]) < 0 or (np.diff(step_T.astype("i8")) < 0).any()):
             raise UsageError(
                 "step_T: must begin at 0 or above and never fall; sort the tokens by step"
             )
+        for layer in range(ids.shape[1]):
+            _check_ids(ids[:, layer], self.n_experts, layer)
+            if self.score_TLK is not None:
+                _check_scores(self.score_TLK[:, layer], layer)
 
-    def _check_kinds(self) -> None:
-        kinds = self.decode_S
-        if kinds is None:
-            return
-        if self.expert_TLK is not None and self.step_T is None:
-            raise UsageError("decode_S: says the kind of steps, which need step_T")
-        if kinds.shape != (self.n_steps,) or kinds.dtype.kind != "b":
+    def _check_counts(self) -> None:
+        load_SLE = self.load_SLE
+        assert load_SLE is not None
+        for name in ("score_TLK", "step_T", "request_T"):
+            if getattr(self, name) is not None:
+                raise UsageError(f"{name}: belongs to expert_TLK; counts alone have none")
+        _check_array("load_SLE", load_SLE, "ui", "steps", "layers", self.n_experts)
+        if (lowest := load_SLE.min()) < 0:
+            step, layer, _ = np.unravel_index(load_SLE.argmin(), load_SLE.shape)
             raise UsageError(
-                f"decode_S: {kinds.dtype} {list(kinds.shape)}; must be booleans [{self.n_steps}], "
-                "one for each step that has a token"
+                f"load_SLE={lowest}: a count must be at least 0 (step {step}, layer {layer}); a "
+                "counter of 32 bits may have overflowed: dump it more often"
             )
-
-    @property
-    def _array(self) -> Array:
-        array = self.load_SLE if self.expert_TLK is None else self.expert_TLK
-        assert array is not None
-        return array
+        check_pairs("load_SLE", load_SLE)
+        if self.top_k is not None and (load_SLE.sum(axis=2) % self.top_k).any():
+            raise UsageError(
+                f"top_k={self.top_k}: a step's counts of a layer are no multiple of it; leave it "
+                "out if tokens have no fixed number of experts"
+            )
 
     @property
     def n_layers(self) -> int:
         """Number of MoE layers L."""
-        return int(self._array.shape[1])
+        array = self.load_SLE if self.expert_TLK is None else self.expert_TLK
+        assert array is not None
+        return int(array.shape[1])
 
     @property
     def n_tokens(self) -> int | None:
         """Number of tokens T; None where counts alone are known, without K."""
-        if self.load_SLE is None:
-            return len(self._array)
-        return None if self.top_k is None else int(self.load_SLE[:, 0].sum()) // self.top_k
+        if self.expert_TLK is not None:
+            return len(self.expert_TLK)
+        return None if self.top_k is None else int(self.load(0).sum()) // self.top_k
 
     @property
     def n_steps(self) -> int:
         """Number of steps S that have a token; 1 where the steps of tokens are unknown."""
-        return len(self._bounds()) - 1
+        return int(self.place_T[-1]) + 1 if self.load_SLE is None else len(self.load_SLE)
 
     @property
     def decode_steps(self) -> int | None:
         """Number of steps of decoding; None where the kind of steps is not known."""
         return None if self.decode_S is None else int(self.decode_S.sum())
 
+    @cached_property
+    def place_T(self) -> Array:
+        """The place of each token's step among those that have a token."""
+        assert self.expert_TLK is not None
+        if self.step_T is None:
+            return np.zeros(len(self.expert_TLK), dtype=np.int64)
+        return np.concatenate([[0], np.cumsum(self.step_T[1:] != self.step_T[:-1])])
+
+    def load(self, layer: int) -> Array:
+        """Return the pairs that each expert of a layer got in each step, int64 [S, E].
+
+        Raises:
+            UsageError: If they are too many to be in memory.
+        """
+        if self.load_SLE is not None:
+            return self.load_SLE[:, layer].astype(np.int64)
+        assert self.expert_TLK is not None
+        shape = self.n_steps, self.n_experts
+        if shape[0] * shape[1] > _MOST_LOADS:
+            raise UsageError(
+                f"step tokens: {shape[0]:,} steps × {shape[1]} experts are too many counts for the "
+                "memory; take more tokens a step (--step-tokens), or a part of the trace"
+            )
+        cell_TK = self.place_T[:, None] * self.n_experts + self.expert_TLK[:, layer]
+        return np.bincount(cell_TK.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
+
+    def loads(self) -> Array:
+        """Return the pairs that each expert got, int64 [S, L, E]."""
+        return np.stack([self.load(layer) for layer in range(self.n_layers)], axis=1)
+
     def only(self, kind: Kind) -> Trace:
-        """Return the steps of one kind, in memory.
+        """Return the steps of one kind.
 
         Raises:
             UsageError: If the trace does not say the kind of its steps, or has none of this.
@@ -190,101 +211,20 @@ class Trace:
                 "steps; record it with save_trace=DIR, or leave --only out"
             )
         is_of_kind_S = self.decode_S == (kind == "decode")
-        if is_of_kind_S.all():
-            return self
         if not is_of_kind_S.any():
             raise UsageError(f"only={kind}: the trace has no such step; leave --only out")
-        return self._part(np.repeat(is_of_kind_S, np.diff(self._bounds())), is_of_kind_S)
+        return self._part(is_of_kind_S)
 
     def second_half(self) -> Trace:
         """Return the second half of the steps, or the whole of a single step."""
-        if self.n_steps < 2:
-            return self
-        middle = self.n_steps // 2
-        return self._part(slice(int(self._bounds()[middle]), None), slice(middle, None))
+        return self._part(np.arange(self.n_steps) >= self.n_steps // 2)
 
-    def _part(self, rows: Array | slice, steps: Array | slice) -> Trace:
-        """Return some steps; ``rows`` are their tokens, or the steps again of counts alone."""
+    def _part(self, is_part_S: Array) -> Trace:
+        """Return some of the steps."""
+        rows = is_part_S if self.expert_TLK is None else is_part_S[self.place_T]
         parts = {name: array[rows] for name in ROWS if (array := getattr(self, name)) is not None}
-        kinds_S = None if self.decode_S is None else self.decode_S[steps]
-        part = dataclasses.replace(self, **parts, decode_S=kinds_S)
-        if self._loads is not None:
-            object.__setattr__(part, "_loads", self._loads[steps])
-        return part
-
-    def _rows(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
-        """Yield slices of tokens of a bounded number of pairs."""
-        _, n_layers, top_k = self._array.shape
-        last = len(self._array) if last is None else last
-        size = max(_AT_ONCE // (n_layers * top_k), 1)
-        for start in range(first, last, size):
-            yield slice(start, min(start + size, last))
-
-    def _bounds(self) -> Array:
-        """Return the first row of each step and the number of rows [S + 1].
-
-        A row is a token, or with counts alone a step.
-        """
-        rows = len(self._array)
-        if self.load_SLE is not None:
-            return np.arange(rows + 1)
-        if self.step_T is None:
-            return np.array([0, rows])
-        changes = np.flatnonzero(self.step_T[1:] != self.step_T[:-1]) + 1
-        return np.concatenate([[0], changes, [rows]])
-
-    def loads(self) -> Array:
-        """Return the pairs that each expert got, int64 [S, L, E], and keep them for further uses.
-
-        Raises:
-            UsageError: If they are too many to be in memory.
-        """
-        if self._loads is None:
-            steps, layers = self.n_steps, self.n_layers
-            if steps * layers * self.n_experts > _MOST_LOADS:
-                raise UsageError(
-                    f"step tokens: {steps:,} steps × {layers} layers × {self.n_experts} experts "
-                    "are too many counts for the memory; take more tokens a step (--step-tokens), "
-                    "or a part of the trace"
-                )
-            loads = np.concatenate([part.load_SLE for part in self.by_steps()])
-            loads.flags.writeable = False
-            object.__setattr__(self, "_loads", loads)
-        assert self._loads is not None
-        return self._loads
-
-    def by_steps(self) -> Iterator[Steps]:
-        """Yield the loads of consecutive steps in parts of bounded memory."""
-        size = max(_AT_ONCE // (self.n_layers * self.n_experts), 1)
-        if self.expert_TLK is None:
-            assert self.load_SLE is not None
-            for first in range(0, len(self.load_SLE), size):
-                yield Steps(self.load_SLE[first : first + size].astype(np.int64), slice(0, 0))
-            return
-        bounds, loads = self._bounds(), self._loads
-        first = 0
-        while first < len(bounds) - 1:
-            # At least one step, at most `size` of them, and not many more tokens than at once.
-            limit = bounds[first] + max(_AT_ONCE // (self.n_layers * self._array.shape[2]), 1)
-            last = int(np.searchsorted(bounds, limit, side="right")) - 1
-            last = min(max(last, first + 1), first + size)
-            tokens = slice(int(bounds[first]), int(bounds[last]))
-            steps = slice(first, last)
-            load_SLE = self._count(bounds[first : last + 1]) if loads is None else loads[steps]
-            yield Steps(load_SLE, tokens)
-            first = last
-
-    def _count(self, bounds: Array) -> Array:
-        """Return the loads of the steps between some bounds."""
-        assert self.expert_TLK is not None
-        shape = (self.n_layers, self.n_experts)
-        load_SX = np.zeros((len(bounds) - 1, math.prod(shape)), dtype=np.int64)
-        first_L1 = (np.arange(shape[0]) * shape[1]).astype(np.uint32)[:, None]
-        for step, (first, last) in enumerate(itertools.pairwise(bounds.tolist())):
-            for rows in self._rows(first, last):
-                cells = (first_L1 + self.expert_TLK[rows]).ravel()
-                load_SX[step] += np.bincount(cells, minlength=load_SX.shape[1])
-        return load_SX.reshape(-1, *shape)
+        kinds_S = None if self.decode_S is None else self.decode_S[is_part_S]
+        return dataclasses.replace(self, **parts, decode_S=kinds_S)
 
     def in_steps(self, tokens: int) -> Trace:
         """Return the trace cut into steps of so many tokens, in the order of the file."""
@@ -358,71 +298,46 @@ def check_pairs(field: str, counts: Array) -> None:
         )
 
 
-def _check_counts(load_SLE: Array, n_experts: int, top_k: int | None) -> None:
-    """Refuse counts that cannot be [steps, layers, experts] of a trace."""
-    if load_SLE.ndim != 3 or not load_SLE.size or load_SLE.dtype.kind not in "ui":
+def _check_array(field: str, array: Array, kinds: str, *shape: int | str) -> None:
+    """Refuse an array of other numbers or another shape; an axis with a name has any length."""
+    fits = len(array.shape) == len(shape) and all(
+        length == axis if isinstance(axis, int) else length > 0
+        for length, axis in zip(array.shape, shape, strict=True)
+    )
+    if not fits or array.dtype.kind not in kinds:
+        hint = "; capmoe_serve.trace.unsigned makes them" if kinds == "u" else ""
         raise UsageError(
-            f"load_SLE: {load_SLE.dtype} {list(load_SLE.shape)}; must be integers [steps, layers, "
-            "experts], none of which is 0"
-        )
-    if load_SLE.shape[2] != n_experts:
-        raise UsageError(
-            f"n_experts={n_experts}: load_SLE has {load_SLE.shape[2]} experts; set that"
-        )
-    if (lowest := load_SLE.min()) < 0:
-        step, layer, _ = np.unravel_index(load_SLE.argmin(), load_SLE.shape)
-        raise UsageError(
-            f"load_SLE={lowest}: a count must be at least 0 (step {step}, layer {layer}); a "
-            "counter of 32 bits may have overflowed: dump it more often"
-        )
-    check_pairs("load_SLE", load_SLE)
-    if top_k is not None and (load_SLE.sum(axis=2) % top_k).any():
-        raise UsageError(
-            f"top_k={top_k}: a step's counts of a layer are no multiple of it; leave it out if "
-            "tokens have no fixed number of experts"
+            f"{field}: {array.dtype} {list(array.shape)}; must be {_NUMBERS[kinds]} "
+            f"[{', '.join(map(str, shape))}], at least one{hint}"
         )
 
 
-def _check_shape(field: str, array: Array | None, shape: tuple[int, ...], kinds: str) -> None:
-    """Refuse an array that has not the tokens (layers, top-k) of the experts."""
-    if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
-        numbers = "floats" if kinds == "f" else "integers"
-        raise UsageError(
-            f"{field}: {array.dtype} {list(array.shape)}; must be {numbers} {list(shape)}, as "
-            "expert_TLK has them"
-        )
-
-
-def _check_ids(ids: Array, n_experts: int, first: int) -> None:
-    """Refuse experts that do not exist or stand twice; ``first`` is the number of the first token.
-
-    Ids are [tokens, layers, top-k].
-    """
-    if (highest := int(ids.max())) >= n_experts:
+def _check_ids(id_TK: Array, n_experts: int, layer: int) -> None:
+    """Refuse experts of a layer that do not exist or stand twice."""
+    if (highest := int(id_TK.max())) >= n_experts:
         raise UsageError(
             f"expert_TLK={highest}: experts are numbered from 0 to {n_experts - 1}; set "
             "n_experts to the routed experts of a layer"
         )
-    id_KTL = np.ascontiguousarray(np.moveaxis(ids, 2, 0))  # to compare is much faster than to sort
-    for one_TL, other_TL in itertools.combinations(id_KTL, 2):
-        if (twice_TL := one_TL == other_TL).any():
-            token, layer = (int(number) for number in np.argwhere(twice_TL)[0])
-            twice = int(one_TL[token, layer])
+    for first_T, second_T in itertools.combinations(id_TK.T, 2):  # faster than to sort
+        if (is_twice_T := first_T == second_T).any():
+            token = int(is_twice_T.argmax())
+            twice = int(first_T[token])
             unrecorded = "" if twice else ", and a server leaves 0 where it recorded nothing"
             raise UsageError(
-                f"expert_TLK: token {first + token} has expert {twice} twice in layer {layer}; a "
-                f"router chooses an expert once{unrecorded}"
+                f"expert_TLK: token {token} has expert {twice} twice in layer {layer}; a router "
+                f"chooses an expert once{unrecorded}"
             )
 
 
-def _check_scores(scores: Array, first: int) -> None:
-    """Refuse gate scores that are none; ``first`` is the number of the first token."""
-    fine = np.isfinite(scores) & (scores >= 0)
-    if scores.dtype.itemsize > 4:
-        fine &= scores <= _HIGHEST_SCORE
-    if not fine.all():
-        token, layer, place = (int(number) for number in np.argwhere(~fine)[0])
+def _check_scores(score_TK: Array, layer: int) -> None:
+    """Refuse gate scores of a layer that are none."""
+    is_score_TK = np.isfinite(score_TK) & (score_TK >= 0)
+    if score_TK.dtype.itemsize > 4:
+        is_score_TK &= score_TK <= _HIGHEST_SCORE
+    if not is_score_TK.all():
+        token, place = (int(number) for number in np.argwhere(~is_score_TK)[0])
         raise UsageError(
-            f"score_TLK={scores[token, layer, place]}: a gate score of token {first + token}, "
-            f"layer {layer}; must be from 0 to {_HIGHEST_SCORE:.3g}"
+            f"score_TLK={score_TK[token, place]}: a gate score of token {token}, layer {layer}; "
+            f"must be from 0 to {_HIGHEST_SCORE:.3g}"
         )
