@@ -1,217 +1,399 @@
-"""Recommend a way to serve by a budget, and say why."""
+"""Compare capacities with lossless load balancing on a trace, recommend a setting, and say why.
+
+Settings are the rows of a frame. All are judged on the same steps, the second half of the trace;
+what is planned, is planned on the first half.
+"""
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import options
-from capmoe_eval.experiment.names import gamma_suffix, gamma_text
-from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive, Share
-from pydantic import Field, model_validator
+from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import each_record, record_places
+from capmoe_eval.results.frames import results_of
+from capmoe_eval.routing.registry import CONTIGUOUS, create_method
+from capmoe_report.evidence import Evidence, Side
 
-from capmoe_serve.capacities import Granularity
+from capmoe_serve.balancing import placements
+from capmoe_serve.capacities import KEEPERS, Granularity, count, shares
+from capmoe_serve.exports import placement_files
+from capmoe_serve.loads import json_rows
+from capmoe_serve.placements import SlotPlan, contiguous
 from capmoe_serve.trace import Trace
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-class AdvicePart(Part, extra="forbid"):
-    """A part of an advice; further fields are refused."""
-
-
-class Change(AdvicePart):
-    """The accuracy under a setting minus that of the unlimited model, on the same documents."""
-
-    effect: float  # points, tasks counting equally
-    low: float  # of its 95 % interval over documents
-    high: float
-    documents: Positive
-    tasks: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
-    drop_rate: Share  # of the pairs in the records, which have batches of their own
-
-    def __str__(self) -> str:
-        """Return the effect with its interval."""
-        return f"{self.effect:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
-
-
-class ServingSetting(AdvicePart):
-    """A way to serve, with its loads on a trace."""
-
-    kind: Literal["unchanged", "placement", "capacity"]
-    method: str
-    gamma: Amount | None = None
-    granularity: Granularity | None = None
-    placement: str | None = None  # that a capacity is on; None for the contiguous one
-    straggler: Amount
-    """Pairs of the fullest rank over a rank's mean before any drop, both summed over steps."""
-    speedup: Amount
-    """A bound for the expert step of a layer, never of the whole model."""
-    drop_rate: Share = 0.0  # of the router's pairs
-    pad_waste: Share | None = None  # of the slots of a fixed capacity
-    dropped_score: Share | None = None  # share of the gate scores; None where they are not known
-    extra: Amount = 0.0  # copies of experts in memory, in a layer
-    set_up: Amount = 0.0  # weights of experts sent once in a layer
-    change: Change | None = None  # None where no records have it, and where nothing is dropped
-    is_on_front: bool = False
-
-    @property
-    def is_lossless(self) -> bool:
-        """True if every pair is computed."""
-        return self.kind != "capacity"
-
-    @property
-    def bound(self) -> str:
-        """The capacity in words, such as ``γ=1.5 per expert``; empty without one."""
-        words = (
-            gamma_suffix(self.gamma, "γ="),
-            self.granularity and f"per {self.granularity}",
-            self.placement and f"on {self.placement}",
-        )
-        return " ".join(word for word in words if word)
-
-    @property
-    def title(self) -> str:
-        """Its name in a few words, such as ``score γ=1.5 per expert``."""
-        name = "contiguous placement" if self.kind == "unchanged" else self.method
-        return name if self.is_lossless else f"{name} {self.bound}"
-
-
-Axis = Literal["points", "scores", "pairs"]
-"""What a capacity costs, as far as it is known: points of accuracy, else the dropped share of the
-gate scores, else the dropped share of the pairs."""
-
-
-AXES: Final[dict[Axis, str]] = {
+UNCHANGED: Final = "unchanged"
+AXES: Final = {
     "points": "points of accuracy",
     "scores": "the dropped share of the gate scores",
     "pairs": "the dropped share of the pairs",
 }
-"""What each is counted in."""
+"""What the cost of a capacity is counted in, as far as it is known."""
+_CHANGE: Final = ("effect", "low", "high", "documents", "tasks", "record_drop_rate")
 
 
-def axis_of(settings: Sequence[ServingSetting]) -> Axis:
-    """Return what is known of the cost of the settings."""
-    lossy = [setting for setting in settings if not setting.is_lossless]
-    if any(setting.change is not None for setting in lossy):
+def advise(
+    trace: Trace,
+    gammas: Sequence[float],
+    *,
+    ranks: int,
+    experts_per_rank: int | None = None,
+    link_share: float = 0.0,
+    groups: int = 1,
+    nodes: int = 1,
+    at_most_points: float | None = None,
+    at_least_speedup: float | None = None,
+    records: Sequence[Record] = (),
+    assumed_steps: str | None = None,
+    results: str = "results/mine",
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the advice on a trace, JSON-ready, and the texts of files for servers by name.
+
+    The files are of what is recommended, else of the placement that was asked for.
+
+    Args:
+        trace: The trace, which has steps.
+        gammas: The capacity factors.
+        ranks: Expert-parallel ranks.
+        experts_per_rank: Slots for experts on a rank; None for the fewest with a copy.
+        link_share: Share of the expert step's time that the link takes.
+        groups: Groups of neighbouring experts, each of which EPLB keeps on one node.
+        nodes: Nodes of the ranks.
+        at_most_points: Points of accuracy that may be lost.
+        at_least_speedup: Speedup of the expert step that a setting must give.
+        records: Records of the model, for its accuracy.
+        assumed_steps: In words how tokens were put into steps, if that was assumed.
+        results: The directory that the advice's commands name.
+
+    Raises:
+        UsageError: For another deployment than can be, no budget, or γ=∞.
+    """
+    if at_most_points is None and at_least_speedup is None:
+        raise UsageError(
+            "budget: nothing is asked; give --at-most-points 0.5, --at-least-speedup 1.2, or both"
+        )
+    for gamma in gammas:
+        if not 0 < gamma < math.inf:
+            raise UsageError(
+                f"gammas={gamma:g}: must be finite and above 0, for example --gammas 1 1.5 2"
+            )
+    slots = experts_per_rank
+    if slots is None:  # one for copies
+        slots = -(-(trace.n_experts + 1) // ranks)
+    _check_deployment(trace.n_experts, ranks, slots, groups, nodes)
+    settings = trace_settings(
+        trace, gammas, ranks, slots, groups=groups, nodes=nodes, link_share=link_share
+    )
+    if records:
+        settings = with_changes(settings, records, ranks)
+    axis, chosen = axis_of(settings), choose(settings, at_most_points, at_least_speedup)
+    settings["is_on_front"] = is_on_front(settings, axis)
+    budget = budget_in_words(at_most_points, at_least_speedup)
+    files: dict[str, tuple[str, str]] = {}
+    if chosen is None or settings.loc[chosen, "kind"] != UNCHANGED:
+        placed = slots
+        if chosen is not None and settings.loc[chosen, "placement"] != CONTIGUOUS:
+            placed = (trace.n_experts + int(settings.loc[chosen, "extra"])) // ranks
+        files = placement_files(trace, ranks, placed, groups, nodes)
+    advice = {
+        "version": 5,
+        "source": trace.source,
+        "model": trace.model,
+        "n_experts": trace.n_experts,
+        "top_k": trace.top_k,
+        "layers": trace.n_layers,
+        "steps": trace.n_steps,
+        "decode_steps": trace.decode_steps,
+        "assumed_steps": assumed_steps,
+        "ranks": ranks,
+        "experts_per_rank": slots,
+        "link_share": link_share,
+        "groups": groups,
+        "nodes": nodes,
+        "budget": budget,
+        "axis": axis,
+        "settings": json_rows(settings),
+        "recommended": chosen,
+        "sentence": reason(settings, chosen, budget, at_least_speedup),
+        "unknown": unknown(settings, trace),
+        "commands": commands(
+            settings, at_least_speedup or 1.0, model=trace.model, ranks=ranks, results=results
+        ),
+        "files": {name: usage for name, (_, usage) in files.items()},
+    }
+    return advice, {name: text for name, (text, _) in files.items()}
+
+
+def _check_deployment(n_experts: int, ranks: int, slots: int, groups: int, nodes: int) -> None:
+    """Refuse ranks, nodes and groups that cannot be, and too few or many experts on a rank."""
+    if ranks < 2:
+        raise UsageError("ranks=1: one rank waits for no other; give at least 2")
+    local = -(-n_experts // ranks)
+    if slots > n_experts:
+        raise UsageError(
+            f"experts_per_rank={slots}: there are {n_experts}, and a rank needs one of each at "
+            f"most; give {local} to {n_experts}"
+        )
+    if slots < local:
+        raise UsageError(
+            f"experts_per_rank={slots}: {ranks} ranks have space for {ranks * slots} of "
+            f"{n_experts} experts; give at least {local}"
+        )
+    if groups % nodes:
+        raise UsageError(
+            f"nodes={nodes}: must divide groups={groups}, or EPLB plans without nodes; give the "
+            "model's groups of experts by --groups (n_group in its config.json)"
+        )
+
+
+# Settings on a trace.
+
+
+def trace_settings(
+    trace: Trace,
+    gammas: Sequence[float],
+    ranks: int,
+    slots: int,
+    *,
+    groups: int = 1,
+    nodes: int = 1,
+    link_share: float = 0.0,
+) -> pd.DataFrame:
+    """Return all settings on a trace, a row for each.
+
+    They are in the order: unchanged; EPLB's placements; capacities on contiguous placement, then on
+    those of EPLB. The columns:
+
+    - ``title``; ``kind``: unchanged, placement or capacity; ``method``, ``placement``; of a
+      capacity ``gamma`` and ``granularity``
+    - ``straggler``: pairs of the fullest rank over a rank's mean before any drop, both summed
+    - ``speedup``: the bound of :func:`speedup`
+    - ``drop_rate`` of the pairs, ``pad_waste`` of the slots of a fixed capacity, ``dropped_score``:
+      share of the gate scores; NaN where it is not known
+    - ``extra``: copies of experts in a layer, ``set_up``: weights of experts sent once in a layer
+    - ``effect``, the change of accuracy in points, tasks counting equally; ``low`` and ``high`` of
+      its 95 % interval over ``documents``; ``tasks``; ``record_drop_rate``: what the records drop.
+      NaN until :func:`with_changes`
+
+    Args:
+        trace: The trace, which has steps.
+        gammas: The capacity factors.
+        ranks: Expert-parallel ranks.
+        slots: Experts on each rank, copies included.
+        groups: Groups of neighbouring experts, each of which EPLB keeps on one node.
+        nodes: Nodes of the ranks.
+        link_share: Share of the expert step's time that the link takes.
+
+    Raises:
+        UsageError: If the experts cannot be spread so, or the judged steps are empty.
+    """
+    import pandas as pd
+
+    judged = trace.second_half()
+    home = contiguous(trace.n_layers, trace.n_experts, ranks)
+    plans = {CONTIGUOUS: home}
+    if middle := trace.n_steps // 2:  # else nothing is left to judge a plan on
+        load_LE = [trace.load(layer)[:middle].sum(axis=0) for layer in range(trace.n_layers)]
+        more = [slots - home.slots] if slots > home.slots else []
+        plans = placements(np.stack(load_LE), ranks, more, groups, nodes)
+    lossless: list[dict[str, Any]] = []
+    lossy: list[dict[str, Any]] = []
+    for name, placement in plans.items():
+        moves = {
+            "extra": float(placement.redundant),
+            "set_up": float(placement.moved_from(home).mean()),
+        }
+        is_home = name == CONTIGUOUS
+        lossless.append(
+            {
+                "title": "contiguous placement" if is_home else name,
+                "kind": UNCHANGED if is_home else "placement",
+                "method": name,
+                "placement": name,
+                "straggler": _straggler(judged, placement),
+                **moves,
+            }
+        )
+        if not is_home and np.array_equal(placement.expert_LRN, home.expert_LRN):
+            continue
+        for granularity in _granularities(placement):
+            sums = count(judged, gammas, placement, granularity).groupby("gamma").sum()
+            for gamma, row in shares(sums, ranks).iterrows():
+                # Who is kept changes no load: on a placement only the best is looked at.
+                for keeper in KEEPERS if is_home else KEEPERS[:1]:
+                    bound = f"{keeper} γ={gamma_text(gamma)} per {granularity}"
+                    lossy.append(
+                        {
+                            "title": bound if is_home else f"{bound} on {name}",
+                            "kind": "capacity",
+                            "method": keeper,
+                            "placement": name,
+                            "gamma": gamma,
+                            "granularity": granularity,
+                            "straggler": row["straggler"],
+                            "drop_rate": row["dropped"],
+                            "pad_waste": row["padding"],
+                            "dropped_score": row.get(f"lost_{keeper}", math.nan),
+                            **moves,
+                        }
+                    )
+    frame = pd.DataFrame([*lossless, *lossy]).fillna({"drop_rate": 0.0})
+    unchanged = frame.loc[0, "straggler"]
+    sent = 1 - frame["drop_rate"]
+    frame.insert(5, "speedup", speedup(frame["straggler"], unchanged, sent, link_share))
+    return frame.assign(**dict.fromkeys(_CHANGE, math.nan))
+
+
+def _straggler(trace: Trace, placement: SlotPlan) -> float:
+    """Return the pairs of the fullest rank over a rank's mean, both summed over steps."""
+    loads = [trace.load(layer) for layer in range(trace.n_layers)]
+    if not (asked := sum(int(load_SE.sum()) for load_SE in loads)):
+        raise UsageError("load_SLE: the second half of the steps has no pair; record more traffic")
+    fullest = sum(
+        int(placement.rank_load(load_SE, layer).max(axis=1).sum())
+        for layer, load_SE in enumerate(loads)
+    )
+    return fullest * placement.ranks / asked
+
+
+def speedup(straggler: Any, unchanged: float, sent: Any, link_share: float) -> Any:
+    """Return the bound on the speedup of a layer's expert step, never of the whole model.
+
+    The step's time is taken as a part that follows the fullest rank, and a part, ``link_share`` of
+    the time before, that follows the pairs that are sent at all. Launches, gathering, attention and
+    transfers of weights are left out, so the whole model gains less.
+
+    Args:
+        straggler: Straggler factors of settings.
+        unchanged: Straggler factor before.
+        sent: Pairs that are sent over those before: 1 without drops.
+        link_share: Share of the expert step's time that the link takes before, from 0 to 1.
+    """
+    after = (1 - link_share) * straggler / unchanged + link_share * sent
+    return 1 / np.maximum(after, 1e-9)
+
+
+def _granularities(placement: SlotPlan) -> Iterator[Granularity]:
+    """Yield what can have a capacity: experts without copies, and devices of several slots."""
+    if not placement.redundant:
+        yield "expert"
+    if placement.slots > 1:
+        yield "device"
+
+
+# The accuracy of settings.
+
+
+def read_records(root: Path, model: str) -> tuple[Record, ...]:
+    """Return the whole records of one model in a results directory.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    models: dict[str, list[tuple[Path, Path]]] = {}
+    for path, directory in record_places(root):
+        models.setdefault(path.parent.parent.name, []).append((path, directory))
+    records = tuple(each_record(models.get(model, ()), []))
+    if not records:
+        names = sorted(models)
+        there = f"it has {', '.join(names)}" if names else "it has none of any model"
+        raise UsageError(f"results={shown(root)}: no whole record of model {model}; {there}")
+    return records
+
+
+def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) -> pd.DataFrame:
+    """Return settings with their change of accuracy, where records over so many ranks have it.
+
+    A record's capacity of each expert drops the same on every placement, that of a device does not:
+    it is of the record's own placement, contiguous or EPLB's without copies, which its own
+    calibration planned. No record has copies. All seeds of ``random`` are one side, as everywhere.
+    """
+    model, evidence = records[0].model, Evidence(profile="", results=results_of(records))
+    settings = settings.astype({"tasks": object})
+    for place in settings.index[settings["kind"] == "capacity"]:
+        row = settings.loc[place]
+        placement = {CONTIGUOUS: CONTIGUOUS, "EPLB": "eplb"}.get(row["placement"])
+        if row["granularity"] == "expert":
+            placement = CONTIGUOUS
+        if placement is None:
+            continue
+        knobs = {"granularity": row["granularity"], "placement": placement, "ep_size": ranks}
+        method = create_method(row["method"], row["gamma"], **knobs)
+        # What has no effect is not part of an identity, and would not be found with another value.
+        side = Side.model_validate({"ep_size": ranks} | method.identity())
+        effect = evidence.effect(side, Side(method="baseline"))
+        if effect.points is not None:
+            dropped = float(evidence.pick(side, model)["drop_rate"].mean())
+            tasks = tuple(sorted(effect.tasks[model]))
+            change = effect.points, *effect.interval(), effect.documents, tasks, dropped
+            for name, value in zip(_CHANGE, change, strict=True):
+                settings.at[place, name] = value
+    return settings
+
+
+# The choice.
+
+
+def is_lossless(settings: pd.DataFrame) -> pd.Series[bool]:
+    """Return which settings compute every pair."""
+    return settings["kind"] != "capacity"
+
+
+def axis_of(settings: pd.DataFrame) -> str:
+    """Return what is known of the cost of the settings, one of :data:`AXES`."""
+    lossy = settings[~is_lossless(settings)]
+    if lossy["effect"].notna().any():
         return "points"
-    return "scores" if any(setting.dropped_score is not None for setting in lossy) else "pairs"
+    return "scores" if lossy["dropped_score"].notna().any() else "pairs"
 
 
-def cost(setting: ServingSetting, axis: Axis) -> float | None:
-    """Return what a setting costs on an axis, at least 0; None where that is not known.
+def cost(settings: pd.DataFrame, axis: str) -> pd.Series[float]:
+    """Return what settings cost on an axis, at least 0; NaN where that is not known.
 
     An accuracy above the unlimited model's counts as no cost, not as a gain.
     """
-    if setting.is_lossless:
-        return 0.0
     if axis == "points":
-        return None if setting.change is None else max(0.0, -setting.change.effect)
-    return setting.dropped_score if axis == "scores" else setting.drop_rate
+        costs = (-settings["effect"]).clip(lower=0.0)
+    else:
+        costs = settings["dropped_score" if axis == "scores" else "drop_rate"]
+    return costs.mask(is_lossless(settings), 0.0)
 
 
-def with_front(settings: Sequence[ServingSetting], axis: Axis) -> tuple[ServingSetting, ...]:
-    """Return the settings with those marked that no other beats in speedup and cost.
+def is_on_front(settings: pd.DataFrame, axis: str) -> list[bool]:
+    """Return which settings no other beats in speedup and cost.
 
     Settings of unknown cost are not on the front, nor what equals a setting without loss: a
     capacity that drops nothing.
     """
-    places = {
-        setting: (setting.speedup, -lost, setting.is_lossless)
-        for setting in settings
-        if (lost := cost(setting, axis)) is not None
-    }
-    front = {
-        setting
-        for setting, place in places.items()
-        if not any(
-            other[0] >= place[0] and other[1] >= place[1] and other > place
-            for other in places.values()
+    columns = settings["speedup"], -cost(settings, axis), is_lossless(settings)
+    places = list(zip(*columns, strict=True))
+    known = [place for place in places if not math.isnan(place[1])]
+    return [
+        place in known
+        and not any(
+            other[0] >= place[0] and other[1] >= place[1] and other > place for other in known
         )
-    }
-    return tuple(
-        setting.model_copy(update={"is_on_front": setting in front}) for setting in settings
-    )
+        for place in places
+    ]
 
 
-class Budget(AdvicePart):
-    """The cost that a setting may have, and the speedup that it must give; at least one of them."""
+def choose(
+    settings: pd.DataFrame, at_most_points: float | None, at_least_speedup: float | None
+) -> int | None:
+    """Return the place of the recommended setting, or None if none is known to keep the budget.
 
-    at_most_points: Amount | None = None  # lost, of accuracy
-    at_least_speedup: Annotated[float, Field(gt=0)] | None = None  # of the expert step
-
-    @model_validator(mode="after")
-    def _asks_something(self) -> Budget:
-        if self.at_most_points is None and self.at_least_speedup is None:
-            raise ValueError("asks nothing")
-        return self
-
-    def __str__(self) -> str:
-        """Return the budget in words."""
-        asked = []
-        if self.at_most_points is not None:
-            asked.append(f"at most {_counted(self.at_most_points, 'point')} lost")
-        if self.at_least_speedup is not None:
-            asked.append(f"an expert step at least {self.at_least_speedup:g}× as fast")
-        return " and ".join(asked)
-
-    def holds(self, setting: ServingSetting) -> bool:
-        """Return whether a setting is known to keep the budget.
-
-        A loss is kept to where the whole 95 % interval is; a capacity whose loss nobody measured
-        keeps to none.
-        """
-        if self.at_least_speedup is not None and setting.speedup < self.at_least_speedup:
-            return False
-        if self.at_most_points is None or setting.is_lossless:
-            return True
-        return setting.change is not None and setting.change.low >= -self.at_most_points
-
-
-class ServingDeployment(AdvicePart):
-    """The way in which a model is served."""
-
-    ranks: Positive
-    experts_per_rank: Positive | None = None  # with copies; None for the fewest with a copy
-    link_share: Share = 0.0  # of the expert step's time
-    groups: Positive = 1  # of neighbouring experts, each of which EPLB keeps on one node
-    nodes: Positive = 1
-
-
-class Advice(ServingDeployment):
-    """An advice: what was asked, every setting, the recommended one, and what is not known."""
-
-    version: Literal[4] = 4
-    source: str
-    model: str | None
-    n_experts: Positive
-    top_k: Positive | None
-    layers: Positive
-    steps: Positive
-    decode_steps: Count | None = None  # None where a trace does not say
-    assumed_steps: str | None = None  # how tokens were put into steps, where the trace does not say
-    budget: Budget
-    axis: Axis
-    settings: Annotated[tuple[ServingSetting, ...], Field(min_length=1, strict=False)]
-    recommended: Count | None  # the place of the recommended setting among them
-    sentence: str  # what is recommended and why, or why nothing is
-    unknown: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    commands: Annotated[tuple[str, ...], Field(strict=False)] = ()  # that would tell
-    files: dict[str, str] = Field(default={})  # for servers: how each is used
-
-    @model_validator(mode="after")
-    def _recommends_one_of_them(self) -> Advice:
-        if self.recommended is not None and self.recommended >= len(self.settings):
-            raise ValueError("recommended: names no setting of the advice")
-        return self
-
-    @property
-    def chosen(self) -> ServingSetting | None:
-        """The recommended setting, or None."""
-        return None if self.recommended is None else self.settings[self.recommended]
-
-
-def choose(settings: Sequence[ServingSetting], budget: Budget) -> ServingSetting | None:
-    """Return the recommended setting, or None if none is known to keep the budget.
+    A loss is kept to where the whole 95 % interval is; a capacity whose loss nobody measured keeps
+    to none.
 
     If a speedup is asked, it is the setting that loses least, and of equals the first. A setting
     without loss comes before every capacity; of several the one with the fewest copies does, and
@@ -219,77 +401,100 @@ def choose(settings: Sequence[ServingSetting], budget: Budget) -> ServingSetting
     those whose interval reaches the smallest loss, it is the one that drops least. If only a loss
     is allowed, it is the fastest.
     """
-    keeping = [setting for setting in settings if budget.holds(setting)]
-    axis = axis_of(settings)
-    if budget.at_least_speedup is None:
-        return min(keeping, key=lambda s: (-s.speedup, *_by_loss(s, axis)), default=None)
-    best = min(keeping, key=lambda setting: _by_loss(setting, axis), default=None)
-    if best is None or best.change is None:
+    import pandas as pd
+
+    keeps = settings["speedup"] >= (at_least_speedup or 0.0)
+    if at_most_points is not None:
+        keeps &= is_lossless(settings) | (settings["low"] >= -at_most_points)
+    if not keeps.any():
+        return None
+    keeping, costs = settings[keeps], cost(settings, axis_of(settings))[keeps]
+    kinds = [is_lossless(keeping), costs.notna()]
+    by_trace = keeping["dropped_score"].fillna(keeping["drop_rate"])
+    order = pd.DataFrame(
+        {
+            "kind": np.select(kinds, [0, 1], 2),
+            "loss": np.select(kinds, [keeping["extra"], costs], by_trace),
+            "then": np.where(kinds[0], keeping["kind"] != UNCHANGED, -keeping["speedup"]),
+        },
+        keeping.index,
+    )
+    by = list(order)
+    if at_least_speedup is None:
+        order["slow"], by = -keeping["speedup"], ["slow", *by]
+    best = int(order.sort_values(by).index[0])
+    if at_least_speedup is None or math.isnan(keeping.loc[best, "effect"]):
         return best
-    smallest = cost(best, axis) or 0.0
-    alike = [s for s in keeping if s.change is not None and -s.change.high <= smallest]
-    return min(alike, key=lambda setting: (setting.drop_rate, -setting.speedup))
+    alike = keeping[-keeping["high"] <= costs[best]]
+    return int(alike.sort_values(["drop_rate", "speedup"], ascending=[True, False]).index[0])
 
 
-def _by_loss(setting: ServingSetting, axis: Axis) -> tuple[float, ...]:
-    """Return the key by which settings are ordered: the least is the one that loses least."""
-    if setting.is_lossless:
-        return (0, setting.extra, setting.kind != "unchanged")
-    lost = cost(setting, axis)
-    if lost is not None:
-        return (1, lost, -setting.speedup)
-    by_trace = setting.drop_rate if setting.dropped_score is None else setting.dropped_score
-    return (2, by_trace, -setting.speedup)
+# The answer in words.
 
 
-def reason(settings: Sequence[ServingSetting], budget: Budget) -> str:
+def budget_in_words(at_most_points: float | None, at_least_speedup: float | None) -> str:
+    """Return what is asked."""
+    asked = []
+    if at_most_points is not None:
+        asked.append(f"at most {_counted(at_most_points, 'point')} lost")
+    if at_least_speedup is not None:
+        asked.append(f"an expert step at least {at_least_speedup:g}× as fast")
+    return " and ".join(asked)
+
+
+def reason(
+    settings: pd.DataFrame, chosen: int | None, budget: str, at_least_speedup: float | None
+) -> str:
     """Return in one sentence why :func:`choose` recommends its setting, or none."""
-    chosen = choose(settings, budget)
-    lossless = (setting for setting in settings if setting.is_lossless)
-    best = max(lossless, key=lambda setting: setting.speedup)
+    lossless = settings[is_lossless(settings)]
+    best = lossless.loc[lossless["speedup"].idxmax()]
+    reach = f"without loss {best['title']} reaches {best['speedup']:.2f}×"
     if chosen is None:
-        return _none(settings, budget, best)
-    if not chosen.is_lossless:
+        capacities = settings[~is_lossless(settings)]
+        fast = capacities[capacities["speedup"] >= (at_least_speedup or 0)]
+        sentence = f"None: no setting is known to keep the budget ({budget})"
+        if fast.empty:
+            fastest = capacities.loc[capacities["speedup"].idxmax()] if len(capacities) else best
+            return (
+                f"{sentence}: the fastest, {fastest['title']}, reaches {fastest['speedup']:.2f}×; "
+                f"{reach}."
+            )
+        unmeasured = int(fast["effect"].isna().sum())
+        lost = f", and of {unmeasured} of them the loss is not measured" if unmeasured else ""
+        return f"{sentence}: {len(fast)} capacities are fast enough{lost}; {reach}."
+    row = settings.loc[chosen]
+    if row["kind"] == "capacity":
         return (
-            f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
-            f"{settings[0].straggler:.2f} times the mean load, so that the expert step is at most "
-            f"{chosen.speedup:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
-            f"{best.speedup:.2f}×."
+            f"{row['title']}: the fullest rank gets {row['straggler']:.2f} instead of "
+            f"{settings.loc[0, 'straggler']:.2f} times the mean load, so that the expert step is "
+            f"at most {row['speedup']:.2f}× as fast; {_price(row)}; {reach}."
         )
-    if chosen.kind == "unchanged":
+    if row["kind"] == UNCHANGED:
         return f"Nothing need change: as it is served, it keeps the budget ({budget})."
-    copies = f"{chosen.extra:g} copies of experts in a layer" if chosen.extra else "no copies"
-    fast = f"{chosen.title} makes the expert step at most {chosen.speedup:.2f}× as fast"
+    copies = f"{row['extra']:g} copies of experts in a layer" if row["extra"] else "no copies"
+    fast = f"{row['title']} makes the expert step at most {row['speedup']:.2f}× as fast"
     return f"Lossless load balancing reaches this, no capacity is needed: {fast}, with {copies}."
 
 
-def _price(setting: ServingSetting) -> str:
-    drops = f"it drops {setting.drop_rate:.1%} of the pairs"
-    if setting.dropped_score is not None:
-        drops += f" with {setting.dropped_score:.1%} of the gate scores"
-    if setting.change is None:
+def _price(row: pd.Series[Any]) -> str:
+    drops = f"it drops {row['drop_rate']:.1%} of the pairs"
+    if not math.isnan(row["dropped_score"]):
+        drops += f" with {row['dropped_score']:.1%} of the gate scores"
+    if math.isnan(row["effect"]):
         return f"{drops}, and what the answers lose is not known"
-    tasks = _counted(len(setting.change.tasks), "task")
-    return f"{drops} and changes accuracy by {setting.change} points on {tasks}"
+    tasks = _counted(len(row["tasks"]), "task")
+    return f"{drops} and changes accuracy by {change_in_words(row)} points on {tasks}"
 
 
-def _none(settings: Sequence[ServingSetting], budget: Budget, best: ServingSetting) -> str:
-    capacities = [setting for setting in settings if not setting.is_lossless]
-    fast = [s for s in capacities if s.speedup >= (budget.at_least_speedup or 0)]
-    unmeasured = sum(setting.change is None for setting in fast)
-    sentence = f"None: no setting is known to keep the budget ({budget})"
-    reach = f"; without loss {best.title} reaches {best.speedup:.2f}×"
-    if not fast:
-        fastest = max(capacities, key=lambda setting: setting.speedup, default=best)
-        return f"{sentence}: the fastest, {fastest.title}, reaches {fastest.speedup:.2f}×{reach}."
-    lost = f", and of {unmeasured} of them the loss is not measured" if unmeasured else ""
-    return f"{sentence}: {len(fast)} capacities are fast enough{lost}{reach}."
+def change_in_words(row: pd.Series[Any]) -> str:
+    """Return a setting's change of accuracy with its interval."""
+    return f"{row['effect']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]".replace("-", "−")
 
 
-def unknown(settings: Sequence[ServingSetting], trace: Trace) -> tuple[str, ...]:
+def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
     """Return, in sentences, what settings on a trace do not tell."""
-    capacities = [setting for setting in settings if not setting.is_lossless]
-    without = sum(setting.change is None for setting in capacities)
+    capacities = settings[~is_lossless(settings)]
+    without = int(capacities["effect"].isna().sum())
     lines = []
     if trace.score_TLK is None:
         lines.append(
@@ -320,38 +525,33 @@ def unknown(settings: Sequence[ServingSetting], trace: Trace) -> tuple[str, ...]
         "Times: a speedup here is a bound for the expert step of a layer, by the stated share of "
         "the link; attention, launches and transfers of weights are not in it."
     )
-    return tuple(lines)
+    return lines
 
 
-def telling(
-    settings: Sequence[ServingSetting],
-    budget: Budget,
-    *,
-    model: str | None,
-    ranks: int,
-    results: str,
-) -> tuple[str, ...]:
-    """Return the commands that would measure what the answers lose, where nobody has."""
-    speedup = budget.at_least_speedup or 1.0
-    open_ = [
-        s for s in settings if s.kind == "capacity" and s.placement is None and s.change is None
-    ]
-    fast = {s.gamma for s in open_ if s.speedup >= speedup and s.granularity == "expert"}
-    gammas = sorted(gamma for gamma in fast if gamma is not None)[-3:]
-    if not gammas or any(setting.change is not None for setting in settings):
-        return ()
+def commands(
+    settings: pd.DataFrame, least: float, *, model: str | None, ranks: int, results: str
+) -> list[str]:
+    """Return the commands that would measure what the answers lose, where nobody has.
+
+    ``least`` is the speedup that a capacity must reach to be worth it.
+    """
+    is_fast = (settings["granularity"] == "expert") & (settings["speedup"] >= least)
+    is_home = settings["placement"] == CONTIGUOUS
+    gammas = sorted(settings.loc[is_fast & is_home, "gamma"].unique())[-3:]
+    if not gammas or settings["effect"].notna().any():
+        return []
     if model in options("model"):
         words = [f"model={model}"]
     else:
         words = ["model=custom", f"model.name={model or 'NAME'}", "model.pretrained=PATH"]
     swept = [f"gamma={','.join(map(gamma_text, gammas))}", "granularity=expert,device"]
-    if any(setting.placement == "EPLB" for setting in settings):
+    if (settings["placement"] == "EPLB").any():
         swept.append("placement=contiguous,eplb")
     swept = ["sweep", *words, "method=score", *swept, f"ep_size={ranks}"]
-    return tuple(
+    return [
         shlex.join(["capmoe-eval", *command, f"results_dir={results}"])
         for command in (["run", *words, "method=baseline"], swept)
-    )
+    ]
 
 
 def _counted(number: float, noun: str) -> str:

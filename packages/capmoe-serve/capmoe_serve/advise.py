@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import EXPERTS, PATH, POINTS, POSITIVE, SHARE, Parser
 from capmoe_eval.experiment.files import check_writable, write_text
+from capmoe_eval.routing.registry import CONTIGUOUS
 
 from capmoe_serve.loads import add_trace_options
 from capmoe_serve.readers.formats import EXAMPLE, read_trace
 from capmoe_serve.trace import in_known_steps, steps_in_words
-
-if TYPE_CHECKING:
-    from capmoe_serve.advice import Advice, ServingSetting
 
 JSON: Final = "advice.json"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Advise, write the files, and exit: 0 done, also where nothing is recommended; 2 bad input."""
-    options = _parser().parse_args(arguments)
-
-    def command() -> int:
-        check_writable("--out", options.out)
-        advice, files = _advised(options)
-        texts = {JSON: advice.model_dump_json(indent=1) + "\n", **files}
-        from capmoe_serve.exports import SERVER_FILES
-
-        with writing("--out", options.out):
-            for name in SERVER_FILES:  # of an earlier advice
-                (options.out / name).unlink(missing_ok=True)
-            for name, content in texts.items():
-                write_text(options.out / name, content)
-        print(text(advice))
-        print(f"\nwritten: {', '.join(str(options.out / name) for name in texts)}")
-        return 0
-
-    sys.exit(run_command(command))
+    options = vars(_parser().parse_args(arguments))
+    sys.exit(run_command(lambda: _command(**options)))
 
 
 def _parser() -> Parser:
@@ -100,105 +82,119 @@ def _parser() -> Parser:
     return parser
 
 
-def _advised(options: argparse.Namespace) -> tuple[Advice, dict[str, str]]:
-    from capmoe_serve.advice import Budget, ServingDeployment
-    from capmoe_serve.advising import Quality, advise_on_trace, read_records
+def _command(
+    *,
+    source: Path,
+    gammas: list[float] | None,
+    experts: int | None,
+    top_k: int | None,
+    step_tokens: int | None,
+    only: Any,
+    ranks: int | None,
+    results: Path | None,
+    model: str | None,
+    out: Path,
+    **asked: Any,
+) -> int:
+    """Print the advice and write its files."""
+    from capmoe_serve.advice import advise, read_records
+    from capmoe_serve.exports import SERVER_FILES
     from capmoe_serve.summary import GAMMAS
 
-    if options.at_most_points is None and options.at_least_speedup is None:
-        raise UsageError(
-            "budget: nothing is asked; give --at-most-points 0.5, --at-least-speedup 1.2, or both"
-        )
-    budget = Budget(
-        at_most_points=options.at_most_points, at_least_speedup=options.at_least_speedup
-    )
-    trace = read_trace(options.source, options.experts, options.top_k)
-    ranks = options.ranks or trace.ranks
-    if ranks is None:
+    check_writable("--out", out)
+    trace = read_trace(source, experts, top_k)
+    if (ranks := ranks or trace.ranks) is None:
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
-    deployment = ServingDeployment(
-        ranks=ranks,
-        experts_per_rank=options.experts_per_rank,
-        link_share=options.link_share,
-        groups=options.groups,
-        nodes=options.nodes,
-    )
-    if options.model is not None:
-        trace = dataclasses.replace(trace, model=options.model)
-    trace, assumed = in_known_steps(trace, options.step_tokens, options.only)
-    quality = None
-    if options.results is not None:
-        if trace.model is None:
-            raise UsageError("model: the trace names none; give its name in the records by --model")
-        quality = Quality(read_records(options.results, trace.model), ranks)
-    return advise_on_trace(
+    if model is not None:
+        trace = dataclasses.replace(trace, model=model)
+    trace, assumed = in_known_steps(trace, step_tokens, only)
+    if results is not None and trace.model is None:
+        raise UsageError("model: the trace names none; give its name in the records by --model")
+    advice, files = advise(
         trace,
-        sorted(options.gammas or GAMMAS),
-        deployment,
-        budget,
-        quality=quality,
+        sorted(gammas or GAMMAS),
+        ranks=ranks,
+        records=read_records(results, trace.model) if results and trace.model else (),
         assumed_steps=assumed,
-        results=str(options.results or "results/mine"),
+        results=str(results or "results/mine"),
+        **asked,
     )
+    texts = {JSON: json.dumps(advice, indent=1, ensure_ascii=False) + "\n", **files}
+    with writing("--out", out):
+        for name in SERVER_FILES:  # of an earlier advice
+            (out / name).unlink(missing_ok=True)
+        for name, content in texts.items():
+            write_text(out / name, content)
+    print(text(advice))
+    print(f"\nwritten: {', '.join(str(out / name) for name in texts)}")
+    return 0
 
 
-def about(advice: Advice) -> str:
-    """Return what the advice is on, in one sentence."""
-    steps = steps_in_words(advice.steps, advice.decode_steps)
-    top_k = "" if advice.top_k is None else f", top-{advice.top_k}"
-    nodes = "" if advice.nodes == 1 else f", on {advice.nodes} nodes of {advice.groups} groups"
+def about(advice: Mapping[str, Any]) -> str:
+    """Return what an advice is on, in one sentence."""
+    of = dict(advice)
+    steps = steps_in_words(of["steps"], of["decode_steps"])
+    top_k = "" if of["top_k"] is None else f", top-{of['top_k']}"
+    nodes = "" if of["nodes"] == 1 else f", on {of['nodes']} nodes of {of['groups']} groups"
     return (
-        f"{advice.model or 'unknown model'} ({advice.source}): {steps}, {advice.layers} MoE layers "
-        f"of {advice.n_experts} experts{top_k}; {advice.ranks} ranks, {advice.experts_per_rank} "
-        f"experts on each with copies{nodes}; {advice.link_share:.0%} of the expert step is the "
-        f"link. Asked: {advice.budget}."
+        f"{of['model'] or 'unknown model'} ({of['source']}): {steps}, {of['layers']} MoE layers "
+        f"of {of['n_experts']} experts{top_k}; {of['ranks']} ranks, {of['experts_per_rank']} "
+        f"experts on each with copies{nodes}; {of['link_share']:.0%} of the expert step is the "
+        f"link. Asked: {of['budget']}."
     )
 
 
-def text(advice: Advice) -> str:
-    """Return the advice as lines: the recommendation, the front, and what is not known."""
+def text(advice: Mapping[str, Any]) -> str:
+    """Return an advice as lines: the recommendation, the front, and what is not known."""
     import pandas as pd
 
-    from capmoe_serve.advice import AXES, cost
+    from capmoe_serve.advice import AXES, change_in_words, cost, is_lossless
 
+    axis, settings = advice["axis"], pd.DataFrame(advice["settings"])
+    settings = settings.assign(cost=cost(settings, axis), lossless=is_lossless(settings))
     rows = [
         {
-            "fullest/mean": f"{setting.straggler:.2f}",
-            "speedup ≤": f"{setting.speedup:.2f}×",
-            "dropped": f"{setting.drop_rate:.1%}",
-            AXES[advice.axis]: "no loss"
-            if setting.is_lossless
-            else str(setting.change or f"{cost(setting, advice.axis):.1%}"),
-            "front": setting.title,
+            "fullest/mean": f"{row['straggler']:.2f}",
+            "speedup ≤": f"{row['speedup']:.2f}×",
+            "dropped": f"{row['drop_rate']:.1%}",
+            AXES[axis]: "no loss"
+            if row["lossless"]
+            else change_in_words(row)
+            if axis == "points"
+            else f"{row['cost']:.1%}",
+            "front": row["title"],
         }
-        for setting in sorted(advice.settings, key=lambda setting: setting.speedup)
-        if setting.is_on_front
+        for _, row in settings.sort_values("speedup", kind="stable").iterrows()
+        if row["is_on_front"]
     ]
     front = pd.DataFrame(rows).set_index("front").rename_axis(None).to_string()
     lines = [about(advice)]
-    if advice.assumed_steps is not None:
-        lines.append(f"steps: {advice.assumed_steps}")
-    lines += ["", f"{advice.sentence} {remark(advice.chosen)}".rstrip(), "", "The front:", front]
-    lines += ["", "Not known:", *(f"- {line}" for line in advice.unknown)]
-    if advice.commands:
-        lines += ["", "To measure what the answers lose:", *advice.commands]
+    if advice["assumed_steps"] is not None:
+        lines.append(f"steps: {advice['assumed_steps']}")
+    lines += ["", f"{advice['sentence']} {remark(advice)}".rstrip(), "", "The front:", front]
+    lines += ["", "Not known:", *(f"- {line}" for line in advice["unknown"])]
+    if advice["commands"]:
+        lines += ["", "To measure what the answers lose:", *advice["commands"]]
     return "\n".join(lines)
 
 
-def remark(chosen: ServingSetting | None) -> str:
+def remark(advice: Mapping[str, Any]) -> str:
     """Return a sentence on who takes a recommended capacity, or nothing.
 
     Megatron-LM, commit d98e8a64: the capacity is of one rank's tokens, ``probs`` keeps the highest
     of what the router multiplies with (``moe_utils.py`` of ``megatron/core/transformer/moe``,
     ``apply_router_token_dropping``).
     """
-    if chosen is None or chosen.is_lossless:
+    if advice["recommended"] is None:
+        return ""
+    row = advice["settings"][advice["recommended"]]
+    if row["kind"] != "capacity":
         return ""
     others = "SGLang, TensorRT-LLM and vLLM have no capacity of their own."
-    if chosen.method != "score" or chosen.granularity != "expert" or chosen.placement is not None:
+    if (row["method"], row["granularity"], row["placement"]) != ("score", "expert", CONTIGUOUS):
         return f"No server takes it by itself: {others}"
     return (
-        f"Megatron-LM takes it by --moe-expert-capacity-factor {chosen.gamma} "
+        f"Megatron-LM takes it by --moe-expert-capacity-factor {row['gamma']} "
         "--moe-token-drop-policy probs --moe-token-dispatcher-type alltoall; "
         f"{others}"
     )

@@ -57,11 +57,13 @@ def count(
         n_buckets = placement.ranks if of_devices else slot_SP.shape[1]
         load_SB = slot_SP.reshape(len(slot_SP), n_buckets, -1).sum(axis=2)
         limit_XS = _limits(trace, gammas, load_SE.sum(axis=1), placement, of_devices)
-        scores = {}
+        scores: dict[str, Array] = {}
         if trace.score_TLK is not None:
             bucket_TK, score_TK = _pairs(trace, layer, placement, of_devices)
-            mass, lost_XM = _dropped_mass(bucket_TK, score_TK, trace.place_T, load_SB, limit_XS)
-            scores = {"mass": np.full(len(gammas), mass), **dict(zip(_LOST, lost_XM.T, strict=True))}
+            loads = load_SB if of_devices else load_SE  # in the order of the experts
+            mass, lost_XM = _dropped_mass(bucket_TK, score_TK, trace.place_T, loads, limit_XS)
+            scores = dict(zip(_LOST, lost_XM.T, strict=True))
+            scores["mass"] = np.full(len(gammas), mass)
         for number, (gamma, limit_S) in enumerate(zip(gammas, limit_XS, strict=True)):
             kept_SB = np.minimum(load_SB, limit_S[:, None])
             rank_SR = kept_SB.reshape(len(kept_SB), placement.ranks, -1).sum(axis=2)
@@ -118,9 +120,7 @@ def _limits(
     return limit_XS
 
 
-def _pairs(
-    trace: Trace, layer: int, placement: SlotPlan, of_devices: bool
-) -> tuple[Array, Array]:
+def _pairs(trace: Trace, layer: int, placement: SlotPlan, of_devices: bool) -> tuple[Array, Array]:
     """Return the bucket and the gate score of every pair of a layer, token by token."""
     assert trace.expert_TLK is not None
     assert trace.score_TLK is not None

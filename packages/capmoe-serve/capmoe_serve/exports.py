@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import yaml
@@ -39,13 +39,6 @@ VLLM_ASCEND: Final = "vllm_ascend_expert_map.json"
 SERVER_FILES: Final = (SGLANG, TENSORRT_LLM, VLLM, VLLM_ASCEND)
 
 
-class ServerFile(NamedTuple):
-    """A file for a server."""
-
-    text: str
-    usage: str
-
-
 def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
     """Return the numbers of layers in their model: those in their names, else their places.
 
@@ -57,14 +50,10 @@ def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def placement_files(
-    trace: Trace,
-    ranks: int,
-    slots: int,
-    groups: int = 1,
-    nodes: int = 1,
-) -> dict[str, ServerFile]:
-    """Return the files of EPLB's placement, which is planned on all steps of the trace."""
-    load_LE = sum(part.load_SLE.sum(axis=0) for part in trace.by_steps())
+    trace: Trace, ranks: int, slots: int, groups: int = 1, nodes: int = 1
+) -> dict[str, tuple[str, str]]:
+    """Return text and usage of the files of EPLB's placement, planned on all steps of a trace."""
+    load_LE = np.stack([trace.load(layer).sum(axis=0) for layer in range(trace.n_layers)])
     placement = plan_eplb(load_LE, ranks, slots, groups, nodes)
     layers = layer_numbers(trace.layers)
     count_LE = np.ones((max(layers) + 1, trace.n_experts), dtype=np.int64)  # dense layers have ones
@@ -74,29 +63,33 @@ def placement_files(
         "initial_global_assignments": dict(zip(layers, placement.expert_LP.tolist(), strict=True)),
         "layer_updates_per_iter": 0,  # the placement stays
     }
-    return _ascend_file(placement) | {
-        SGLANG: ServerFile(
+    files = {
+        SGLANG: (
             _json({"logical_count": count_LE.tolist()}),
             f"python -m sglang.launch_server … --ep-size {ranks} --ep-num-redundant-experts "
             f"{placement.redundant} --init-expert-location {SGLANG}",
         ),
-        TENSORRT_LLM: ServerFile(
+        TENSORRT_LLM: (
             yaml.safe_dump(balancer, default_flow_style=None, sort_keys=False, width=2**31),
             f"moe_config: {{backend: WideEP, load_balancer: {TENSORRT_LLM}}} in the LLM API's "
             f"options, and --ep {ranks}",
         ),
-        VLLM: ServerFile(
+        VLLM: (
             _json({"num_redundant_experts": placement.redundant}),
             "vllm serve … --enable-expert-parallel --enable-eplb --eplb-config "
             f'"$(cat {VLLM})"  # copies alone: vLLM takes no map from a file',
         ),
     }
+    if placement.held_LRE.sum() == placement.expert_LRN.size:  # no device holds an expert twice
+        files[VLLM_ASCEND] = (
+            _json(_ascend_map(placement)),
+            "vllm serve … --enable-expert-parallel --additional-config "
+            f'\'{{"eplb_config": {{"expert_map_path": "{VLLM_ASCEND}"}}}}\'  # on vllm-ascend',
+        )
+    return files
 
 
-def _ascend_file(placement: SlotPlan) -> dict[str, ServerFile]:
-    """Return the map of vllm-ascend; none where a device holds an expert twice."""
-    if placement.held_LRE.sum() < placement.expert_LRN.size:
-        return {}
+def _ascend_map(placement: SlotPlan) -> dict[str, object]:
     layers = [
         {
             "layer_id": layer,
@@ -108,12 +101,7 @@ def _ascend_file(placement: SlotPlan) -> dict[str, ServerFile]:
         }
         for layer, expert_RN in enumerate(placement.expert_LRN)
     ]
-    content = {"moe_layer_count": placement.layers, "layer_list": layers}
-    usage = (
-        "vllm serve … --enable-expert-parallel --additional-config "
-        f'\'{{"eplb_config": {{"expert_map_path": "{VLLM_ASCEND}"}}}}\'  # on vllm-ascend'
-    )
-    return {VLLM_ASCEND: ServerFile(_json(content), usage)}
+    return {"moe_layer_count": len(layers), "layer_list": layers}
 
 
 def _json(content: dict[str, object]) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from capmoe_bench.benchmarks import check_names
@@ -22,30 +21,19 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.routing.registry import CONTIGUOUS
 from capmoe_eval.zoo.hub import ready
 
-from capmoe_serve.balancing import BalanceOutcome, compare, halves, judge
-from capmoe_serve.placements import Counts, contiguous
-from capmoe_serve.recorder import Recorder
+from capmoe_serve.balancing import judge, placements
+from capmoe_serve.placements import Counts
+from capmoe_serve.recorder import Recorder, trace_fields
 from capmoe_serve.trace import Trace
 
 # Shape suffixes: S steps, L layers, E experts.
 
-Steps = Literal["prompts", "decode steps"]
-"""Forwards whose loads are balanced: decode steps, of a task whose answers are generated."""
-
 GAMMAS: Final = (2.0, 1.5, 1.0)
 """Capacity factors of Token Drop beside the balancing methods."""
 _TOKENS: Final = 10**9  # of a trace: all
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskRouting:
-    """The pairs of each expert in every step and layer, while a task's documents were asked."""
-
-    task: str
-    steps: Steps
-    trace: Trace  # its counts alone
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -66,27 +54,27 @@ def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[dict[str, A
     lm, library, routed = load_lm(planned[0].cell.model, planned[0].placement), TaskLibrary(), []
     for plan in planned:
         say(f"placement: {model}, {plan.cell.task.name}")
-        routed.append(record_routing(plan, lm, library))
-    for planned_on, judged_on in itertools.product(routed, routed):
-        if planned_on.steps != judged_on.steps:
-            continue
-        for outcome in outcomes(planned_on, judged_on, ranks):
+        routed.append((plan.cell.task.name, record_routing(plan, lm, library)))
+    for (planned_on, before), (judged_on, after) in itertools.product(routed, routed):
+        if bool(before.decode_steps) != bool(after.decode_steps):
+            continue  # decode steps and prompts are never planned on one another
+        for method, outcome in outcomes(before, after, ranks).items():
             yield {
                 "model": model,
                 "ranks": ranks,
-                "planned_on": planned_on.task,
-                "judged_on": judged_on.task,
-                "of": judged_on.steps,
-                "steps": len(outcome.asked_SL),
-                "method": outcome.method,
-                **outcome.summary()._asdict(),
+                "planned_on": planned_on,
+                "judged_on": judged_on,
+                "of": "decode steps" if after.decode_steps else "prompts",
+                "method": method,
+                **outcome,
             }
 
 
-def record_routing(plan: CellPlan, lm: CapmoeLM, library: TaskLibrary) -> TaskRouting:
+def record_routing(plan: CellPlan, lm: CapmoeLM, library: TaskLibrary) -> Trace:
     """Return what a model routes, without a limit, while it answers a task.
 
-    Too few batches to plan on one half and judge the other are a UsageError.
+    They are the decode steps of a task whose answers are generated, else those of prompts. Too few
+    batches to plan on one half and judge the other are a UsageError.
     """
     cell, source = plan.cell, ready(plan.source)
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
@@ -95,49 +83,37 @@ def record_routing(plan: CellPlan, lm: CapmoeLM, library: TaskLibrary) -> TaskRo
     record = evaluate(
         cell, lm, library, source, root=Path(), observers=[recorder]
     )  # writes nothing
-    recorded = recorder.recorded()
-    trace = Trace(
-        n_experts=record.layers[0].n_experts,
-        expert_TLK=recorded.expert_TLK,
-        step_T=recorded.step_T,
-        decode_S=recorded.decode_S,
-    ).only("decode" if generated else "prompts")
+    fields = trace_fields([recorder.recorded()])
+    trace = Trace(record.layers[0].n_experts, **fields).only("decode" if generated else "prompts")
     if trace.n_steps < 4:
         raise UsageError(
             f"--limit={cell.limit}: {cell.task.name} makes {trace.n_steps} steps of "
             f"{cell.batch_size} sequences; at least 4 are needed, half of them to plan on"
         )
-    steps: Steps = "decode steps" if generated else "prompts"
-    counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
-    return TaskRouting(cell.task.name, steps, counts)
+    return trace
 
 
-def outcomes(planned_on: TaskRouting, judged_on: TaskRouting, ranks: int) -> list[BalanceOutcome]:
-    """Return what each method gives on the second half of one routing, planned on the first of one.
+def outcomes(before: Trace, after: Trace, ranks: int) -> dict[str, dict[str, float]]:
+    """Return what each method gives on the second half of one trace, planned on the first of one.
 
     Where both are not the same, the plan is stale: then only methods that plan are judged.
     """
-    before_SLE = halves(planned_on.trace.loads())[0]
-    after_SLE = halves(judged_on.trace.loads())[1]
-    steps = min(len(before_SLE), len(after_SLE))
-    judged_SLE = after_SLE[:steps]
-    balanced = compare(np.concatenate([before_SLE[:steps], judged_SLE]), ranks)
-    if planned_on.task != judged_on.task:
-        return [outcome for outcome in balanced if outcome.method.startswith("EPLB")]
-    _, layers, n_experts = judged_SLE.shape
-    home = contiguous(layers, n_experts, ranks)
-    return balanced + [
-        judge(
-            f"Token Drop γ={gamma:g}",
-            np.minimum(judged_SLE, capacities(judged_SLE, gamma, judged_on.trace.top_k or 1)),
-            home,
-            asked_SLE=judged_SLE,
-        )
-        for gamma in GAMMAS
-    ]
+    planned_SLE, judged_SLE = before.loads()[: before.n_steps // 2], after.second_half().loads()
+    steps = min(len(planned_SLE), len(judged_SLE))
+    judged_SLE = judged_SLE[:steps]
+    plans = placements(planned_SLE[:steps].sum(axis=0), ranks)
+    judged = {name: judge(judged_SLE, placement) for name, placement in plans.items()}
+    home = plans[CONTIGUOUS]
+    if before is not after:
+        del judged[CONTIGUOUS]
+    else:
+        for gamma in GAMMAS:
+            kept_SLE = np.minimum(judged_SLE, _capacities(judged_SLE, gamma, after.top_k or 1))
+            judged[f"Token Drop γ={gamma:g}"] = judge(kept_SLE, home, judged_SLE)
+    return {name: {"steps": steps, **outcome} for name, outcome in judged.items()}
 
 
-def capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
+def _capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
     """Return the capacity of an expert in every step [S, 1, 1], all its tokens being one group."""
     tokens: Sequence[int] = (load_SLE[:, 0].sum(axis=1) // top_k).tolist()
     limits = [capacity(gamma, count, top_k, load_SLE.shape[2]) for count in tokens]

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.satellites import NEEDS_METHODS
 
 from capmoe_serve.advice import (
-    Advice,
-    Budget,
-    Change,
-    ServingDeployment,
-    ServingSetting,
+    advise,
+    axis_of,
     choose,
     cost,
-    with_front,
-)
-from capmoe_serve.advising import (
-    Quality,
-    advise_on_trace,
+    is_on_front,
     read_records,
     speedup,
     trace_settings,
+    with_changes,
 )
 from capmoe_serve.trace import Trace
 from tests import records
 
 GAMMAS = (0.4, 1.0, 1.1, 3.0)
-DEPLOYMENT = ServingDeployment(ranks=4, experts_per_rank=3)
 
 
 def skewed(steps: int = 6, experts: int = 8, seed: int = 0) -> Trace:
@@ -49,41 +43,23 @@ def skewed(steps: int = 6, experts: int = 8, seed: int = 0) -> Trace:
 
 
 def capacity(
-    speed: float, effect: float | None, width: float = 0.0, **parts: float
-) -> ServingSetting:
-    change = None
-    if effect is not None:
-        change = Change(
-            effect=effect,
-            low=effect - width,
-            high=effect + width,
-            documents=10,
-            tasks=("t",),
-            drop_rate=0.1,
-        )
-    return ServingSetting(
-        kind="capacity",
-        method="score",
-        gamma=1.0,
-        granularity="expert",
-        straggler=1.0,
-        speedup=speed,
-        drop_rate=parts.get("drop_rate", 0.1),
-        change=change,
-    )
+    speed: float, effect: float | None, width: float = 0.0, drop_rate: float = 0.1
+) -> dict[str, Any]:
+    change = math.nan if effect is None else effect
+    interval = {"low": change - width, "high": change + width}
+    row = {"kind": "capacity", "speedup": speed, "drop_rate": drop_rate, "extra": 0.0}
+    return row | {"effect": change, **interval, "dropped_score": math.nan}
 
 
-def lossless(speed: float, extra: float = 0.0, kind: str = "placement") -> ServingSetting:
-    return ServingSetting.model_validate(
-        {"kind": kind, "method": "EPLB", "straggler": 1.0, "speedup": speed, "extra": extra}
-    )
+def lossless(speed: float, extra: float = 0.0, kind: str = "placement") -> dict[str, Any]:
+    return capacity(speed, None, drop_rate=0.0) | {"kind": kind, "extra": extra}
 
 
 HOME = lossless(1.0, kind="unchanged")
 
 
 @st.composite
-def menus(draw: st.DrawFn) -> list[ServingSetting]:
+def menus(draw: st.DrawFn) -> pd.DataFrame:
     """Draw menus with equal speedups, unknown losses and intervals about the budgets."""
     few = st.sampled_from((1.0, 1.1, 1.2, 1.4))
     menu = [HOME]
@@ -92,57 +68,56 @@ def menus(draw: st.DrawFn) -> list[ServingSetting]:
     for _ in range(draw(st.integers(0, 5))):
         effect = draw(st.sampled_from((None, 0.2, 0.0, -0.3, -0.5, -2.0)))
         drop_rate = draw(st.sampled_from((0.1, 0.3)))
-        menu.append(
-            capacity(draw(few), effect, draw(st.sampled_from((0.0, 0.4))), drop_rate=drop_rate)
-        )
-    return menu
+        menu.append(capacity(draw(few), effect, draw(st.sampled_from((0.0, 0.4))), drop_rate))
+    return pd.DataFrame(menu)
 
 
-BUDGETS = [
-    Budget(at_most_points=0.5),
-    Budget(at_least_speedup=1.2),
-    Budget(at_most_points=0.5, at_least_speedup=1.2),
-    Budget(at_most_points=0.0, at_least_speedup=1.4),
-]
+BUDGETS = ((0.5, None), (None, 1.2), (0.5, 1.2), (0.0, 1.4))
+"""Points that may be lost, and the speedup that is asked."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(menus(), st.sampled_from(BUDGETS))
-def test_the_choice_is_what_a_search_finds(menu: list[ServingSetting], budget: Budget) -> None:
-    chosen = choose(menu, budget)
-    least, most = budget.at_least_speedup or 0.0, budget.at_most_points
-    allowed = []
-    for setting in menu:
-        slow = setting.speedup < least
-        lossy = setting.kind == "capacity"
-        proven = setting.change is not None and most is not None and setting.change.low >= -most
-        if not slow and (most is None or not lossy or proven):
-            allowed.append(setting)
-    if chosen is None:
+def test_the_choice_is_what_a_search_finds(
+    menu: pd.DataFrame, budget: tuple[float | None, float | None]
+) -> None:
+    most, least = budget
+    place = choose(menu, most, least)
+    rows = menu.to_dict("records")
+    allowed = [
+        row
+        for row in rows
+        if row["speedup"] >= (least or 0.0)
+        and (most is None or row["kind"] != "capacity" or row["low"] >= -most)
+    ]
+    if place is None:
         assert allowed == []
         return
+    chosen = rows[place]
     assert chosen in allowed
-    if budget.at_least_speedup is None:
-        assert chosen.speedup == max(s.speedup for s in allowed)
-        ties = [s for s in allowed if s.speedup == chosen.speedup]
-        assert not chosen.is_lossless or chosen.extra == min(s.extra for s in ties if s.is_lossless)
-        assert chosen.is_lossless == any(s.is_lossless for s in ties)
-        return
-    if any(s.is_lossless for s in allowed):
-        assert chosen.is_lossless
-        assert chosen.extra == min(s.extra for s in allowed if s.is_lossless)
-    elif changes := [s.change for s in allowed if s.change is not None]:
-        smallest = min(max(0.0, -change.effect) for change in changes)
-        alike = [s for s in allowed if s.change is not None and -s.change.high <= smallest]
-        assert chosen.drop_rate == min(s.drop_rate for s in alike)
-        assert -chosen.change.high <= smallest
-    else:
-        measured = any(s.change for s in menu)
-        assert chosen.drop_rate == min(s.drop_rate for s in allowed) or not measured
+    without_loss = [row for row in allowed if row["kind"] != "capacity"]
+    measured = [row for row in allowed if not math.isnan(row["effect"])]
+    if least is None:
+        assert chosen["speedup"] == max(row["speedup"] for row in allowed)
+        ties = [row for row in without_loss if row["speedup"] == chosen["speedup"]]
+        assert (chosen["kind"] != "capacity") == bool(ties)
+        assert not ties or chosen["extra"] == min(row["extra"] for row in ties)
+    elif without_loss:
+        assert chosen["kind"] != "capacity"
+        assert chosen["extra"] == min(row["extra"] for row in without_loss)
+    elif measured:
+        smallest = min(max(0.0, -row["effect"]) for row in measured)
+        alike = [row for row in measured if -row["high"] <= smallest]
+        assert chosen["drop_rate"] == min(row["drop_rate"] for row in alike)
+        assert -chosen["high"] <= smallest
+    elif menu["effect"].isna().all():
+        assert chosen["drop_rate"] == min(row["drop_rate"] for row in allowed)
 
 
 @pytest.mark.parametrize("budget", BUDGETS[:2])
-def test_of_equals_the_simplest_is_chosen_whatever_the_order(budget: Budget) -> None:
+def test_of_equals_the_simplest_is_chosen_whatever_the_order(
+    budget: tuple[float | None, float | None],
+) -> None:
     best = [
         lossless(1.4, kind="unchanged"),
         lossless(1.4),
@@ -151,26 +126,31 @@ def test_of_equals_the_simplest_is_chosen_whatever_the_order(budget: Budget) -> 
     ]
     for first in range(3):
         for rest in itertools.permutations(best[first:]):
-            assert choose([HOME, *rest], budget) is best[first]
+            place = choose(pd.DataFrame([HOME, *rest]), *budget)
+            assert [HOME, *rest][place or 0] is best[first]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(menus())
-def test_the_front_is_what_no_other_beats(menu: list[ServingSetting]) -> None:
-    def beats(first: ServingSetting, second: ServingSetting) -> bool:
-        costs = cost(first, "pairs") or 0.0, cost(second, "pairs") or 0.0
-        at_least = first.speedup >= second.speedup and costs[0] <= costs[1]
-        simpler = first.is_lossless and not second.is_lossless  # and as good
-        return at_least and (first.speedup > second.speedup or costs[0] < costs[1] or simpler)
+def test_the_front_is_what_no_other_beats(menu: pd.DataFrame) -> None:
+    rows = list(zip(menu["speedup"], cost(menu, "pairs"), menu["kind"] != "capacity", strict=True))
 
-    for marked, setting in zip(with_front(menu, "pairs"), menu, strict=True):
-        assert marked.is_on_front is not any(beats(other, setting) for other in menu)
+    def beats(first: tuple[float, float, bool], second: tuple[float, float, bool]) -> bool:
+        at_least = first[0] >= second[0] and first[1] <= second[1]
+        # Without loss is simpler than a capacity that loses nothing.
+        return at_least and (first[:2] != second[:2] or first[2] > second[2])
+
+    expected = [not any(beats(other, row) for other in rows) for row in rows]
+    assert is_on_front(menu, "pairs") == expected
 
 
-def advised(trace: Trace, budget: Budget, quality: Quality | None = None) -> Advice:
-    return advise_on_trace(
-        trace, (0.5, 1.0, 2.0), ServingDeployment(ranks=4), budget, quality=quality
-    )[0]
+def test_a_setting_of_unknown_cost_is_not_on_the_front() -> None:
+    menu = pd.DataFrame([HOME, capacity(1.4, None), capacity(1.2, -0.3)])
+    assert is_on_front(menu, axis_of(menu)) == [True, False, True]
+
+
+def by_title(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.set_index("title")
 
 
 def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
@@ -179,19 +159,15 @@ def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
     other = trace.load_SLE.copy()
     other[:3] = np.roll(other[:3], 5, axis=2)
     changed = dataclasses.replace(trace, load_SLE=other)
-    before, after = (trace_settings(each, GAMMAS, DEPLOYMENT) for each in (trace, changed))
-    changed_by_plan = {
-        title
-        for title in {setting.title for setting in (*before, *after)}
-        if [s for s in before if s.title == title] != [s for s in after if s.title == title]
-    }
-    assert {"EPLB+4", "score γ=1 per device on EPLB+4"} <= changed_by_plan
-    unplanned = {s.title for s in before if s.placement is None}
-    assert changed_by_plan & unplanned <= {"EPLB", "EPLB+4"}
-    plan = next(setting for setting in before if setting.title == "EPLB+4")
-    assert plan.speedup > 1.3
-    assert plan.drop_rate == 0.0
-    assert plan.extra == 4
+    before, after = (by_title(trace_settings(each, GAMMAS, 4, 3)) for each in (trace, changed))
+    is_planned = before["placement"].str.startswith("EPLB")
+    pd.testing.assert_frame_equal(before[~is_planned], after[after["placement"] == "contiguous"])
+    for title in ("EPLB+4", "score γ=1 per device on EPLB+4"):
+        assert before.loc[title, "straggler"] < after.loc[title, "straggler"]
+    plan = before.loc["EPLB+4"]
+    assert plan["speedup"] > 1.3
+    assert plan["drop_rate"] == 0.0
+    assert plan["extra"] == 4
 
 
 def test_tokens_are_halved_as_their_loads_are() -> None:
@@ -200,32 +176,25 @@ def test_tokens_are_halved_as_their_loads_are() -> None:
     trace = Trace(6, expert_TLK=ids, step_T=np.sort(generator.integers(0, 5, 30)))
     assert (trace.second_half().loads() == trace.loads()[2:]).all()
     whole = trace.in_steps(30)
-    assert whole.second_half() is whole
-    assert whole.n_steps == 1
-    only = trace_settings(whole, (1.0,), ServingDeployment(ranks=2, experts_per_rank=4))
-    kinds = [setting.kind for setting in only]
-    assert kinds == ["unchanged", *["capacity"] * 6]
-    assert all(s.placement is None for s in only)
+    assert whole.second_half().n_tokens == 30
+    only = trace_settings(whole, (1.0,), 2, 4)
+    assert only["kind"].tolist() == ["unchanged", *["capacity"] * 6]
+    assert (only["placement"] == "contiguous").all()
 
 
 def test_a_capacity_that_drops_nothing_changes_nothing_and_a_small_one_does() -> None:
-    every = trace_settings(skewed(), (0.5, 8.0), DEPLOYMENT)
-    unchanged = every[0]
-    wide = [s for s in every if s.gamma == 8.0 and s.placement is None]
-    small = [setting for setting in every if setting.gamma == 0.5]
-    assert all(s.straggler == pytest.approx(unchanged.straggler) for s in wide)
-    assert all(s.speedup == pytest.approx(1.0) and s.drop_rate == 0.0 for s in wide)
-    assert all(s.speedup > 1.5 and s.drop_rate > 0.3 for s in small)
-    assert all(s.dropped_score is None for s in every)  # counts have no scores
-    # On a placement a wide one is that placement, and it drops nothing.
-    placed = {s.title: s for s in every if s.kind == "placement"}
-    of_devices = [s for s in every if s.gamma == 8.0 and s.granularity == "device"]
-    for setting in of_devices[-2:]:
-        assert setting.placement in ("EPLB", "EPLB+4")
-        alone = placed[setting.placement]
-        assert setting.drop_rate == 0.0
-        assert setting.straggler == pytest.approx(alone.straggler)
-        assert (setting.extra, setting.set_up) == (alone.extra, alone.set_up)
+    every = trace_settings(skewed(), (0.5, 8.0), 4, 3)
+    assert every["dropped_score"].isna().all()  # counts have no scores
+    small = every[every["gamma"] == 0.5]
+    assert (small["speedup"] > 1.5).all()
+    assert (small["drop_rate"] > 0.3).all()
+    # A wide one on a placement is that placement, and it drops nothing.
+    wide = every[every["gamma"] == 8.0].set_index("placement")
+    alone = every[every["kind"] != "capacity"].set_index("method").loc[wide.index]
+    assert set(wide.index) == {"contiguous", "EPLB", "EPLB+4"}
+    assert (wide["drop_rate"] == 0.0).all()
+    for column in ("straggler", "speedup", "extra", "set_up"):
+        assert wide[column].tolist() == pytest.approx(alone[column].tolist())
 
 
 @pytest.mark.parametrize(
@@ -246,26 +215,13 @@ def test_the_speedup_has_a_part_of_the_fullest_rank_and_one_of_the_link(
 def test_experts_that_ranks_do_not_divide_are_compared_with_copies() -> None:
     """As 60 experts and 4 copies on 8 ranks; nothing has an expert at home on one rank alone."""
     trace = Trace(60, load_SLE=np.roll(skewed(experts=60).loads(), 30, axis=2))  # 30 is hot
-    every = trace_settings(trace, (1.0,), ServingDeployment(ranks=8, experts_per_rank=8))
-    titles = [setting.title for setting in every if setting.is_lossless]
-    assert titles == ["contiguous placement", "EPLB+4"]
-    assert {setting.extra for setting in every if setting.is_lossless} == {4.0}
-    unchanged, eplb = every[:2]
-    assert unchanged.straggler > eplb.straggler >= 1.0
-    assert {setting.granularity for setting in every[2:]} == {"device"}
-    more = trace_settings(trace, (1.0,), ServingDeployment(ranks=8, experts_per_rank=9))
-    assert {"EPLB+4", "EPLB+12"} < {setting.title for setting in more}
-
-
-def test_an_advice_is_read_back_from_its_json() -> None:
-    advice = advised(skewed(), Budget(at_least_speedup=1.2))
-    assert Advice.model_validate_json(advice.model_dump_json()) == advice
-    with pytest.raises(ValueError, match="names no setting"):
-        Advice.model_validate(dict(advice) | {"recommended": 99})
-
-
-def cell(method: Method) -> Cell:
-    return records.cell(method, model="made", task="piqa")
+    every = trace_settings(trace, (1.0,), 8, 8)
+    assert every["title"][:2].tolist() == ["contiguous placement", "EPLB+4"]
+    assert set(every["extra"]) == {4.0}
+    assert every["straggler"][0] > every["straggler"][1] >= 1.0
+    assert set(every["granularity"][2:]) == {"device"}
+    more = trace_settings(trace, (1.0,), 8, 9)
+    assert {"EPLB+4", "EPLB+12"} < set(more["title"])
 
 
 def written(root: Path) -> None:
@@ -282,18 +238,20 @@ def written(root: Path) -> None:
         load = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
         correct = [1] * right + [0] * (40 - right)
         layers = [records.layer([16, 8, 4, 4, 0, 0, 0, 0])]
-        records.record(cell(method), root, correct, load=load, layers=layers).write()
+        cell = records.cell(method, model="made", task="piqa")
+        records.record(cell, root, correct, load=load, layers=layers).write()
 
 
 @NEEDS_METHODS
 def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: Path) -> None:
     written(tmp_path)
-    quality = Quality(read_records(tmp_path, "made"), 4)
-    budget = Budget(at_least_speedup=1.6, at_most_points=30.0)
-    advice = advised(skewed(), budget, quality)
-    changes = {s.title: s.change for s in advice.settings if s.change is not None}
-    # A capacity of experts drops the same on every placement, one of devices does not.
-    assert {title: change.effect for title, change in changes.items()} == pytest.approx(
+    of_model = read_records(tmp_path, "made")
+    budget = {"at_least_speedup": 1.6, "at_most_points": 30.0}
+    advice, _ = advise(skewed(), (0.5, 1.0, 2.0), ranks=4, records=of_model, **budget)
+    changed = pd.DataFrame(advice["settings"]).dropna(subset="effect").set_index("title")
+    # A capacity of experts drops the same on every placement, one of devices does not. Records on
+    # a placement are never those of contiguous placement, nor the other way round.
+    assert changed["effect"].to_dict() == pytest.approx(
         {
             "score γ=1 per expert": -10.0,
             "score γ=1 per expert on EPLB": -10.0,
@@ -301,35 +259,24 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
             "score γ=1 per device on EPLB": -2.5,
         }
     )
-    change = changes["score γ=1 per expert"]
-    assert (change.documents, change.tasks, change.drop_rate) == (40, ("piqa",), 0.25)
-    assert change.low < -10.0 < change.high
-    assert advice.axis == "points"
-    assert advice.commands == ()
-    assert any("of which no records" in line for line in advice.unknown)
-    # Records on a placement are never those of contiguous placement, nor the other way round.
-    of_devices = {"ep_size": 4, "granularity": "device"}
-    assert quality.change(create_method("score", 1.0, **of_devices)) is None
-    placed = create_method("score", 1.0, **of_devices, placement="eplb")
-    assert quality.change(placed) == changes["score γ=1 per device on EPLB"]
-    by_order = create_method("order", 1.0, **of_devices, placement="eplb")
-    assert quality.change(by_order) is None
-    settings = {setting.title: setting for setting in advice.settings}
-    for title in ("score γ=1 per device", "score γ=1 per device on EPLB+4"):
-        assert settings[title].change is None
+    row = changed.loc["score γ=1 per expert"]
+    assert (row["documents"], row["tasks"], row["record_drop_rate"]) == (40, ("piqa",), 0.25)
+    assert row["low"] < -10.0 < row["high"]
+    assert (advice["axis"], advice["commands"]) == ("points", [])
+    assert any("of which no records" in line for line in advice["unknown"])
     # With other ranks the records say nothing.
-    other = Quality(read_records(tmp_path, "made"), 8)
-    assert other.change(create_method("score", 1.0, ep_size=8)) is None
+    other = with_changes(trace_settings(skewed(), (1.0,), 8, 2), of_model, 8)
+    assert other["effect"].isna().all()
     with pytest.raises(UsageError, match="no whole record of model mad; it has made"):
         read_records(tmp_path, "mad")
 
 
-def test_gammas_that_say_nothing_are_refused() -> None:
-    for gamma in (0.0, float("inf")):
+def test_an_advice_on_nothing_is_refused() -> None:
+    for gamma in (0.0, math.inf):
         with pytest.raises(UsageError, match="gammas="):
-            advise_on_trace(
-                skewed(), (gamma,), ServingDeployment(ranks=4), Budget(at_most_points=1.0)
-            )
+            advise(skewed(), (gamma,), ranks=4, at_most_points=1.0)
+    with pytest.raises(UsageError, match="budget: nothing is asked"):
+        advise(skewed(), (1.0,), ranks=4)
     zero = dataclasses.replace(skewed(), load_SLE=np.zeros((2, 1, 8), int), layers=("0",))
     with pytest.raises(UsageError, match="has no pair"):
-        advised(zero, Budget(at_most_points=1.0))
+        advise(zero, (1.0,), ranks=4, at_most_points=1.0)

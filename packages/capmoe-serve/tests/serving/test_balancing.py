@@ -11,8 +11,8 @@ from capmoe_eval.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capmoe_serve.balancing import judge
-from capmoe_serve.placements import Counts, SlotPlan, contiguous, plan_eplb, split_tokens
+from capmoe_serve.balancing import compare, judge
+from capmoe_serve.placements import Counts, SlotPlan, contiguous, plan_eplb
 from serving import balancing_reference as reference
 
 # The example of https://github.com/deepseek-ai/EPLB (README.md at commit d52c72d).
@@ -55,9 +55,6 @@ def test_eplb_follows_its_definition_and_loses_no_expert(
     placement = plan_eplb(load_LE, ranks, slots, groups, nodes)
     expected = [reference.eplb(list(row), ranks, slots, groups, nodes) for row in load_LE]
     assert placement.expert_LRN.tolist() == expected
-    assert placement.expert_LRN.shape == (len(load_LE), ranks, slots)
-    assert (placement.replicas_LE >= 1).all()
-    assert (placement.replicas_LE.sum(axis=1) == ranks * slots).all()
     if groups % nodes == 0 and nodes > 1:  # a group's replicas stay on one node
         group_LRN = placement.expert_LRN // (n_experts // groups)
         by_node = group_LRN.reshape(len(load_LE), nodes, -1)
@@ -72,45 +69,40 @@ def test_every_pair_is_computed_once_by_replicas_in_turn(
 ) -> None:
     load_SLE, ranks, slots = problem
     placement = plan_eplb(load_SLE[-1], ranks, slots)
-    steps, layers, _ = load_SLE.shape
-    tokens_SLRN = split_tokens(load_SLE, placement).reshape(steps, layers, ranks, slots)
-    for step, layer in itertools.product(range(steps), range(layers)):
-        expected = reference.round_robin(
-            load_SLE[step, layer].tolist(), placement.expert_LRN[layer].tolist()
-        )
-        assert tokens_SLRN[step, layer].tolist() == expected
-
-
-def test_more_steps_than_are_judged_at_once() -> None:
-    load_SLE = np.random.default_rng(0).integers(0, 90, (103, 1, 8))
-    placement = plan_eplb(load_SLE.sum(axis=0), 4, 3)
-    tokens_SLP = split_tokens(load_SLE, placement)
-    judged_SLR = judge("EPLB", load_SLE, placement).load_SLR
-    assert (judged_SLR == tokens_SLP.reshape(103, 1, 4, 3).sum(axis=3)).all()
+    for layer, slots_RN in enumerate(placement.expert_LRN.tolist()):
+        load_SE = load_SLE[:, layer]
+        expected = [reference.round_robin(load_E, slots_RN) for load_E in load_SE.tolist()]
+        pairs_SRN = placement.split(load_SE, layer).reshape(len(load_SE), ranks, slots)
+        assert pairs_SRN.tolist() == expected
+        expert_I = np.concatenate([np.repeat(np.arange(len(row)), row) for row in load_SE])
+        step_I = np.repeat(np.arange(len(load_SE)), load_SE.sum(axis=1))
+        slot_I = placement.slot_of(expert_I, step_I, layer)
+        counted_SP = np.zeros((len(load_SE), ranks * slots), dtype=int)
+        np.add.at(counted_SP, (step_I, slot_I), 1)
+        assert (placement.expert_LP[layer][slot_I] == expert_I).all()
+        assert (counted_SP == placement.split(load_SE, layer)).all()
 
 
 def test_outcomes_count_by_hand() -> None:
     load_SLE = np.array([[[6, 2, 1, 0]], [[0, 0, 3, 1]], [[0, 0, 0, 0]]])
-    home = judge("contiguous", load_SLE, contiguous(1, 4, 2))
-    assert home.load_SLR.tolist() == [[[8, 1]], [[0, 4]], [[0, 0]]]
-    assert home.straggler_SL[:2, 0] == pytest.approx([16 / 9, 2.0])
-    assert np.isnan(home.straggler_SL[2, 0])
-    assert home.summary().straggler == pytest.approx((16 / 9 + 2) / 2)
+    home = contiguous(1, 4, 2)
+    assert home.rank_load(load_SLE[:, 0], 0).tolist() == [[8, 1], [0, 4], [0, 0]]
+    judged = judge(load_SLE, home)
+    assert judged["straggler"] == pytest.approx((16 / 9 + 2) / 2)  # of the steps with a pair
+    assert judged["worst"] == 2.0
     placement = SlotPlan(np.array([[[0, 1, 2], [2, 3, 0]]]), 4)
-    spread = judge("spread", load_SLE, placement)
-    assert spread.load_SLR[0].tolist() == [[3 + 2 + 1, 3]]  # the only token of 2 goes to rank 0
-    assert spread.summary().extra == 2
-    assert placement.moved_from(contiguous(1, 4, 2)).tolist() == [2]  # one to each rank
+    # The only token of 2 goes to rank 0.
+    assert placement.rank_load(load_SLE[:, 0], 0)[0].tolist() == [3 + 2 + 1, 3]
+    assert judge(load_SLE, placement)["extra"] == 2
+    assert placement.moved_from(home).tolist() == [2]  # one to each rank
 
 
 def test_a_capacity_is_judged_over_the_loads_before_its_drops() -> None:
     asked_SLE = np.array([[[6, 2, 1, 3]]])
     kept_SLE = asked_SLE.clip(max=3)  # γ=1 of 12 pairs and 4 experts
-    capped = judge("γ=1", kept_SLE, contiguous(1, 4, 2), asked_SLE=asked_SLE)
-    assert capped.straggler_SL.tolist() == [[5 / 6]]
-    assert capped.summary().drop_rate == pytest.approx(3 / 12)
-    with pytest.raises(UsageError, match="asked_SLE"):
-        judge("γ=1", asked_SLE, contiguous(1, 4, 2), asked_SLE=kept_SLE)
+    judged = judge(kept_SLE, contiguous(1, 4, 2), asked_SLE)
+    assert judged["straggler"] == 5 / 6
+    assert judged["drop_rate"] == pytest.approx(3 / 12)
 
 
 @pytest.mark.slow
@@ -128,9 +120,10 @@ def test_the_straggler_factor_is_the_meters() -> None:
     assert (kept_SLE < asked_SLE).any()
     home = contiguous(len(layers), layers[0]["n_experts"], 2)
     for when, load_SLE in (("before", asked_SLE), ("after", kept_SLE)):
-        outcome = judge(when, load_SLE, home, asked_SLE=asked_SLE)
+        judged = judge(load_SLE, home, asked_SLE)
         measured = [layer["peak"][f"device_{when}"]["last"] for layer in layers]
-        assert outcome.straggler_SL[0].tolist() == pytest.approx(measured, abs=1e-5)
+        assert judged["straggler"] == pytest.approx(np.mean(measured), abs=1e-5)
+        assert judged["worst"] == pytest.approx(max(measured), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +138,8 @@ def test_the_straggler_factor_is_the_meters() -> None:
         (lambda: plan_eplb([[1.0, 2.0]], 1, 2, nodes=2), "nodes=2"),
         (lambda: plan_eplb([[1.0, -2.0]], 1, 2), "load_LE .* of at least 0"),
         (lambda: plan_eplb([1.0, 2.0], 1, 2), r"give loads of shape \[L, E\]"),
-        (lambda: split_tokens([[[1, 1]]], contiguous(2, 2, 1)), "the placement has 2 layers"),
+        (lambda: compare([[[1, 1]]], 2), "load_SLE has one step: .* give at least 2"),
+        (lambda: compare([[[1, 0.5]]] * 2, 2), "load_SLE has type float64: .* as integers"),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_field(call: Any, named: str) -> None:

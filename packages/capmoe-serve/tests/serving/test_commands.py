@@ -15,7 +15,6 @@ import yaml
 from capmoe_eval.__main__ import main
 from tests.records import planned
 
-from capmoe_serve.advice import Advice
 from capmoe_serve.exports import TENSORRT_LLM, VLLM
 from capmoe_serve.summary import ALL, GAMMAS, summarise
 from capmoe_serve.trace import Trace
@@ -42,7 +41,7 @@ def test_every_layer_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (content["assumed_steps"], content["decode_steps"]) == (None, 0)
     assert (content["steps"], content["ranks"]) == (trace.n_steps, None)
     assert [layer["layer"] for layer in content["layers"]] == [*trace.layers, ALL]
-    assert content["load"][trace.layers[2]] == summary.load_LE[2].tolist()
+    assert content["load"][trace.layers[2]] == trace.load(2).sum(axis=0).tolist()
     rows = [row for row in content["capacities"] if row["layer"] == ALL]
     assert [row["gamma"] for row in rows] == list(GAMMAS)
     assert [row["dropped"] for row in rows] == summary.capacities.loc[ALL, "dropped"].tolist()
@@ -125,9 +124,9 @@ def test_every_command_of_the_pages_runs(
     assert run(command, monkeypatch) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     if "advise" in command:
-        advice = Advice.model_validate_json((place / "advice" / "advice.json").read_text())
-        assert advice.sentence in printed
-        assert all((place / "advice" / name).is_file() for name in advice.files)
+        advice = json.loads((place / "advice" / "advice.json").read_text())
+        assert advice["sentence"] in printed
+        assert all((place / "advice" / name).is_file() for name in advice["files"])
 
 
 def test_arrays_of_a_users_own_become_traces(
@@ -155,8 +154,8 @@ def test_files_of_an_earlier_advice_go(
     command = "capmoe-eval advise example --ranks=8 --at-least-speedup=1.5 --gammas 0.5 1"
     assert run(command, monkeypatch) == 0
     out = place / "advice"
-    advice = Advice.model_validate_json((out / "advice.json").read_text())
-    assert {path.name for path in out.iterdir()} == {"advice.json", *advice.files}
+    advice = json.loads((out / "advice.json").read_text())
+    assert {path.name for path in out.iterdir()} == {"advice.json", *advice["files"]}
     balanced = yaml.safe_load((out / TENSORRT_LLM).read_text())["num_slots"]
     assert json.loads((out / VLLM).read_text()) == {"num_redundant_experts": balanced - 64}
     assert run(command.replace("1.5", "1.0"), monkeypatch) == 0  # nothing need change

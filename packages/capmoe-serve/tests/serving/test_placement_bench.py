@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from bench_runs import bench
 
-from capmoe_serve.bench import placement
+from capmoe_serve.bench.placement import outcomes
 from capmoe_serve.trace import Trace
 
 
@@ -28,9 +28,9 @@ def test_placement(tmp_path: Path) -> None:
         assert bool(row["drop_rate"]) == method.startswith("Token Drop")
         assert row["drop_rate"] or row["straggler"] >= 1
     for task, of in (("piqa", "prompts"), ("gsm8k", "decode steps")):
-        found = {method: row for (*on, method), row in rows.items() if on == [task, task]}
-        assert {row["of"] for row in found.values()} == {of}
-        shares = [found[f"Token Drop γ={gamma}"]["drop_rate"] for gamma in (2, 1.5, 1)]
+        of_task = {method: row for (*on, method), row in rows.items() if on == [task, task]}
+        assert {row["of"] for row in of_task.values()} == {of}
+        shares = [of_task[f"Token Drop γ={gamma}"]["drop_rate"] for gamma in (2, 1.5, 1)]
         assert shares == sorted(shares)
         assert shares[-1] > 0
 
@@ -38,8 +38,8 @@ def test_placement(tmp_path: Path) -> None:
 def test_placement_judges_other_steps_than_it_plans_on() -> None:
     load_SLE = np.random.default_rng(3).integers(0, 9, (6, 2, 8)) * 2
     load_SLE[:, :, 0] += 200 - load_SLE.sum(axis=2)  # 100 tokens of two experts in every step
-    routed = placement.TaskRouting("a", "prompts", Trace(8, load_SLE=load_SLE, top_k=2))
-    found = {one.method: one.summary() for one in placement.outcomes(routed, routed, 4)}
+    trace = Trace(8, load_SLE=load_SLE, top_k=2)
+    judged = outcomes(trace, trace, 4)
     for name, bound in {
         "contiguous": math.inf,
         "Token Drop γ=1.5": math.ceil(1.5 * 200 / 8),
@@ -49,10 +49,9 @@ def test_placement_judges_other_steps_than_it_plans_on() -> None:
             left = [min(int(pairs), bound) for pairs in layer_E]
             factors.append(max(sum(left[r : r + 2]) for r in range(0, 8, 2)) / (200 / 4))
             kept += sum(left)
-        assert found[name].straggler == pytest.approx(sum(factors) / len(factors))
-        assert found[name].drop_rate == pytest.approx(1 - kept / (6 * 200))
+        assert judged[name]["straggler"] == pytest.approx(sum(factors) / len(factors))
+        assert judged[name]["drop_rate"] == pytest.approx(1 - kept / (6 * 200))
     turned = Trace(8, load_SLE=load_SLE[:, :, ::-1].copy(), top_k=2)
-    other = placement.TaskRouting("b", "prompts", turned)
-    stale = {one.method: one.summary() for one in placement.outcomes(other, routed, 4)}
+    stale = outcomes(turned, trace, 4)
     assert set(stale) == {"EPLB", "EPLB+4"}
-    assert stale["EPLB+4"].straggler > found["EPLB+4"].straggler
+    assert stale["EPLB+4"]["straggler"] > judged["EPLB+4"]["straggler"]

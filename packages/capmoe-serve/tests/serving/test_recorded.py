@@ -46,7 +46,7 @@ def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> Non
     assert [*summary.layers.index[:-1]] == [layer.name for layer in record.layers]
     for number, counted in enumerate(record.layers):
         layer, at = summary.layers.iloc[number], summary.capacities.loc[counted.name]
-        assert summary.load_LE[number].tolist() == counted.load_before
+        assert trace.load(number).sum(axis=0).tolist() == counted.load_before
         assert layer["expert_max"] == pytest.approx(counted.peak["expert_before"]["max"])
         assert layer["expert_mean"] == pytest.approx(counted.peak["expert_before"]["mean"])
         assert at["dropped"].tolist() == pytest.approx(counted.grid.drop_rate, abs=1e-6)
