@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.experiment.files import read_bytes
 
 from capmoe_serve.readers.recordings import read_counts, read_csv, read_sglang
-from capmoe_serve.readers.responses import are_responses, json_of, read_responses
+from capmoe_serve.readers.responses import read_responses
 from capmoe_serve.trace import Trace
 from capmoe_serve.trace_file import OWN_ARRAYS, SUFFIX, check_regular, load_trace
 
@@ -53,10 +56,14 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
 def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
     if path.suffix == SUFFIX:
         return load_trace(path)
-    content = json_of(path)
-    if path.suffix == ".jsonl" or are_responses(content):
+    content: object = None
+    if path.suffix == ".json":
+        with suppress(ValueError, RecursionError):  # then it is not the name of a trace
+            content = json.loads(read_bytes(path))
+    fields = content.keys() if isinstance(content, dict) else set()
+    if path.suffix == ".jsonl" or isinstance(content, list) or fields & {"choices", "meta_info"}:
         return read_responses(path, n_experts, top_k)
-    if isinstance(content, dict) and "logical_count" in content:
+    if "logical_count" in fields:
         return read_counts(content, path)
     if path.suffix == ".pt":
         return read_sglang([path], n_experts)

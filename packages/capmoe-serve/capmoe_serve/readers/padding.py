@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 from capmoe_eval.errors import UsageError
@@ -12,17 +12,11 @@ from capmoe_serve.trace import Array
 # Shape suffixes: T tokens, L layers, E experts.
 
 
-class RecordedIds(NamedTuple):
-    """The part of an array of expert ids that holds experts."""
-
-    ids: Array  # [T, L, K], all at least 0
-    token: Array  # which rows of the array are left [T]
-    layer: Array  # which layers of it are left [L]
-    remark: str  # what was left out, to follow the source of a trace; empty if nothing
-
-
-def without_padding(ids: Array) -> RecordedIds:
+def without_padding(ids: Array) -> tuple[Array, Array, Array, str]:
     """Return expert ids without layers, tokens and places that a server did not record.
+
+    Behind the ids are the numbers of the tokens and of the layers that are left, and in words what
+    is not, to follow the source of a trace.
 
     Servers begin with a buffer of 0 (vLLM, and SGLang's responses) or of −1, and write what a
     router chose. So a layer without an id above 0 has no experts, and a token that is 0 or −1
@@ -57,7 +51,7 @@ def without_padding(ids: Array) -> RecordedIds:
         )
     blank = len(ids) - len(token)
     remark = f"; without {blank:,} token{'s'[: blank > 1]} that recorded no expert" if blank else ""
-    return RecordedIds(left, token, layer, left_out(layer, n_layers) + remark)
+    return left, token, layer, left_out(np.setdiff1d(np.arange(n_layers), layer)) + remark
 
 
 def _is_blank(ids: Array) -> Array:
@@ -77,10 +71,10 @@ def _is_blank(ids: Array) -> Array:
     return np.zeros_like(is_zero_T) if is_chance else is_zero_T
 
 
-def left_out(layer: Array, n_layers: int) -> str:
+def left_out(layers: Iterable[int]) -> str:
     """Return in words which of the model's layers have no experts; empty where all have some."""
-    if len(layer) == n_layers:
+    if not (numbers := [str(layer) for layer in layers]):
         return ""
-    others = np.setdiff1d(np.arange(n_layers), layer)
-    numbers = ", ".join(map(str, others))
-    return f"; without layer{'s'[: len(others) > 1]} {numbers}, which recorded no expert"
+    return (
+        f"; without layer{'s'[: len(numbers) > 1]} {', '.join(numbers)}, which recorded no expert"
+    )

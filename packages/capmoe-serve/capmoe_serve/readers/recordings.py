@@ -11,7 +11,6 @@ time in its name. ``logical_count`` in a ``.json`` is what ``--init-expert-locat
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import re
 import warnings
@@ -28,7 +27,7 @@ from capmoe_serve.trace import Array, ExpertCount, Trace, check_pairs, unsigned
 from capmoe_serve.trace_file import check_regular
 
 _MAP = "last_physical_to_logical_map"
-_PROMPT, _DECODE = 1, 2
+_IDS, _COUNT = "topk_ids_of_layer", "global_physical_count"
 _NAME = re.compile(r"rank(\d+)_timestamp([\d.]+)\.csv$")
 
 # Shape suffixes: S steps, R records or rows, L layers of the model (dense ones, too), P physical
@@ -113,23 +112,20 @@ def read_csv(paths: Sequence[Path], n_experts: int | None, top_k: int | None) ->
                 for column in frame:
                     if frame[column].dtype.kind not in "ui" or (frame[column] < 0).any():
                         raise UsageError(f"{column}: must be whole numbers of at least 0; {fix}")
+                check_pairs("count", frame["count"].to_numpy())
+                highest = int(frame["expert_id"].max()) + 1
+                check("experts", highest, ExpertCount)
+                if n_experts is not None and highest > n_experts:
+                    raise UsageError(f"experts={n_experts}: has expert {highest - 1}; give more")
                 frames.append(frame.assign(step=step))
     rows = pd.concat(frames)
-    rows = rows[rows["count"] > 0]
-    if rows.empty:
-        raise UsageError(f"{paths[0]}: has no row; {fix}")
-    highest = int(rows["expert_id"].max())
-    check("experts", n_experts or highest + 1, ExpertCount)
-    if n_experts is not None and highest >= n_experts:
-        raise UsageError(f"experts={n_experts}: {paths[0]} has expert {highest}; give more")
-    check_pairs("count", rows["count"].to_numpy())
-    layers, layer_R = np.unique(rows["layer_id"], return_inverse=True)
-    count_SLE = np.zeros((len(frames) // len(by_rank), len(layers), n_experts or highest + 1), int)
-    np.add.at(count_SLE, (rows["step"], layer_R, rows["expert_id"]), rows["count"])
+    experts = range(n_experts or rows["expert_id"].max() + 1)
+    layers = sorted(rows["layer_id"].unique())
+    axes = [range(len(frames) // len(by_rank)), layers, experts]
+    sums = rows.groupby(["step", "layer_id", "expert_id"])["count"].sum()
+    count_SLE = sums.reindex(pd.MultiIndex.from_product(axes), fill_value=0).to_numpy()
     ranks = f", {len(by_rank)} ranks" if len(by_rank) > 1 else ""
-    trace = counted(count_SLE, f"sglang csv{ranks}", top_k)
-    numbers_L = [layers[int(place)] for place in trace.layers]
-    return dataclasses.replace(trace, layers=tuple(map(str, numbers_L)))
+    return counted(count_SLE.reshape(*map(len, axes)), f"sglang csv{ranks}", top_k, layers)
 
 
 def _time(path: Path) -> float:
@@ -137,8 +133,13 @@ def _time(path: Path) -> float:
     return 0.0 if name is None else float(name[2])
 
 
-def counted(count_SLE: Array, source: str, top_k: int | None = None) -> Trace:
-    """Return counts [S, L, E] or [L, E] as a trace, without steps and layers that have none."""
+def counted(
+    count_SLE: Array, source: str, top_k: int | None = None, numbers: Sequence[int] = ()
+) -> Trace:
+    """Return counts [S, L, E] or [L, E] as a trace, without steps and layers that have none.
+
+    ``numbers`` are those of the layers in their model, by default their places.
+    """
     if count_SLE.ndim not in (2, 3):
         raise UsageError(
             f"logical_count: {list(count_SLE.shape)}; must be [steps, layers, experts], or summed "
@@ -148,12 +149,13 @@ def counted(count_SLE: Array, source: str, top_k: int | None = None) -> Trace:
     steps, layers = (np.flatnonzero(count_SLE.any(axis=axes)) for axes in ((1, 2), (0, 2)))
     if not len(steps):
         raise UsageError("logical_count: all are 0; no token was recorded")
+    names = numbers or range(count_SLE.shape[1])
     return Trace(
         n_experts=count_SLE.shape[2],
         load_SLE=count_SLE[np.ix_(steps, layers)],
-        layers=tuple(map(str, layers)),
+        layers=tuple(str(names[layer]) for layer in layers),
         top_k=top_k,
-        source=source + left_out(layers, count_SLE.shape[1]),
+        source=source + left_out(n for place, n in enumerate(names) if place not in layers),
     )
 
 
@@ -174,43 +176,37 @@ def _recorded(contents: Sequence[Mapping[str, Any]], n_experts: int | None) -> T
     if "topk_ids_of_layer" not in records[0]:
         if logical_LP is None or n_experts is None:
             raise UsageError(f"{_MAP}: is missing; the counts are of copies")
-        count_RLP = np.stack(_arrays(records, "global_physical_count"))
-        check_pairs("global_physical_count", count_RLP)
-        shape = (int(step_R[-1]) + 1, count_RLP.shape[1], n_experts)
-        count_SLE = np.zeros(shape, dtype=np.int64)
+        count_RLP = np.stack([array(_COUNT, record[_COUNT]) for record in records])
+        check_pairs(_COUNT, count_RLP)
+        count_SLE = np.zeros((step_R[-1] + 1, count_RLP.shape[1], n_experts), dtype=np.int64)
         for layer, logical_P in enumerate(logical_LP):
-            places: Any = step_R[:, None], layer, logical_P[None, :]
-            np.add.at(count_SLE, places, count_RLP[:, layer])
+            np.add.at(count_SLE[:, layer], np.ix_(step_R, logical_P), count_RLP[:, layer])
         return counted(count_SLE, f"sglang per_pass, {ranks}")
     if n_experts is None:
         raise UsageError(f"n_experts: the recording has no {_MAP}; add --experts E")
-    ids_LTK = _arrays(records, "topk_ids_of_layer")
+    ids_LTK = [array(_IDS, record[_IDS]) for record in records]
     record_T = np.repeat(np.arange(len(records)), [ids.shape[1] for ids in ids_LTK])
-    recorded = without_padding(np.concatenate(ids_LTK, axis=1).transpose(1, 0, 2))
-    ids, record_T = recorded.ids, record_T[recorded.token]
+    ids, token_T, layers, remark = without_padding(
+        np.concatenate(ids_LTK, axis=1).transpose(1, 0, 2)
+    )
+    record_T = record_T[token_T]
     if logical_LP is not None:
         if (highest := int(ids.max())) >= logical_LP.shape[1]:
             raise UsageError(
-                f"topk_ids_of_layer={highest}: the map has {logical_LP.shape[1]} physical experts; "
-                "record with --disable-shared-experts-fusion"
+                f"{_IDS}={highest}: the map has {logical_LP.shape[1]} physical experts; record "
+                "with --disable-shared-experts-fusion"
             )
-        ids = logical_LP[recorded.layer][np.arange(len(recorded.layer))[:, None], ids]
-    modes: dict[int, list[object]] = {}  # of each step, by the ranks that computed a token
-    for number in np.unique(record_T):
-        modes.setdefault(int(step_R[number]), []).append(records[number].get("forward_mode"))
-    decode_S, mixed = _kinds(list(modes.values()))
+        ids = logical_LP[layers][np.arange(len(layers))[:, None], ids]
+    modes = [records[number].get("forward_mode") for number in np.unique(record_T)]
+    decode_S, mixed = _kinds(modes, step_R[np.unique(record_T)])
     return Trace(
         n_experts=n_experts,
         expert_TLK=unsigned(ids),
         step_T=step_R[record_T],
         decode_S=decode_S,
-        layers=tuple(map(str, recorded.layer)),
-        source=f"sglang per_token, {ranks}{mixed}{recorded.remark}",
+        layers=tuple(map(str, layers)),
+        source=f"sglang per_token, {ranks}{mixed}{remark}",
     )
-
-
-def _arrays(records: Sequence[Mapping[str, Any]], field: str) -> list[Array]:
-    return [array(field, record[field]) for record in records]
 
 
 def _map(tensor: Any) -> Array | None:
@@ -232,25 +228,23 @@ def _map(tensor: Any) -> Array | None:
     return logical_LP
 
 
-def _is_other(mode: object) -> bool:
-    """Return whether a mode is neither of prompts nor of decoding; 2.0 and true are neither."""
-    return type(mode) is not int or mode not in (_PROMPT, _DECODE)
-
-
-def _kinds(modes: Sequence[Sequence[object]]) -> tuple[Array | None, str]:
+def _kinds(modes: Sequence[object], step_R: Array) -> tuple[Array | None, str]:
     """Return which steps are of decoding, and which modes do not say so, to follow the source.
 
     ``forward_mode`` is 1 for prompts (EXTEND) and 2 for decoding (DECODE). Others, such as 3
     (MIXED, a part of a prompt with running requests) or 5 (verified drafts), are neither, and the
-    numbers above 5 differ between versions. Neither is a step that has both, of several ranks.
+    numbers above 5 differ between versions; 2.0 and true are no modes. Neither is a step that has
+    both, of several ranks. ``step_R`` is the step of each mode, of the ranks that had a token.
     """
-    others = sorted({shown(mode) for of_step in modes for mode in of_step if _is_other(mode)})
+    others = sorted({shown(of) for of in modes if type(of) is not int or of not in (1, 2)})
     if others == ["null"]:  # an old version
         return None, ""
-    if not others and any(len(set(of_step)) > 1 for of_step in modes):
-        others = ["1 and 2 in one step"]
     if not others:
-        return np.array([of_step[0] == _DECODE for of_step in modes]), ""
+        is_decode_R = np.array([mode == 2 for mode in modes])
+        _, first_S, counts_S = np.unique(step_R, return_index=True, return_counts=True)
+        if (is_decode_R == np.repeat(is_decode_R[first_S], counts_S)).all():
+            return is_decode_R[first_S], ""
+        others = ["1 and 2 in one step"]
     return None, f"; forward_mode {', '.join(others)} is neither of prompts nor of decoding"
 
 

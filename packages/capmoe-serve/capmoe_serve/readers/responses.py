@@ -32,14 +32,12 @@ import io
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
 from capmoe_eval.errors import UsageError, bad_choice, first_line, reading, shown
-from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import check
 from pydantic import NonNegativeInt
@@ -63,6 +61,23 @@ _FLAGS = {
 """The way to get experts from each server; "or" joins them where a file has responses of both."""
 
 
+class _Rows(NamedTuple):
+    """The experts of consecutive tokens of a choice."""
+
+    request: int
+    ids: Array  # [tokens, layers, top-k]
+    prompt: int  # the first tokens, as many as may be the prompt's
+    cached: int | None = None  # the first tokens, as many as were cached; None if not said
+    is_one_of_several: bool = False  # cached is the number of one choice, not known of which
+
+
+_DAMAGED = (
+    *(ValueError, KeyError, TypeError, AttributeError, EOFError),
+    # Of what the response, or the header of an array in it, says.
+    *(MemoryError, OverflowError, RecursionError, SyntaxError, TokenError),
+)
+
+
 def read_responses(path: Path, n_experts: int | None, top_k: int | None = None) -> Trace:
     """Read the experts of the tokens of responses; see the modules of the servers for the fields.
 
@@ -82,44 +97,30 @@ def read_responses(path: Path, n_experts: int | None, top_k: int | None = None) 
         return _trace(path, n_experts, top_k)
 
 
-class _Rows(NamedTuple):
-    """The experts of consecutive tokens of a choice."""
-
-    request: int
-    ids: Array  # [tokens, layers, top-k]
-    prompt: int  # the first tokens, as many as may be the prompt's
-    cached: int | None = None  # the first tokens, as many as were cached; None if not said
-    is_one_of_several: bool = False  # cached is the number of one choice, not known of which
-
-
 def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
     read: list[_Rows] = []
     bad: list[str] = []
     n_read = n_requests = 0
     models: set[str] = set()
     servers: set[str] = set()
-    for place, response in _responses_of(path, bad):
-        of_sglang = _is_of_sglang(response)
+    for place, content in _contents(path, bad):
+        field = ""
+        try:
+            response = _unwrapped(content)
+            field, of_sglang = "routed_experts: ", _is_of_sglang(response)
+            rows = list(_of_sglang(response, top_k or 1) if of_sglang else _of_vllm(response))
+        except _DAMAGED as error:
+            bad.append(f"{place}: {field}{first_line(error)}")
+            continue
         if of_sglang and top_k is None:
             raise UsageError(
                 "SGLang does not say how many experts a token has; add --top-k K "
                 "(num_experts_per_tok in the model's config.json)"
             )
-        try:
-            each = list(_of_sglang(response, top_k or 1) if of_sglang else _of_vllm(response))
-        except (
-            *(ValueError, KeyError, TypeError, AttributeError, EOFError),
-            # Of what the response, or the header of an array in it, says.
-            *(MemoryError, OverflowError, RecursionError, SyntaxError, TokenError),
-        ) as error:
-            bad.append(f"{place}: routed_experts: {first_line(error)}")
-            continue
         n_read += 1
         servers.add("sglang" if of_sglang else "vllm")
         models.add(str(response.get("model")))
-        read += [
-            rows._replace(request=n_requests + rows.request, ids=_narrow(rows.ids)) for rows in each
-        ]
+        read += [of._replace(request=n_requests + of.request, ids=_narrow(of.ids)) for of in rows]
         n_requests += len(response.get("choices", (response,)))
     if not read:
         if servers:
@@ -132,21 +133,20 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         raise UsageError("routed_experts: responses differ in layers or top-k; split the file")
     cached, remark = _cached(path, read)
     parts = [rows.ids[first:] for rows, first in zip(read, cached, strict=True)]
-    recorded = without_padding(np.concatenate(parts))
+    ids, token_T, layers, padding = without_padding(np.concatenate(parts))
     if "sglang" in servers:
-        _check_top_k(recorded.ids, n_experts)
+        _check_top_k(ids, n_experts)
     requests = [rows.request for rows in read]
-    request_T = np.repeat(requests, [len(part) for part in parts])[recorded.token]
     if bad:
         reason = shown(bad[0].partition("; ")[0])
         remark += f"; without {len(bad):,} of {n_read + len(bad):,} responses ({reason})"
     return Trace(
         n_experts=n_experts,
-        expert_TLK=unsigned(recorded.ids),
-        request_T=request_T,
-        layers=tuple(map(str, recorded.layer)),
+        expert_TLK=unsigned(ids),
+        request_T=np.repeat(requests, list(map(len, parts)))[token_T],
+        layers=tuple(map(str, layers)),
         model=", ".join(sorted(models - {"None"})) or None,
-        source=" and ".join(sorted(servers)) + recorded.remark + remark,
+        source=" and ".join(sorted(servers)) + padding + remark,
     )
 
 
@@ -326,32 +326,6 @@ def _decoded(content: Any) -> Array:
     if ids.ndim != 3 or ids.dtype.kind not in "ui":
         raise UsageError(f"{ids.dtype} {list(ids.shape)}; must be integers [tokens, layers, top-k]")
     return ids
-
-
-def json_of(path: Path) -> object:
-    """Return what is in a ``.json`` file; None for another file, or one that is none."""
-    if path.suffix == ".json" and path.is_file():
-        with suppress(ValueError, RecursionError):  # whoever reads it says so
-            return json.loads(read_bytes(path))
-    return None
-
-
-def are_responses(content: object) -> bool:
-    """Return whether the content of a ``.json`` file are responses of a server."""
-    return isinstance(content, list) or (
-        isinstance(content, dict) and not content.keys().isdisjoint(("choices", "meta_info"))
-    )
-
-
-def _responses_of(path: Path, bad: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the responses of a file, each with its place; ``bad`` takes what is none, and why."""
-    for place, content in _contents(path, bad):
-        try:
-            response = _unwrapped(content)
-        except (ValueError, TypeError, AttributeError) as error:
-            bad.append(f"{place}: {first_line(error)}")
-        else:
-            yield place, response
 
 
 def _contents(path: Path, bad: list[str]) -> Iterator[tuple[str, Any]]:
