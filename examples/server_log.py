@@ -23,8 +23,8 @@ def main(path: str = EXAMPLE, experts: str | None = None) -> None:
     for gamma, share in summary.capacities.loc[ALL, "dropped"].items():
         print(f"gamma {gamma:g}: {share:.1%} dropped")
     # Plans on the first half of the steps, judges on the second.
-    for outcome in compare(trace.loads(), ranks=RANKS):
-        print(f"{outcome.method:16} straggler factor {outcome.summary().straggler:.2f}")
+    for name, straggler in compare(trace.loads(), ranks=RANKS)["straggler"].items():
+        print(f"{name:16} straggler factor {straggler:.2f}")
 
 
 if __name__ == "__main__":

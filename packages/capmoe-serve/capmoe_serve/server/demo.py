@@ -66,23 +66,23 @@ def main(words: Sequence[str] | None = None) -> None:
             rows = documents("miniworld")["allenai/ai2_arc"]["ARC-Challenge"]["test"][:4]
             prompts = [f"Question: {row['question']}\nAnswer:" for row in rows]
         # Both start at once: most of it is the import of libraries.
-        servers = [
+        stock, capped = (
             started.enter_context(Server(folder, each, weights, tokenizer))
             for each in ({}, settings)
-        ]
-        for server in servers:
-            server.await_ready()
-        names = "stock vLLM", " ".join(settings.values())
-        width = max(map(len, names))
-        for prompt, *both in zip(
-            prompts, *(server.ask(prompts) for server in servers), strict=True
-        ):
+        )
+        answers = {
+            "stock vLLM": stock.ask(prompts),
+            " ".join(settings.values()): capped.ask(prompts),
+        }
+        for number, prompt in enumerate(prompts):
             print(f"\n{prompt} …")
-            for name, (logprob, text) in zip(names, both, strict=True):
+            for name, of_server in answers.items():
+                logprob, text = of_server[number]
+                width = max(map(len, answers))
                 print(f"  {name:<{width}}  {logprob:9.3f}  {' '.join(text.split())}")
         print("\nThe number is the log-probability of the prompt. The plugin adds to /metrics:")
         # Without what is 0, and without histograms' buckets.
-        for line in servers[1].metrics():
+        for line in capped.metrics():
             name, _, value = line.rpartition(" ")
             if float(value) and not name.partition("{")[0].endswith(("_bucket", "_created")):
                 print(f"  {line}")
@@ -136,37 +136,33 @@ class Server:
         """Wait until the server answers.
 
         Raises:
-            UsageError: If it ends, or does not answer in time; the line has the reason.
+            UsageError: If it ends, or does not answer in time; the line has what the plugin said
+                last in the server's log, or the log's last line.
         """
-        while time.monotonic() < self._began + READY:
-            if self._process.poll() is not None:
-                status = self._process.returncode
-                raise UsageError(f"vllm serve: ended with status {status}: {self._reason()}")
+        while time.monotonic() < self._began + READY and self._process.poll() is None:
             with suppress(OSError), urlopen(f"{self.address}/health", timeout=5):
                 return
             time.sleep(0.2)
-        raise UsageError(f"vllm serve: does not answer after {READY} s: {self._reason()}")
-
-    def _reason(self) -> str:
-        """Return what the plugin said last in the server's log, or the log's last line."""
-        text = self._log.read_text(encoding="utf-8", errors="replace")
-        lines = text.strip().splitlines() or ["no output"]
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         ours = (line for line in reversed(lines) if line.startswith("capmoe_eval:"))
-        return next(ours, lines[-1])
+        reason = next(ours, lines[-1] if lines else "no output")
+        if (status := self._process.poll()) is not None:
+            raise UsageError(f"vllm serve: ended with status {status}: {reason}")
+        raise UsageError(f"vllm serve: does not answer after {READY} s: {reason}")
 
     def ask(self, prompts: Sequence[str]) -> list[tuple[float, str]]:
         """Return the log-probability of each prompt, and its most likely continuation."""
         import openai
 
+        self.await_ready()
         client = openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
         # One request, so that the prompts meet in few steps and share their capacities.
         completion = client.completions.create(
             model=MODEL, prompt=list(prompts), max_tokens=24, echo=True, logprobs=0, temperature=0
         )
         answers = []
-        for prompt, choice in zip(
-            prompts, sorted(completion.choices, key=lambda choice: choice.index), strict=True
-        ):
+        choices = sorted(completion.choices, key=lambda choice: choice.index)
+        for prompt, choice in zip(prompts, choices, strict=True):
             places = zip(choice.logprobs.text_offset, choice.logprobs.token_logprobs, strict=True)
             of_prompt = [value for place, value in places if 0 < place < len(prompt)]
             answers.append((math.fsum(of_prompt), choice.text[len(prompt) :]))

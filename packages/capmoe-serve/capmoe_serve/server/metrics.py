@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,46 +38,41 @@ WHEN: Final = ("before", "after")
 """Loads by the router's own choice, and those that the experts were called with."""
 
 
-class Family(NamedTuple):
-    """A metric, and the labels of its series."""
-
-    kind: Literal["counter", "gauge", "histogram"]
-    text: str
-    labels: tuple[str, ...]
-
-
-_PAIRS = ("layer", "phase")
-FAMILIES: Final[Mapping[str, Family]] = {
-    "capmoe_routed_pairs_total": Family(
-        "counter", "Pairs of a token and an expert that the router chose.", _PAIRS
-    ),
-    "capmoe_kept_pairs_total": Family(
-        "counter", "Pairs that the router chose and an expert computed.", _PAIRS
-    ),
-    "capmoe_dropped_pairs_total": Family(
-        "counter", "Pairs that the router chose and no expert computed.", _PAIRS
-    ),
-    "capmoe_added_pairs_total": Family(
-        "counter", "Pairs that an expert computed and the router did not choose.", _PAIRS
-    ),
-    "capmoe_tokens_total": Family("counter", "Tokens that steps computed.", ("phase",)),
-    "capmoe_steps_total": Family("counter", "Steps with a token of the phase.", ("phase",)),
-    "capmoe_peak_load_ratio": Family(
+PAIRS: Final = {
+    "routed": "Pairs of a token and an expert that the router chose.",
+    "kept": "Pairs that the router chose and an expert computed.",
+    "dropped": "Pairs that the router chose and no expert computed.",
+    "added": "Pairs that an expert computed and the router did not choose.",
+}
+FAMILIES: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
+    **{
+        f"capmoe_{kind}_pairs_total": ("counter", text, ("layer", "phase"))
+        for kind, text in PAIRS.items()
+    },
+    "capmoe_tokens_total": ("counter", "Tokens that steps computed.", ("phase",)),
+    "capmoe_steps_total": ("counter", "Steps with a token of the phase.", ("phase",)),
+    "capmoe_peak_load_ratio": (
         "histogram",
         "Tokens of a step's fullest expert over the mean of all experts before any drop.",
         ("layer", "when"),
     ),
-    "capmoe_fullest_expert_tokens": Family(
-        "gauge", "Tokens of the fullest expert in the last step.", ("layer", "when")
+    "capmoe_fullest_expert_tokens": (
+        "gauge",
+        "Tokens of the fullest expert in the last step.",
+        ("layer", "when"),
     ),
-    "capmoe_effective_gamma": Family(
-        "gauge", "Capacity over the mean load of an expert in the last step.", ("layer",)
+    "capmoe_effective_gamma": (
+        "gauge",
+        "Capacity over the mean load of an expert in the last step.",
+        ("layer",),
     ),
-    "capmoe_info": Family(
-        "gauge", "The method of the server; always 1.", ("method", "gamma", "decode", "version")
+    "capmoe_info": (
+        "gauge",
+        "The method of the server; always 1.",
+        ("method", "gamma", "decode", "version"),
     ),
 }
-"""The metrics by name."""
+"""The metrics by name: kind, what they are, and the labels of their series."""
 _BUCKETS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 4, 6, 8, 12, 16, 32)
 
 _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -128,8 +124,8 @@ def families(registry: Any) -> Mapping[str, Any]:
         "histogram": functools.partial(prometheus_client.Histogram, buckets=_BUCKETS),
     }
     return {
-        name: kinds[of.kind](name, of.text, of.labels, registry=registry or default)
-        for name, of in FAMILIES.items()
+        name: kinds[kind](name, text, labels, registry=registry or default)
+        for name, (kind, text, labels) in FAMILIES.items()
     }
 
 
@@ -148,25 +144,15 @@ class Metrics(Observer):
     """
 
     def __init__(self, layers: Sequence[MoeLayer], method: Method, registry: Any = None) -> None:
-        of = families(registry)
+        self._of = of = families(registry)
         self._labels, self._layers = layer_labels(layers), layers
         self._is_capped = method.is_capped
         # From the start, so that a rate has a first value.
-        self._pairs = [
-            [
-                [of[f"capmoe_{kind}_pairs_total"].labels(layer, phase) for phase in PHASES]
-                for kind in ("routed", "kept", "dropped", "added")
-            ]
-            for layer in self._labels
-        ]
-        self._tokens = [of["capmoe_tokens_total"].labels(phase) for phase in PHASES]
-        self._steps = [of["capmoe_steps_total"].labels(phase) for phase in PHASES]
-        self._peaks = [
-            [of["capmoe_peak_load_ratio"].labels(layer, when) for when in WHEN]
-            for layer in self._labels
-        ]
-        self._fullest = of["capmoe_fullest_expert_tokens"]
-        self._effective = of["capmoe_effective_gamma"]
+        series = {"layer": self._labels, "phase": PHASES, "when": WHEN}
+        for name, (kind, _, labels) in FAMILIES.items():
+            if kind != "gauge":
+                for values in itertools.product(*(series[label] for label in labels)):
+                    of[name].labels(*values)
         gamma = "" if method.factor is None else method.factor.text()
         of["capmoe_info"].labels(method.name, gamma, method.decode, __version__).set(1)
         self._figures: WeakKeyDictionary[ForwardPlan, list[Tensor]] = WeakKeyDictionary()
@@ -188,32 +174,33 @@ class Metrics(Observer):
     def end(self, plan: ForwardPlan) -> None:
         """Show what the step did."""
         assert isinstance(plan, StepPlan)
-        decoded = int(plan.decode_T.sum())
-        tokens_P = len(plan.decode_T) - decoded, decoded
-        for phase, tokens in enumerate(tokens_P):
-            if tokens:
-                self._steps[phase].inc()
-                self._tokens[phase].inc(tokens)
+        decoded, of = int(plan.decode_T.sum()), self._of
+        tokens = dict(zip(PHASES, (len(plan.decode_T) - decoded, decoded), strict=True))
+        for phase, number in tokens.items():
+            if number:
+                of["capmoe_steps_total"].labels(phase).inc()
+                of["capmoe_tokens_total"].labels(phase).inc(number)
+        # Rows that are not under the method have no figures, and drop nothing.
         figures = self._figures.pop(plan, None)
         rows = None if figures is None else torch.stack(figures).tolist()  # waits for the device
-        for number, layer in enumerate(self._layers):
-            dropped_P = added_P = 0, 0
+        for place, (label, layer) in enumerate(zip(self._labels, self._layers, strict=True)):
+            changes = [0, 0, 0, 0]  # dropped and added by phase
             if rows is not None:
-                *pairs, before, after, slots = rows[number]
-                dropped_P, added_P = pairs[:2], pairs[2:]
-                routed = sum(tokens_P) * layer.top_k
-                self._show_loads(number, routed / layer.n_experts, (before, after))
+                *changes, before, after, slots = rows[place]
+                routed = sum(tokens.values()) * layer.top_k
+                for when, fullest in zip(WHEN, (before, after), strict=True):
+                    peak = fullest * layer.n_experts / routed
+                    of["capmoe_peak_load_ratio"].labels(label, when).observe(peak)
+                    of["capmoe_fullest_expert_tokens"].labels(label, when).set(fullest)
                 if self._is_capped:
-                    self._effective.labels(self._labels[number]).set(slots / routed)
-            for phase, tokens in enumerate(tokens_P):
-                routed, dropped = tokens * layer.top_k, dropped_P[phase]
-                amounts = routed, routed - dropped, dropped, added_P[phase]
-                for counters, amount in zip(self._pairs[number], amounts, strict=True):
+                    of["capmoe_effective_gamma"].labels(label).set(slots / routed)
+            for number, (phase, n_tokens) in enumerate(tokens.items()):
+                routed, dropped, added = (
+                    n_tokens * layer.top_k,
+                    changes[number],
+                    changes[2 + number],
+                )
+                amounts = routed, routed - dropped, dropped, added
+                for kind, amount in zip(PAIRS, amounts, strict=True):
                     if amount:
-                        counters[phase].inc(amount)
-
-    def _show_loads(self, number: int, mean: float, fullest: tuple[int, int]) -> None:
-        """Show the fullest expert of a layer, before and after."""
-        for when, tokens, peak in zip(WHEN, fullest, self._peaks[number], strict=True):
-            peak.observe(tokens / mean)
-            self._fullest.labels(self._labels[number], when).set(tokens)
+                        of[f"capmoe_{kind}_pairs_total"].labels(label, phase).inc(amount)

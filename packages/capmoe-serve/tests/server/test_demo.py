@@ -65,20 +65,13 @@ def is_running(process: int) -> bool:
     return bool(state.strip()) and not state.startswith("Z")
 
 
-@pytest.mark.parametrize("settings", [{}, SETTINGS])
-def test_a_server_and_its_workers_end_when_the_demo_is_interrupted(
-    program: Path, settings: dict[str, str]
-) -> None:
-    def interrupted(server: demo.Server) -> None:
-        with server:
-            server.await_ready()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(demo.Server(program.parent, settings, *PATHS))
+def test_a_server_and_its_workers_end_when_the_demo_is_interrupted(program: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), demo.Server(program.parent, SETTINGS, *PATHS) as server:
+        server.await_ready()
+        raise KeyboardInterrupt
     (log,) = program.parent.glob("*.log")
     _, worker, _, gamma = log.read_text(encoding="utf-8").splitlines()[0].split()
-    assert gamma == str(settings.get("CAPMOE_GAMMA"))
+    assert gamma == SETTINGS["CAPMOE_GAMMA"]
     until = time.monotonic() + 10
     while is_running(int(worker)):
         assert time.monotonic() < until, "a worker was left behind"
@@ -163,5 +156,4 @@ def test_a_server_bears_many_clients_aborted_requests_and_a_restart(
         assert dropped > 0
     assert server._process.returncode is not None
     with server:  # again, on the same port
-        server.await_ready()
         assert len(server.ask(demo.PROMPTS)) == len(demo.PROMPTS)

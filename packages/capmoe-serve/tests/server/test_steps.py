@@ -138,9 +138,6 @@ def test_every_token_is_under_the_method_in_the_phases_that_it_concerns(
     ] == []
 
 
-# The composition of steps.
-
-
 # Chunks, metrics and the trace of one engine.
 
 NAMES = (
@@ -205,30 +202,6 @@ def test_metrics_and_trace_of_an_engine_are_the_meter_s(
         main(["loads", str(path), "--only", "prompts", "--json", str(summary)])
     assert ended.value.code == 0
     assert json.loads(summary.read_text())["tokens"] == sum(LENGTHS)
-
-
-def test_an_aborted_request_leaves_the_counts_consistent(chunked: tuple[Engine, Path]) -> None:
-    from vllm import SamplingParams
-
-    of, _ = chunked
-    before, was = metrics(), of.report()["summary"]
-    core = of.llm.llm_engine
-    parameters = SamplingParams(max_tokens=50, detokenize=False, ignore_eos=True)
-    for name, tokens in zip("abc", prompts(40, 40, 8), strict=True):
-        core.add_request(name, {"prompt_token_ids": tokens}, parameters)
-    for aborted in (["a", "b"], ["c"]):
-        for _ in range(3):
-            core.step()
-        core.abort_request(aborted)
-    while core.has_unfinished_requests():
-        core.step()
-    rose, report = rise(before), of.report()
-    routed, kept, dropped, _ = (sum(rose[name].values()) for name in NAMES[:4])
-    assert routed == kept + dropped == sum(rose["capmoe_tokens_total"].values()) * 2 * 3
-    assert dropped == report["summary"]["dropped"] - was["dropped"] > 0
-    for layer in report["layers"]:
-        kept, routed = sum(layer["load_after"]), sum(layer["load_before"])
-        assert kept + layer["dropped"] == routed == layer["assignments"]
 
 
 def test_chunks_of_a_prompt_are_prompts(chunked: tuple[Engine, Path]) -> None:

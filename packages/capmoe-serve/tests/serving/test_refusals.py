@@ -21,7 +21,7 @@ ADVISE = "example --ranks 8 --at-most-points 1"
 REFUSED = {
     "advise": {
         "": "required",
-        "example": "budget: nothing is asked",
+        "example --ranks 8": "budget: nothing is asked",
         "example --at-most-points 1": "ranks: is not known",
         "example --at-most-points 1 --ranks 1": "ranks=1: one rank waits for no other",
         f"{ADVISE} --experts-per-rank 7": "give at least 8",
