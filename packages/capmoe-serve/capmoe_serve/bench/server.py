@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
@@ -48,26 +47,8 @@ PARTS: Final = {
 """The parts of a step's time that the plugin adds, beside what it does not compute."""
 
 
-class EngineLoad(NamedTuple):
-    """Requests that are sent at once."""
-
-    name: str
-    prompts: list[list[int]]
-    new: int  # tokens that are generated for each
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that are computed or made."""
-        return sum(map(len, self.prompts)) + self.new * len(self.prompts)
-
-
-class ServedModel(NamedTuple):
-    """A model on disk."""
-
-    name: str
-    path: Path
-    dtype: str
-    prompts_BS: list[list[int]]
+Load = tuple[list[list[int]], int]
+"""Prompts that are sent at once, and the tokens that are generated for each."""
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -77,93 +58,84 @@ def run(arguments: argparse.Namespace) -> None:
             "bench=server: vLLM is not installed here; make install-server, then "
             ".venv-server/bin/python -m capmoe_eval bench server"
         )
+    from capmoe_serve.server.local import end_engine
+    from capmoe_serve.server.seam import VLLM_LIBRARY
+
     targets: list[Target] = []
-    more: dict[str, dict[str, Any]] = {}
+    details: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="capmoe-bench-") as directory:
-        makers = partial(_embedded, arguments), partial(_wide, arguments, Path(directory))
-        for maker in makers:
-            model = maker()
-            say(f"server: starting an engine on {model.name}")
-            measured, details = measure(arguments, model)
-            targets += measured
-            more[model.name] = details
+        for maker in (partial(_embedded, arguments), partial(_wide, arguments, Path(directory))):
+            name, path, dtype, prompts = maker()
+            say(f"server: starting an engine on {name}")
+            engine = Engine(path, dtype, prompts, arguments)
+            short = max(1, arguments.prompt // 16)
+            loads: dict[str, Load] = {
+                "prefill": (prompts, 1),
+                "decode": ([prompt[:short] for prompt in prompts], arguments.new),
+            }
+            details[name] = {}
+            for kind, load in loads.items():
+                measured, details[name][kind] = _measure(arguments, engine, name, kind, load)
+                targets += measured
+            end_engine()
     options = ("batch", "prompt", "new", "rounds", "warmup", "layers", "scale")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as vLLM chooses
-    finish(arguments, device, targets, options, models=more, vllm=_version())
+    finish(arguments, device, targets, options, models=details, vllm=VLLM_LIBRARY.version)
 
 
-def measure(
-    arguments: argparse.Namespace, model: ServedModel
+def _measure(
+    arguments: argparse.Namespace, engine: Engine, name: str, kind: str, load: Load
 ) -> tuple[list[Target], dict[str, Any]]:
-    """Return the targets of a model, and what else was measured."""
-    from capmoe_serve.server.local import end_engine
-
-    engine = Engine(model, arguments)
-    short = max(1, arguments.prompt // 16)
-    loads = (
-        EngineLoad("prefill", model.prompts_BS, 1),
-        EngineLoad("decode", [prompt[:short] for prompt in model.prompts_BS], arguments.new),
-    )
-    targets: list[Target] = []
-    details: dict[str, Any] = {}
-    for load in loads:
-        measured, details[load.name] = _measure_load(arguments, engine, model.name, load)
-        targets += measured
-    end_engine()
-    return targets, details
-
-
-def _measure_load(
-    arguments: argparse.Namespace, engine: Engine, name: str, load: EngineLoad
-) -> tuple[list[Target], dict[str, Any]]:
+    """Return the targets of a model and load, and what else was measured."""
     sides = {side: partial(engine.seconds, side, load) for side in (STOCK, *SIDES)}
-    rounds, title = arguments.rounds, f"server: {name}, {load.name}"
+    rounds, title = arguments.rounds, f"server: {name}, {kind}"
     seconds = alternate(sides, rounds=rounds, warmup=arguments.warmup, title=title)
     shares = alternate(
         {side: partial(engine.shares, side, load) for side in SIDES}, rounds=rounds, warmup=0
     )
+    dropped = {side: engine.dropped(side) for side in SIDES}
     targets = []
     for side in SIDES:
-        words = {
-            "model": name,
-            "load": load.name,
-            "side": side,
-            "dropped": 100 * engine.dropped(side),
-        }
+        words = {"model": name, "load": kind, "side": side, "dropped": 100 * dropped[side]}
         at_least = LEAST if side == AT_INFINITY else None
         gained = ratio(seconds[STOCK], seconds[side])
         targets.append(target_of("server_throughput", gained, words, at_least=at_least))
         for part, what in PARTS.items():
             spread = [each[part] for each in shares[side]]
             targets.append(target_of("server_share", spread, {**words, "part": part, "what": what}))
-    rates = {side: load.tokens / Spread.of(spent).median for side, spent in seconds.items()}
+    prompts, new = load
+    tokens = sum(map(len, prompts)) + new * len(prompts)  # that are computed or made
     return targets, {
-        "tokens": load.tokens,
-        "tokens_per_second": rates,
+        "tokens": tokens,
+        "tokens_per_second": {
+            side: tokens / Spread.of(spent).median for side, spent in seconds.items()
+        },
         "seconds": seconds,
-        "dropped_share": {side: engine.dropped(side) for side in SIDES},
+        "dropped_share": dropped,
     }
 
 
 class Engine:
     """One engine in this process, stock or under one of the methods."""
 
-    def __init__(self, model: ServedModel, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self, path: Path, dtype: str, prompts: list[list[int]], arguments: argparse.Namespace
+    ) -> None:
         from capmoe_serve.server.engine import EngineCapacity
         from capmoe_serve.server.local import start_engine
         from capmoe_serve.server.metrics import Metrics
 
         longest = arguments.prompt + arguments.new + 1
         self._llm = start_engine(
-            model=str(model.path),
+            model=str(path),
             skip_tokenizer_init=True,
-            dtype=model.dtype,
+            dtype=dtype,
             enforce_eager=True,
             enable_prefix_caching=False,
             max_model_len=longest,
             max_num_batched_tokens=max(2048, longest),
-            max_num_seqs=max(len(model.prompts_BS), 1),
-            num_gpu_blocks_override=2 + len(model.prompts_BS) * (2 + longest // 16),
+            max_num_seqs=max(len(prompts), 1),
+            num_gpu_blocks_override=2 + len(prompts) * (2 + longest // 16),
         )
         self._runner: Any = self._llm.collective_rpc(lambda worker: worker.model_runner)[0]
         self._entries = {
@@ -180,17 +152,15 @@ class Engine:
             capacity.remove()
             self._capacities[side] = capacity
 
-    def seconds(self, side: str, load: EngineLoad) -> float:
+    def seconds(self, side: str, load: Load) -> float:
         """Return the seconds that a load takes on one side."""
         with self._on(side):
-            return self._generate(load)
+            return self._generate(*load)
 
-    def shares(self, side: str, load: EngineLoad) -> dict[str, float]:
+    def shares(self, side: str, load: Load) -> dict[str, float]:
         """Return the shares that :data:`PARTS` have of the seconds of a load."""
-        watch = Stopwatch()
-        with self._on(side), watched(self._capacities[side], watch):
-            spent = self._generate(load)
-        seconds = watch.seconds
+        with self._on(side), timed(self._capacities[side]) as seconds:
+            spent = self._generate(*load)
         parts = {
             "decision": seconds["route"] - seconds["stock_route"] - seconds["plans"],
             "checks": seconds["plans"] + seconds["emit"] + seconds["end"],
@@ -215,46 +185,38 @@ class Engine:
         finally:
             self._runner.capmoe.remove()
 
-    def _generate(self, load: EngineLoad) -> float:
+    def _generate(self, prompts: list[list[int]], new: int) -> float:
         """Answer all requests, whatever the answers say: as many tokens on every side."""
         from vllm import SamplingParams
 
         parameters = SamplingParams(
-            temperature=0, max_tokens=load.new, ignore_eos=True, detokenize=False
+            temperature=0, max_tokens=new, ignore_eos=True, detokenize=False
         )
-        prompts = [{"prompt_token_ids": prompt} for prompt in load.prompts]
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         began = time.perf_counter()
-        outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         spent = time.perf_counter() - began
         made = sum(len(output.outputs[0].token_ids) for output in outputs)
-        if made != load.new * len(load.prompts):
-            raise EnforcementError(f"{made} tokens were made of {load.new * len(load.prompts)}")
+        if made != new * len(prompts):
+            raise EnforcementError(f"{made} tokens were made of {new * len(prompts)}")
         return spent
 
 
-class Stopwatch:
-    """Adds up the seconds of some functions by name."""
+@contextmanager
+def timed(capacity: Any) -> Iterator[Mapping[str, float]]:
+    """Add up the seconds of what an installed capacity does to steps, in a ``with`` block."""
+    seconds: defaultdict[str, float] = defaultdict(float)
 
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that adds its time to a name's."""
-
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
+    def of(key: str, function: Any) -> Any:
+        def measured(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds[name] += time.perf_counter() - began
+                seconds[key] += time.perf_counter() - began
 
-        return timed
+        return measured
 
-
-@contextmanager
-def watched(capacity: Any, watch: Stopwatch) -> Iterator[None]:
-    """Time what a capacity does to a step, in a ``with`` block in which it is installed."""
     places: list[tuple[Any, str, str]] = [(capacity, "end", "end")]
     places += [(layer.router, "_select_experts", "route") for layer in capacity.meter.layers]
     for part in capacity._layers:
@@ -262,9 +224,9 @@ def watched(capacity: Any, watch: Stopwatch) -> Iterator[None]:
         places += [(part, name, key) for name, key in keys.items()]
     before = [(place, name, place.__dict__.get(name)) for place, name, _ in places]
     for place, name, key in places:
-        setattr(place, name, watch.timed(key, getattr(place, name)))
+        setattr(place, name, of(key, getattr(place, name)))
     try:
-        yield
+        yield seconds
     finally:
         for place, name, value in before:
             if value is None:
@@ -273,22 +235,19 @@ def watched(capacity: Any, watch: Stopwatch) -> Iterator[None]:
                 setattr(place, name, value)
 
 
-def _embedded(arguments: argparse.Namespace) -> ServedModel:
-    """Return the embedded OLMoE, and prompts of mini-world questions of equal lengths."""
+def _embedded(arguments: argparse.Namespace) -> tuple[str, Path, str, list[list[int]]]:
+    """Return name, checkpoint and type of the embedded OLMoE, and prompts of equal lengths."""
     tasks = documents("miniworld", "dev")["allenai/ai2_arc"]["ARC-Challenge"]
     texts = [row["question"] for rows in tasks.values() for row in rows]
     encoded = miniworld_tokenizer()([f"{text}\n" for text in texts])["input_ids"]
-    tokens = [token for text in encoded for token in text]
-    n_tokens = arguments.batch * arguments.prompt
-    tokens = (tokens * (1 + n_tokens // len(tokens)))[:n_tokens]
-    return ServedModel("zoo:olmoe", WEIGHTS / "olmoe", "float32", _rows(tokens, arguments.prompt))
+    tokens: list[int] = [token for text in encoded for token in text]
+    size, length = arguments.batch * arguments.prompt, arguments.prompt
+    tokens = (tokens * (1 + size // len(tokens)))[:size]
+    prompts = [tokens[first : first + length] for first in range(0, size, length)]
+    return "zoo:olmoe", WEIGHTS / "olmoe", "float32", prompts
 
 
-def _rows(tokens: Sequence[int], length: int) -> list[list[int]]:
-    return [list(tokens[n : n + length]) for n in range(0, len(tokens), length)]
-
-
-def _wide(arguments: argparse.Namespace, folder: Path) -> ServedModel:
+def _wide(arguments: argparse.Namespace, folder: Path) -> tuple[str, Path, str, list[list[int]]]:
     """Write a wider OLMoE of random weights, whose routers have a high peak on its prompts."""
     shape = find_shape("olmoe").scaled(arguments.scale)
     say(f"server: building {arguments.layers} layers of hidden size {shape.hidden}")
@@ -301,10 +260,4 @@ def _wide(arguments: argparse.Namespace, folder: Path) -> ServedModel:
     )
     model.save_pretrained(folder)
     name = f"{arguments.layers} × olmoe, hidden {shape.hidden}"
-    return ServedModel(name, folder, "bfloat16", tokens_BS.tolist())
-
-
-def _version() -> str:
-    from capmoe_serve.server.seam import VLLM_LIBRARY
-
-    return VLLM_LIBRARY.version
+    return name, folder, "bfloat16", tokens_BS.tolist()

@@ -30,16 +30,16 @@ def test_without_vllm_one_line_says_what_to_install(
 
 def test_the_parts_of_a_step_are_timed_and_put_back() -> None:
     served = Served("score", 0.5, layers=1)
-    router, watch = served.layers[0].router, server.Stopwatch()
+    router = served.layers[0].router
     route = router._select_experts
-    with server.watched(served.capacity, watch):
+    with server.timed(served.capacity) as times:
         served.compute()
-    seconds = dict(watch.seconds)
+    seconds = dict(times)
     assert seconds.keys() == {"plans", "end", "stock_route", "emit", "route"}
     assert seconds["route"] > seconds["stock_route"] > 0
     assert router._select_experts == route
     served.compute()
-    assert watch.seconds == seconds
+    assert times == seconds
 
 
 @NEEDS_VLLM
