@@ -447,14 +447,14 @@ def reason(
 ) -> str:
     """Return in one sentence why :func:`choose` recommends its setting, or none."""
     lossless = settings[is_lossless(settings)]
-    best = lossless.loc[lossless["speedup"].idxmax()]
+    best: Any = lossless.loc[lossless["speedup"].idxmax()]
     reach = f"without loss {best['title']} reaches {best['speedup']:.2f}×"
     if chosen is None:
         capacities = settings[~is_lossless(settings)]
         fast = capacities[capacities["speedup"] >= (at_least_speedup or 0)]
         sentence = f"None: no setting is known to keep the budget ({budget})"
         if fast.empty:
-            fastest = capacities.loc[capacities["speedup"].idxmax()] if len(capacities) else best
+            fastest: Any = capacities.loc[capacities["speedup"].idxmax()] if len(capacities) else best
             return (
                 f"{sentence}: the fastest, {fastest['title']}, reaches {fastest['speedup']:.2f}×; "
                 f"{reach}."
@@ -462,7 +462,7 @@ def reason(
         unmeasured = int(fast["effect"].isna().sum())
         lost = f", and of {unmeasured} of them the loss is not measured" if unmeasured else ""
         return f"{sentence}: {len(fast)} capacities are fast enough{lost}; {reach}."
-    row = settings.loc[chosen]
+    row: Any = settings.loc[chosen]
     if row["kind"] == "capacity":
         return (
             f"{row['title']}: the fullest rank gets {row['straggler']:.2f} instead of "
@@ -472,11 +472,13 @@ def reason(
     if row["kind"] == UNCHANGED:
         return f"Nothing need change: as it is served, it keeps the budget ({budget})."
     copies = f"{row['extra']:g} copies of experts in a layer" if row["extra"] else "no copies"
-    fast = f"{row['title']} makes the expert step at most {row['speedup']:.2f}× as fast"
-    return f"Lossless load balancing reaches this, no capacity is needed: {fast}, with {copies}."
+    return (
+        f"Lossless load balancing reaches this, no capacity is needed: {row['title']} makes the "
+        f"expert step at most {row['speedup']:.2f}× as fast, with {copies}."
+    )
 
 
-def _price(row: pd.Series[Any]) -> str:
+def _price(row: Any) -> str:
     drops = f"it drops {row['drop_rate']:.1%} of the pairs"
     if not math.isnan(row["dropped_score"]):
         drops += f" with {row['dropped_score']:.1%} of the gate scores"
@@ -486,7 +488,7 @@ def _price(row: pd.Series[Any]) -> str:
     return f"{drops} and changes accuracy by {change_in_words(row)} points on {tasks}"
 
 
-def change_in_words(row: pd.Series[Any]) -> str:
+def change_in_words(row: Any) -> str:
     """Return a setting's change of accuracy with its interval."""
     return f"{row['effect']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]".replace("-", "−")
 

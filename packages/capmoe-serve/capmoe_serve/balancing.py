@@ -57,7 +57,8 @@ def placements(
     EPLB has the fewest slots that hold all experts, and so many more on every rank; ``groups`` and
     ``nodes`` are those of :func:`plan_eplb`. Where R does not divide E, all have copies.
     """
-    plans = {CONTIGUOUS: contiguous(*load_LE.shape, ranks)}
+    layers, n_experts = load_LE.shape
+    plans = {CONTIGUOUS: contiguous(layers, n_experts, ranks)}
     for extra in (0, *extra_slots):
         placement = plan_eplb(load_LE, ranks, plans[CONTIGUOUS].slots + extra, groups, nodes)
         plans[f"EPLB+{placement.redundant}" if placement.redundant else "EPLB"] = placement

@@ -81,7 +81,7 @@ def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def trace_fields(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+def trace_fields(parts: Sequence[dict[str, Array]]) -> dict[str, Any]:
     """Return the fields of a trace of what several processes recorded of the same forwards.
 
     The tokens are in the order of one process: each process has the sequences of a batch that come

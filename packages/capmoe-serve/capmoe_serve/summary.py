@@ -65,7 +65,7 @@ def summarise(
     rows = []
     for which in (*np.arange(trace.n_layers)[:, None], slice(None)):
         asked = int(asked_SL[:, which].sum())
-        row = {"pairs": asked}
+        row: dict[str, float] = {"pairs": asked}
         row |= _peaks("expert", expert_SL[:, which], asked_SL[:, which], trace.n_experts)
         if ranks is not None:
             row |= _peaks("rank", rank_SL[:, which], asked_SL[:, which], ranks)
@@ -74,7 +74,7 @@ def summarise(
 
     alone = contiguous(trace.n_layers, trace.n_experts, 1) if home.redundant else home
     sums = count(trace, gammas, alone, "expert")
-    of_layers = [sums.loc[layer] for layer in range(trace.n_layers)]
+    of_layers = [sums.xs(layer, level="layer") for layer in range(trace.n_layers)]
     parts = [shares(part, ranks or 1) for part in (*of_layers, sums.groupby("gamma").sum())]
     names = [*trace.layers, ALL]
     capacities = pd.concat(parts, keys=names, names=["layer"])

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.files import read_bytes
@@ -56,7 +56,7 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
 def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
     if path.suffix == SUFFIX:
         return load_trace(path)
-    content: object = None
+    content: Any = None
     if path.suffix == ".json":
         with suppress(ValueError, RecursionError):  # then it is not the name of a trace
             content = json.loads(read_bytes(path))

@@ -153,7 +153,7 @@ def counted(
     return Trace(
         n_experts=count_SLE.shape[2],
         load_SLE=count_SLE[np.ix_(steps, layers)],
-        layers=tuple(str(names[layer]) for layer in layers),
+        layers=tuple(str(names[layer]) for layer in layers.tolist()),
         top_k=top_k,
         source=source + left_out(n for place, n in enumerate(names) if place not in layers),
     )

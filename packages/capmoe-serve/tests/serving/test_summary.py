@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,9 +15,6 @@ from capmoe_serve.placements import SlotPlan, contiguous
 from capmoe_serve.summary import ALL, summarise
 from capmoe_serve.trace import Trace
 from serving.capacity_reference import count_step
-
-# The summary of a trace is what loops over its tokens count.
-
 
 GAMMAS = (0.0, 0.4, 1.0, 1.1, 2.0, 8.0)
 
@@ -45,69 +41,28 @@ def traces(draw: st.DrawFn) -> Trace:
 
 @settings(max_examples=30, deadline=None)
 @given(traces())
-def test_it_is_what_loops_count(trace: Trace) -> None:
+def test_layers_and_all_of_them_are_what_loops_count(trace: Trace) -> None:
     summary = summarise(trace, GAMMAS)
-    asked = trace.expert_TLK[:, 0].size
-    mean = asked / (trace.ranks or 1)
-    home = contiguous(1, trace.n_experts, trace.ranks or 1)
+    home = contiguous(trace.n_layers, trace.n_experts, trace.ranks or 1)
+    sums = count(trace, GAMMAS, home, "expert")
+    asked = trace.expert_TLK[:, 0].size  # type: ignore[index]
+    before = []  # of the fullest rank, by layer
     for layer, name in enumerate(trace.layers):
-        assert summary.layers.loc[name, "pairs"] == asked == trace.load(layer).sum()
-        for gamma, at in summary.capacities.loc[name].iterrows():
-            steps = [
-                count_step(
-                    trace.expert_TLK[trace.step_T == step, layer].tolist(),
-                    trace.score_TLK[trace.step_T == step, layer].tolist(),
-                    gamma=float(gamma),  # type: ignore[arg-type]
-                    n_experts=trace.n_experts,
-                    placed=home.expert_LRN[0].tolist(),
-                )
-                for step in np.unique(trace.step_T)
-            ]
-            dropped, slots, before, after = (
-                sum(getattr(step, name) for step in steps)
-                for name in ("dropped", "slots", "fullest_before", "fullest_after")
-            )
-            mass = float(trace.score_TLK[:, layer].sum()) or 1.0
-            lost = {
-                f"lost_{keeper}": sum(step.dropped_score[keeper] for step in steps) / mass
-                for keeper in KEEPERS
-            }
-            expected = {
-                "dropped": dropped / asked,
-                "padding": 1 - (asked - dropped) / slots if slots else math.nan,
-                "straggler": after / mean,
-                **lost,
-            }
-            assert at.to_dict() == pytest.approx(expected, nan_ok=True)
-            assert summary.layers.loc[name, "straggler"] == pytest.approx(before / mean)
-
-
-@settings(max_examples=30, deadline=None)
-@given(traces())
-def test_counts_alone_give_the_same_without_scores(trace: Trace) -> None:
-    counts = Trace(
-        n_experts=trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k, ranks=trace.ranks
-    )
-    assert (counts.n_tokens, counts.n_steps) == (trace.n_tokens, trace.n_steps)
-    of_tokens, counted = summarise(trace, GAMMAS), summarise(counts, GAMMAS)
-    pd.testing.assert_frame_equal(of_tokens.layers, counted.layers)
-    assert list(counted.capacities) == ["dropped", "padding", "straggler"]
-    pd.testing.assert_frame_equal(
-        of_tokens.capacities[list(counted.capacities)], counted.capacities
-    )
-
-
-@settings(max_examples=30, deadline=None)
-@given(traces())
-def test_more_capacity_drops_less_and_score_loses_least(trace: Trace) -> None:
-    summary = summarise(trace, (*GAMMAS, math.inf))
+        expected = shares(sums.loc[layer], home.ranks)
+        pd.testing.assert_frame_equal(summary.capacities.loc[name], expected)
+        steps = by_steps(trace, layer)
+        placed = home.expert_LRN[layer].tolist()
+        knobs = {"gamma": 1.0, "n_experts": trace.n_experts, "placed": placed}
+        before.append(sum(count_step(*step, **knobs).fullest_before for step in steps))
+        assert summary.layers.loc[name, "pairs"] == asked
+    stragglers = [*before, sum(before) / trace.n_layers]
+    expected = [fullest * home.ranks / asked for fullest in stragglers]
+    assert summary.layers["straggler"].tolist() == pytest.approx(expected)
     total = summary.capacities.loc[ALL]
-    rates = total["dropped"].tolist()
-    assert (rates[0], rates[-1]) == (1, 0)
-    assert rates == sorted(rates, reverse=True)
-    lost = total[[f"lost_{keeper}" for keeper in KEEPERS]]
-    assert (total["lost_score"] <= lost.min(axis=1) + 1e-9).all()
-    assert (total["straggler"] <= summary.layers.loc[ALL, "straggler"] + 1e-9).all()
+    assert total["dropped"].iloc[0] == 1  # γ=0
+    assert total["dropped"].is_monotonic_decreasing
+    of_all = sums.groupby("gamma").sum()
+    pd.testing.assert_frame_equal(total, shares(of_all, home.ranks))
 
 
 def test_peaks_are_those_of_a_step_and_not_of_the_sum() -> None:
