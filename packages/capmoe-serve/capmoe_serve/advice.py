@@ -454,7 +454,9 @@ def reason(
         fast = capacities[capacities["speedup"] >= (at_least_speedup or 0)]
         sentence = f"None: no setting is known to keep the budget ({budget})"
         if fast.empty:
-            fastest: Any = capacities.loc[capacities["speedup"].idxmax()] if len(capacities) else best
+            fastest: Any = (
+                capacities.loc[capacities["speedup"].idxmax()] if len(capacities) else best
+            )
             return (
                 f"{sentence}: the fastest, {fastest['title']}, reaches {fastest['speedup']:.2f}×; "
                 f"{reach}."
@@ -466,7 +468,7 @@ def reason(
     if row["kind"] == "capacity":
         return (
             f"{row['title']}: the fullest rank gets {row['straggler']:.2f} instead of "
-            f"{settings.loc[0, 'straggler']:.2f} times the mean load, so that the expert step is "
+            f"{settings['straggler'].iloc[0]:.2f} times the mean load, so that the expert step is "
             f"at most {row['speedup']:.2f}× as fast; {_price(row)}; {reach}."
         )
     if row["kind"] == UNCHANGED:

@@ -74,7 +74,7 @@ def summarise(
 
     alone = contiguous(trace.n_layers, trace.n_experts, 1) if home.redundant else home
     sums = count(trace, gammas, alone, "expert")
-    of_layers = [sums.xs(layer, level="layer") for layer in range(trace.n_layers)]
+    of_layers = [part.droplevel("layer") for _, part in sums.groupby(level="layer")]
     parts = [shares(part, ranks or 1) for part in (*of_layers, sums.groupby("gamma").sum())]
     names = [*trace.layers, ALL]
     capacities = pd.concat(parts, keys=names, names=["layer"])
