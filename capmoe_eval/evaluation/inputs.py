@@ -21,11 +21,11 @@ _DECISIVE: Final = ("weights", "tokenizer", "attention")
 _OF_THE_BACKEND: Final = "attention"
 
 
-def check(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> str | None:
-    """Return a warning if a model's last computation in a directory ran under other conditions.
+def check(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
+    """Refuse a computation whose weights, tokenizer, attention or documents are not a name's here.
 
-    These are versions, device, threads and kernel, and not the revision of this code. The model's
-    and the task's records are compared, also the shipped ones that are read with the directory's.
+    The model's and the task's records in a directory are compared, also the shipped ones that are
+    read with the directory's.
 
     Args:
         root: The results directory.
@@ -33,9 +33,8 @@ def check(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> str | None:
         provenance: That of its future record; ``model`` is missing before a model is loaded.
 
     Raises:
-        UsageError: If a record there has other weights, tokenizer, attention or documents.
+        UsageError: The line names a record with others.
     """
-    latest: Record | None = None
     for directory in directories(root):
         for record in _records(directory, cell, of_model="model" in provenance):
             is_replaced = record.path == cell.path(root)
@@ -47,22 +46,6 @@ def check(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> str | None:
                     f"{record.path} ({field} {old}, now {new}); choose another results_dir or "
                     f"{key}, or delete the old results"
                 )
-            # Those of the repository come from another machine.
-            is_own = directory == root and (record.cell.model, record.cell.backend) == (
-                *(cell.model, cell.backend),
-            )
-            if is_own and (latest is None or record.provenance.date > latest.provenance.date):
-                latest = record
-    if latest is None or "model" not in provenance:
-        return None
-    then, now = _conditions(latest.capmoe["provenance"]), _conditions(provenance)
-    differing = [f"{n} {then.get(n)}, now {now[n]}" for n in now if then.get(n) != now[n]]
-    if not differing:
-        return None
-    return (
-        f"the results of model {cell.model.name} in {root} were computed under other conditions "
-        f"({'; '.join(differing)}); numbers may differ in the last digits"
-    )
 
 
 def newer_checkpoints(dates: Mapping[str, str]) -> Iterator[str]:
@@ -107,13 +90,3 @@ def _conflicts(
         if None not in (old, new) and old != new:
             title = f"dataset {cell.task.dataset} of data {cell.data}"
             yield title, "fingerprint", old, new
-
-
-def _conditions(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may move the last digits of a result."""
-    return {
-        **provenance["versions"],
-        "device": "{type} {name}".format_map(provenance["device"]),
-        "threads": provenance["threads"],
-        "experts kernel": provenance["model"].get("experts_implementation"),
-    }

@@ -82,6 +82,7 @@ def _run() -> None:
 
     from capmoe_eval.evaluation import lm  # noqa: F401  # it registers both models
     from capmoe_eval.evaluation.seam import LM_EVAL
+    from capmoe_eval.evaluation.tasks import task_manager
 
     LM_EVAL.check()
     stock = evaluate_config.EvaluatorConfig
@@ -104,11 +105,7 @@ def _run() -> None:
         # No public way leads from options as they are read to an evaluation.
         evaluate_config.EvaluatorConfig = Config
         parser.execute(arguments)
-    except (IndexError, ValueError) as error:
-        from capmoe_eval.evaluation.tasks import first_document_error, task_manager
-
-        if mistake := first_document_error(error):
-            raise mistake from error
+    except ValueError as error:
         if not (unknown := re.match(r"Tasks not found: ([^,]*)", str(error))):
             raise
         tasks = task_manager(unknown[1]).all_tasks

@@ -7,7 +7,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -242,26 +242,48 @@ def check_task(library: TaskLibrary, task: TaskId, source: DataSource) -> None:
         )
 
 
-def model_refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
-    """Return why models cannot be loaded, by the paths of their cells, as far as files tell.
+def refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
+    """Return why cells cannot be computed, by the paths of their records, as far as files tell.
 
-    No library is asked, which takes seconds to be imported. A name that may be one of the hub is
-    not looked for, nor is that of an embedded model.
+    A model of which that is said is not looked at further, and the libraries, which take seconds to
+    be imported, are asked last. No weights are loaded.
     """
-    problems = {model: _checkpoint_problem(model) for model in {p.cell.model for p in plans}}
-    return {
-        plan.path: UsageError(problem) for plan in plans if (problem := problems[plan.cell.model])
-    }
+    refused: dict[Path, UsageError] = {}
+    for check in (_check_programs, _check_checkpoint, _check_layers()):
+        for plan in plans:
+            if plan.path not in refused:
+                try:
+                    check(plan)
+                except UsageError as error:
+                    refused[plan.path] = error
+    return refused
 
 
-def _checkpoint_problem(model: ModelId) -> str | None:
+def _check_programs(plan: CellPlan) -> None:
+    """Refuse programs that the model writes where they may not run, or have no sandbox."""
+    if plan.cell.task.lm_eval not in PROGRAMS:
+        return
+    if not plan.allow_code_execution:
+        raise UsageError(
+            f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
+            "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
+        )
+    from capmoe_eval.evaluation.generation.programs import sandbox
+
+    sandbox()
+
+
+def _check_checkpoint(plan: CellPlan) -> None:
+    """Refuse a local model, or tokenizer, that is not there; the hub is not asked."""
     for field, file in (("pretrained", "config.json"), ("tokenizer", "")):
-        name = getattr(model, field)
+        name = getattr(plan.cell.model, field)
         if name is None or name.startswith((ZOO, TINY)):
             continue
         path = Path(checkpoint(name))
         if name.startswith(REAL) and not (path / file).is_file():
-            return f"model.{field}={shown(name)}: {path} has no checkpoint; run `make real`"
+            raise UsageError(
+                f"model.{field}={shown(name)}: {path} has no checkpoint; run `make real`"
+            )
         if path.is_dir():
             reason = "" if (path / file).exists() else f"it has no {file}"
         elif path.exists():
@@ -269,49 +291,43 @@ def _checkpoint_problem(model: ModelId) -> str | None:
         else:
             reason = "" if HUB_NAME.fullmatch(name) else "no such directory"
         if reason:
-            return (
+            raise UsageError(
                 f"model.{field}={shown(name)}: cannot be loaded ({reason}); set model.{field}=PATH "
                 "to the directory of a checkpoint, or name a model of the hub, or an embedded one, "
                 "for example model=tiny_olmoe"
             )
-    return None
 
 
-def layer_refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
-    """Return why methods do not fit models, by the paths of their cells.
+def _check_layers() -> Callable[[CellPlan], None]:
+    """Return what refuses methods that do not fit the MoE layers of a model's configuration.
 
-    No weights are loaded: a model's configuration announces its MoE layers and their experts. One
-    that cannot be read is a reason, too.
+    A configuration that cannot be read is refused, too; each is read once.
     """
-    if not plans:
-        return {}
-    import_libraries()
-    from capmoe_eval.evaluation.loading import model_config
-    from capmoe_eval.wrapper.layers import announced_layers
 
-    layers = functools.cache(lambda model: announced_layers(model_config(model)))
-    refused = {}
-    for plan in plans:
+    @functools.cache
+    def layers(model: ModelId) -> tuple[Any, ...] | None:
+        import_libraries()
+        from capmoe_eval.evaluation.loading import model_config
+        from capmoe_eval.wrapper.layers import announced_layers
+
+        return announced_layers(model_config(model))
+
+    def check(plan: CellPlan) -> None:
         method = plan.cell.method
         if method.factor is not None and method.factor.calibration is not None:
             method = method.at(1.0)  # its γ are not chosen yet
-        try:
-            if (announced := layers(plan.cell.model)) is not None:
-                method.check_layers(*announced)
-        except UsageError as error:
-            refused[plan.path] = error
-    return refused
+        if (announced := layers(plan.cell.model)) is not None:
+            method.check_layers(*announced)
+
+    return check
 
 
 def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
     """Return a line for each setting that does less, or more, than its user may think.
 
-    These are a ``device_map`` without a GPU, a limit, which is of each subtask of a task, and
-    documents without a right choice.
+    These are a ``device_map`` without a GPU, and a limit, which is of each subtask of a task.
     """
     import torch
-
-    from capmoe_eval.evaluation.tasks import without_right_choice
 
     lines = [
         f"device_map={device_map}: torch {torch.__version__} sees no GPU here; the model is "
@@ -326,14 +342,6 @@ def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
                 f"limit={limit}: of each of the {len(parts)} subtasks of {task.name}, which are "
                 f"{n_documents(parts, limit)} documents"
             )
-        places = [(part, n) for part in parts for n in without_right_choice(part, limit)]
-        if places:
-            part, number = places[0]
-            lines.append(
-                f"{task.name}: documents whose answer (doc_to_target) is none of their choices, "
-                f"which count as wrong: {len(places)}, from document {number} of {part.task_name} "
-                "on; correct them, or the task's doc_to_target"
-            )
     return lines
 
 
@@ -341,24 +349,3 @@ def n_documents(parts: Iterable[Any], limit: int | None) -> int:
     """Return how many documents a cell evaluates of the (sub)tasks of its task."""
     counts = (len(part.eval_docs) for part in parts)
     return sum(count if limit is None else min(limit, count) for count in counts)
-
-
-def program_refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
-    """Return why plans of programs may or can not run them, by the paths of their cells."""
-    programs = [plan for plan in plans if plan.cell.task.lm_eval in PROGRAMS]
-    refused = {
-        plan.path: UsageError(
-            f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
-            "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
-        )
-        for plan in programs
-        if not plan.allow_code_execution
-    }
-    if len(refused) < len(programs):
-        from capmoe_eval.evaluation.generation.programs import sandbox
-
-        try:
-            sandbox()
-        except UsageError as error:
-            return {plan.path: error for plan in programs}
-    return refused

@@ -123,9 +123,9 @@ class Progress:
         """Print that a cell failed, and why."""
         self._end(cell, f"FAILED: {reason}")
 
-    def finished(self, cell: Cell, by: str | None) -> None:
-        """Print that another process has computed a cell: which one, if it is known."""
-        self._end(cell, f"computed by {by or 'another process'}")
+    def finished(self, cell: Cell) -> None:
+        """Print that another process has computed a cell."""
+        self._end(cell, "computed by another process")
 
     def waiting(self, cells: Mapping[str, int]) -> None:
         """Show how many cells each of other processes computes, where nothing else is left."""

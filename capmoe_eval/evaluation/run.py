@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import (
@@ -34,10 +33,8 @@ from capmoe_eval.evaluation.preparation import (
     check_processes,
     finished_record,
     join_ranks,
-    layer_refusals,
     load_lm,
-    model_refusals,
-    program_refusals,
+    refusals,
     reserving,
     task_library,
     with_documents,
@@ -73,7 +70,6 @@ class Turn:
     plan: CellPlan
     reservation: Reservation | None = None  # None where this process does not write the record
     finished: bool = False  # whether another process has written the record
-    by: str | None = None  # that process, if it was seen
 
 
 def loads(plan: CellPlan) -> tuple[object, ...]:
@@ -104,7 +100,6 @@ class Queue:
         for plan in plans:
             self._left.setdefault(loads(plan), []).append(plan)
         self._old = {plan.path: _content(plan) for plan in plans if plan.overwrite}
-        self._holders: dict[Path, str] = {}  # who was last seen to compute a cell
         self._model: tuple[object, ...] | None = None  # of the last cell to compute
 
     def __iter__(self) -> Iterator[Turn]:
@@ -116,7 +111,8 @@ class Queue:
         while self._left:
             turns = self._turns()
             if not turns:
-                self._waiting(Counter(str(self._holders[plan.path]) for plan in self._plans()))
+                holders = (holder_of(plan.path) or "another process" for plan in self._plans())
+                self._waiting(Counter(holders))
                 time.sleep(POLL)
             for turn in turns:
                 self._left[loads(turn.plan)].remove(turn.plan)
@@ -137,7 +133,7 @@ class Queue:
                 return [turn]
         while plans := self._freest():
             # At once: looking at a model's cells anew for each would take long.
-            if finished := [self._by_another(plan) for plan in plans if self._is_finished(plan)]:
+            if finished := [Turn(p, finished=True) for p in plans if self._is_finished(p)]:
                 return finished
             # None if another process was faster: the next look sees that.
             if (turn := self._try(plans[0])) is not None:
@@ -161,15 +157,14 @@ class Queue:
     def _try(self, plan: CellPlan) -> Turn | None:
         """Return a cell's turn, or None where another process holds it."""
         if self._is_finished(plan):
-            return self._by_another(plan)
+            return Turn(plan, finished=True)
         with writing("results_dir", plan.root):
             reservation = reserve(plan.path)
         if reservation is None:
-            self._holders[plan.path] = holder_of(plan.path) or "another process"
             return None
         if self._is_finished(plan):  # between the first look and the reservation
             with reservation:
-                return self._by_another(plan)
+                return Turn(plan, finished=True)
         self._model = loads(plan)
         return Turn(plan, reservation)
 
@@ -177,9 +172,6 @@ class Queue:
         if not plan.overwrite:
             return plan.stored is not None
         return _content(plan) not in (None, self._old[plan.path])
-
-    def _by_another(self, plan: CellPlan) -> Turn:
-        return Turn(plan, finished=True, by=self._holders.get(plan.path))
 
 
 def _content(plan: CellPlan) -> bytes | None:
@@ -244,8 +236,7 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
         check_writable("results_dir", root)
     progress.total = len(missing)
     progress.stage("importing torch, transformers and lm-eval, and reading the tasks …")
-    refused = program_refusals(missing) | model_refusals(missing)
-    refused |= layer_refusals([plan for plan in missing if plan.path not in refused])
+    refused = refusals(missing)
     if len(refused) == len(missing):
         raise next(iter(refused.values()))
     allowed = [plan for plan in missing if plan.path not in refused]
@@ -329,7 +320,7 @@ class _Job:
                 continue
             if turn.finished:
                 self.summary.by_others += 1
-                self.progress.finished(plan.cell, turn.by)
+                self.progress.finished(plan.cell)
             else:
                 self.summary.computed += 1
                 self.progress.finish(record)
@@ -384,8 +375,7 @@ class _Job:
         if key not in self._compared:
             fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
             origin = {**lm.origin(), "data_fingerprint": fingerprint}
-            if (warning := inputs.check(plan.root, plan.cell, origin)) is not None:
-                self.progress.warn(warning)
+            inputs.check(plan.root, plan.cell, origin)
             self._compared.add(key)
 
     def _is_ended_by(self, error: Exception, plan: CellPlan, *, loaded: bool) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import lm_eval.tasks
 import lm_eval.utils
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
@@ -73,9 +71,12 @@ class TaskLibrary:
                 _ask_first(tasks["tasks"])
             except UsageError:
                 raise
+            except IndexError as error:  # of lm-eval, without a word on why
+                raise UsageError(
+                    f"{setting}: its first document has an empty choice, or an answer beyond its "
+                    "choices; change it, or the task's doc_to_choice or doc_to_target"
+                ) from error
             except Exception as error:  # damaged files make datasets raise many kinds
-                if mistake := first_document_error(error):
-                    raise mistake from error
                 if source.root is None:
                     raise UsageError(
                         f"{setting}: its dataset cannot be loaded from the hub "
@@ -189,49 +190,6 @@ def _ask_first(tasks: dict[str, Any]) -> None:
         if document is not None:
             task.doc_to_text(document)
             task.doc_to_target(document)
-
-
-def without_right_choice(task: Any, limit: int | None) -> Iterator[int]:
-    """Yield the numbers of a task's first documents whose answer is none of their choices.
-
-    lm-eval counts them as wrong, and says so in a log that nobody reads.
-    """
-    is_choice = isinstance(task, ConfigurableTask) and task.OUTPUT_TYPE == "multiple_choice"
-    if not is_choice or callable(task.get_config("process_results")):  # a score of the task's own
-        return
-    answer_of = task.doc_to_text if task.multiple_input else task.doc_to_target
-    for number, document in task.doc_iterator(limit=get_sample_size(task, limit)):
-        try:
-            choices, answers = task.doc_to_choice(document), answer_of(document)
-        except Exception:  # a cell of the task fails, and says why
-            return
-        if not any(
-            0 <= answer < len(choices) if isinstance(answer, int) else answer in choices
-            for answer in (answers if isinstance(answers, list) else [answers])
-        ):
-            yield number
-
-
-def first_document_error(error: Exception) -> UsageError | None:
-    """Return what is wrong with the document of which lm-eval makes a task, if an error tells.
-
-    lm-eval looks at the choices of a first document, and says nothing of what it stumbles on: only
-    the frame of the error has it.
-    """
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is not ConfigurableTask.__init__.__code__:
-            continue
-        task, names = frame.f_locals["self"], frame.f_locals
-        choices, answer = names.get("test_choice"), names.get("test_target")
-        place = f"task={task.config.task}: document 0 has"
-        if names.get("choice") == "":
-            return UsageError(f"{place} an empty choice; change it, or the task's doc_to_choice")
-        if isinstance(answer, int) and choices is not None and not answer < len(choices):
-            return UsageError(
-                f"{place} the answer {answer}, counted from 0, and {len(choices)} choices; change "
-                "it, or the task's doc_to_target"
-            )
-    return None
 
 
 class _RootedFactory(TaskFactory):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -65,8 +64,8 @@ def write(record: Record) -> Record:
     return record
 
 
-def check(record: Record, root: Path) -> str | None:
-    return inputs.check(root, record.cell, record.capmoe["provenance"])
+def check(record: Record, root: Path) -> None:
+    inputs.check(root, record.cell, record.capmoe["provenance"])
 
 
 DECISIVE = {
@@ -99,8 +98,7 @@ def test_own_results_are_of_the_inputs_of_the_shipped(computed: Record, tmp_path
     other = variant(computed, mine, method=create_method("score", 1.0), **DECISIVE["weights"])
     with pytest.raises(UsageError, match=rf"^{shipped}: .*other weights"):
         check(other, mine)
-    threads = variant(computed, mine, method=create_method("score", 1.0), threads=7)
-    assert check(threads, mine) is None, "a first run's user can do nothing about the other machine"
+    check(variant(computed, mine, method=create_method("score", 1.0), threads=7), mine)
 
 
 @pytest.mark.parametrize("field", DECISIVE)
@@ -109,35 +107,14 @@ def test_the_new_input_is_taken_where_no_record_has_the_old_one(
 ) -> None:
     first = write(variant(computed, tmp_path))
     again = variant(computed, tmp_path, **DECISIVE[field])
-    assert check(again, tmp_path) is None, "it takes the place of the only record"
+    check(again, tmp_path)  # it takes the place of the only record
     write(again)
     back = variant(computed, tmp_path, method=create_method("order", 1.0))
     with pytest.raises(UsageError, match=f"other {field}"):
         check(back, tmp_path)
     first.path.unlink()
     write(back)
-    assert check(back, tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"threads": 7}, "threads 1, now 7"),
-        ({"device": {"type": "cuda", "name": "H200"}}, "device cpu .*, now cuda H200"),
-        ({"model__experts_implementation": "eager"}, "experts kernel .*, now eager"),
-    ],
-)
-def test_other_conditions_are_worth_a_warning(
-    change: dict[str, object], said: str, computed: Record, tmp_path: Path
-) -> None:
-    first = write(variant(computed, tmp_path))
-    assert check(first, tmp_path) is None
-    assert check(variant(computed, tmp_path, git_revision="abc"), tmp_path) is None
-    warning = check(variant(computed, tmp_path, **change), tmp_path)
-    assert warning is not None
-    assert "\n" not in warning
-    assert re.search(said, warning)
-    assert str(tmp_path) in warning
+    check(back, tmp_path)
 
 
 def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> None:

@@ -84,12 +84,9 @@ def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
 
     other.take(plans[1])
     holder = holder_of(plans[1].path)
-    turns = {}
-    for turn in Queue(plans, waiting):
-        turns[name(turn)] = turn.by
-        assert turn.finished == (turn.plan is plans[1])
-    assert list(turns) == ["a0", "a2", "a1"]
-    assert turns["a1"] == holder
+    assert [(name(turn), turn.finished) for turn in Queue(plans, waiting)] == [
+        *(("a0", False), ("a2", False), ("a1", True)),
+    ]
     assert waited == [{holder: 1}] * 3
     assert plans[1].path.read_text() == "theirs"
 
