@@ -15,7 +15,6 @@ from tqdm import tqdm
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.names import score_text, score_unit
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.record_part import Truncated
 
 _ERASE = "\r\x1b[2K"
 # Columns of numbers, whose ends are in line.
@@ -207,16 +206,11 @@ def truncation(record: Record) -> str | None:
     """Return a line if prompts of a record were truncated, or None."""
     if (cut := record.truncated) is None or not cut.documents:
         return None
-    return truncation_line(record.cell, record.n, cut)
-
-
-def truncation_line(cell: Cell, documents: int, cut: Truncated) -> str:
-    """Return a line on the truncated prompts of a cell."""
     return (
-        f"{cell.task.name} on {cell.model.name}: prompts of {cut.documents} of {documents} "
-        f"documents are truncated, by up to {cut.tokens} tokens on the left, to fit the model's "
-        f"{cut.max_length}; choose fewer examples (tasks.{cell.task.name}.fewshot=N), or a model "
-        "or model.max_length that takes more"
+        f"{record.task} on {record.model}: prompts of {cut.documents} of {record.n} documents are "
+        f"truncated, by up to {cut.tokens} tokens on the left, to fit the model's "
+        f"{cut.max_length}; choose fewer examples (tasks.{record.task}.fewshot=N), or a model or "
+        "model.max_length that takes more"
     )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import gc
 import io
 import itertools
-import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import (
@@ -77,101 +77,59 @@ def loads(plan: CellPlan) -> tuple[object, ...]:
     return plan.cell.model, plan.cell.backend, plan.placement
 
 
-class Queue:
-    """Gives out each cell once: to compute, reserved for this process, or finished by another.
+def take_turns(
+    plans: Sequence[CellPlan], waiting: Callable[[Counter[str]], None] = lambda _: None
+) -> Generator[Turn]:
+    """Yield each cell once: to compute, reserved for this process, or finished by another.
 
     The cells of a model come one after the other. The next model is the one of which other
     processes compute the fewest cells at that moment, so processes that start together load
-    different models. Cells that another process holds are looked at again in the end, and taken
-    over if it dies.
+    different models. Cells that another process holds come last, also those of a killed one. A
+    reservation ends when the next turn is asked for.
 
     Args:
         plans: The cells. With ``overwrite``, a record that is there now is computed again, and one
             that another process writes from now on is not.
         waiting: Is called every second while others hold all the cells that are left, with the
             number of cells that each holds.
+
+    Raises:
+        UnwritableError: If a results directory cannot be written.
     """
+    old = {plan.path: _content(plan) for plan in plans if plan.overwrite}
 
-    def __init__(
-        self, plans: Sequence[CellPlan], waiting: Callable[[Counter[str]], None] = lambda _: None
-    ) -> None:
-        self._waiting = waiting
-        self._left: dict[tuple[object, ...], list[CellPlan]] = {}
-        for plan in plans:
-            self._left.setdefault(loads(plan), []).append(plan)
-        self._old = {plan.path: _content(plan) for plan in plans if plan.overwrite}
-        self._model: tuple[object, ...] | None = None  # of the last cell to compute
-
-    def __iter__(self) -> Iterator[Turn]:
-        """Yield a turn for every cell; a reservation ends when the next turn is asked for.
-
-        Raises:
-            UnwritableError: If a results directory cannot be written.
-        """
-        while self._left:
-            turns = self._turns()
-            if not turns:
-                holders = (holder_of(plan.path) or "another process" for plan in self._plans())
-                self._waiting(Counter(holders))
-                time.sleep(POLL)
-            for turn in turns:
-                self._left[loads(turn.plan)].remove(turn.plan)
-                self._left = {model: plans for model, plans in self._left.items() if plans}
-                with turn.reservation or nullcontext():
-                    yield turn
-
-    def _plans(self) -> list[CellPlan]:
-        return [plan for plans in self._left.values() for plan in plans]
-
-    def _turns(self) -> list[Turn]:
-        """Return the next turns: one to compute, or all of a model that others have finished.
-
-        There is none where other processes hold all cells that are left.
-        """
-        for plan in self._left.get(self._model or (), ()):
-            if (turn := self._try(plan)) is not None:
-                return [turn]
-        while plans := self._freest():
-            # At once: looking at a model's cells anew for each would take long.
-            if finished := [Turn(p, finished=True) for p in plans if self._is_finished(p)]:
-                return finished
-            # None if another process was faster: the next look sees that.
-            if (turn := self._try(plans[0])) is not None:
-                return [turn]
-        for plan in self._plans():  # that others hold, or did until they were killed
-            if (turn := self._try(plan)) is not None:
-                return [turn]
-        return []
-
-    def _freest(self) -> list[CellPlan]:
-        """Return the cells that no process holds of the model of which the fewest are held."""
-        # A look at each directory, not at each cell: this is done for every model.
-        taken = reserved({plan.path.parent for plan in self._plans()})
-        freest, fewest = list[CellPlan](), math.inf
-        for plans in self._left.values():
-            free = [plan for plan in plans if plan.path not in taken]
-            if free and len(plans) - len(free) < fewest:
-                freest, fewest = free, len(plans) - len(free)
-        return freest
-
-    def _try(self, plan: CellPlan) -> Turn | None:
-        """Return a cell's turn, or None where another process holds it."""
-        if self._is_finished(plan):
-            return Turn(plan, finished=True)
-        with writing("results_dir", plan.root):
-            reservation = reserve(plan.path)
-        if reservation is None:
-            return None
-        if self._is_finished(plan):  # between the first look and the reservation
-            with reservation:
-                return Turn(plan, finished=True)
-        self._model = loads(plan)
-        return Turn(plan, reservation)
-
-    def _is_finished(self, plan: CellPlan) -> bool:
+    def is_finished(plan: CellPlan) -> bool:
         if not plan.overwrite:
             return plan.stored is not None
-        return _content(plan) not in (None, self._old[plan.path])
+        return _content(plan) not in (None, old[plan.path])
+
+    left: dict[tuple[object, ...], dict[Path, CellPlan]] = {}
+    for plan in plans:
+        left.setdefault(loads(plan), {})[plan.path] = plan
+    loaded: tuple[object, ...] | None = None
+    while paths := [path for cells in left.values() for path in cells]:
+        held = reserved({path.parent for path in paths})  # a look at each directory, not cell
+        order = sorted(left, key=lambda m: (m != loaded, len(held & left[m].keys())))
+        cells = [plan for model in order for plan in left[model].values()]
+        is_idle = True
+        for plan in sorted(cells, key=lambda plan: plan.path in held):
+            reservation = None
+            if not (finished := is_finished(plan)):
+                with writing("results_dir", plan.root):
+                    reservation = reserve(plan.path)
+                if reservation is None:  # another process holds it
+                    continue
+                finished = is_finished(plan)  # between the first look and the reservation
+            is_idle = False
+            del left[loads(plan)][plan.path]
+            with reservation or nullcontext():
+                yield Turn(plan, None if finished else reservation, finished)
+            if not finished:
+                loaded = loads(plan)
+                break
+        if is_idle:
+            waiting(Counter(holder_of(path) or "another process" for path in paths))
+            time.sleep(POLL)
 
 
 def _content(plan: CellPlan) -> bytes | None:
@@ -276,7 +234,7 @@ class _Job:
             tell(-1)  # the others would give up after half an hour without a word
 
         numbers = {plan.path: number for number, plan in enumerate(self.plans)}
-        for turn in Queue(self.plans, waiting):
+        for turn in take_turns(self.plans, waiting):
             if not turn.finished:
                 tell(numbers[turn.plan.path])
             yield turn

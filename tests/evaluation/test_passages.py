@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.evaluation.passages.text import cut
+from capmoe_eval.evaluation.passages.task import cut
 
 WORDS = st.lists(st.text("aé漢", min_size=1, max_size=6), min_size=1, max_size=30).map(" ".join)
 

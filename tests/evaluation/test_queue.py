@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from capmoe_eval.evaluation import run as queue_module
-from capmoe_eval.evaluation.run import Queue, Turn
+from capmoe_eval.evaluation.run import Turn, take_turns
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
@@ -36,10 +37,10 @@ def name(turn: Turn) -> str:
     return f"{turn.plan.cell.model.name}{turn.plan.cell.method.setting('seed')}"
 
 
-def drain(queue: Queue) -> list[str]:
+def drain(turns: Iterable[Turn]) -> list[str]:
     """Compute all; finished cells are in brackets."""
     said = []
-    for turn in queue:
+    for turn in turns:
         if not turn.finished:
             assert turn.reservation is not None
             write_text(turn.plan.path, "ours")
@@ -84,7 +85,7 @@ def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
 
     other.take(plans[1])
     holder = holder_of(plans[1].path)
-    assert [(name(turn), turn.finished) for turn in Queue(plans, waiting)] == [
+    assert [(name(turn), turn.finished) for turn in take_turns(plans, waiting)] == [
         *(("a0", False), ("a2", False), ("a1", True)),
     ]
     assert waited == [{holder: 1}] * 3
@@ -95,7 +96,7 @@ def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
 def test_what_another_failed_to_compute_is_computed(tmp_path: Path, text: str | None) -> None:
     plans, other = grid(tmp_path, "a"), Other()
     other.take(plans[0])
-    found = drain(Queue(plans, lambda _: other.end(plans[0], text)))
+    found = drain(take_turns(plans, lambda _: other.end(plans[0], text)))
     assert found == ["a1", "a2", "(a0)" if text else "a0"]
 
 
@@ -103,7 +104,7 @@ def test_what_a_killed_process_left_holds_nothing(tmp_path: Path) -> None:
     plans = grid(tmp_path, "a", 2)
     plans[0].path.parent.mkdir(parents=True)
     plans[0].path.with_name(f".{plans[0].path.name}.lock").touch()
-    assert drain(Queue(plans)) == ["a1", "a0"]
+    assert drain(take_turns(plans)) == ["a1", "a0"]
     assert strays(tmp_path) == []
 
 
@@ -117,18 +118,18 @@ def test_a_record_that_appeared_before_the_reservation_is_not_computed(
         return reserve(record)
 
     monkeypatch.setattr(queue_module, "reserve", late)
-    assert drain(Queue(grid(tmp_path, "a", 2))) == ["(a0)", "(a1)"]
+    assert drain(take_turns(grid(tmp_path, "a", 2))) == ["(a0)", "(a1)"]
     assert strays(tmp_path) == []
 
 
 def test_processes_spread_over_the_models(tmp_path: Path) -> None:
     plans, first, second = grid(tmp_path, "abc"), Other(), Other()
     first.take(plans[0])
-    with closing(iter(Queue(plans))) as turns:
+    with closing(take_turns(plans)) as turns:
         assert name(next(turns)) == "b0"
         second.take(plans[2])
         assert name(next(turns)) == "b1", "a loaded model stays"
-    with closing(iter(Queue(plans))) as turns:
+    with closing(take_turns(plans)) as turns:
         assert name(next(turns)) == "b0", "fewest of b are being computed: none"
     for at, other in ((0, first), (2, second)):
         other.end(plans[at], None)
@@ -139,7 +140,7 @@ def test_overwriting_computes_each_once(tmp_path: Path) -> None:
     for one in plans:
         write_text(one.path, "old")
     other.take(plans[1])
-    found = drain(Queue(plans, lambda _: other.end(plans[1])))
+    found = drain(take_turns(plans, lambda _: other.end(plans[1])))
     assert found == ["a0", "a2", "(a1)"], "the other's is as new as ours would be"
     assert [one.path.read_text() for one in plans] == ["ours", "theirs", "ours"]
-    assert drain(Queue(plans)) == ["a0", "a1", "a2"], "a later command computes all again"
+    assert drain(take_turns(plans)) == ["a0", "a1", "a2"], "a later command computes all again"

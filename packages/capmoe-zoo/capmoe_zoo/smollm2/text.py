@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from capmoe_eval.evaluation.passages.text import is_held_out
+from capmoe_eval.evaluation.passages.task import is_held_out
 from capmoe_eval.experiment.files import whole_file, write_text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from capmoe_eval.evaluation.passages.text import is_held_out
+from capmoe_eval.evaluation.passages.task import is_held_out
 
 import capmoe_zoo.smollm2.text
 from capmoe_zoo.smollm2.partition import Recipe
