@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capmoe_methods.losses import lost
+from capmoe_methods.comparison import lost
 
 from capmoe_eval.results.frames import results_of
 from pages import signed, table

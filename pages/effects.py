@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from capmoe_methods.bootstrap import Interval
+from capmoe_methods.comparison import Interval
 from capmoe_methods.trial import (
     by_model,
     mean_interval,

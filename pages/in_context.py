@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from capmoe_methods.bootstrap import interval
+from capmoe_methods.comparison import interval
 
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.record import Record

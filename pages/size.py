@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from capmoe_methods.bootstrap import Interval, interval
+from capmoe_methods.comparison import Interval, interval
 
 from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record

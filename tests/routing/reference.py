@@ -1,8 +1,8 @@
 """Define the methods of the paper with loops; the tests compare the tensor code with it.
 
 It works on Python lists, so that a definition depends on no behaviour of a tensor library (ties,
-sorting, precision). ``packages/capmoe-methods/tests/definitions/`` registers those of other papers'
-methods.
+sorting, precision). ``packages/capmoe-methods/tests/definitions.py`` registers those of the methods
+of other papers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -76,9 +75,7 @@ def definition(*methods: type[Method]) -> Callable[[_D], _D]:
 def import_definitions() -> None:
     """Import the definitions of the methods of other papers, where these are installed."""
     if HAS_METHODS:
-        definitions = importlib.import_module("definitions")
-        for module in pkgutil.iter_modules(definitions.__path__, "definitions."):
-            importlib.import_module(module.name)
+        importlib.import_module("definitions")
 
 
 def assign_reference(problem: Problem, method: Method) -> set[Pair]:

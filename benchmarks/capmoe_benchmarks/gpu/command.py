@@ -53,15 +53,15 @@ def run(arguments: argparse.Namespace) -> None:
     device, dtype = device_and_dtype(arguments)
     for name in arguments.items or ():
         check_choice("--items", name, ITEMS)
-    rehearsal = device.type != "cuda"
+    rehearsal = None if device.type == "cuda" else REHEARSAL
     scale = arguments.scale or (_SCALE if rehearsal else 1)
     if rehearsal and scale == 1:
         raise UsageError("scale=1: the full sizes need a GPU; leave it out for a rehearsal")
-    path = arguments.out / "gpu.json"
-    file = _ListFile(
-        path, GpuSetting(device, dtype, scale, arguments.out), REHEARSAL if rehearsal else None
-    )
-    results = {} if arguments.fresh else file.results()
+    path, setting = arguments.out / "gpu.json", GpuSetting(device, dtype, scale, arguments.out)
+    machine = measured_on(device)["machine"]
+    key = {"device": machine["name"], "torch": machine["torch"], "code": _sources()}
+    key["scale"] = scale
+    results = {} if arguments.fresh else _finished(path, key, rehearsal)
     asked = [name for name in ITEMS if name in (arguments.items or ITEMS)]
     # What was given up once goes last.
     todo = sorted(
@@ -70,16 +70,46 @@ def run(arguments: argparse.Namespace) -> None:
     )
     for number, name in enumerate(todo):
         say(f"gpu: {name}, {number + 1} of {len(todo)}, at most {ITEMS[name].limit} s")
-        results[name] = _measured(ITEMS[name], file.setting, goals=not rehearsal)
-        file.write(results)
-        for target in file.targets(results, [name]):
+        results[name] = result = _measured(ITEMS[name], setting, goals=not rehearsal)
+        results = {name: results[name] for name in ITEMS if name in results}
+        done = sum(result["state"] == "done" for result in results.values())
+        reached = [target for name, of in results.items() for target in _targets(name, of)]
+        share = target_of("gpu_done", [done / len(ITEMS)])
+        more: dict[str, Any] = {"key": key, "software": _software(setting), "items": results}
+        write_evaluation(path, "gpu", device, [share, *reached], rehearsal=rehearsal, **more)
+        for target in _targets(name, result):
             print(line(target), flush=True)
-        if results[name]["state"] != "done":
-            say(f"gpu: {name} {results[name]['state']}: {results[name]['why']}")
+        if result["state"] != "done":
+            say(f"gpu: {name} {result['state']}: {result['why']}")
     done = sum(result["state"] == "done" for result in results.values())
     print(f"{done} of {len(ITEMS)} items are done; written: {path}")
     if rehearsal:
-        print(REHEARSAL)
+        print(rehearsal)
+
+
+def _finished(path: Path, key: Mapping[str, Any], rehearsal: str | None) -> Results:
+    """Return the items of a file that are still true: of this device, torch and code."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+        written, results, was_rehearsal = content["key"], content["items"], content["rehearsal"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path}: not a whole file ({error}); remove it, or say --fresh"
+        ) from error
+    if rehearsal and not was_rehearsal:
+        raise UsageError(
+            f"out={path.parent}: its gpu.json is from a GPU, and a rehearsal would replace it; "
+            "choose another --out"
+        )
+    return dict(results) if written == key else {}
+
+
+def _targets(name: str, result: Mapping[str, Any]) -> list[Target]:
+    """Return the targets of an item, with its name."""
+    reached = targets({"targets": [], **result})
+    return [replace(target, name=f"{name}: {target.name}") for target in reached]
 
 
 def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]:
@@ -124,66 +154,6 @@ def _limit(seconds: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-class _ListFile:
-    """The file of the list on one device, with one torch and one state of the code."""
-
-    def __init__(self, path: Path, setting: GpuSetting, rehearsal: str | None) -> None:
-        self.setting = setting
-        self._path, self._rehearsal = path, rehearsal
-        self._machine = measured_on(setting.device)["machine"]
-        self._key = {
-            "device": self._machine["name"],
-            "torch": self._machine["torch"],
-            "code": _sources(),
-            "scale": setting.scale,
-        }
-
-    def results(self) -> Results:
-        """Return the items of the file that are still true: of this device, torch and code."""
-        if not self._path.is_file():
-            return {}
-        try:
-            content = json.loads(self._path.read_bytes())
-            key, results, rehearsal = content["key"], content["items"], content["rehearsal"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{self._path}: not a whole file ({error}); remove it, or say --fresh"
-            ) from error
-        if self._rehearsal and not rehearsal:
-            raise UsageError(
-                f"out={self._path.parent}: its gpu.json is from a GPU, and a rehearsal would "
-                "replace it; choose another --out"
-            )
-        return dict(results) if key == self._key else {}
-
-    def targets(self, results: Mapping[str, Any], names: list[str]) -> list[Target]:
-        """Return the targets of some items."""
-        return [
-            replace(target, name=f"{name}: {target.name}")
-            for name in names
-            for target in targets({"targets": [], **results[name]})
-        ]
-
-    def write(self, results: Mapping[str, Any]) -> None:
-        """Write all results, the file whole."""
-        ordered = {name: results[name] for name in ITEMS if name in results}
-        done = sum(result["state"] == "done" for result in ordered.values()) / len(ITEMS)
-        share = target_of("gpu_done", [done])
-        more: dict[str, Any] = {
-            "key": self._key,
-            "software": _software(self.setting),
-            "items": ordered,
-        }
-        write_evaluation(
-            self._path,
-            "gpu",
-            self.setting.device,
-            [share, *self.targets(ordered, list(ordered))],
-            rehearsal=self._rehearsal,
-            **more,
-        )
 
 
 def _sources() -> str:

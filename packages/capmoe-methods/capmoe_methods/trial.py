@@ -13,7 +13,6 @@ and budgets are averaged before; of accuracy there is an interval over documents
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -21,38 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import is_stock
-from capmoe_eval.paper.pairing import Floats, Paired, answered_by_cells, pair, pool
+from capmoe_eval.paper.pairing import Floats, Paired, pool
 
-from capmoe_methods.bootstrap import Interval, interval
-from capmoe_methods.losses import peaks
+from capmoe_methods.comparison import Interval, interval, nearness, paired_between, peaks
 
 if TYPE_CHECKING:
     import pandas as pd
     from capmoe_eval.results.frames import Results
 
-_CHOSEN: Final = {"gamma", "budget", "budget_of"}
-_DIFFERENCES: Final = {"straggler": 3, "accuracy": 2}
-"""What a verdict is about, and its decimals in text."""
-
-
-def nearness(value: float, values: Floats) -> Floats | None:
-    """Return the weights of some points that interpolate a value; None if it is beyond all of them.
-
-    All are 0 but those of the two neighbouring points around the value, which add up to 1.
-    """
-    places = range(len(values))
-    below = [n for n in places if values[n] <= value]
-    above = [n for n in places if values[n] >= value]
-    if not below or not above:
-        return None
-    low = max(below, key=lambda n: (values[n], -n))
-    high = min(above, key=lambda n: (values[n], n))
-    span = values[high] - values[low]
-    share = (value - values[low]) / span if span else 0.0
-    weight_N = np.zeros(len(values))
-    weight_N[low] += 1 - share
-    weight_N[high] += share
-    return weight_N
+_OF_CELL: Final = ("model", "task", "budget", "budget_of", "drop_rate", "straggler")
+_COMPARED: Final = ("static", "gain", "most", "apart", "scores", "points")
 
 
 def least(value: float, drops: Floats, stragglers: Floats) -> float | None:
@@ -62,17 +39,18 @@ def least(value: float, drops: Floats, stragglers: Floats) -> float | None:
     where these are above the line between its neighbours, points are not convex, and that line
     counts. None where the value is beyond all points, or no such line is known.
     """
-    curve = dict(sorted(zip(drops, stragglers, strict=True)))
-    if value in curve:
-        return float(curve[value])
-    before = [point for point in curve.items() if point[0] < value]
-    after = [point for point in curve.items() if point[0] > value]
+    curve = sorted(dict(zip(drops, stragglers, strict=True)).items())
+    before = [point for point in curve if point[0] <= value]
+    after = [point for point in curve if point[0] >= value]
     if not before or not after:
         return None
-    lines = [before[-1:] + after[:1], before[-2:], after[:2]]
+    if before[-1] == after[0]:
+        return float(after[0][1])
     chord, *beside = (
         y0 + (value - x0) * (y1 - y0) / (x1 - x0)
-        for (x0, y0), (x1, y1) in (line for line in lines if len(line) == 2)
+        for (x0, y0), (x1, y1) in (
+            line for line in ((before[-1], after[0]), before[-2:], after[:2]) if len(line) == 2
+        )
     )
     return float(min(chord, max(beside))) if beside else None
 
@@ -102,30 +80,26 @@ def outcomes(results: Results) -> pd.DataFrame:
     import pandas as pd
 
     cells = results.cells.assign(
-        straggler=stragglers(results),
-        others=results.cells["setting"].map(_others),
-        is_stock=results.cells["method"].map(is_stock),
+        straggler=stragglers(results), others=results.cells["setting"].map(_without_gamma)
     )
     rows = []
     for _, same in cells.groupby(["model", "task"], sort=False):
-        for place, cell in same[same["budget"].notna()].iterrows():
+        is_adaptive = same["budget"].notna()
+        static = same[~is_adaptive & (same["gamma"].notna() | same["method"].map(is_stock))]
+        for place, cell in same[is_adaptive].iterrows():
             # The stock knows no ranks, and so no loads of devices.
-            is_static = same["is_stock"] & (cell["granularity"] != "device")
-            is_static |= (
-                (same["others"] == cell["others"]) & same["gamma"].notna() & same["budget"].isna()
+            is_beside = (static["others"] == cell["others"]) | (
+                static["gamma"].isna() & (cell["granularity"] != "device")
             )
-            static = same[is_static]
-            rows.append(_outcome(results, cells.loc[[place]], static))
+            rows.append(_outcome(results, cells.loc[[place]], static[is_beside]))
     return pd.DataFrame(rows, columns=[*_OF_CELL, *_COMPARED])
 
 
-_OF_CELL: Final = ("model", "task", "budget", "budget_of", "drop_rate", "straggler")
-_COMPARED: Final = ("static", "gain", "most", "apart", "scores", "points")
-
-
-def _others(setting: str) -> str:
+def _without_gamma(setting: str) -> str:
     """Return a method's identity but for its γ."""
-    knobs = {name: value for name, value in json.loads(setting).items() if name not in _CHOSEN}
+    knobs = json.loads(setting)
+    for name in ("gamma", "budget", "budget_of"):
+        knobs.pop(name, None)
     return json.dumps(knobs, sort_keys=True)
 
 
@@ -144,25 +118,6 @@ def _outcome(results: Results, row: pd.DataFrame, static: pd.DataFrame) -> dict[
     if scores is not None:
         outcome |= {"scores": scores, "points": 100 * scores.differences.mean()}
     return outcome
-
-
-def paired_between(
-    results: Results, cell: pd.DataFrame, points: pd.DataFrame, weight_N: Floats | None
-) -> Paired | None:
-    """Return a cell's scores beside those of weighted cells of its model and task.
-
-    Both frames are rows of ``results.cells``. None where they do not pair, or without weights.
-    """
-    if weight_N is None:
-        return None
-    chosen = points[weight_N > 0]
-    own, others = (next(iter(answered_by_cells(results, rows).values())) for rows in (cell, chosen))
-    pairs = [paired for run in others if isinstance(paired := pair(own, [run]), Paired)]
-    if len(pairs) < len(others):
-        return None
-    weights = weight_N[weight_N > 0].tolist()
-    second = sum(w * paired.second for w, paired in zip(weights, pairs, strict=True))
-    return dataclasses.replace(pairs[0], second=second)
 
 
 def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
@@ -184,16 +139,16 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     for kind, of_kind in compared.groupby("budget_of"):
         for budget, same in [*of_kind.groupby("budget"), (math.nan, of_kind)]:
             on_curve = same[same["static"].notna()]
-            gains = mean_interval(by_model(on_curve, "gain").tolist())
-            rows.append(
-                {
-                    **{"budget_of": kind, "budget": budget},
-                    "cells": len(on_curve[["model", "task"]].drop_duplicates()),
-                    **{name: by_model(on_curve, name).mean() for name in ("static", "most")},
-                    **_ends("straggler", gains),
-                    **_ends("accuracy", _accuracy(same)),
-                }
-            )
+            row = {"budget_of": kind, "budget": budget}
+            row["cells"] = len(on_curve[["model", "task"]].drop_duplicates())
+            row |= {name: by_model(on_curve, name).mean() for name in ("static", "most")}
+            for name, numbers in (
+                ("straggler", mean_interval(by_model(on_curve, "gain").tolist())),
+                ("accuracy", _accuracy(same)),
+            ):
+                ends = (name, f"{name}_low", f"{name}_high")
+                row |= dict(zip(ends, numbers or (math.nan,) * 3, strict=True))
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -220,11 +175,11 @@ def sentence(verdict: Mapping[str, Any]) -> str:
     low, high = verdict["straggler_low"], verdict["straggler_high"]
     conclusion = "a gain" if high < 0 else "a loss" if low > 0 else "no gain"
     text = (
-        f"At equal drops the straggler factor changes by {_signed(verdict, 'straggler')}, of "
+        f"At equal drops the straggler factor changes by {_signed(verdict, 'straggler', 3)}, of "
         f"{verdict['static']:.2f}: {conclusion} is shown."
     )
     if not math.isnan(verdict["accuracy"]):
-        points = _signed(verdict, "accuracy")
+        points = _signed(verdict, "accuracy", 2)
         text += f" At equal straggler factors accuracy changes by {points} points."
     return text
 
@@ -254,13 +209,7 @@ def _accuracy(compared: pd.DataFrame) -> Interval | None:
     return interval(pooled) if pooled else None
 
 
-def _ends(name: str, numbers: Interval | None) -> dict[str, float]:
-    ends = numbers or (math.nan,) * 3
-    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
-
-
-def _signed(verdict: Mapping[str, Any], name: str) -> str:
-    digits = _DIFFERENCES[name]
+def _signed(verdict: Mapping[str, Any], name: str, digits: int) -> str:
     mean, low, high = (
         f"{verdict[name + end]:+.{digits}f}".replace("-", "−") for end in ("", "_low", "_high")
     )

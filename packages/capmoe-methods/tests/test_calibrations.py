@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
-from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.experiment.record_part import Calibrated
+from capmoe_eval.experiment.record_part import ChosenFactors
+from capmoe_eval.results.frames import load_frame
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.observers import Observer
@@ -29,26 +30,64 @@ from capmoe_methods.macs.measures import ExpertModalities
 from capmoe_methods.sere.calibration import ExpertSimilarity
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+PIQA = TaskId("piqa", "piqa", "baber/piqa", "acc_norm", 0)
 MME = TaskId("mme", "mme", "lmms-lab/MME", "acc", 0, images=True)
 TINY = ModelId("tiny", "tiny:olmoe", dtype="float32")
 LLAVA = ModelId("tiny_llava", "tiny:llava_olmoe", dtype="float32")
-# The settings of each kind: those that are calibrated first, then others.
 PLACED = {"name": "score", "gamma": 0.5, "ep_size": 4, "granularity": "device"}
 MACS = {"name": "macs", "gamma": 0.5, "ep_size": 2}
-SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "loads": [PLACED | {"placement": "eplb"}, PLACED | {"placement": "eplb", "ep_size": 2}, PLACED],
-    "similarity": [
-        {"name": "sere", "min_similarity": s, "k0": k} for s, k in ((0, 1), (0.5, 1), (0, 2))
-    ],
-    "modalities": [
-        MACS | knobs for knobs in ({}, {"modality_threshold": 0.9}, {"rho": 0}, {"name": "score"})
-    ],
+ADAPTIVE = {"name": "score", "gamma": "adaptive", "ep_size": 2}
+
+
+class Kind(NamedTuple):
+    """Settings: those that are calibrated first, then others; and what they are called."""
+
+    note: str
+    calibrated: int
+    settings: dict[str, dict[str, Any]]  # by the beginning of the record's name
+
+
+KINDS = {
+    "loads": Kind(
+        "placement=eplb: missing calibrations: 1 of 1, which 2 of the cells need",
+        2,
+        {
+            "score-g0.5-ep4-device-eplb": PLACED | {"placement": "eplb"},
+            "score-g0.5-ep2-device-eplb": PLACED | {"placement": "eplb", "ep_size": 2},
+            "score-g0.5-ep4-device": PLACED,
+        },
+    ),
+    "similarity": Kind(
+        "method=sere: missing calibrations: 1 of 1, which 3 of the cells need",
+        3,
+        {
+            f"sere-k{k}-sim{s}": {"name": "sere", "min_similarity": s, "k0": k}
+            for s, k in ((0.0, 1), (0.5, 1), (0.0, 2))
+        },
+    ),
+    "modalities": Kind(
+        "method=macs: missing calibrations: 1 of 1, which 2 of the cells need",
+        2,
+        {
+            "macs-g0.5-ep2": MACS,
+            "macs-g0.5-ep2-modality_threshold0.9": MACS | {"modality_threshold": 0.9},
+            "macs-g0.5-ep2-rho0.0": MACS | {"rho": 0.0},
+            "score-g0.5-ep2": MACS | {"name": "score"},
+        },
+    ),
+    "curves": Kind(
+        "gamma=adaptive: missing calibrations: 1 of 1, which 3 of the cells need",
+        3,
+        {
+            "score-adaptive0.05-ep2": ADAPTIVE | {"budget": 0.05},
+            "score-adaptive0.3-ep2": ADAPTIVE | {"budget": 0.3},
+            "score-adaptive0.3-ep2-scores": ADAPTIVE | {"budget": 0.3, "budget_of": "scores"},
+        },
+    ),
 }
-CALIBRATED = {"loads": 2, "similarity": 3, "modalities": 2}
 
 
-@dataclass
-class Finished:
+class Finished(NamedTuple):
     """The records of one kind's settings, and its calibration."""
 
     root: Path
@@ -62,9 +101,9 @@ class Finished:
         return content
 
 
-def plan(root: Path, settings: dict[str, Any], parallel: str = "none") -> CellPlan:
+def plan(root: Path, kind: str, settings: dict[str, Any], parallel: str = "none") -> CellPlan:
     model, task, data = TINY, OBQA, "miniworld"
-    if settings["name"] == "macs" or (settings.get("ep_size") == 2 and "placement" not in settings):
+    if kind == "modalities":
         model, task, data = LLAVA, MME, "pictures"
     cell = Cell(model, create_method(**settings), task, 4, 4, data)
     return CellPlan(cell, data_source(data), root, DeviceConfig("cpu", parallel=parallel))
@@ -74,61 +113,41 @@ def plan(root: Path, settings: dict[str, Any], parallel: str = "none") -> CellPl
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """All cells are computed once."""
     kinds = {}
-    for kind, settings in SETTINGS.items():
-        root = tmp_path_factory.mktemp(kind)
-        plans = [plan(root, knobs) for knobs in settings]
+    for name, kind in KINDS.items():
+        root = tmp_path_factory.mktemp(name)
+        plans = [plan(root, name, settings) for settings in kind.settings.values()]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(calibration, "DOCUMENTS", 8)
             note = forecast(plans)
             done = run(plans)
+            assert f"Missing cells: 0 of {len(plans)}" in forecast(plans)
         assert not done.failures
         (path,) = root.glob("*/calibration/*.json")
-        kinds[kind] = Finished(root, path, note, done.records)
+        kinds[name] = Finished(root, path, note, done.records)
     return kinds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "note", "names"),
-    [
-        (
-            "loads",
-            "placement=eplb: missing calibrations: 1 of 1, which 2 of the cells need",
-            ["score-g0.5-ep4-device-eplb", "score-g0.5-ep2-device-eplb", "score-g0.5-ep4-device"],
-        ),
-        (
-            "similarity",
-            "method=sere: missing calibrations: 1 of 1, which 3 of the cells need",
-            ["sere-k1-sim0.0", "sere-k1-sim0.5", "sere-k2-sim0.0"],
-        ),
-        (
-            "modalities",
-            "method=macs: missing calibrations: 1 of 1, which 2 of the cells need",
-            [
-                "macs-g0.5-ep2",
-                "macs-g0.5-ep2-modality_threshold0.9",
-                "macs-g0.5-ep2-rho0.0",
-                "score-g0.5-ep2",
-            ],
-        ),
-    ],
-)
-def test_one_calibration_serves_every_setting(
-    finished: dict[str, Finished], kind: str, note: str, names: list[str]
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_calibration_serves_every_setting(finished: dict[str, Finished], kind: str) -> None:
     cells = finished[kind]
-    file = cells.path.relative_to(cells.root).as_posix()
-    expected = Calibrated(file=file, checksum=cells.content["checksum"])
+    assert KINDS[kind].note in cells.note
+    assert cells.content["split"] == "dev"
+    place = cells.path.relative_to(cells.root).as_posix(), cells.content["checksum"]
+    names = [record.path.name.rpartition("-")[0] for record in cells.records]
+    assert names == [*KINDS[kind].settings]
     for number, record in enumerate(cells.records):
-        assert record.calibration == (expected if number < CALIBRATED[kind] else None)
+        if number < KINDS[kind].calibrated:
+            assert record.calibration is not None
+            assert (record.calibration.file, record.calibration.checksum) == place
+        else:
+            assert record.calibration is None
         assert not record.proofs.broken
         assert read_record(record.path, cells.root).cell == record.cell
-        for knob, value in SETTINGS[kind][number].items():
+        for knob, value in KINDS[kind].settings[names[number]].items():
             assert value == 1 or f"{knob.replace('name', 'method')}={value}" in str(
                 cell_command(record.cell, "here")
             )
-    assert [record.path.name.rpartition("-")[0] for record in cells.records] == names
-    assert note in cells.note
 
 
 @pytest.mark.slow
@@ -150,28 +169,76 @@ def test_a_threshold_says_the_modalities_of_experts(finished: dict[str, Finished
 
 
 @pytest.mark.slow
-def test_a_record_without_its_calibration_is_refused(
+def test_a_record_holds_every_layers_factor(finished: dict[str, Finished]) -> None:
+    records = finished["curves"].records
+    chosen = [r.calibration for r in records if isinstance(r.calibration, ChosenFactors)]
+    low, high, by_scores = chosen
+    assert low.drop_rate <= 0.05 < high.drop_rate <= 0.3
+    assert by_scores.dropped_scores <= 0.3
+    assert high.straggler < low.straggler
+    assert all(h <= lo for lo, h in zip(low.gammas, high.gammas, strict=True))
+    for record, factors in zip(records, chosen, strict=True):
+        # The second has equal factors, and was once refused as having others than were chosen.
+        assert [layer.gamma for layer in record.layers] == factors.gammas
+        assert record.load.effective_gamma
+    assert records[1].load.drop_rate > records[0].load.drop_rate, "the budget decides nothing"
+    frame = load_frame(finished["curves"].root)
+    assert sorted(frame["budget"]) == [0.05, 0.3, 0.3]
+    assert frame["gamma"].isna().all()
+
+
+@pytest.mark.slow
+def test_a_record_of_another_calibration_is_refused(
     finished: dict[str, Finished], tmp_path: Path
 ) -> None:
-    record = finished["similarity"].records[0]
-    content, path = json.loads(record.path.read_text()), tmp_path / record.path.name
-    content["capmoe"]["calibration"] |= {
-        **{"gammas": [1.0, 1.0], "drop_rate": 0.1, "dropped_scores": 0.1, "straggler": 1.0}
-    }
-    path.write_bytes(sealed(content))
-    with pytest.raises(UsageError, match=r"calibration.gammas is of gamma=adaptive"):
-        read_record(path)
-    del content["capmoe"]["calibration"]
-    path.write_bytes(sealed(content))
-    with pytest.raises(UsageError, match="calibration is of methods that need one"):
-        read_record(path)
+    factors = {"gammas": [1.0, 1.0], "drop_rate": 0.1, "dropped_scores": 0.1, "straggler": 1.0}
+    for kind, line in (
+        ("similarity", r"calibration.gammas is of gamma=adaptive"),
+        ("curves", "other capacity factors than were set or chosen"),
+    ):
+        record = finished[kind].records[0]
+        content, path = json.loads(record.path.read_text()), tmp_path / record.path.name
+        content["capmoe"]["calibration"] |= factors
+        path.write_bytes(sealed(content))
+        with pytest.raises(UsageError, match=line):
+            read_record(path)
+        del content["capmoe"]["calibration"]
+        path.write_bytes(sealed(content))
+        with pytest.raises(UsageError, match="calibration is of methods that need one"):
+            read_record(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ('"tokens": ', '"tokens": 1', "its checksum is another"),
+        ('"weights": "', '"weight": "', "weights"),
+        ("{", "", "trailing characters"),
+    ],
+)
+def test_a_calibration_that_is_not_its_own_is_refused(
+    old: str, new: str, line: str, finished: dict[str, Finished], tmp_path: Path
+) -> None:
+    cells = finished["curves"]
+    other = plan(tmp_path, "curves", ADAPTIVE | {"budget": 0.2})
+    place = tmp_path / cells.path.relative_to(cells.root)
+    place.parent.mkdir(parents=True)
+    place.write_text(cells.path.read_text().replace(old, new, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "DOCUMENTS", 8)
+        with pytest.raises(UsageError, match=line) as error:
+            run([other])
+    assert str(place) in str(error.value)
+    assert "delete it to compute it anew, and the results of gamma=adaptive" in str(error.value)
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="method=macs: obqa asks about no images"):
         Cell(LLAVA, create_method("macs", 1.0), OBQA, 4)
+    placed = PLACED | {"placement": "eplb"}
     with pytest.raises(UsageError, match="placement=eplb: under parallel=ep the placement is"):
-        run([plan(tmp_path, SETTINGS["loads"][0], parallel="ep")])
+        run([plan(tmp_path, "loads", placed, parallel="ep")])
     layers: list[Any] = find_moe_layers(make("olmoe"))
     spread = [dataclasses.replace(layer, ranks=None) for layer in layers]
     with pytest.raises(UsageError, match=r"^parallel=ep: method=sere first compares the outputs"):
@@ -187,3 +254,18 @@ def test_a_calibration_needs_both_modalities() -> None:
     assert (shares.text, shares.image) == ([0.5, 0, 1.0, 0.5], [1.0, 0.5, 0, 0.5])
     with pytest.raises(UsageError, match="the calibration saw 0 tokens of images and 2 of"):
         ExpertModalities.measured(Observer(), [{"name": "mlp"} | text])
+
+
+@pytest.mark.parametrize(("name", "task"), [("miniworld", OBQA), ("own", PIQA)])
+def test_no_document_is_both_calibrated_on_and_evaluated(
+    name: str, task: TaskId, hub: Path
+) -> None:
+    source = DataSource(name, hub)
+    evaluated = TaskLibrary().get(task.lm_eval, source, task.dataset)["tasks"][task.lm_eval]
+    others = calibration.other_documents(task, source, "method=x")[0][task.lm_eval]
+    asked, calibrated = (
+        {json.dumps(document, sort_keys=True) for document in part.eval_docs}
+        for part in (evaluated, others)
+    )
+    assert calibrated
+    assert not asked & calibrated

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from capmoe_bench.timings import read_evaluation
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
-from capmoe_methods.losses import lost, peaks
+from capmoe_methods.comparison import lost, peaks
 
 if TYPE_CHECKING:
     import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
+    from capmoe_eval.results.frames import Results
     from matplotlib.figure import Figure
 
 _DROP: Final = method_title("score")
@@ -41,7 +42,9 @@ _NO_LIMIT: Final[d.Look] = {
 }
 _REFERENCE: Final[d.Look] = {"color": d.GREY, "linewidth": 0.8, "markersize": 2.5, "zorder": 1}
 _COLOURED: Final[d.Look] = {"color": d.BLUE, "linewidth": 0.8, "markersize": 3.5, **d.THIN}
-_LOADS: Final = (*_BOUNDED, *_RANK)
+_EVERY_LOAD: Final = tuple(
+    f"{limit}{load}" for limit in ("", "unlimited_") for load in (*_BOUNDED, *_RANK)
+)
 _WORDS: Final = {
     "multiples": "All panels have the same axes; lower and further left is better. Blue: the "
     "method. Grey: Token Drop. Cross: no limit, the loads of the router alone."
@@ -57,50 +60,49 @@ def settings(sources: Sources) -> pd.DataFrame:
     import pandas as pd
 
     results = sources.results
-    loads: dict[str, pd.Series[float]] = {
-        "rank_peak": peaks(results, "device"),
-        "unlimited_rank_peak": peaks(results, "device", "before"),
-    }
-    for prefix, when in (("", "after"), ("unlimited_", "before")):
-        for name, column in (("activated", "activated"), ("expert_peak", "mean_peak")):
-            loads[prefix + name] = results.cells[f"load.{column}_{when}"].astype(float)
-    # Ranks are known where there are some; stock cells may be older than counts of activation.
-    has_ranks = results.cells["ep_size"].fillna(1) > 1
-    for name in ("rank_peak", "unlimited_rank_peak"):
-        loads[name] = loads[name].where(has_ranks)
     cells = results.cells.assign(
         **{knob: results.cells[knob].astype(float).fillna(0.0) for knob in _KNOBS},
+        **_loads(results),
         line=_lines(results.cells),
-        **loads,
     )
-    limited = cells[cells["cell"].isin(_limited(sources)["cell"])]
-    stock = cells[cells["cell"].isin(sources.cells("stock")["cell"])]
-    rows: list[dict[str, Any]] = []
-    for of, kind in _KINDS.items():
-        tasks = _tasks(sources, of)
-        of_kind = limited[_is_of(limited, of)]
-        for model, title in sources.models.items():
-            of_model = of_kind[of_kind["model"] == model]
-            lines: dict[str, list[dict[str, Any]]] = {}
-            for _, same in of_model.groupby("setting", sort=False):
-                line = same["line"].iloc[0]
-                points = lost(results, stock[stock["model"] == model], same, tasks)
-                if isinstance(points, str):
-                    sources.notes.append(f"{title}, {kind}: {line} is left out: {points}.")
-                    continue
-                ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
-                of_tasks = same.groupby("task")[list(loads)].mean().mean(skipna=False)
-                activated = of_tasks["activated"] / of_tasks["unlimited_activated"]
-                of_tasks["activated"] = activated
-                of_tasks["unlimited_activated"] = 1.0 if pd.notna(activated) else np.nan
-                about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
-                row = about | same.iloc[0][["line", *_KNOBS]].to_dict() | ends | of_tasks.to_dict()
-                lines.setdefault(line, []).append(row)
-            for line_rows in lines.values():
-                rows += sorted(line_rows, key=lambda row: [row[knob] for knob in _KNOBS])
-    names = (*_LOADS, *(f"unlimited_{load}" for load in _LOADS))
-    columns = ["of", "model", "line", *_KNOBS, "lost", "lost_low", "lost_high", *names]
-    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(names, float))
+    stock, limited = cells.loc[sources.cells("stock").index], cells.loc[_limited(sources).index]
+    rows = []
+    for of, model in itertools.product(_KINDS, sources.models):
+        tasks, title = _tasks(sources, of), sources.models[model]
+        about = {"of": f"{_KINDS[of]} ({', '.join(tasks.values())})", "model": title}
+        of_model = limited[_is_of(limited, of) & (limited["model"] == model)]
+        for _, same in of_model.groupby("setting", sort=False):
+            row = about | same.iloc[0][["line", *_KNOBS]].to_dict()
+            points = lost(results, stock[stock["model"] == model], same, tasks)
+            if isinstance(points, str):
+                text = f"{title}, {_KINDS[of]}: {row['line']} is left out: {points}."
+                sources.notes.append(text)
+                continue
+            ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
+            loads = same.groupby("task")[list(_EVERY_LOAD)].mean().mean(skipna=False)
+            rows.append(row | ends | loads.to_dict())
+    columns = ["of", "model", "line", *_KNOBS, "lost", "lost_low", "lost_high", *_EVERY_LOAD]
+    frame = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_EVERY_LOAD, float))
+    frame["activated"] /= frame["unlimited_activated"]
+    frame["unlimited_activated"] = frame["activated"].where(frame["activated"].isna(), 1.0)
+    lines = frame.groupby(["of", "model", "line"], sort=False)
+    rising = [same.sort_values([*_KNOBS], kind="stable") for _, same in lines]
+    return pd.concat(rising, ignore_index=True) if rising else frame
+
+
+def _loads(results: Results) -> dict[str, pd.Series[float]]:
+    """Return the loads of each cell, missing where they are not known."""
+    cells = results.cells
+    # Ranks are known where there are some; stock cells may be older than counts of activation.
+    has_ranks = cells["ep_size"].fillna(1) > 1
+    return {
+        "activated": cells["load.activated_after"].astype(float),
+        "expert_peak": cells["load.mean_peak_after"].astype(float),
+        "rank_peak": peaks(results, "device").where(has_ranks),
+        "unlimited_activated": cells["load.activated_before"].astype(float),
+        "unlimited_expert_peak": cells["load.mean_peak_before"].astype(float),
+        "unlimited_rank_peak": peaks(results, "device", "before").where(has_ranks),
+    }
 
 
 def _limited(sources: Sources) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.scores import with_interval
 
-from capmoe_methods.bootstrap import Interval, interval, share_of
+from capmoe_methods.comparison import Interval, interval, share_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,9 +9,7 @@ from capmoe_eval.experiment.names import gamma_suffix, gamma_text, is_stock, met
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
-from capmoe_methods.bootstrap import interval
-from capmoe_methods.losses import lost, peaks
-from capmoe_methods.trial import nearness, paired_between
+from capmoe_methods.comparison import interval, lost, nearness, paired_between, peaks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +25,7 @@ _LINES: Final = (
     f"{_MACS} without rerouting",
     f"{_MACS}, ρ=0",
 )
+_ENDS: Final = ("lost", "lost_low", "lost_high")
 _EQUAL: Final = {
     "gamma": ("capacity factor γ", "at equal γ"),
     "drop_rate": ("dropped share of own pairs", "at equal drops"),
@@ -40,14 +39,16 @@ def losses_and_loads(sources: Sources) -> pd.DataFrame:
     import pandas as pd
 
     results = sources.results
-    loads = {"expert_peak": results.cells["load.mean_peak_after"].astype(float)}
-    loads["rank_peak"] = peaks(results, "device")
-    cells = results.cells.assign(**loads, line=_lines(results.cells))
-    cells["is_stock"] = cells["method"].map(is_stock)
+    cells = results.cells.assign(
+        expert_peak=results.cells["load.mean_peak_after"].astype(float),
+        rank_peak=peaks(results, "device"),
+        line=_lines(results.cells),
+    )
     rows: list[dict[str, Any]] = []
     for task, title in sources.tasks.items():
         asked = cells[(cells["model"] == sources.model) & (cells["task"] == task)]
-        stock, limited = asked[asked["is_stock"]][:1], asked[~asked["is_stock"]]
+        is_limited = ~asked["method"].map(is_stock)
+        stock, limited = asked[~is_limited][:1], asked[is_limited]
         if stock.empty:
             sources.notes.append(f"{title}: nothing is drawn without the result that has no limit.")
             continue
@@ -55,27 +56,19 @@ def losses_and_loads(sources: Sources) -> pd.DataFrame:
         for place, cell in limited.iterrows():
             points = lost(results, stock, limited.loc[[place]], [task])
             if isinstance(points, str):
-                sources.notes.append(
-                    f"{title}: {cell['line']}{gamma_suffix(cell['gamma'])} is left out: {points}."
-                )
+                name = f"{title}: {cell['line']}{gamma_suffix(cell['gamma'])}"
+                sources.notes.append(f"{name} is left out: {points}.")
                 continue
             there.append(place)
-            ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
-            about = {"task": title} | cell[["line", *_EQUAL]].to_dict()
-            rows.append(about | ends)
-        limited = limited.loc[there]
-        drops = limited[limited["line"] == _DROP]
+            ends = dict(zip(_ENDS, points, strict=True))
+            rows.append({"task": title} | cell[["line", *_EQUAL]].to_dict() | ends)
+        drops = limited.loc[there].query("line == @_DROP")
         for label in _LINES[2:]:
-            of_line = limited[limited["line"] == label]
-            for place, gamma in of_line["gamma"].items():
-                parts = list(_better_by(results, of_line.loc[[place]], stock, drops))
-                if parts:
-                    sources.notes.append(
-                        f"{title}: {label}, γ={gamma_text(gamma)}, less Token Drop: "
-                        f"{', '.join(parts)} points."
-                    )
-    ends = ("lost", "lost_low", "lost_high")
-    return pd.DataFrame(rows, columns=["task", "line", *_EQUAL, *ends])
+            for place, cell in limited.loc[there].query("line == @label").iterrows():
+                if parts := list(_better_by(results, limited.loc[[place]], stock, drops)):
+                    name = f"{title}: {label}, γ={gamma_text(cell['gamma'])}"
+                    sources.notes.append(f"{name}, less Token Drop: {', '.join(parts)} points.")
+    return pd.DataFrame(rows, columns=["task", "line", *_EQUAL, *_ENDS])
 
 
 @figure(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from capmoe_methods.calibration import Calibration, Counted, rounded_shares
 
-# Shape suffixes: N rows of the batch, T counted tokens, H hidden size, E experts.
+# Shape suffixes: N rows of the batch, T counted tokens, H hidden size, E experts, D = T·H.
 
 TOKENS: Final = 12_800
 """The most tokens on which experts are compared: 200 sequences of 64, as in SERE's script."""
@@ -76,48 +76,18 @@ class ExpertSimilarity(Calibration):
     def measured(cls, observer: Similarities, layers: Counted) -> dict[str, Any]:
         """Return the similarities of every layer."""
         similarities = []
-        for outputs, similarity_EE in zip(observer.sums, observer.similarities(), strict=True):
-            layer = outputs.layer
+        for layer, similarity_EE in zip(observer.layers, observer.similarities(), strict=True):
             row, column = torch.triu_indices(layer.n_experts, layer.n_experts, offset=1)
             pairs = rounded_shares(similarity_EE.cpu()[row, column].tolist())
             similarities.append(
                 LayerSimilarity(name=layer.name, n_experts=layer.n_experts, similarity=pairs)
             )
-        return {"compared": observer.tokens, "layers": similarities}
+        compared = max(sums.count("tokens") for sums in observer.sums)
+        return {"compared": compared, "layers": similarities}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the similarities of every layer's experts [E, E]."""
         return tuple(layer.matrix() for layer in self.layers)
-
-
-class LayerOutputs:
-    """The inner products of the outputs of one layer's experts."""
-
-    def __init__(self, layer: MoeLayer) -> None:
-        self.layer = layer
-        self.tokens = 0  # taken so far
-        self._waiting: list[Tensor] = []  # a decode step has few tokens
-        self._products: Tensor | float = 0.0
-
-    def take(self, hidden_TH: Tensor) -> None:
-        """Take some tokens, and compare the experts when there are enough."""
-        self.tokens += len(hidden_TH)
-        self._waiting.append(hidden_TH.clone())
-        if sum(map(len, self._waiting)) >= _AT_ONCE:
-            self._compare()
-
-    def similarity(self) -> Tensor:
-        """Return the similarity of the experts [E, E], in float64."""
-        if self._waiting:
-            self._compare()
-        return frobenius_similarity(torch.as_tensor(self._products))
-
-    def _compare(self) -> None:
-        """Add the inner products of the experts' outputs on the tokens that wait."""
-        hidden_TH, self._waiting = torch.cat(self._waiting), []
-        for some_TH in torch.split(hidden_TH, _AT_ONCE):
-            output_ED = torch.stack(list(_outputs(self.layer, some_TH))).flatten(1)
-            self._products = self._products + output_ED @ output_ED.T
 
 
 class Similarities(Observer):
@@ -126,36 +96,31 @@ class Similarities(Observer):
     Every expert computes every token, one expert after the other, whatever the router chose.
     """
 
-    sums: Sequence[LayerOutputs]
-
     def __init__(self, layers: Sequence[MoeLayer], limit: int) -> None:
-        self.sums = [LayerOutputs(layer) for layer in layers]
-        self._limit = limit
-
-    @property
-    def tokens(self) -> int:
-        """The most tokens of a layer that were taken."""
-        return max(layer.tokens for layer in self.sums)
+        super().__init__(len(layers))
+        self.layers, self._limit = layers, limit
 
     def see(self, event: LayerForward) -> None:
-        """Take the counted tokens of a forward."""
-        layer = self.sums[event.number]
+        """Add the inner products of the experts' outputs on the counted tokens of a forward."""
+        sums, layer = self.sums[event.number], self.layers[event.number]
         hidden_TH = event.groups.counted(event.experts_hidden_NH.detach())
-        layer.take(hidden_TH[: self._limit - layer.tokens])
+        for some_TH in hidden_TH[: self._limit - sums.count("tokens")].split(_AT_ONCE):
+            if len(some_TH):
+                output_ED = torch.stack(list(_outputs(layer, some_TH))).flatten(1)
+                sums.add(tokens=len(some_TH), products=output_ED @ output_ED.T)
 
     def similarities(self) -> list[Tensor]:
         """Return the similarity of the experts of every layer [E, E], in float64."""
-        return [layer.similarity() for layer in self.sums]
+        return [frobenius_similarity(sums.tensor("products")) for sums in self.sums]
 
 
 def _outputs(layer: MoeLayer, hidden_TH: Tensor) -> Iterator[Tensor]:
     """Yield the output of each expert for all tokens [T, H], in float64."""
-    experts = layer.experts
     weight_T1 = torch.ones(len(hidden_TH), 1, dtype=hidden_TH.dtype, device=hidden_TH.device)
     with torch.no_grad():
         for expert in range(layer.n_experts):
             index_T1 = torch.full_like(weight_T1, expert, dtype=torch.long)
-            yield experts.forward(hidden_TH, index_T1, weight_T1).double()
+            yield layer.experts.forward(hidden_TH, index_T1, weight_T1).double()
 
 
 def frobenius_similarity(product_EE: Tensor) -> Tensor:
