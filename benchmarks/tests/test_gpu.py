@@ -228,7 +228,7 @@ def test_a_layer_waits_once_for_its_device(method: str, in_layer: dict[str, int]
             place = line.partition(":")[0]
             places[place] = places.get(place, 0) + times
     # The groups' two are of a mask that the plan has brought to the host.
-    once = {"wrapper/plan.py": 1, "wrapper/meter.py": 1, "routing/tokens.py": 2}
+    once = {"wrapper/plan.py": 1, "wrapper/meter.py": 1, "routing/decision.py": 2}
     expected = once | {place: layers * times for place, times in in_layer.items()}
     assert places == expected
     assert layers > 1
