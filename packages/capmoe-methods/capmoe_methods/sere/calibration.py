@@ -104,7 +104,8 @@ class Similarities(Observer):
         """Add the inner products of the experts' outputs on the counted tokens of a forward."""
         sums, layer = self.sums[event.number], self.layers[event.number]
         hidden_TH = event.groups.counted(event.experts_hidden_NH.detach())
-        for some_TH in hidden_TH[: self._limit - sums.count("tokens")].split(_AT_ONCE):
+        hidden_TH = hidden_TH[: self._limit - sums.count("tokens")]
+        for some_TH in torch.split(hidden_TH, _AT_ONCE):
             if len(some_TH):
                 output_ED = torch.stack(list(_outputs(layer, some_TH))).flatten(1)
                 sums.add(tokens=len(some_TH), products=output_ED @ output_ED.T)
