@@ -78,17 +78,6 @@ class Case:
         return hidden_TH * torch.rand(len(self.image_T), 1, generator=generator) * 4
 
     @property
-    def unit_of(self) -> list[int]:
-        """What has a capacity, for each expert: itself, or the rank that holds it."""
-        method, n_experts = self.method, self.n_experts
-        if method.granularity == "expert":
-            return list(range(n_experts))
-        held = torch.arange(n_experts).view(method.ep_size, -1)
-        held = self.calibrated if method.is_placed and self.calibrated is not None else held
-        rank_of = {e: rank for rank, experts in enumerate(held.tolist()) for e in experts}
-        return [rank_of[expert] for expert in range(n_experts)]
-
-    @property
     def chosen(self) -> set[tuple[int, int]]:
         """The pairs of the router's own choice."""
         return {(t, e) for t, row in enumerate(self.scores.topk_TK.tolist()) for e in row}
