@@ -295,6 +295,11 @@ class ForwardPlan:
         """True if the forward is under the method."""
         return self.method.decode == "constrained" or self.decode == (self.method.decode == "only")
 
+    @property
+    def live(self) -> Tensor:
+        """The number of this process's sequences with a token that counts []."""
+        return self.counted_BS.any(dim=1).sum()
+
     @cached_property
     def groups(self) -> TokenGroups:
         """The capacity groups; a forward without a capacity needs none.

@@ -241,8 +241,8 @@ def _add_step(sums: Sums, event: LayerForward) -> None:
         step_dropped=event.dropped,
         **{f"step_{name}": number for name, number in activated(event).items()},
     )
-    if event.number == 0:  # sequences that count
-        sums.add(live=event.layer.ranks.total(event.plan.counted_BS.any(dim=1).sum()))
+    if event.number == 0:
+        sums.add(live=event.layer.ranks.total(event.plan.live))
     if event.method.factor is not None:
         units = event.by_unit(event.kept_GE).shape[1]
         sums.add(step_slots=event.limit_G.sum() * units)

@@ -83,6 +83,11 @@ class StepPlan(ForwardPlan):
         """True if the rows are under the method."""
         return self._is_constrained
 
+    @property
+    def live(self) -> Tensor:
+        """The number of requests []: the rows of a step are one sequence of the call."""
+        return torch.tensor(len(self.request_T.unique()))
+
     def rows(self, value_N: Tensor) -> Tensor:
         """Return what the plan's rows [T, …] have of the values of every row of the step [N, …]."""
         if len(self.rows_T) == len(value_N):

@@ -268,6 +268,14 @@ def test_every_step_is_checked_against_its_bound(samples: bool) -> None:
         assert 0 < summary["tokens"] < STEPS * 16
 
 
+def test_the_live_sequences_of_decode_steps_are_requests() -> None:
+    served = Served("score", 0.5, decode="constrained")
+    for n_requests in (3, 5):
+        names = tuple("abcde"[:n_requests])
+        served.compute(StepRows(names, (1,) * n_requests, (9,) * n_requests, (8,) * n_requests))
+    assert served.capacity.report()["summary"]["decode"]["live"] == 4
+
+
 def test_models_that_cannot_be_put_under_a_capacity_are_refused() -> None:
     method = create_method("score", 0.5)
 
