@@ -86,7 +86,7 @@ class StepPlan(ForwardPlan):
     @property
     def live(self) -> Tensor:
         """The number of requests []: the rows of a step are one sequence of the call."""
-        return torch.tensor(len(self.request_T.unique()))
+        return torch.tensor(len(set(self.request_T.tolist())))
 
     def rows(self, value_N: Tensor) -> Tensor:
         """Return what the plan's rows [T, …] have of the values of every row of the step [N, …]."""
