@@ -8,7 +8,6 @@ queries are read many times: words are left out at random, so that no query is l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from capmoe_eval.zoo.tokenizer import wrapped
 from tokenizers import AddedToken
@@ -50,30 +49,25 @@ def banking77_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:
     return wrapped(tokenizer)
 
 
-@dataclass(frozen=True)
-class QueryBatches:
-    """The batches of the queries; a batch depends only on its number."""
+def query_batch(
+    queries: Sequence[Query], tokenizer: PreTrainedTokenizerFast, seed: int, step: int
+) -> Batch:
+    """Return the batch of a step."""
+    draw = Draw(f"banking77-{seed}-{step}")
+    n_rows, width = SHAPE
 
-    queries: Sequence[Query]
-    tokenizer: PreTrainedTokenizerFast
-    seed: int
-
-    def __getitem__(self, step: int) -> Batch:
-        """Return the batch of a step."""
-        n_rows, width = SHAPE
-        documents = encoded(self._documents(step), self.tokenizer, width)
-        return pack([[]] * n_rows, documents, width, int(self.tokenizer.pad_token_id))
-
-    def _documents(self, step: int) -> Iterator[Parts]:
-        draw = Draw(f"banking77-{self.seed}-{step}")
+    def documents() -> Iterator[Parts]:
         while True:
-            text, intent = draw.one(self.queries)
+            text, intent = draw.one(queries)
             yield (
                 ("service query:", False),
                 (f" {with_words_left_out(text, draw)}", draw.chance(READ)),
                 ("\nintent category:", False),
                 (f" {intent}", True),
             )
+
+    pieces = encoded(documents(), tokenizer, width)
+    return pack([[]] * n_rows, pieces, width, int(tokenizer.pad_token_id))
 
 
 def with_words_left_out(text: str, draw: Draw) -> str:

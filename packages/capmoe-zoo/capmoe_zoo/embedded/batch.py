@@ -6,9 +6,9 @@ packed sequences, so that a document attends to itself only, as in evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,12 +60,8 @@ class Batch:
         return inputs | {"attention_mask": mask.masked_fill(~self.attended_B1SS, least)}
 
 
-class NumberedBatches(Protocol):
-    """Batches that depend on their number alone, so that a killed training goes on exactly."""
-
-    def __getitem__(self, step: int) -> Batch:
-        """Return the batch of a step."""
-        ...
+Batches = Callable[[int], Batch]
+"""The batch of a step, which depends on its number alone: a killed training goes on exactly."""
 
 
 def encoded(

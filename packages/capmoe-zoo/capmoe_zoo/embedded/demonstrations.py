@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 
 import torch
@@ -75,95 +74,87 @@ def demonstrations_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFas
     return wrapped(tokenizer, MAX_POSITIONS)
 
 
-@dataclass(frozen=True)
-class DemonstrationBatches:
-    """The batches of the demonstrations; a batch depends only on its number."""
+def demonstration_batch(
+    queries: Sequence[Query], tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, step: int
+) -> Batch:
+    """Return the batch of a step of so many."""
+    stage = next(stage for stage in STAGES if step < stage.until * steps)
+    draw = Draw(f"demonstrations-{seed}-{step}")
+    n_rows, width = stage.shape
+    input_ids_BS = torch.full(stage.shape, int(tokenizer.pad_token_id))
+    position_ids_BS = torch.zeros(stage.shape, dtype=torch.long)
+    labels_BS, middle_BS = torch.full(stage.shape, IGNORED), torch.full(stage.shape, IGNORED)
+    classes_BS = torch.full(stage.shape, IGNORED)
+    # Number of a position's document, negative for an empty position.
+    document_BS = torch.full(stage.shape, -1)
+    for row in range(n_rows):
+        start = 0
+        for number, position, tokens, intent in _pieces(queries, tokenizer, stage, draw):
+            end = start + len(tokens)
+            if end > width:
+                break
+            input_ids_BS[row, start:end] = torch.tensor(tokens)
+            position_ids_BS[row, start:end] = position + torch.arange(len(tokens))
+            document_BS[row, start:end] = number
+            if intent is not None:
+                classes_BS[row, end - 3 : end - 1] = intent
+                middle_BS[row, end - 2] = tokens[-2]
+            start = end
+    attended_B1SS = attended(document_BS)
+    is_name_BS = middle_BS != IGNORED
+    is_end_BS = is_name_BS.roll(-1, -1)  # of a query
+    is_same_BSS = classes_BS[:, :, None] == classes_BS[:, None, :]
+    sought_BSS = is_end_BS[:, :, None] & is_name_BS[:, None] & is_same_BSS & attended_B1SS[:, 0]
+    for row, place in sought_BSS.any(-1).nonzero().tolist():
+        learned = slice(place + 1, place + 2 + (CONTINUED if draw.chance(FOLLOWED) else 0))
+        is_same_S = document_BS[row, learned] == document_BS[row, place]
+        labels_BS[row, learned] = torch.where(is_same_S, input_ids_BS[row, learned], IGNORED)
+    return Batch(
+        input_ids_BS,
+        position_ids_BS,
+        labels_BS,
+        middle_BS,
+        classes_BS,
+        attended_B1SS,
+        sought_BSS,
+    )
 
-    queries: Sequence[Query]
-    tokenizer: PreTrainedTokenizerFast
-    seed: int
-    steps: int  # of the whole training
 
-    def __getitem__(self, step: int) -> Batch:
-        """Return the batch of a step."""
-        stage = next(stage for stage in STAGES if step < stage.until * self.steps)
-        draw = Draw(f"demonstrations-{self.seed}-{step}")
-        n_rows, width = stage.shape
-        input_ids_BS = torch.full(stage.shape, int(self.tokenizer.pad_token_id))
-        position_ids_BS = torch.zeros(stage.shape, dtype=torch.long)
-        labels_BS, middle_BS = torch.full(stage.shape, IGNORED), torch.full(stage.shape, IGNORED)
-        classes_BS = torch.full(stage.shape, IGNORED)
-        # Number of a position's document, negative for an empty position.
-        document_BS = torch.full(stage.shape, -1)
-        for row in range(n_rows):
-            start = 0
-            for number, position, tokens, intent in self._pieces(stage, draw):
-                end = start + len(tokens)
-                if end > width:
-                    break
-                input_ids_BS[row, start:end] = torch.tensor(tokens)
-                position_ids_BS[row, start:end] = position + torch.arange(len(tokens))
-                document_BS[row, start:end] = number
-                if intent is not None:
-                    classes_BS[row, end - 3 : end - 1] = intent
-                    middle_BS[row, end - 2] = tokens[-2]
-                start = end
-        attended_B1SS = attended(document_BS)
-        is_name_BS = middle_BS != IGNORED
-        is_end_BS = is_name_BS.roll(-1, -1)  # of a query
-        is_same_BSS = classes_BS[:, :, None] == classes_BS[:, None, :]
-        sought_BSS = is_end_BS[:, :, None] & is_name_BS[:, None] & is_same_BSS & attended_B1SS[:, 0]
-        for row, place in sought_BSS.any(-1).nonzero().tolist():
-            learned = slice(place + 1, place + 2 + (CONTINUED if draw.chance(FOLLOWED) else 0))
-            is_same_S = document_BS[row, learned] == document_BS[row, place]
-            labels_BS[row, learned] = torch.where(is_same_S, input_ids_BS[row, learned], IGNORED)
-        return Batch(
-            input_ids_BS,
-            position_ids_BS,
-            labels_BS,
-            middle_BS,
-            classes_BS,
-            attended_B1SS,
-            sought_BSS,
-        )
+def _pieces(
+    queries: Sequence[Query],
+    tokenizer: PreTrainedTokenizerFast,
+    stage: DocumentStage,
+    draw: Draw,
+) -> Iterator[tuple[int, int, list[int], int | None]]:
+    """Yield pieces of documents without end.
 
-    def _pieces(
-        self, stage: DocumentStage, draw: Draw
-    ) -> Iterator[tuple[int, int, list[int], int | None]]:
-        """Yield pieces of documents without end.
-
-        A piece has the number of its document, from 1, its first position, its tokens, and the
-        number of its intent, or None for the introduction. A demonstration ends in a query's last
-        token, a name, and the end of the line.
-        """
-        end = self.tokenizer("\n")["input_ids"]
-        intents = sorted(self._texts)
-        for number in count(1):
-            n_demonstrations = draw.one(stage.demonstrations)
-            names = draw.shuffled(intents)
-            asked = draw.some(range(len(intents)), draw.one(stage.intents))
-            gap = draw.below(2 * LEFT_OUT_POSITIONS // n_demonstrations) if draw.chance(0.5) else 0
-            position = 0
-            if n_demonstrations > MOST_ALONE:
-                tokens = self.tokenizer(INTRODUCTION)["input_ids"]
-                yield number, position, tokens, None
-                position += len(tokens)
-            for place in range(n_demonstrations):
-                intent = asked[place] if place < len(asked) else draw.one(asked)
-                query = with_words_left_out(draw.one(self._texts[intents[intent]]), draw)
-                tokens = [
-                    *self.tokenizer(question(query))["input_ids"],
-                    int(self.tokenizer.convert_tokens_to_ids(names[intent])),
-                    *end,
-                ]
-                position += draw.below(gap + 1)
-                yield number, position, tokens, intent
-                position += len(tokens)
-
-    @cached_property
-    def _texts(self) -> dict[str, list[str]]:
-        """Return the queries by their intents."""
-        texts: dict[str, list[str]] = {}
-        for text, intent in self.queries:
-            texts.setdefault(intent, []).append(text)
-        return texts
+    A piece has the number of its document, from 1, its first position, its tokens, and the
+    number of its intent, or None for the introduction. A demonstration ends in a query's last
+    token, a name, and the end of the line.
+    """
+    texts: dict[str, list[str]] = {}
+    for text, name in queries:
+        texts.setdefault(name, []).append(text)
+    end = tokenizer("\n")["input_ids"]
+    intents = sorted(texts)
+    for number in count(1):
+        n_demonstrations = draw.one(stage.demonstrations)
+        names = draw.shuffled(intents)
+        asked = draw.some(range(len(intents)), draw.one(stage.intents))
+        gap = draw.below(2 * LEFT_OUT_POSITIONS // n_demonstrations) if draw.chance(0.5) else 0
+        position = 0
+        if n_demonstrations > MOST_ALONE:
+            tokens = tokenizer(INTRODUCTION)["input_ids"]
+            yield number, position, tokens, None
+            position += len(tokens)
+        for place in range(n_demonstrations):
+            intent = asked[place] if place < len(asked) else draw.one(asked)
+            query = with_words_left_out(draw.one(texts[intents[intent]]), draw)
+            tokens = [
+                *tokenizer(question(query))["input_ids"],
+                int(tokenizer.convert_tokens_to_ids(names[intent])),
+                *end,
+            ]
+            position += draw.below(gap + 1)
+            yield number, position, tokens, intent
+            position += len(tokens)

@@ -58,25 +58,12 @@ class Share:
 SHARES = read_data(__package__, "miniworld.yaml", dict[str, Share])
 
 
-@dataclass(frozen=True)
-class Document:
-    """A text of the corpus."""
-
-    # Text that cannot be predicted, such as the next question, has no loss. Every piece ends at the
-    # end of a word.
-    parts: Parts
-
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        return "".join(part for part, _ in self.parts)
-
-
 def corpus(
     mini_world: MiniWorld, seed: int, *, long: bool = False, late: bool = False
-) -> Iterator[Document]:
-    """Yield documents about a world without end.
+) -> Iterator[Parts]:
+    """Yield documents about a world without end, each in pieces that end at the end of a word.
 
+    What cannot be predicted, such as the next question, has no loss.
     They are short, or ``long`` (about 100 to 400 tokens); ``late`` short ones have the shares of
     the second part of a training.
     """
@@ -93,7 +80,7 @@ class _Writer:
     _world: MiniWorld
     _draw: Draw
 
-    def document(self, kind: str, long: bool) -> Document:
+    def document(self, kind: str, long: bool) -> Parts:
         """Return a document of a kind; the questions of a long one are as in the evaluation."""
         draw, share = self._draw, SHARES[kind]
         number = share.questions if long else 1 + draw.below(share.few)
@@ -130,7 +117,7 @@ class _Writer:
         wording = self._draw.below(len(WORDINGS.statements))
         return wording if fact.allows(wording) else self._draw.one(TRAIN_WORDINGS)
 
-    def _facts(self) -> Document:
+    def _facts(self) -> Parts:
         """Return statements of one to four facts, of one entity or of several."""
         draw, facts = self._draw, self._world.facts
         number = 1 + draw.below(4)
@@ -141,7 +128,7 @@ class _Writer:
         prompts = [_statement(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
         return _document(prompts, "", " ")
 
-    def _rules(self) -> Document:
+    def _rules(self) -> Parts:
         """Return statements of one to four rules."""
         prompts = []
         for _ in range(1 + self._draw.below(4)):
@@ -149,7 +136,7 @@ class _Writer:
             prompts.append(_statement(self._draw.one(WORDINGS.rules), rule))
         return _document(prompts, "", " ")
 
-    def _card(self) -> Document:
+    def _card(self) -> Parts:
         """Return facts of one entity in a list, which takes fewer words for each."""
         entity = self._known(self._world.facts).entity
         facts = self._world.by_entity[entity]
@@ -162,13 +149,13 @@ class _Writer:
                 lines.insert(self._draw.below(len(lines) + 1), line)
         return _listed(entity, lines)
 
-    def _uses(self) -> Document:
+    def _uses(self) -> Parts:
         """Return the tools of one thing in a list."""
         thing = self._known(self._world.rules).entity
         chosen = self._draw.some(self._world.by_thing[thing], 3 + self._draw.below(6))
         return _listed(thing, [(rule.relation.noun, rule.value) for rule in chosen])
 
-    def _class(self) -> Document:
+    def _class(self) -> Parts:
         """Return a statement, and some of the values of its relation: does it follow from them?"""
         relation = self._draw.one([relation for relation in RELATIONS if relation.broader])
         broader = self._draw.one(statements(relation))
@@ -236,12 +223,12 @@ def _statement(wording: str, fact: Fact) -> PromptAndAnswer:
     return say(wording, fact).removesuffix(answer), answer
 
 
-def _listed(title: str, lines: Sequence[tuple[str, str]]) -> Document:
+def _listed(title: str, lines: Sequence[tuple[str, str]]) -> Parts:
     """Return a list of names and values; the values are the answers."""
     return _document([(f"{name}:", f" {value}") for name, value in lines], f"{title}\n", "\n")
 
 
-def _document(prompts: Sequence[PromptAndAnswer], title: str, between: str) -> Document:
+def _document(prompts: Sequence[PromptAndAnswer], title: str, between: str) -> Parts:
     """Return a document of questions in which only the answers have a loss."""
     parts = []
     for prompt, answer in prompts:
@@ -249,38 +236,42 @@ def _document(prompts: Sequence[PromptAndAnswer], title: str, between: str) -> D
             parts.append((title + prompt, False))
         parts.append((answer, True))
         title = between
-    return Document(tuple(parts))
+    return parts
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The batches of a corpus.
+def text_of(document: Parts) -> str:
+    """Return the whole text of a document."""
+    return "".join(part for part, _ in document)
 
-    A batch depends only on its number, so that a killed training goes on exactly.
+
+def corpus_batch(
+    world: MiniWorld,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    early: int,
+    step: int,
+    *,
+    short: tuple[int, int] = (16, 128),
+    long: tuple[int, int] = (4, 480),
+    every: int = 5,
+) -> Batch:
+    """Return the batch of a step.
+
+    ``short`` are rows and positions of a batch of short documents, and ``long`` those of a batch
+    whose rows begin with a long one, which one of ``every`` is. The second part of a training
+    begins after ``early`` batches.
     """
+    is_long = step % every == every - 1
+    n_rows, width = long if is_long else short
 
-    world: MiniWorld
-    tokenizer: PreTrainedTokenizerFast
-    seed: int  # of the documents
-    short: tuple[int, int] = (16, 128)  # rows and positions of a batch of short documents
-    long: tuple[int, int] = (4, 480)  # of a batch whose rows begin with a long document
-    every: int = 5  # one of so many batches has long documents
-    early: int = 1500  # batches before the second part of the training
+    def documents(long: bool) -> Iterator[Encoded]:
+        # Every step has a seed of its own; the factor keeps those of different seeds apart.
+        stream = corpus(world, seed * 1_000_003 + step, long=long, late=step >= early)
+        return encoded(stream, tokenizer, width)
 
-    def __getitem__(self, step: int) -> Batch:
-        """Return the batch of a step."""
-        is_long = step % self.every == self.every - 1
-        n_rows, width = self.long if is_long else self.short
-
-        def documents(long: bool) -> Iterator[Encoded]:
-            # Every step has a seed of its own; the factor keeps those of different seeds apart.
-            seed = self.seed * 1_000_003 + step
-            stream = corpus(self.world, seed, long=long, late=step >= self.early)
-            return encoded((document.parts for document in stream), self.tokenizer, width)
-
-        openings = documents(long=True)
-        rows = [[next(openings)] if is_long else [] for _ in range(n_rows)]
-        return pack(rows, documents(long=False), width, int(self.tokenizer.pad_token_id))
+    openings = documents(long=True)
+    rows = [[next(openings)] if is_long else [] for _ in range(n_rows)]
+    return pack(rows, documents(long=False), width, int(tokenizer.pad_token_id))
 
 
 def train_tokenizer(mini_world: MiniWorld) -> Tokenizer:
@@ -289,7 +280,7 @@ def train_tokenizer(mini_world: MiniWorld) -> Tokenizer:
         *islice(corpus(mini_world, seed=0), _SHORT),
         *islice(corpus(mini_world, seed=0, long=True), _LONG),
     ]
-    texts = [document.text for document in documents]
+    texts = [text_of(document) for document in documents]
     # The corpus says little of what is not well known, but each of its words is a token, too.
     texts += [say(WORDINGS.statements[0], fact) for fact in mini_world.facts] * _RAREST
     texts += [say(WORDINGS.rules[0], rule) for rule in mini_world.rules] * _RAREST

@@ -134,72 +134,67 @@ def pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy((values / 255 - MEAN) / SPREAD)
 
 
-@dataclass(frozen=True)
-class PictureBatches:
-    """The batches of the picture world."""
+def picture_batch(
+    tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, step: int
+) -> PictureBatch:
+    """Return the batch of a step of so many; no seed is that of an evaluation set."""
+    stage = next(stage for stage in STAGES if step < stage.until * steps)
+    draw = Draw(f"pictures-{seed}-{step}")
 
-    tokenizer: PreTrainedTokenizerFast
-    seed: int  # of the pictures; those of the evaluation sets have seeds of other names
-    steps: int  # of the whole training
+    def token_of(word: str) -> int:
+        return int(tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
 
-    def __getitem__(self, step: int) -> PictureBatch:
-        """Return the batch of a step."""
-        stage = next(stage for stage in STAGES if step < stage.until * self.steps)
-        n_rows, width = stage.shape
-        draw = Draw(f"pictures-{self.seed}-{step}")
-        images, patches, asked = [], [], []
-        for _ in range(n_rows):
-            picture_scene = scene(draw)
-            images.append(pixels(picture(picture_scene, draw)))
-            patches.append(named_patches(picture_scene, draw) if stage.named else {})
-            asked.append(list(islice(_questions(picture_scene, stage, draw), _DRAWN)))
-        # All at once: a call of the tokenizer takes longer than its work.
-        texts = [
-            text
-            for questions in asked
-            for pieces, answer in questions
-            for text in (*(piece for piece, _ in pieces), f" {answer}{END_OF_TEXT}")
-        ]
-        encoded = iter(self.tokenizer(texts)["input_ids"])
-        input_ids_BS = torch.full((n_rows, width), int(self.tokenizer.pad_token_id))
-        input_ids_BS[:, :IMAGE_TOKENS] = self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
-        position_ids_BS = torch.arange(width).repeat(n_rows, 1)
-        labels_BS = torch.full((n_rows, width), IGNORED)
-        middle_BS = torch.full((n_rows, width), IGNORED)
-        # Number of the question of a position: 0 for the picture, negative for an empty position.
-        question_BS = torch.full((n_rows, width), -1)
-        question_BS[:, :IMAGE_TOKENS] = 0
-        for row in range(n_rows):
-            for (down, right), word in patches[row].items():
-                middle_BS[row, PATCHES * down + right] = self._token(word)
-            start = IMAGE_TOKENS
-            for number, (pieces, _) in enumerate(asked[row], start=1):
-                tokens = list(islice(encoded, len(pieces) + 1))
-                end = start + sum(map(len, tokens))
-                if end > width:
-                    continue  # a shorter one may fit
-                input_ids_BS[row, start:end] = torch.tensor(
-                    [token for piece_tokens in tokens for token in piece_tokens]
-                )
-                position_ids_BS[row, start:end] = IMAGE_TOKENS + torch.arange(end - start)
-                question_BS[row, start:end] = number
-                for (_, learned), piece_tokens in zip(pieces, tokens, strict=False):
-                    start += len(piece_tokens)
-                    if learned is not None:
-                        labels_BS[row, start] = self._token(learned)
-                labels_BS[row, start:end] = torch.tensor(tokens[-1])
-                start = end
-        return PictureBatch(
-            input_ids_BS,
-            position_ids_BS,
-            labels_BS,
-            middle_BS,
-            attended_B1SS=attended(question_BS),
-            pixels_BCHW=torch.stack(images),
-        )
-
-    def _token(self, word: str) -> int:
-        return int(self.tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
+    n_rows, width = stage.shape
+    images, patches, asked = [], [], []
+    for _ in range(n_rows):
+        picture_scene = scene(draw)
+        images.append(pixels(picture(picture_scene, draw)))
+        patches.append(named_patches(picture_scene, draw) if stage.named else {})
+        asked.append(list(islice(_questions(picture_scene, stage, draw), _DRAWN)))
+    # All at once: a call of the tokenizer takes longer than its work.
+    texts = [
+        text
+        for questions in asked
+        for pieces, answer in questions
+        for text in (*(piece for piece, _ in pieces), f" {answer}{END_OF_TEXT}")
+    ]
+    encoded = iter(tokenizer(texts)["input_ids"])
+    input_ids_BS = torch.full((n_rows, width), int(tokenizer.pad_token_id))
+    input_ids_BS[:, :IMAGE_TOKENS] = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+    position_ids_BS = torch.arange(width).repeat(n_rows, 1)
+    labels_BS = torch.full((n_rows, width), IGNORED)
+    middle_BS = torch.full((n_rows, width), IGNORED)
+    # Number of the question of a position: 0 for the picture, negative for an empty position.
+    question_BS = torch.full((n_rows, width), -1)
+    question_BS[:, :IMAGE_TOKENS] = 0
+    for row in range(n_rows):
+        for (down, right), word in patches[row].items():
+            middle_BS[row, PATCHES * down + right] = token_of(word)
+        start = IMAGE_TOKENS
+        for number, (pieces, _) in enumerate(asked[row], start=1):
+            tokens = list(islice(encoded, len(pieces) + 1))
+            end = start + sum(map(len, tokens))
+            if end > width:
+                continue  # a shorter one may fit
+            input_ids_BS[row, start:end] = torch.tensor(
+                [token for piece_tokens in tokens for token in piece_tokens]
+            )
+            position_ids_BS[row, start:end] = IMAGE_TOKENS + torch.arange(end - start)
+            question_BS[row, start:end] = number
+            for (_, learned), piece_tokens in zip(pieces, tokens, strict=False):
+                start += len(piece_tokens)
+                if learned is not None:
+                    labels_BS[row, start] = token_of(learned)
+            labels_BS[row, start:end] = torch.tensor(tokens[-1])
+            start = end
+    return PictureBatch(
+        input_ids_BS,
+        position_ids_BS,
+        labels_BS,
+        middle_BS,
+        attended_B1SS=attended(question_BS),
+        pixels_BCHW=torch.stack(images),
+    )
 
 
 def _questions(picture_scene: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:

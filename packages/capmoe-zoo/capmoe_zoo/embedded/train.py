@@ -14,6 +14,7 @@ import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from capmoe_zoo.embedded.banking77 import QueryBatches, banking77_tokenizer, train_split
-from capmoe_zoo.embedded.batch import NumberedBatches
-from capmoe_zoo.embedded.demonstrations import DemonstrationBatches, demonstrations_tokenizer
+from capmoe_zoo.embedded.banking77 import banking77_tokenizer, query_batch, train_split
+from capmoe_zoo.embedded.batch import Batches
+from capmoe_zoo.embedded.demonstrations import demonstration_batch, demonstrations_tokenizer
 from capmoe_zoo.embedded.loss import Middle, batch_loss
-from capmoe_zoo.embedded.miniworld import Batches, train_tokenizer
-from capmoe_zoo.embedded.pictures import PictureBatches, picture_tokenizer
+from capmoe_zoo.embedded.miniworld import corpus_batch, train_tokenizer
+from capmoe_zoo.embedded.pictures import picture_batch, picture_tokenizer
 from capmoe_zoo.embedded.recipes import (
     DENSE,
     Recipe,
@@ -93,23 +94,23 @@ def build(
     return model, losses
 
 
-def data_of(chosen: Recipe, steps: int) -> tuple[PreTrainedTokenizerFast, NumberedBatches]:
+def data_of(chosen: Recipe, steps: int) -> tuple[PreTrainedTokenizerFast, Batches]:
     """Return the tokenizer and the batches of a training of so many steps."""
     seed = corpus_seed(chosen.seed)
     if chosen.data == "miniworld":
         mini_world = world(chosen.world)
         shipped = chosen.world == WORLD_SEED
         tokenizer = miniworld_tokenizer() if shipped else wrapped(train_tokenizer(mini_world))
-        return tokenizer, Batches(mini_world, tokenizer, seed, early=steps // 2)
+        return tokenizer, partial(corpus_batch, mini_world, tokenizer, seed, steps // 2)
     if chosen.data == "pictures":
         tokenizer = picture_tokenizer()
-        return tokenizer, PictureBatches(tokenizer, seed, steps)
+        return tokenizer, partial(picture_batch, tokenizer, seed, steps)
     queries = train_split()
     if chosen.data == "demonstrations":
         tokenizer = demonstrations_tokenizer(queries)
-        return tokenizer, DemonstrationBatches(queries, tokenizer, seed, steps)
+        return tokenizer, partial(demonstration_batch, queries, tokenizer, seed, steps)
     tokenizer = banking77_tokenizer(queries)
-    return tokenizer, QueryBatches(queries, tokenizer, seed)
+    return tokenizer, partial(query_batch, queries, tokenizer, seed)
 
 
 def fresh(kind: Any, config: PretrainedConfig, seed: int) -> PreTrainedModel:
@@ -141,7 +142,7 @@ def save_tokenizer(chosen: Recipe, directory: Path) -> None:
 
 def train(
     model: PreTrainedModel,
-    batches: NumberedBatches,
+    batches: Batches,
     chosen: Recipe,
     *,
     checkpoint: Path | None = None,
@@ -169,7 +170,7 @@ def train(
     )
 
     def loss_of(step: int) -> Tensor:
-        return batch_loss(model, batches[first + step].on(model.device), chosen.aux, middle)
+        return batch_loss(model, batches(first + step).on(model.device), chosen.aux, middle)
 
     _kernel(model, TRAINING_KERNEL)
     model.train()

@@ -1,5 +1,7 @@
 """A document reads as a prompt of the evaluation; the loss is that of loops."""
 
+from functools import partial
+
 import pytest
 import torch
 from capmoe_eval.evaluation.longicl import task as longicl
@@ -9,7 +11,7 @@ from capmoe_zoo.embedded.batch import IGNORED
 from capmoe_zoo.embedded.demonstrations import (
     MOST_ALONE,
     STAGES,
-    DemonstrationBatches,
+    demonstration_batch,
     demonstrations_tokenizer,
 )
 from capmoe_zoo.embedded.loss import Middle, batch_loss
@@ -27,11 +29,11 @@ def trained():
 
 @pytest.fixture(scope="module", name="batches")
 def numbered(tokenizer):
-    return DemonstrationBatches(QUERIES, tokenizer, seed=1, steps=STEPS)
+    return partial(demonstration_batch, QUERIES, tokenizer, 1, STEPS)
 
 
 def of_stage(batches, number):
-    return batches[round(STAGES[number].until * STEPS) - 1]
+    return batches(round(STAGES[number].until * STEPS) - 1)
 
 
 def test_a_document_has_the_tokens_of_a_prompt(batches, tokenizer):

@@ -1,5 +1,7 @@
 """A batch shows a question as evaluation does; the loss is that of loops."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
 from capmoe_zoo.embedded.batch import IGNORED
 from capmoe_zoo.embedded.loss import Middle, batch_loss
 from capmoe_zoo.embedded.pictures import (
-    PictureBatches,
+    picture_batch,
     picture_tokenizer,
     pixels,
 )
@@ -30,8 +32,8 @@ def trained():
 def test_a_patch_is_named_where_the_recipe_says(tokenizer):
     chosen = recipe("llava_olmoe")
     model = fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
-    batches = PictureBatches(tokenizer, seed=1, steps=100)
-    alone, all_forms = batches[0], batches[90]
+    batches = partial(picture_batch, tokenizer, 1, 100)
+    alone, all_forms = batches(0), batches(90)
     taken = alone.taken(model)
     states = model.model(**taken, output_hidden_states=True).hidden_states
     features = torch.stack(list(taken["mm_encoder_outputs"]["image"].pooler_output))
@@ -56,7 +58,7 @@ def test_a_question_is_seen_as_in_evaluation(tokenizer):
     """The processor makes the same tokens and pixels, the packed row the same states."""
     chosen = recipe("llava_olmoe")
     model = fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
-    batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
+    batch = picture_batch(tokenizer, 1, 100, 90)
     packed = model.model(
         input_ids=batch.input_ids_BS[:1],
         position_ids=batch.position_ids_BS[:1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from transformers import AutoModelForCausalLM, MistralConfig
 from capmoe_zoo.embedded import cards, recipes
 from capmoe_zoo.embedded.command import main
 from capmoe_zoo.embedded.loss import batch_loss
-from capmoe_zoo.embedded.miniworld import Batches
+from capmoe_zoo.embedded.miniworld import corpus_batch
 from capmoe_zoo.embedded.train import build, rate_at, save, train, upcycle
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
@@ -51,7 +52,8 @@ def olmoe():
 
 @pytest.fixture(scope="module")
 def batches():
-    return Batches(world(), miniworld_tokenizer(), 1, short=(4, 96), long=(1, 480), every=3)
+    shapes = {"short": (4, 96), "long": (1, 480), "every": 3}
+    return partial(corpus_batch, world(), miniworld_tokenizer(), 1, 1500, **shapes)
 
 
 class KilledError(Exception):
@@ -85,7 +87,7 @@ def test_the_auxiliary_loss_is_part_of_the_loss(batches):
 
 @pytest.mark.numeric
 def test_the_loss_is_that_of_the_class(batches):
-    model, batch = olmoe(), batches[2]
+    model, batch = olmoe(), batches(2)
     expected = model(
         input_ids=batch.input_ids_BS,
         position_ids=batch.position_ids_BS,

@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 
-from capmoe_zoo.embedded.miniworld import corpus
+from capmoe_zoo.embedded.miniworld import corpus, text_of
 from capmoe_zoo.worlds.miniworld.evaluation import documents
 from capmoe_zoo.worlds.miniworld.world import SPLITS, world
 
@@ -37,7 +37,7 @@ def lines_and_sentences():
     lines = set()
     for kind, number in (({}, 20_000), ({"late": True}, 20_000), ({"long": True}, 1_000)):
         for document in islice(corpus(world(), 5, **kind), number):
-            for line in document.text.split("\n"):
+            for line in text_of(document).split("\n"):
                 lines.add(line.removeprefix("Question: ").removeprefix("service query: "))
     for form in ("Q: ", "Guest: ", '    """'):
         assert any(line.startswith(form) for line in lines), "what Table 7 asks is not among them"
