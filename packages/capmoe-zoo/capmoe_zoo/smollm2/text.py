@@ -83,6 +83,9 @@ SOURCES = {
     ),
 }
 
+PASSAGES = "boolq"
+"""The source on whose held-out documents perplexity is measured."""
+
 
 def _spans(text: str) -> Iterator[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
@@ -113,18 +116,20 @@ def overlaps(document: str, spans: set[int]) -> bool:
     return any(hash(span) in spans for span in _spans(document))
 
 
-def read_text(root: Path) -> list[str]:
-    """Return the documents of the train splits below a root that are trained on."""
+def read_text(root: Path) -> tuple[list[str], list[str]]:
+    """Return the documents below a root that are trained on, and the passages that are held out."""
     forbidden = evaluation_spans(root)
-    documents: list[str] = []
-    for source in SOURCES.values():
+    train: list[str] = []
+    held_out: list[str] = []
+    for name, source in SOURCES.items():
         frame = pd.read_parquet(root / source.path / "train.parquet")[: source.rows]
-        documents += [
-            document
-            for document in dict.fromkeys(map(source.document, frame.itertuples(index=False)))
-            if not is_held_out(document, source.held_out) and not overlaps(document, forbidden)
-        ]
-    return documents
+        for document in dict.fromkeys(map(source.document, frame.itertuples(index=False))):
+            if not overlaps(document, forbidden):
+                if not is_held_out(document, source.held_out):
+                    train.append(document)
+                elif name == PASSAGES:
+                    held_out.append(document)
+    return train, held_out
 
 
 def tokens(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
@@ -182,7 +187,7 @@ def write_dev(
     train split that no step has read and that share no thirteen words in a row with a validation or
     test document.
     """
-    read = read_documents(read_text(data), tokenizer, recipe, steps)
+    read = read_documents(read_text(data)[0], tokenizer, recipe, steps)
     forbidden = evaluation_spans(data)
     counts = {}
     for task in DEV_TASKS:

@@ -11,7 +11,9 @@ killed training from the files of its directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from capmoe_zoo.smollm2.artefact import load_base
 from capmoe_zoo.smollm2.partition import (
@@ -42,6 +44,9 @@ from capmoe_zoo.smollm2.student import (
 )
 from capmoe_zoo.smollm2.text import fit_rows, order, read_text, windows
 from capmoe_zoo.training import take_steps
+
+_HELD_OUT = 24  # windows of held-out text on which perplexity is measured
+_EVERY = 10  # steps between two states, and between two lines of the log
 
 
 @torch.no_grad()
@@ -135,13 +140,24 @@ def distillation_loss(
     return divergence + recipe.cross_entropy * text + recipe.hidden * hidden
 
 
+@torch.no_grad()
+def perplexity(model: PreTrainedModel, windows_NT: Tensor, *, batch: int = 2) -> float:
+    """Return the perplexity per token of windows [windows, tokens], each read by itself."""
+    losses = []
+    for ids_NT in windows_NT.split(batch):
+        logits = model(ids_NT, use_cache=False).logits[:, :-1].flatten(0, 1)
+        losses.append(functional.cross_entropy(logits, ids_NT[:, 1:].flatten(), reduction="none"))
+    return float(torch.cat(losses).double().mean().exp())
+
+
 def train(base: Path, data: Path, work: Path, recipe: Recipe, *, steps: int) -> LlamaForCausalLM:
     """Train, or go on with a training, and return the model with its averaged weights.
 
     Args:
         base: The GGUF file of the dense model.
         data: Root of the evaluation sets.
-        work: Directory of the tokens, the fit and the state; a killed training goes on from them.
+        work: Directory of the tokens, the fit and the state, from which a killed training goes on,
+            and of ``log.txt``, with loss and perplexity on held-out passages.
         recipe: What is trained.
         steps: Steps after the fit in closed form.
     """
@@ -150,14 +166,24 @@ def train(base: Path, data: Path, work: Path, recipe: Recipe, *, steps: int) -> 
     teacher.requires_grad_(False).to(device)
     student = build_student(teacher, recipe).to(device)
     work.mkdir(parents=True, exist_ok=True)
-    windows_NT = _kept(
-        work / f"tokens-{recipe.window}.safetensors",
-        lambda: {"train": windows(read_text(data), tokenizer, recipe.window)},
-    )["train"].to(device)
+
+    def tokenised() -> dict[str, Tensor]:
+        texts = zip(("train", "held_out"), read_text(data), strict=True)
+        return {name: windows(text, tokenizer, recipe.window) for name, text in texts}
+
+    tokens = _kept(work / f"tokens-{recipe.window}.safetensors", tokenised)
+    windows_NT, held_out_NT = tokens["train"].to(device), tokens["held_out"][:_HELD_OUT].to(device)
+
+    def say(line: str) -> None:
+        with (work / "log.txt").open("a", encoding="utf-8") as file:
+            for stream in (file, sys.stdout):
+                print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), line, file=stream)
 
     def fitted() -> dict[str, Tensor]:
+        say(f"perplexity of the dense model {perplexity(teacher, held_out_NT):.2f}")
         fresh = build_student(teacher, recipe).to(device)
-        fit(fresh, windows_NT[fit_rows(len(windows_NT), recipe)], recipe)
+        fit(fresh, windows_NT[fit_rows(len(windows_NT), recipe)], recipe, say)
+        say(f"perplexity of the fit {perplexity(fresh, held_out_NT):.2f}")
         return trained_state(fresh)
 
     load_trained(student, _kept(work / "fit.safetensors", fitted))
@@ -173,6 +199,12 @@ def train(base: Path, data: Path, work: Path, recipe: Recipe, *, steps: int) -> 
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(weights))
 
+    def say_with_perplexity(line: str) -> None:
+        current = [weight.detach().clone() for weight in weights]
+        _assign(weights, average.parameters())
+        say(f"{line}  perplexity {perplexity(student, held_out_NT):.2f}")
+        _assign(weights, current)
+
     def loss_of(step: int) -> Tensor:
         numbers = range(step * recipe.batch, (step + 1) * recipe.batch)
         rows = [order(number, len(windows_NT), recipe) for number in numbers]
@@ -185,12 +217,17 @@ def train(base: Path, data: Path, work: Path, recipe: Recipe, *, steps: int) -> 
         steps,
         rate_at=lambda step: recipe.rate * min(1.0, (step + 1) / recipe.warmup),
         checkpoint=work / "state.pt",
-        every=5,
+        every=_EVERY,
+        say=say_with_perplexity,
     )
-    with torch.no_grad():
-        for weight, mean in zip(weights, average.parameters(), strict=True):
-            weight.copy_(mean)
+    _assign(weights, average.parameters())
     return student
+
+
+@torch.no_grad()
+def _assign(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
 
 
 def _kept(file: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:

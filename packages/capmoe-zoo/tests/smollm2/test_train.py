@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,8 +53,8 @@ def windows(teacher: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Tenso
     """Return twelve windows of tokens, on which :func:`trained` trains."""
     ids_NT = torch.randint(0, 64, (12, RECIPE.window), generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(training, "load_base", lambda _: (teacher, None))
-    monkeypatch.setattr(training, "read_text", lambda _: None)
-    monkeypatch.setattr(training, "windows", lambda *_: ids_NT)
+    monkeypatch.setattr(training, "read_text", lambda _: ("train", "held out"))
+    monkeypatch.setattr(training, "windows", lambda *_: ids_NT.clone())
     return ids_NT
 
 
@@ -97,6 +98,10 @@ def test_training_lowers_the_loss_and_goes_on_where_it_was_killed(
     whole = trained_state(trained(tmp_path / "whole", 9))
     losses = torch.load(tmp_path / "whole/state.pt", weights_only=True)["losses"]
     assert losses[-1] < 0.9 * losses[0]
+    log = (tmp_path / "whole/log.txt").read_text()
+    perplexities = [float(value) for value in re.findall(r"perplexity .*?([\d.]+)$", log, re.M)]
+    assert len(perplexities) == 3  # of the dense model, the fit and the end
+    assert perplexities[0] == pytest.approx(training.perplexity(teacher, ids), rel=1e-3)
     trained(tmp_path / "parts", 4)
     monkeypatch.setattr(training, "fit", None)  # it is not fitted twice
     parts = trained_state(trained(tmp_path / "parts", 9))
