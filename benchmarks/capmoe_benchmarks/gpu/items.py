@@ -145,7 +145,7 @@ def _study(name: str, setting: GpuSetting) -> Measured:
         warmup=1 if full else 0,
         results=Path("results/zoo"),
         validate=False,
-        **dict.fromkeys(("machine", "balance", "bandwidth", "latency")),
+        **dict.fromkeys(("machine", "bandwidth", "latency")),
     )
     link = emulated_link(arguments, setting.device)
     bench = JobTimer(None, setting.device, setting.dtype, link, arguments)

@@ -23,7 +23,6 @@ REFUSED = {
     "decision --out file": f"--out=file: {WRITE}",
     **{f"ep --latency {word}": "--latency=" for word in ("-1", "nan", "inf", "x")},
     **{f"ep --bandwidth {word}": "--bandwidth=" for word in ("-1", "0", "nan", "inf")},
-    **{f"ep --balance {word}": "--balance=" for word in ("-1", "0", "nan", "inf")},
     "ep --scale 0": "--scale=0",
     "ep --batch-divisor 0": "--batch-divisor=0",
     "ep --study nope": "study=nope",

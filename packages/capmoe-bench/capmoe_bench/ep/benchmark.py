@@ -97,23 +97,18 @@ def emulated_link(arguments: argparse.Namespace, device: torch.device) -> Link |
     """Return the emulated link, or the machine whose balance it shall have."""
     options = {"bandwidth": arguments.bandwidth, "latency": arguments.latency}
     stated = {name: value for name, value in options.items() if value is not None}
-    in_proportion = arguments.machine is not None or arguments.balance is not None
-    if stated and in_proportion:
+    if stated and arguments.machine:
         raise UsageError(
             "bandwidth: a link is either stated (--bandwidth, --latency) or in a machine's "
-            "proportion (--machine, --balance)"
+            "proportion (--machine)"
         )
-    if stated or (device.type == "cuda" and not in_proportion):
+    if stated or (device.type == "cuda" and not arguments.machine):
         link = replace(NODE, **stated)
         speed = f"{link.bandwidth / 1e9:g} GB/s per rank and direction, {1e6 * link.latency:g} µs"
         return replace(link, source=f"stated: {speed}")
     name = arguments.machine or "h20"
     check_choice("machine", name, MACHINES)
-    machine = MACHINES[name]
-    if arguments.balance is None:
-        return machine
-    fast = f"a machine as fast as {machine.name}"
-    return replace(machine, name=fast, bandwidth=arguments.balance * machine.flops)
+    return MACHINES[name]
 
 
 def _keep_memory() -> None:

@@ -114,22 +114,6 @@ def test_the_processor_gives_the_remote_inputs(processor: Any, which: str) -> No
     torch.testing.assert_close(sums[crops], remote["patches"][crops], atol=0.02, rtol=1e-3)
 
 
-@pytest.mark.parametrize("which", ["alone", pytest.param("batch", marks=pytest.mark.slow)])
-def test_images_and_text_have_the_remote_logits(
-    model: Any, eager: Any, processor: Any, which: str
-) -> None:
-    inputs, remote = asked(processor, which), of_remote(which)
-    logits = model(**inputs).logits[:, :: remote_code.EVERY]
-    real = inputs["attention_mask"][:, :: remote_code.EVERY].bool()
-    allowed = tolerance(lambda: eager(**inputs).logits[:, :: remote_code.EVERY])
-    assert_close(logits[real], remote["logits"][real], allowed[real])
-    # It could fail: other pixels, and other marks of padding, give other logits.
-    for name, other in (("pixel_values", 0.0), ("image_masks", 1.0)):
-        changed = {**inputs, name: torch.full_like(inputs[name], other)}
-        off = model(**changed).logits[:, :: remote_code.EVERY] - remote["logits"]
-        assert off[real].abs().max() > 0.01, name
-
-
 def continued(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Return the logits of the first words after a batch, by the cache."""
     steps, mask = [], inputs["attention_mask"]
@@ -147,13 +131,22 @@ def continued(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("which", ["alone", pytest.param("batch", marks=pytest.mark.slow)])
-def test_a_continuation_by_the_cache_has_the_remote_logits(
+def test_images_and_text_and_a_continuation_have_the_remote_logits(
     model: Any, eager: Any, processor: Any, which: str
 ) -> None:
-    inputs, remote = asked(processor, which), of_remote(which)["continued"]
-    assert remote.std(dim=1).max() > 0.1  # the steps differ
+    inputs, remote = asked(processor, which), of_remote(which)
+    logits = model(**inputs).logits[:, :: remote_code.EVERY]
+    real = inputs["attention_mask"][:, :: remote_code.EVERY].bool()
+    allowed = tolerance(lambda: eager(**inputs).logits[:, :: remote_code.EVERY])
+    assert_close(logits[real], remote["logits"][real], allowed[real])
+    # It could fail: other pixels, and other marks of padding, give other logits.
+    for name, other in (("pixel_values", 0.0), ("image_masks", 1.0)):
+        changed = {**inputs, name: torch.full_like(inputs[name], other)}
+        off = model(**changed).logits[:, :: remote_code.EVERY] - remote["logits"]
+        assert off[real].abs().max() > 0.01, name
+    assert remote["continued"].std(dim=1).max() > 0.1  # the steps differ
     allowed = tolerance(lambda: continued(eager, inputs))
-    assert_close(continued(model, inputs), remote, allowed)
+    assert_close(continued(model, inputs), remote["continued"], allowed)
 
 
 def test_in_bfloat16_a_pixel_that_becomes_minus_one_blanks_nothing(
