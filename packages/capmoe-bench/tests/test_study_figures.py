@@ -61,8 +61,9 @@ def titles(figure: Figure) -> list[str]:
 
 
 def test_the_other_file_is_named(tmp_path: Path) -> None:
-    files.write(tmp_path, files.speedup_study())
-    two = files.run([files.point(files.speedup_rows())], ranks=2, link=None)
+    files.write(tmp_path, files.committed("speedup"))
+    point = files.point([files.row(), files.row(files.label("score", 2.0), 1.2)])
+    two = files.run([point], ranks=2, link=None)
     files.write(tmp_path, files.study("speedup", [two], "measured"), "ep-speedup-2-measured.json")
     rows, notes = make("fig4", tmp_path)
     assert rows["ranks"].iloc[0] == 8
@@ -71,7 +72,7 @@ def test_the_other_file_is_named(tmp_path: Path) -> None:
         in notes
     )
     # A measured run on the paper's number of ranks is shown, beside the emulated others.
-    eight = files.run([files.point(files.speedup_rows())], link=None)
+    eight = files.run([point], link=None)
     files.write(tmp_path, files.study("speedup", [eight], "measured"), "ep-speedup-8-measured.json")
     spec, study = get_figure("fig4"), evidence("fig4", tmp_path)
     title, *panels = titles(spec(study))

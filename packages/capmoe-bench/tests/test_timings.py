@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -18,30 +17,40 @@ AGAIN = "make it again: capmoe-eval bench ep --study speedup"
 
 
 def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
-    path = files.write(tmp_path, files.speedup_study(why="small"))
+    content = files.committed("speedup")
+    path = files.write(tmp_path, content)
     times = read_study(path)
-    first = times.iloc[0]
-    about = ["study", "kind", "scale", "why", "path", "machine"]
-    machine = "cpu: a CPU, 1 thread, torch 2.9.0"
-    assert first[about].tolist() == ["speedup", "emulated", 8, "small", str(path), machine]
+    for name in ("study", "kind", "scale", "why", "date", "dtype"):
+        assert set(times[name]) == {content[name]}, name
+    assert set(times["path"]) == {str(path)}
     runs = times.drop_duplicates("run")
-    assert runs["model"].tolist() == list(files.MODELS)
-    assert runs["experts_per_rank"].tolist() == [8, 8, 10, 1]
-    place = "batch 8K x prompt 512"
-    assert first[["batch", "prompt", "place", "peak"]].tolist() == [64, 512, place, 4.0]
+    for name in ("model", "ranks", "experts_per_rank"):
+        assert runs[name].tolist() == [run[name] for run in content["runs"]], name
+    point = content["runs"][0]["points"][0]
     layer = times[(times["run"] == 0) & (times["part"] == "layer")]
-    dropless, row = layer[layer["phase"] == "total"].iloc[:2].to_dict("records")
-    assert dropless["method"] == "dropless"
-    label = [row[name] for name in ("method", "gamma", "granularity", "candidates")]
-    assert label == ["score", 2.0, "expert", "local"]
-    speedup = [row[name] for name in ("speedup", "speedup_q1", "speedup_q3")]
-    assert speedup == [1.1, 1.1 * 0.95, 1.1 * 1.05]
-    gate = layer[(layer["phase"] == "gate") & (layer["label"] == row["label"])]
-    assert gate["seconds"].tolist() == [0.001 / 1.1]
-    assert (row["dropped_share"], row["ideal"]) == (0.125, 2.0)
-    assert row["reached"] == pytest.approx(0.1)
-    assert math.isnan(dropless["reached"])
-    assert set(times.loc[times["part"] == "prefill", "layers"]) == {16}
+    first = layer.iloc[0]
+    for name in ("batch", "prompt", "place", "tokens_per_rank"):
+        assert first[name] == point[name], name
+    assert first["peak"] == point["routing"]["peak"]
+    whole = layer[layer["phase"] == "total"].to_dict("records")
+    assert [row["label"] for row in whole] == [timing["method"] for timing in point["timings"]]
+    assert whole[0]["method"] == "dropless"
+    for row, timing in zip(whole[1:], point["timings"][1:], strict=True):
+        label, spread = timing["label"], timing["speedup"]
+        assert row["method"] == label["name"]
+        for name in ("gamma", "granularity", "candidates"):
+            assert row[name] == label[name], name
+        speedup = [row[name] for name in ("speedup_q1", "speedup", "speedup_q3")]
+        assert speedup == [spread[name] for name in ("low", "median", "high")]
+        gate = layer[(layer["phase"] == "gate") & (layer["label"] == row["label"])]
+        assert gate["seconds"].tolist() == [timing["seconds"]["gate"]["median"]]
+        assert row["dropped_share"] == timing["load"]["dropped_share"]
+        assert row["ideal"] == timing["ideal_rank"]
+        reached = math.nan if timing["reached"] is None else timing["reached"]
+        assert row["reached"] == pytest.approx(reached, abs=0.0, nan_ok=True)
+    assert math.isnan(whole[0]["reached"])
+    layers = content["runs"][0]["points"][0]["prefill"]["layers"]
+    assert set(times.loc[times["part"] == "prefill", "layers"]) == {layers}
 
 
 def test_errors_of_a_validation(tmp_path: Path) -> None:
@@ -81,7 +90,7 @@ FIRST = "runs.0.points.0"
     ],
 )
 def test_what_is_wrong_is_one_line(path: str, value: object, told: str, tmp_path: Path) -> None:
-    content = copy.deepcopy(files.speedup_study())
+    content = files.committed("speedup")
     set_at(content, path, value)
     place = files.write(tmp_path, content, "ep-speedup-emulated.json")
     with pytest.raises(UsageError) as refused:
@@ -107,7 +116,7 @@ def test_a_file_that_is_none_takes_no_other_with_it(
     files.write_all(tmp_path)
     damage(tmp_path / "ep-skew-emulated.json")
     bench = read_bench(tmp_path)
-    assert bench.timings["path"].nunique() == len(files.ALL) - 1
+    assert bench.timings["path"].nunique() == len(files.STUDIES) - 1
     (line,) = bench.broken
     assert read_bench(tmp_path, "skew").broken == (line,)
     assert read_bench(tmp_path, "speedup").broken == ()
@@ -154,11 +163,11 @@ def test_of_several_runs_the_paper_s_deployment_is_shown(tmp_path: Path) -> None
 
 
 def test_of_several_files_of_a_model_the_fullest_is_shown_whole(tmp_path: Path) -> None:
-    files.write(tmp_path, files.placement_study())
+    files.write(tmp_path, files.committed("placement"))
     one = files.run([files.point([files.row()])], ranks=8)
     files.write(tmp_path, files.study("placement", [one], "measured"))
-    ranks = read_bench(tmp_path).best("placement")["ranks"]
-    assert ranks.unique().tolist() == [64, 32, 8, 4]
+    best = read_bench(tmp_path).best("placement")
+    assert best.loc[best["model"] == "OLMoE", "ranks"].unique().tolist() == [64, 32, 16, 8, 4]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +178,7 @@ def test_of_several_files_of_a_model_the_fullest_is_shown_whole(tmp_path: Path) 
     ],
 )
 def test_targets_that_are_none(path: str, value: object, told: str, tmp_path: Path) -> None:
-    content = copy.deepcopy(files.evaluation())
+    content = files.evaluation()
     set_at(content, path, value)
     files.write(tmp_path, content, "forward.json")
     (line,) = read_bench(tmp_path).broken

@@ -14,7 +14,7 @@ COMMAND = "capmoe-eval bench ep --study workload"
 
 
 def test_a_workload_that_is_missing(tmp_path: Path) -> None:
-    content = files.workload_study()
+    content = files.committed("workload")
     del content["runs"][0]["points"][3]
     del content["runs"][0]["points"][0]["prefill"]
     files.write(tmp_path, content)

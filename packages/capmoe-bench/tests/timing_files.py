@@ -1,4 +1,4 @@
-"""Files of benchmarks that nobody ran: every number is given, or follows from a small formula."""
+"""The committed files of benchmarks, and some that nobody ran, whose numbers a test says."""
 
 from __future__ import annotations
 
@@ -129,122 +129,21 @@ def write(folder: Path, content: Mapping[str, Any], name: str = "") -> Path:
     return path
 
 
-MODELS = {"OLMoE": (8, 64), "DeepSeek-V2-Lite": (8, 64), "Qwen1.5-MoE": (6, 60), "Mixtral": (8, 8)}
-"""Ranks and experts of the models of Figures 4 and 5."""
+STUDIES = ("speedup", "granularity", "breakdown", "workload", "placement", "skew")
+"""The studies that figures, claims and Table 10 read."""
+_BENCH = Path(__file__).parents[3] / "results" / "bench"
 
 
-def speedup_rows(base: float = 1.0) -> list[dict[str, Any]]:
-    """Return dropless and both methods: γ = 2, 1.5, 1 gain 1.1, 1.2 and 1.3 times ``base``."""
-    found = [row()]
-    for name, less in (("score", 0.0), ("expanded_drop", 0.05)):
-        for gamma, gain in ((2.0, 1.1), (1.5, 1.2), (1.0, 1.3)):
-            found.append(row(label(name, gamma), base * gain - less, ideal=2 * base, dropped=0.125))
-    return found
-
-
-def speedup_study(kind: str = "emulated", **other: Any) -> dict[str, Any]:
-    """Return a study with the four models of Figures 4 and 5."""
-    runs = [
-        run([point(speedup_rows(1 + n), prefill=speedup_rows(1 + n / 2))], model, *size)
-        for n, (model, size) in enumerate(MODELS.items())
-    ]
-    return study("speedup", runs, kind, **other)
-
-
-def granularity_study() -> dict[str, Any]:
-    """Return a study in which a device's capacity gains 0.1 more, and one of γ = 1 0.2 more."""
-    rows = [row()] + [
-        row(label("expanded_drop", gamma, unit), 1.2 + device + tight, ideal=2.0)
-        for unit, device in (("expert", 0.0), ("device", 0.1))
-        for gamma, tight in ((1.0, 0.2), (1.5, 0.0))
-    ]
-    return study("granularity", [run([point(rows, prefill=rows)], "Qwen3", 8, 128)])
-
-
-def breakdown_study() -> dict[str, Any]:
-    """Return a study in which a tight γ saves half of all but gate, and global costs more."""
-    whole = dict(zip(PHASES, (0.001, 0.0, 0.002, 0.003, 0.008, 0.003, 0.001), strict=True))
-    rows = [row(phases=whole)]
-    for gamma, share in ((1.0, 0.5), (1.5, 0.7), (2.0, 0.9)):
-        for name, candidates, more in (
-            ("score", "local", 1.0),
-            ("expanded_drop", "local", 1.05),
-            ("expanded_drop", "global", 1.6),
-        ):
-            factor = {"gate": 1.0, "decide": 1.0, "permute": share * more}
-            factor |= {"dispatch": share * more, "return": share * more}
-            times = {phase: value * factor.get(phase, share) for phase, value in whole.items()}
-            times["decide"] = 0.0005
-            gain = sum(whole.values()) / sum(times.values())
-            method = label(name, gamma, candidates=candidates)
-            rows.append(row(method, gain, ideal=2.0, phases=times))
-    return study("breakdown", [run([point(rows)])])
-
-
-WORKLOADS = (
-    "8K x prompt 0.1K",
-    "8K x prompt 0.2K",
-    "8K x prompt 0.4K",
-    "4K x prompt 1K",
-    "2K x prompt 1K",
-    "2K x prompt 2K",
-    "1K x prompt 1K",
-    "1K x prompt 2K",
-    "1K x prompt 4K",
-)
-
-
-def workload_study() -> dict[str, Any]:
-    """Return a study of Table 10's nine workloads: 1.1, 1.15, 1.2, … and 1.05 … end to end."""
-    points = [
-        point(
-            [row(), row(label("score", 2.0), 1.1 + 0.05 * n, ideal=1.6)],
-            place=f"batch {place}",
-            prefill=[row(), row(label("score", 2.0), 1.05 + 0.05 * n, ideal=1.6)],
-        )
-        for n, place in enumerate(WORKLOADS)
-    ]
-    return study("workload", [run(points, "DeepSeek-V2", 8, 160)])
-
-
-def placement_study() -> dict[str, Any]:
-    """Return a study of 64 experts over 64, 32, 8 and 4 ranks: fewer on each gain more."""
-    runs = [
-        run(
-            [point([row(), row(label("score", 1.0), 1 + ranks / 64, ideal=1 + ranks / 32)])],
-            ranks=ranks,
-        )
-        for ranks in (64, 32, 8, 4)
-    ]
-    return study("placement", runs)
-
-
-def skew_study() -> dict[str, Any]:
-    """Return a study in which half of the ideal gain is reached, at three peaks."""
-    points = [
-        point(
-            [row(), row(label("score", 1.0), 1 + (peak - 1) / 4, ideal=1 + (peak - 1) / 2)],
-            routing={"source": "peak", "peak": peak + 0.1, "wanted_peak": peak, "together": False},
-        )
-        for peak in (2.0, 4.0, 7.0)
-    ]
-    return study("skew", [run(points)])
-
-
-ALL = (
-    speedup_study,
-    granularity_study,
-    breakdown_study,
-    workload_study,
-    placement_study,
-    skew_study,
-)
+def committed(name: str) -> dict[str, Any]:
+    """Return the emulated study of the repository."""
+    content: dict[str, Any] = json.loads((_BENCH / f"ep-{name}-emulated.json").read_text())
+    return content
 
 
 def write_all(folder: Path) -> Path:
-    """Write an emulated file of every study that is drawn."""
-    for make in ALL:
-        write(folder, make())
+    """Write the emulated file of every study."""
+    for name in STUDIES:
+        write(folder, committed(name))
     return folder
 
 
