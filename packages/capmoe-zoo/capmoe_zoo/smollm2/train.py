@@ -144,7 +144,7 @@ def distillation_loss(
 def perplexity(model: PreTrainedModel, windows_NT: Tensor, *, batch: int = 2) -> float:
     """Return the perplexity per token of windows [windows, tokens], each read by itself."""
     losses = []
-    for ids_NT in windows_NT.split(batch):
+    for ids_NT in torch.split(windows_NT, batch):
         logits = model(ids_NT, use_cache=False).logits[:, :-1].flatten(0, 1)
         losses.append(functional.cross_entropy(logits, ids_NT[:, 1:].flatten(), reduction="none"))
     return float(torch.cat(losses).double().mean().exp())
