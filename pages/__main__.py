@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capmoe_eval.report.figures.write import images_of
-from pages import ROOT, fill, glance, pages, present
+from pages import ROOT, fill, glance, pages, present, record_schema
 from pages.blocks import BLOCKS, PICTURES
 
 
@@ -15,10 +15,11 @@ def main() -> None:
         if not path.exists() or path.read_bytes() != image:
             path.write_bytes(image)
             print(f"written: {path.relative_to(ROOT)}")
-    named = glance.sources().to_json()
-    if not glance.RECORDS.exists() or glance.RECORDS.read_text(encoding="utf-8") != named:
-        glance.RECORDS.write_text(named, encoding="utf-8")
-        print(f"written: {glance.RECORDS.relative_to(ROOT)}")
+    files = {glance.RECORDS: glance.sources().to_json(), record_schema.FILE: record_schema.text()}
+    for path, content in files.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != content:
+            path.write_text(content, encoding="utf-8")
+            print(f"written: {path.relative_to(ROOT)}")
     for path in pages():
         text = path.read_text(encoding="utf-8")
         if (new := fill(text, texts)) != text:

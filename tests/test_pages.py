@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import ROOT, fill, pages, present, signed, span, table, without_blocks
+from pages import ROOT, fill, pages, present, record_schema, signed, span, table, without_blocks
 from pages.blocks import BLOCKS
 from tests.satellites import NEEDS_METHODS
 
@@ -74,6 +74,10 @@ def test_every_block_stands_on_one_page() -> None:
 )
 def test_a_block_is_what_the_records_and_commands_give(name: str) -> None:
     assert present()[name] == BLOCKS[name](), "`make pages` writes it anew"
+
+
+def test_the_schema_of_records_is_what_they_are_checked_by() -> None:
+    assert record_schema.FILE.read_text("utf-8") == record_schema.text(), "`make pages` writes it"
 
 
 def measured(page: str) -> list[str]:

@@ -6,18 +6,14 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import (
-    CELL_FIELDS,
-    OMITTED,
     Cell,
-    ModelId,
-    TaskId,
     not_registered,
 )
 from capmoe_eval.experiment.files import read_bytes, write_bytes
@@ -53,15 +49,6 @@ _BOUNDED = (
 )
 
 
-class Score(NamedTuple):
-    """One metric of a record."""
-
-    value: float  # in its own units: a fraction, or MME's points
-    stderr: float | None  # in the same units
-    n: int  # documents that it is of
-    documents: TaskAnswers  # the answers to these documents
-
-
 class Summary(Part):
     """The parts of a record without its answers and layers."""
 
@@ -85,30 +72,6 @@ class Whole(Summary):
 
     documents: Annotated[dict[str, Answers], Field(min_length=1)]
     layers: Annotated[list[Layer], Field(min_length=1)]
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of a record's file, ``docs/record.schema.json``."""
-    part = Whole.model_json_schema()
-    definitions = part.pop("$defs")
-    kinds = {"model": ModelId, "task": TaskId}
-    cell = {name: TypeAdapter(kind).json_schema() for name, kind in kinds.items()}
-    cell["method"] = {"type": "object", "required": ["method"]}
-    part["properties"]["schema"] = {"const": SCHEMA}
-    part["properties"]["cell"] = {
-        "type": "object",
-        "properties": cell,
-        "required": [*cell, *(name for name in CELL_FIELDS if name not in OMITTED)],
-    }
-    part["required"] = sorted([*part["required"], "schema", "checksum"])
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A record of capmoe_eval",
-        "type": "object",
-        "properties": {"capmoe": part},
-        "required": ["capmoe"],
-        "$defs": definitions,
-    }
 
 
 class Record(Summary):
@@ -263,8 +226,11 @@ class Record(Summary):
         """Key of the task."""
         return self.cell.task.name
 
-    def score(self, metric: str) -> Score:
+    def score(self, metric: str) -> tuple[float, float | None, int, TaskAnswers]:
         """Return a metric of the task that need not be its own.
+
+        Its value and standard error are in its own units: fractions, or MME's points. With them
+        come the number of documents that it is of, and the answers to these.
 
         Raises:
             UsageError: If the record does not have it, as where a limit left no document of it.
@@ -279,7 +245,7 @@ class Record(Summary):
         documents = {name: part.of_metric(metric) for name, part in self.documents.items()}
         count = sum(len(part.correct) for part in documents.values())
         error = float(stderr) if isinstance(stderr, (int, float)) else None
-        return Score(float(value), error, count, documents)
+        return float(value), error, count, documents
 
     def write(self) -> None:
         """Seal the record with its checksum and write it; UsageError if it is invalid."""

@@ -191,7 +191,7 @@ def results_of(
     tables, of_layers = [parts[r.digest][0] for r, _ in rows], [part[1] for part in parts.values()]
     for row, (record, metric) in enumerate(rows):
         if metric:
-            of_metric = record.score(metric).documents
+            *_, of_metric = record.score(metric)
             tables[row] = _table([{name: vars(part) for name, part in of_metric.items()}])
     documents = pa.concat_tables(tables or [_table([])]).unify_dictionaries().to_pandas()
     of_cell = np.repeat(np.arange(len(cells)), list(map(len, tables)))

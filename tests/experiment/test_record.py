@@ -232,9 +232,9 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
 
 def test_a_metric_has_its_own_documents() -> None:
     found = of_images(record_of(create_method("baseline"), (1, 0, 1, 1), task="mme"))
-    cognition = found.score("cognition")
-    assert cognition[:3] == (280.0, 5.6, 2)
-    answers = cognition.documents["mme"]
+    *cognition, documents = found.score("cognition")
+    assert cognition == [280.0, 5.6, 2]
+    answers = documents["mme"]
     assert (answers.documents, answers.correct) == ("hash", [0, 1])
     assert (answers.batches, answers.images) == (None, [0, 1])
     with pytest.raises(UsageError, match="has no metric wisdom; run it again with limit=null"):
