@@ -160,21 +160,20 @@ def tasks() -> str:
 
 
 def settings() -> str:
-    """Return the settings of the real model, the first first, and the hours."""
-    rows, total = [], 0.0
+    """Return the settings of the real model by priority and tasks, with the hours that they take."""
+    names: dict[tuple[int, str], list[str]] = {}
+    hours: dict[tuple[int, str], float] = {}
     for setting in protocol()["settings"]:
-        total += seconds(setting)
-        side = Side.model_validate(setting["side"])
-        rows.append(
-            (
-                str(setting["priority"]),
-                str(side) + (f", {setting['runs']} seeds" if "runs" in setting else ""),
-                ", ".join(setting["run_on"]),
-                ", ".join(setting["for"]),
-                f"{total / 3600:.1f}",
-            )
-        )
-    return table(("priority", "setting", "on", "for", "hours so far"), rows)
+        group = (setting["priority"], ", ".join(setting["run_on"]))
+        side = str(Side.model_validate(setting["side"]))
+        seeds = f", {setting['runs']} seeds" if "runs" in setting else ""
+        names.setdefault(group, []).append(f"{side}{seeds} ({', '.join(setting['for'])})")
+        hours[group] = hours.get(group, 0.0) + seconds(setting) / 3600
+    rows = [
+        (str(priority), tasks, "; ".join(names[priority, tasks]), f"{spent:.1f}")
+        for (priority, tasks), spent in hours.items()
+    ]
+    return table(("priority", "on", "settings (claims)", "hours"), rows)
 
 
 def rules() -> str:
@@ -252,15 +251,17 @@ def _task_words(names: Sequence[str]) -> list[str]:
 
 
 def commands() -> str:
-    """Return the commands of the fresh run, with the hours of each training."""
+    """Return where the commands of the fresh run are, and the hours of each training."""
     run = protocol()["runs"]["fresh"]
     hours = {
         name: each * card(name)["training"]["steps"] / 3600
         for name, each in run["step_seconds"].items()
     }
-    lines = "".join(f"    {line}\n" for line in run["commands"])
     words = ", ".join(f"{name} {each:.1f}" for name, each in hours.items())
-    return lines + "\n" + paragraph(f"Processor hours of training on one thread: {words}.")
+    return paragraph(
+        "`runs.fresh.commands` of the YAML has the commands. Processor hours of training on one "
+        f"thread: {words}."
+    )
 
 
 def deviations() -> str:
