@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from capmoe_report.records import to_lines
+
 from capmoe_eval.report.figures.write import images_of
 from pages import ROOT, fill, glance, pages, present, record_schema
 from pages.blocks import BLOCKS, PICTURES
@@ -15,7 +17,7 @@ def main() -> None:
         if not path.exists() or path.read_bytes() != image:
             path.write_bytes(image)
             print(f"written: {path.relative_to(ROOT)}")
-    files = {glance.RECORDS: glance.sources().to_json(), record_schema.FILE: record_schema.text()}
+    files = {glance.RECORDS: to_lines(glance.sources()), record_schema.FILE: record_schema.text()}
     for path, content in files.items():
         if not path.exists() or path.read_text(encoding="utf-8") != content:
             path.write_text(content, encoding="utf-8")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
+import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -19,17 +19,16 @@ from capmoe_methods.trial import (
     sentence,
     verdicts,
 )
-from capmoe_report.dev_losses import NEEDED, dev_losses
 from capmoe_report.effects import pair_cells, pooled
-from capmoe_report.records import RECORDS, ContrastFile
-from capmoe_report.rows import pairs
+from capmoe_report.evidence import NEEDED, dev_losses
+from capmoe_report.margins import pairs
+from capmoe_report.records import RECORDS, line_numbers, paths_of
 from capmoe_report.verdicts import Finding, VerdictFile
 
-from capmoe_eval.experiment.names import family, metric_title
+from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record, read_record
-from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.pairing import Paired
-from capmoe_eval.paper.printed import AVERAGE, find_row
+from capmoe_eval.paper.printed import AVERAGE
 from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import results_of
 from pages import DOCS, ROOT, paragraph, signed, span, table
@@ -58,13 +57,15 @@ def effect(finding: Finding, digits: int = 2) -> str:
 
 
 @cache
-def _lines() -> Mapping[tuple[str, str], int]:
-    return ContrastFile.model_validate_json((DOCS / "zoo" / RECORDS).read_bytes()).lines()
+def _rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((DOCS / "zoo" / RECORDS).read_bytes())
+    return rows
 
 
 def lines_of(claim: str, *labels: str) -> str:
     """Return where the records of contrasts that stand below each other are named, from docs/."""
-    lines = [f"L{_lines()[claim, label]}" for label in labels]
+    numbers = line_numbers(_rows())
+    lines = [f"L{numbers[claim, label]}" for label in labels]
     return f"zoo/{RECORDS}#{'-'.join(dict.fromkeys((lines[0], lines[-1])))}"
 
 
@@ -72,23 +73,6 @@ def _linked(claim: str, finding: Finding) -> str:
     """Return a finding's effect with its interval, which leads to its records."""
     mean, interval = effect(finding).split(" ", 1)
     return f"[{mean}](../{lines_of(claim, finding.label)}) {interval}"
-
-
-def printed_gap(
-    first: str, second: str, gamma: float, tasks: Collection[str]
-) -> tuple[float, list[str]]:
-    """Return the first method minus the second as Table 1 prints them, and its columns of tasks."""
-    rows = [
-        find_row(
-            {"table": 1, "method": metric_title(name)}
-            | ({} if name == "baseline" else {"gamma": gamma})
-        )
-        for name in (first, second)
-    ]
-    headings = {column.printed or column.heading: column.task for column in ALL_TASKS}
-    columns = [heading for heading in rows[0].tasks if headings[heading] in tasks]
-    means = [statistics.fmean(row.values[heading] for heading in columns) for row in rows]
-    return means[0] - means[1], columns
 
 
 def leads(gamma: float) -> list[Finding]:
@@ -250,8 +234,8 @@ def models() -> str:
     language = [each for each in cards if "openbookqa" in each["accuracy"]]
     sizes = span((each["parameters"] / 1e6 for each in language), "{:.1f}")
     kinds = sorted({str(each["class"]).removesuffix("ForCausalLM") for each in language})
-    points = dev_losses(frozenset(replication().models)).points
-    lost = {task: statistics.fmean(points[task].values()) for task in language[0]["accuracy"]}
+    means = dev_losses(replication().models).mean(axis="columns")
+    lost = {task: float(means[task]) for task in language[0]["accuracy"]}
     weak = [f"{task} {loss:.0f}" for task, loss in lost.items() if loss < NEEDED]
     return paragraph(
         f"The embedded models are real transformers classes ({', '.join(kinds)}) of {sizes} "
@@ -283,9 +267,8 @@ def server_steps() -> str:
 def server_decode() -> str:
     """Return what a capacity on decode steps does to GSM8K, in static batches and in a server."""
     (finding,) = findings("q", "score γ=1 decode=constrained")
-    contrasts = ContrastFile.model_validate_json((DOCS / "zoo" / RECORDS).read_bytes()).root
-    (named,) = (c for c in contrasts if (c.claim, c.label) == ("q", finding.label))
-    sides = [read_record((DOCS / "zoo" / path).resolve()) for path in named.paths]
+    (named,) = (row for row in _rows() if (row["claim"], row["label"]) == ("q", finding.label))
+    sides = [read_record((DOCS / "zoo" / path).resolve()) for path in paths_of(named)]
     words = "experiment=table2", "tasks=gsm8k", f"grid.model=[{','.join(finding.models)}]"
     stock = [record for record in records(*words) if record.cell.method.is_stock]
     static, served, free = (

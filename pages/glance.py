@@ -5,18 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_report.dev_losses import dev_losses
+from capmoe_report.contrasts import printed_gap
 from capmoe_report.effects import Effect, by_family
-from capmoe_report.evidence import Evidence, Side
-from capmoe_report.records import ContrastFile, ContrastRecords, by_file
+from capmoe_report.evidence import Evidence, Side, dev_losses
+from capmoe_report.records import line_numbers, record_row
 
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import results_of
 from pages import DOCS, paragraph, signed, span, table
-from pages.effects import leads, lines_of, printed_gap, replication
+from pages.effects import leads, lines_of, replication
 from pages.names import FAMILIES, records
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _STOCK: Final = Side(method="baseline")
 def evidence() -> Evidence:
     """Return the committed records that the claims are judged by."""
     asked = tuple(records("experiment=replicate"))
-    losses = dev_losses(frozenset(record.model for record in asked))
+    losses = dev_losses({record.model for record in asked})
     return Evidence("zoo", results_of(asked), losses=losses)
 
 
@@ -94,26 +94,20 @@ def picture() -> Figure:
 
 
 @cache
-def sources() -> ContrastFile:
+def sources() -> list[dict[str, Any]]:
     """Return the records behind the picture and the numbers beside it, a line each."""
     sides = [Side(method=method, gamma=gamma) for gamma in _GAMMAS for method in _TITLES]
     effects = {f"{side} − {_STOCK}": evidence().effect(side, _STOCK) for side in sides}
-    return ContrastFile(
-        tuple(
-            ContrastRecords(
-                claim="at a glance",
-                label=label,
-                effect=round(effect.points or 0.0, 5),
-                files=by_file(effect.records, RECORDS.parent),
-            )
-            for label, effect in effects.items()
-        )
-    )
+    return [
+        record_row("at a glance", label, effect.points or 0.0, effect.records, RECORDS.parent)
+        for label, effect in effects.items()
+    ]
 
 
 def _source(*labels: str) -> str:
     """Return where the records of effects that stand below each other are named, from docs/."""
-    lines = [f"L{sources().lines()['at a glance', label]}" for label in labels]
+    numbers = line_numbers(sources())
+    lines = [f"L{numbers['at a glance', label]}" for label in labels]
     return f"pictures/{RECORDS.name}#{'-'.join(lines)}"
 
 

@@ -15,9 +15,8 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from capmoe_report.contrasts import Contrast
-from capmoe_report.dev_losses import dev_losses
 from capmoe_report.effects import pair_cells, pooled
-from capmoe_report.evidence import Evidence, Side, pooled_models
+from capmoe_report.evidence import Evidence, Side, dev_losses, pooled_models
 from scipy.special import ndtr, ndtri
 
 from capmoe_eval.experiment.composition import load_option
@@ -85,8 +84,7 @@ def _paired(first: Side, second: Side) -> dict[str, dict[str, Paired]]:
     evidence = _evidence()
     models = sorted(evidence.pooled)
     cells = [evidence.pick(side, *models) for side in (first, second)]
-    without = {} if first.task else {model: evidence.losses.idle_tasks(model) for model in models}
-    return pair_cells(evidence.results, cells[0], cells[1], without)[0]
+    return pair_cells(evidence.results, cells[0], cells[1], {} if first.task else evidence.idle)[0]
 
 
 def planned(run: str, row: Mapping[str, Any], contrast: Contrast) -> Planned:

@@ -6,7 +6,8 @@ import dataclasses
 from statistics import fmean
 from typing import Final
 
-from capmoe_report.dev_losses import DevLosses
+import pandas as pd
+from capmoe_report.contrasts import printed_gap
 from capmoe_report.effects import by_family
 from capmoe_report.evidence import Side
 from capmoe_report.judge import judge, replication_claims
@@ -14,7 +15,7 @@ from capmoe_report.judge import judge, replication_claims
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.report.texts import shown
 from pages import paragraph, signed, table
-from pages.effects import findings, printed_gap, replication
+from pages.effects import findings, replication
 from pages.glance import evidence, tasks_of
 from pages.names import FAMILIES
 
@@ -52,7 +53,7 @@ def same_tasks() -> str:
 def rests_on() -> str:
     """Return what (k) and (d2) would be on other tasks and on other models."""
     (claim,) = (claim for claim in replication_claims() if claim.id == "k")
-    every_task = dataclasses.replace(evidence(), losses=DevLosses(), _effects={})
+    every_task = dataclasses.replace(evidence(), losses=pd.DataFrame(), _effects={})
     everything = judge(every_task, [claim]).iloc[0]
     verdicts = {written.id: written.verdict for written in replication().claims}
     (finding,) = findings("d2")

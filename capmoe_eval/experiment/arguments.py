@@ -42,21 +42,25 @@ class Parser(argparse.ArgumentParser):
 
 
 def report_options(
-    parser: Parser, overrides: str = "as for capmoe-eval run, e.g. profile=paper limit=100"
+    parser: Parser,
+    overrides: str = "as for capmoe-eval run, e.g. profile=paper limit=100",
+    *,
+    has_bench: bool = True,
 ) -> None:
-    """Declare the options of every command that reports on results and benchmarks."""
+    """Declare the options of every command that reports on results, and on benchmarks."""
     parser.add_argument(
         "--out",
         type=PATH,
         default=Path("reports"),
         help="directory of what is written (default: reports)",
     )
-    parser.add_argument(
-        "--bench",
-        type=FOLDER,
-        default=BENCHMARKS,
-        help="directory of the benchmarks' files (default: %(default)s)",
-    )
+    if has_bench:
+        parser.add_argument(
+            "--bench",
+            type=FOLDER,
+            default=BENCHMARKS,
+            help="directory of the benchmarks' files (default: %(default)s)",
+        )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
 
 

@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import pandas as pd
 from capmoe_report.claims import evidence_of
-from capmoe_report.contrasts import Contrast
+from capmoe_report.contrasts import Contrast, grouping
 from capmoe_report.effects import by_family
 from capmoe_report.evidence import Evidence
-from capmoe_report.grouping import grouping
 from capmoe_report.judge import findings_of, judge, paper_claims, replication_claims
 from capmoe_report.verdicts import Finding
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 from capmoe_report.judge import replication_claims
-from capmoe_report.records import ContrastFile, ContrastRecords
+from capmoe_report.records import paths_of, to_lines
 
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.packs import SUFFIX, open_pack
@@ -27,20 +28,23 @@ REPLICATION = DOCS / "zoo" / "replication.records.json"
 _LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]+\.records\.json)#L(\d+)(?:-L(\d+))?\)")
 
 
+Contrast: TypeAlias = dict[str, Any]  # a row of capmoe_report.records
+
+
 class NumberLink(NamedTuple):
     """A number of a page, and the lines of the records that it leads to."""
 
     text: str
     file: Path
-    lines: tuple[ContrastRecords, ...]
+    lines: list[Contrast]
 
 
 @cache
-def contrasts(file: Path) -> tuple[ContrastRecords, ...]:
+def contrasts(file: Path) -> list[Contrast]:
     """Return the contrasts of a file, each from the line that a link names."""
     lines = file.read_text(encoding="utf-8").splitlines()
     assert (lines[0], lines[-1]) == ("[", "]")
-    return tuple(ContrastRecords.model_validate_json(line.rstrip(",")) for line in lines[1:-1])
+    return [json.loads(line.rstrip(",")) for line in lines[1:-1]]
 
 
 def links(text: str, folder: Path) -> Iterator[NumberLink]:
@@ -55,8 +59,8 @@ def with_links() -> list[Path]:
     return [page for page in [*pages(), VERDICTS] if _LINK.search(page.read_text("utf-8"))]
 
 
-def read(contrast: ContrastRecords, folder: Path) -> list[Record]:
-    return [read_record((folder / path).resolve()) for path in contrast.paths]
+def read(contrast: Contrast, folder: Path) -> list[Record]:
+    return [read_record((folder / path).resolve()) for path in paths_of(contrast)]
 
 
 def by_model(values: Mapping[str, Iterable[float]]) -> float:
@@ -67,7 +71,7 @@ def by_model(values: Mapping[str, Iterable[float]]) -> float:
     return statistics.fmean(map(statistics.fmean, families.values()))
 
 
-def effect_of(contrast: ContrastRecords, folder: Path) -> float | None:
+def effect_of(contrast: Contrast, folder: Path) -> float | None:
     """Return the difference of the scores without its sign; None where names tell no two sides."""
     records = read(contrast, folder)
     methods = {record.method for record in records}
@@ -78,7 +82,7 @@ def effect_of(contrast: ContrastRecords, folder: Path) -> float | None:
         return record.method if len(methods) == 2 else name
 
     sides = sorted(set(map(side, records)))
-    if len(sides) != 2 or contrast.label.endswith("mixed batches"):
+    if len(sides) != 2 or contrast["label"].endswith("mixed batches"):
         return None
     scores: dict[tuple[str, str], dict[str, list[float]]] = {}
     for record in records:
@@ -99,7 +103,7 @@ def test_the_pages_lead_to_records() -> None:
     }
 
 
-def stragglers(contrast: ContrastRecords, folder: Path) -> list[float]:
+def stragglers(contrast: Contrast, folder: Path) -> list[float]:
     """Return the fullest rank over the mean load before and after the drops of Token Drop."""
     after: dict[str, list[float]] = {}
     before: dict[str, list[float]] = {}
@@ -122,7 +126,7 @@ def test_a_number_of_a_page_is_that_of_its_lines() -> None:
     for page in with_links():
         for link in links(page.read_text("utf-8"), page.parent) if page != VERDICTS else ():
             stated = re.findall(r"\d+\.\d+", link.text)
-            effects = sorted(abs(contrast.effect) for contrast in link.lines)
+            effects = sorted(abs(contrast["effect"]) for contrast in link.lines)
             values = [effects[0], effects[-1]]
             if link.file == glance.RECORDS and len(link.lines) == 1:
                 values += stragglers(link.lines[0], link.file.parent)
@@ -135,9 +139,9 @@ def test_a_number_of_a_page_is_that_of_its_lines() -> None:
 
 @pytest.mark.parametrize("file", [REPLICATION, glance.RECORDS], ids=lambda file: file.name)
 def test_every_record_of_a_line_is_there(file: Path) -> None:
-    assert ContrastFile(contrasts(file)).to_json() == file.read_text(encoding="utf-8")
+    assert to_lines(contrasts(file)) == file.read_text(encoding="utf-8")
     for contrast in contrasts(file):
-        for name, records in contrast.files.items():
+        for name, records in contrast["files"].items():
             path = file.parent / name
             assert path.is_file(), name
             assert bool(records) == name.endswith(SUFFIX)
@@ -155,23 +159,23 @@ def test_every_effect_of_the_verdicts_leads_to_its_own_line() -> None:
         cells = line.strip("| ").split(" | ")
         for place, link in enumerate(links(line, VERDICTS.parent)):
             (contrast,) = link.lines
-            assert link.text == f"{contrast.effect:+.2f}"
-            checked.add(contrast.claim)
+            assert link.text == f"{contrast['effect']:+.2f}"
+            checked.add(contrast["claim"])
             if claim:
-                assert contrast.claim == claim
-                assert line.startswith(f"- {contrast.label}: [{link.text}]")
+                assert contrast["claim"] == claim
+                assert line.startswith(f"- {contrast['label']}: [{link.text}]")
             else:  # the gaps of Table 1, by the sequences that share a capacity
-                assert contrast.claim == cells[0]
+                assert contrast["claim"] == cells[0]
                 sides = [("score", "random"), ("random", "reverse"), ("reverse", "order")]
-                first, second = (side.split()[0] for side in contrast.label.split(" − "))
+                first, second = (side.split()[0] for side in contrast["label"].split(" − "))
                 assert (first, second) == sides[place]
     assert checked >= {claim.id for claim in replication().claims}
 
 
 def test_every_contrast_leads_to_its_own_line() -> None:
     lines = {
-        (each.claim, each.label): (n, each.effect)
-        for n, each in enumerate(contrasts(REPLICATION), 2)
+        (row["claim"], row["label"]): (n, row["effect"])
+        for n, row in enumerate(contrasts(REPLICATION), 2)
     }
     text = (VERDICTS.parent / "contrasts.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -209,11 +213,11 @@ CONTRAST = re.compile(r"[^:]+ − [^:]+")  # of scores: the labels of measures h
 def test_the_records_of_a_line_give_its_effect() -> None:
     checked, wrong = 0, []
     for file in (REPLICATION, glance.RECORDS):
-        for contrast in filter(lambda each: CONTRAST.fullmatch(each.label), contrasts(file)):
+        for contrast in filter(lambda each: CONTRAST.fullmatch(each["label"]), contrasts(file)):
             gap = effect_of(contrast, file.parent)
             if gap is not None:
                 checked += 1
-                if abs(gap - abs(contrast.effect)) > 1e-4:
-                    wrong.append((contrast.claim, contrast.label, contrast.effect, gap))
+                if abs(gap - abs(contrast["effect"])) > 1e-4:
+                    wrong.append((contrast["claim"], contrast["label"], contrast["effect"], gap))
     assert wrong == []
     assert checked > 80

@@ -24,8 +24,7 @@ from capmoe_eval.paper.printed import (
     find_rows,
 )
 
-from capmoe_report.margins import Expectation, in_points
-from capmoe_report.rows import pairs
+from capmoe_report.margins import Expectation, in_points, pairs
 from capmoe_report.verdicts import BEYOND, Finding, Outcome, listed, unanimous, weigh
 
 if TYPE_CHECKING:
@@ -53,9 +52,18 @@ def _in_print(holds: bool | None, text: str) -> Finding:
     return Finding(verdict=verdict, text=text)
 
 
-def _tallied(text: str, failed: Sequence[str], total: int) -> Finding:
-    """Return a check that holds if no case failed; the text has places ``{fit}`` and ``{all}``."""
-    return _in_print(not failed, listed(text.format(fit=total - len(failed), all=total), failed))
+def _tallied(text: str, cases: Sequence[tuple[bool, float, str]]) -> Finding:
+    """Return a check that holds if every case does, each with its difference and its words.
+
+    The text has places ``{fit}``, ``{failed}`` and ``{all}`` for numbers of cases, ``{low}`` and
+    ``{high}`` for their differences.
+    """
+    failed = [words for fits, _, words in cases if not fits]
+    gaps = [gap for _, gap, _ in cases]
+    counts = {"fit": len(cases) - len(failed), "failed": len(failed), "all": len(cases)}
+    return _in_print(
+        not failed, listed(text.format(**counts, low=min(gaps), high=max(gaps)), failed)
+    )
 
 
 def relation(values: Mapping[str, Any], text: str, holds: str = "") -> Finding:
@@ -106,15 +114,13 @@ def _series(*path: str | int) -> pd.Series[float]:
 
 def averages(where: Where, decimals: int = 1) -> Finding:
     """Check that printed averages are the rounded means of their rows."""
-    rows = [row for row in find_rows(where) if AVERAGE in row.values]
-    wrong = []
-    for row in rows:
+    cases = []
+    for row in (row for row in find_rows(where) if AVERAGE in row.values):
         printed = row.values[AVERAGE]
-        if rounded(row.mean, decimals) != printed:
-            how = "truncated" if truncated(row.mean, decimals) == printed else "wrong"
-            numbers = f"mean {row.mean:.3f}, printed {printed:.{decimals}f}"
-            wrong.append(f"{row.label}: {numbers} ({how})")
-    return _tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
+        how = "truncated" if truncated(row.mean, decimals) == printed else "wrong"
+        words = f"{row.label}: mean {row.mean:.3f}, printed {printed:.{decimals}f} ({how})"
+        cases.append((rounded(row.mean, decimals) == printed, row.mean - printed, words))
+    return _tallied("{fit} of {all} averages are the rounded mean of their row.", cases)
 
 
 def difference(a: Where, b: Where, stated: float) -> Finding:
@@ -142,23 +148,18 @@ def ranking(
     Rows pair by the fields that neither choice names. The margin is 0 if they must lie higher, else
     negative, in points or the name of a margin with its sign.
     """
-    points = in_points(margin)
-    failed, gaps = [], []
+    points, cases = in_points(margin), []
     for row, other in pairs(higher, lower):
         least = points * row.point - _EPSILON if points else _EPSILON
         for column in row.tasks if columns == "each" else [columns]:
-            if column not in row.values or column not in other.values:
-                continue
-            gaps.append(row.number(column) - other.number(column))
-            if gaps[-1] < least:
+            if column in row.values and column in other.values:
+                gap = row.number(column) - other.number(column)
                 against = f"against {other.method} {other.values[column]:g}"
-                failed.append(f"{row.label} {column} {row.values[column]:g} {against}")
+                words = f"{row.label} {column} {row.values[column]:g} {against}"
+                cases.append((gap >= least, gap, words))
     relation = f"at most {-points:.3g} points lower" if points else "higher"
-    text = (
-        f"{{fit}} of {{all}} printed pairs are {relation}; differences from "
-        f"{min(gaps):+.2f} to {max(gaps):+.2f}."
-    )
-    return _tallied(text, failed, len(gaps))
+    text = f"{{fit}} of {{all}} printed pairs are {relation}; "
+    return _tallied(text + "differences from {low:+.2f} to {high:+.2f}.", cases)
 
 
 def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None) -> Finding:
@@ -249,17 +250,15 @@ def rising(where: Where, columns: str = AVERAGE) -> Finding:
     methods: dict[str, list[PrintedRow]] = {}
     for row in sorted(find_rows(where), key=lambda row: row.gamma or 0.0):
         methods.setdefault(row.method, []).append(row)
-    falls, steps = [], 0
+    cases = []
     for low, high in itertools.chain(*map(itertools.pairwise, methods.values())):
         for column in low.tasks if columns == "each" else [columns]:
-            steps += 1
-            if high.number(column) < low.number(column) - _EPSILON:
-                ends = [
-                    f"{row.values[column]:g} ({gamma_suffix(row.gamma, 'γ=')})"
-                    for row in (low, high)
-                ]
-                falls.append(f"{low.method} {column} {' but '.join(ends)}")
-    return _tallied("{fit} of {all} steps to a larger γ do not lower the value.", falls, steps)
+            ends = " but ".join(
+                f"{row.values[column]:g} ({gamma_suffix(row.gamma, 'γ=')})" for row in (low, high)
+            )
+            gap = high.number(column) - low.number(column)
+            cases.append((gap >= -_EPSILON, gap, f"{low.method} {column} {ends}"))
+    return _tallied("{fit} of {all} steps to a larger γ do not lower the value.", cases)
 
 
 def workload() -> Finding:
@@ -269,15 +268,12 @@ def workload() -> Finding:
         # "batch 1K x prompt 2K"
         batch, prompt = (float(part.split()[-1][:-1]) for part in row.variant.split(" x "))
         points.append((batch * prompt, row.values["Speedup"], row.variant))
-    two = itertools.combinations(sorted(points), 2)
-    ordered = [(light, heavy) for light, heavy in two if light[0] < heavy[0]]
-    against = [
-        f"{heavy} {gain:g}× below {light} {more:g}×"
-        for (_, more, light), (_, gain, heavy) in ordered
-        if gain < more
+    cases = [
+        (gain >= less, gain - less, f"{heavy} {gain:g}× below {light} {less:g}×")
+        for (work, less, light), (more, gain, heavy) in itertools.combinations(sorted(points), 2)
+        if work < more
     ]
-    text = f"In {len(against)} of {len(ordered)} pairs the heavier workload gains less."
-    return _in_print(not against, listed(text, against))
+    return _tallied("In {failed} of {all} pairs the heavier workload gains less.", cases)
 
 
 def bars(path: Sequence[str | int], higher: int, lower: int, margin: float | str = 0.0) -> Finding:
@@ -286,25 +282,24 @@ def bars(path: Sequence[str | int], higher: int, lower: int, margin: float | str
     ``path`` is a figure of groups of values, of which ``higher`` and ``lower`` are places; the
     margin is in points, or its name with a sign.
     """
-    bound = in_points(margin)
-    groups = {k: v for k, v in figure(*path).items() if k not in ("source", "order")}
-    gaps = {name: values[higher] - values[lower] for name, values in groups.items()}
-    failed = [f"{name} {gap:+.1f}" for name, gap in gaps.items() if gap < bound - _EPSILON]
-    least, most = min(gaps.values()), max(gaps.values())
-    text = f"{{fit}} of {{all}} groups fit; differences from {least:+.1f} to {most:+.1f}."
-    return _tallied(text, failed, len(gaps))
+    bound, cases = in_points(margin) - _EPSILON, []
+    for name, values in figure(*path).items():
+        if name not in ("source", "order"):
+            gap = values[higher] - values[lower]
+            cases.append((gap >= bound, gap, f"{name} {gap:+.1f}"))
+    text = "{fit} of {all} groups fit; differences from {low:+.1f} to {high:+.1f}."
+    return _tallied(text, cases)
 
 
 def faster_when_tighter() -> Finding:
     """Check that every model and method of Figure 4 gains more the smaller γ is."""
-    series = {
-        f"{model} {method}": [speedups[gamma] for gamma in sorted(speedups, key=float)]
-        for model, methods in figure("fig4_layer_speedup").items()
-        if model != "source"
-        for method, speedups in methods.items()
-    }
-    failed = [name for name, v in series.items() if v != sorted(set(v), reverse=True)]
-    return _tallied("{fit} of {all} series rise as γ falls.", failed, len(series))
+    cases = []
+    for model, methods in figure("fig4_layer_speedup").items():
+        for method, speedups in methods.items() if model != "source" else ():
+            by_gamma = [speedups[gamma] for gamma in sorted(speedups, key=float)]
+            gain = min(tight - loose for tight, loose in itertools.pairwise(by_gamma))
+            cases.append((gain > 0, gain, f"{model} {method}"))
+    return _tallied("{fit} of {all} series rise as γ falls.", cases)
 
 
 def check(arguments: Mapping[str, Any]) -> Finding:

@@ -1,25 +1,38 @@
-"""The command ``claims``: write every claim of the paper with its verdict."""
+"""The command ``claims``: write every claim of the paper with its verdict, the ledger."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from capmoe_bench.timings import read_bench
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.composition import check_once, options
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.names import BENCHMARKS
+from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.results import LOCAL, read_results, record_places
+from capmoe_eval.results.frames import results_of
 
-from capmoe_report.evidence import Evidence, gather, pooled_models
-from capmoe_report.judge import judge, paper_claims
-from capmoe_report.ledger import headings, to_html, to_json
+from capmoe_report.evidence import Evidence, dev_losses, pooled_models, read_trainings
+from capmoe_report.judge import IN_PRINT, Claim, findings_of, judge, of_claims, paper_claims
+from capmoe_report.records import seen_from
+from capmoe_report.templates import render
 
-_KEYS = ("profile", "results_dir")
+if TYPE_CHECKING:
+    import pandas as pd
+
+_KEYS: Final = ("profile", "results_dir")
+_WORDS: Final = read_data(__package__, "data/words.yaml", dict[str, dict[str, str]])
+_LINKS: Final = 3  # records that a finding leads to; the others are counted
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,8 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def evidence_of(results: Path, profile: str, bench: Path = BENCHMARKS) -> Evidence:
     """Return what the claims are judged by: the records of a directory, timings and trainings."""
     broken: list[str] = []
-    records, models = read_results(results, broken), pooled_models(profile)
-    return gather(profile, records, models, bench=read_bench(bench), broken=broken)
+    records = read_results(results, broken)
+    models, timings = pooled_models(profile), read_bench(bench)
+    return Evidence(
+        profile,
+        results_of(records),
+        broken=(*broken, *timings.broken),
+        trainings=read_trainings(profile),
+        bench=timings,
+        pooled=models,
+        losses=dev_losses(models),
+    )
 
 
 def _settings(overrides: Sequence[str]) -> Mapping[str, str]:
@@ -88,3 +110,115 @@ def _settings(overrides: Sequence[str]) -> Mapping[str, str]:
             raise bad_choice("key", key, _KEYS)
         settings[key] = value
     return settings
+
+
+def counts(verdicts: pd.DataFrame) -> dict[str, int]:
+    """Return the number of claims with each verdict, 0 included."""
+    words = verdicts.drop_duplicates("claim")["conclusion"].value_counts()
+    return {word: int(words.get(word, 0)) for word in _WORDS["verdicts"]}
+
+
+def headings(verdicts: pd.DataFrame) -> list[tuple[str, int]]:
+    """Return each verdict with its number of claims, and how many of them are in print alone."""
+    in_print = counts(verdicts[verdicts["of"] == IN_PRINT])
+    rows = []
+    for word, count in counts(verdicts).items():
+        part = in_print[word]
+        text = f"{word} in print" if part == count else f"{word}, {part} of them in print"
+        rows.append((text if part else word, count))
+    return rows
+
+
+def profile_note(profile: str) -> str:
+    """Return what verdicts on the models of a profile speak of, or nothing."""
+    return _WORDS["profiles"].get(profile, "")
+
+
+def to_html(
+    verdicts: pd.DataFrame, claims: Sequence[Claim], evidence: Evidence, folder: Path
+) -> str:
+    """Return the ledger as one page that needs nothing besides: no script, no network.
+
+    Args:
+        verdicts: Those on the claims.
+        claims: In the order of the paper.
+        evidence: What they were judged by.
+        folder: Where the page is written, from which its links lead to records.
+    """
+    sections: dict[str, list[Mapping[str, object]]] = {}
+    for claim, rows in of_claims(verdicts, claims):
+        written = {
+            "claim": claim,
+            "id": re.sub(r"[^A-Za-z0-9-]", "-", claim.id),
+            "verdict": rows["conclusion"].iloc[0],
+            "scope": rows["of"].iloc[0],
+            "decided": findings_of(rows[rows["decides"]]),  # one, or none
+            "measured": rows["effect"].notna().sum(),
+            "checks": list(_checks(rows, folder)),
+        }
+        sections.setdefault(claim.section, []).append(written)
+    n_cells, broken = len(evidence.results.cells), evidence.broken
+    intro = (
+        f"{len(claims)} claims and numbers, from abstract to appendix (v2: ICLR 2026, "
+        "v1: arXiv). How verdicts are reached: docs/explanation/verdicts.md.",
+        f"Profile {evidence.profile}: {n_cells} records, {len(broken)} "
+        f"files that could not be read; models: {', '.join(evidence.models) or 'none'}.",
+        profile_note(evidence.profile),
+    )
+    words = zip(_WORDS["verdicts"].items(), headings(verdicts), strict=True)
+    return render(
+        "ledger.html",
+        intro=list(filter(None, intro)),
+        counts=[(word, text, count, meaning) for (word, meaning), (text, count) in words],
+        sections=sections,
+        broken=broken,
+    )
+
+
+def _checks(rows: pd.DataFrame, folder: Path) -> Iterator[Mapping[str, object]]:
+    """Yield origin, text and findings of each check, links to its first records, and their rest."""
+    for _, of_check in rows.groupby((rows["label"] == "").cumsum()):
+        check, *findings = findings_of(of_check)
+        kind = str(of_check["check"].iloc[0])
+        paths = [*dict.fromkeys(path for finding in findings for path in finding.records)]
+        yield {
+            "origin": f"{_WORDS['checks'].get(kind, kind)}, {check.verdict}",
+            "text": check.text,
+            "findings": findings,
+            "links": [
+                (quote(seen_from(folder, file_with(Path(path)))), Path(path).name)
+                for path in paths[:_LINKS]
+            ],
+            "more": max(0, len(paths) - _LINKS),
+        }
+
+
+def to_json(
+    verdicts: pd.DataFrame, claims: Sequence[Claim], evidence: Evidence, folder: Path
+) -> str:
+    """Return the ledger as JSON; records are listed once and referred to by their position."""
+    paths = sorted({path for of_row in verdicts["records"] for path in of_row})
+    position = {path: index for index, path in enumerate(paths)}
+    written = []
+    for claim, rows in of_claims(verdicts, claims):
+        first = rows.iloc[0]
+        findings: list[dict[str, Any]] = []
+        for check, finding in zip(rows["check"], findings_of(rows), strict=True):
+            dumped = finding.model_dump(mode="json", exclude_defaults=True)
+            records = [position[path] for path in finding.records]
+            rest = {"text": finding.text, "scope": finding.scope, "records": records}
+            findings.append({"check": check, **dumped, **{k: v for k, v in rest.items() if v}})
+        about = {"verdict": first["conclusion"], "scope": first["of"], "findings": findings}
+        fields = claim.model_dump(mode="json", exclude={"checks", "statement", "refuted_by"})
+        decided = rows["label"][rows["decides"]]
+        written.append(fields | about | {"decided_by": next(iter(decided), None)})
+    content = {
+        "schema": 2,
+        "profile": evidence.profile,
+        "models": evidence.models,
+        "records": [seen_from(folder, path) for path in paths],
+        "broken": evidence.broken,
+        "counts": counts(verdicts),
+        "claims": written,
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any
+from statistics import fmean
+from typing import Annotated, Any, Final
 
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.names import family, metric_title
+from capmoe_eval.paper.layout import ALL_TASKS
+from capmoe_eval.paper.printed import find_row
 from capmoe_eval.paper.statistics import holm
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from capmoe_report.effects import Effect
 from capmoe_report.evidence import Evidence, Side
 from capmoe_report.margins import Expectation
-from capmoe_report.verdicts import LEVEL, Finding, Outcome
+from capmoe_report.verdicts import LEVEL, Finding, Grouping, Outcome
 
 
 class Contrast(BaseModel):
@@ -60,30 +63,31 @@ def judge_contrasts(contrasts: Sequence[Contrast], evidence: Evidence) -> list[F
     documents, and for a verdict on more than these models also over families.
     """
     effects = [evidence.effect(c.first, c.second, c.model) for c in contrasts]
-    depths = [
-        None if effect.points is None else contrast.expect.depth(effect.points)
-        for contrast, effect in zip(contrasts, effects, strict=True)
-    ]
-    both = zip(effects, depths, strict=True)
-    tested = [(effect, depth) for effect, depth in both if depth is not None]
-    over_documents, over_families = (
-        iter(holm([effect.p(depth, wide=wide) for effect, depth in tested]))
-        for wide in (False, True)
-    )
+    depths = {
+        place: contrast.expect.depth(effect.points)
+        for place, (contrast, effect) in enumerate(zip(contrasts, effects, strict=True))
+        if effect.points is not None
+    }
+
+    def corrected(*, wide: bool) -> dict[int, float]:
+        ps = holm([effects[place].p(depth, wide=wide) for place, depth in depths.items()])
+        return dict(zip(depths, ps, strict=True))
+
+    over_documents, over_families = corrected(wide=False), corrected(wide=True)
     findings = []
-    for contrast, effect, depth in zip(contrasts, effects, depths, strict=True):
+    for place, (contrast, effect) in enumerate(zip(contrasts, effects, strict=True)):
         numbers: dict[str, Any] = {}
         verdict = Outcome.ABSENT
-        if depth is not None:
-            p, (low, high) = next(over_documents), effect.interval()
-            verdict = Outcome.HOLDS if depth > 0 else Outcome.FAILS
+        if place in depths:
+            p, (low, high) = over_documents[place], effect.interval()
+            verdict = Outcome.HOLDS if depths[place] > 0 else Outcome.FAILS
             verdict = verdict if p < LEVEL else Outcome.UNDECIDED
             numbers = {
                 **{"effect": effect.points, "low": low, "high": high, "p": p},
                 **{"models": effect.models, "documents": effect.documents},
                 **{"records": effect.records, "compared": _coverage(effect)},
                 "wide": None if effect.between is None else effect.interval(wide=True),
-                "conditional": next(over_families) >= LEVEL,
+                "conditional": over_families[place] >= LEVEL,
                 "detectable": effect.detectable if contrast.expect.margin else None,
             }
         finding = Finding(
@@ -111,3 +115,59 @@ def _coverage(effect: Effect) -> str:
         f"{', '.join(tasks)} (families: {len(set(map(family, models)))}, models: {len(models)})"
         for models, tasks in alike.items()
     )
+
+
+GAPS: Final = (("score", "random"), ("random", "reverse_order"), ("reverse_order", "order"))
+"""The ways to keep tokens that are neighbours in Table 1, the better first."""
+_SEQUENCES: Final[Mapping[str, tuple[int, Mapping[str, int]]]] = {
+    "two on each rank": (2, {"batch_size": 16}),
+    **{f"{size} on one rank": (size, {"ep_size": 1, "batch_size": size}) for size in (4, 16, 64)},
+}
+"""The sequences that share a capacity, and the settings of their evaluations."""
+
+
+def grouping(evidence: Evidence) -> Iterator[Grouping]:
+    """Yield the gaps of Table 1 at γ=1 for each number of sequences that share a capacity.
+
+    The first row is what Table 1 prints for OLMoE on the tasks that all others have; these are
+    measured, if recorded. Without such tasks there is no row.
+    """
+    rows = {}
+    for label, (_, settings) in _SEQUENCES.items():
+        sides = [[{"method": name, "gamma": 1.0, **settings} for name in gap] for gap in GAPS]
+        rows[label] = [
+            Contrast.model_validate({"a": a, "b": b, "expect": "greater"}) for a, b in sides
+        ]
+    effects = [evidence.effect(c.first, c.second) for of_row in rows.values() for c in of_row]
+    of_models = [set(tasks) for effect in effects for tasks in effect.tasks.values()]
+    shared = {each.task for each in ALL_TASKS if all(each.task in tasks for tasks in of_models)}
+    if not shared:
+        return
+    gaps, (columns, *_) = zip(*(printed_gap(*gap, 1.0, shared) for gap in GAPS), strict=True)
+    in_print = tuple(
+        Finding(label="as printed", verdict=Outcome.NONE, unit="points", effect=round(gap, 2))
+        for gap in gaps
+    )
+    yield Grouping(label=f"Table 1, OLMoE: {', '.join(columns)}", gaps=in_print)
+    for label, of_row in rows.items():
+        findings = tuple(judge_contrasts([contrast], evidence)[0] for contrast in of_row)
+        measured = [finding.effect for finding in findings if finding.effect is not None]
+        if len(measured) == len(GAPS):
+            away = fmean(abs(ours - theirs) for ours, theirs in zip(measured, gaps, strict=True))
+            sequences, _ = _SEQUENCES[label]
+            yield Grouping(label=label, sequences=sequences, gaps=findings, distance=away)
+
+
+def printed_gap(
+    first: str, second: str, gamma: float, tasks: Collection[str]
+) -> tuple[float, list[str]]:
+    """Return the first method minus the second as Table 1 prints them, and its columns of tasks."""
+    wheres = [{} if name == "baseline" else {"gamma": gamma} for name in (first, second)]
+    rows = [
+        find_row({"table": 1, "method": metric_title(name), **where})
+        for name, where in zip((first, second), wheres, strict=True)
+    ]
+    headings = {column.printed or column.heading: column.task for column in ALL_TASKS}
+    columns = [heading for heading in rows[0].tasks if headings[heading] in tasks]
+    means = [fmean(row.values[heading] for heading in columns) for row in rows]
+    return means[0] - means[1], columns

@@ -68,13 +68,6 @@ class Effect:
             low, high = (level, high) if self._reach(error, level, wide) < surplus else (low, level)
         return 1 - low
 
-    def power(self, depth: float) -> float:
-        """Return the share of studies that decide a truth so many points within a bound, alone."""
-        from scipy.special import ndtr
-
-        reach = self._reach(self.error, 0.95, wide=False) + self.worth
-        return float(ndtr((depth - reach) / self.error)) if self.error else float(depth > reach)
-
     @property
     def detectable(self) -> float:
         """The distance from a bound, in points, that 80 % of studies decide."""

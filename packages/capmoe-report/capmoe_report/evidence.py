@@ -7,31 +7,43 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
+import pandas as pd
 from capmoe_bench.timings import Bench
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.composition import load_option, options
+from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import family, gamma_suffix
-from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
-from capmoe_report.dev_losses import DevLosses, dev_losses
 from capmoe_report.effects import Effect, contrast
-from capmoe_report.trainings import SeedTraining, read_trainings
 
 if TYPE_CHECKING:
-    import pandas as pd
     from numpy.typing import NDArray
 
 _LANGUAGE: Final = (MIX, *(column.task for column in ALL_TASKS))
+
+NEEDED: Final = 20.0
+"""Points that the dev set of a task must lose with all experts disabled, for the task to enter a
+contrast of several tasks: in the mean over the families, and for each model on the model itself.
+The first half was written before any test record of the models that it judges, the second after
+them (2026-11-27)."""
 
 Batches = Literal["single", "mixed", "sized"]
 """``single``: batches of one task, by length, as lm-eval makes them. ``mixed``: random batches of
@@ -94,6 +106,22 @@ class Side(BaseModel):
         return " ".join(part for part in (self.method.replace("_", " "), text, *knobs) if part)
 
 
+TRAININGS: Final = Path("results/training_seeds.json")
+"""The file of the balance of the trained tiny models of several training seeds."""
+
+
+class SeedTraining(BaseModel):
+    """One training of a tiny model, from scratch or upcycled."""
+
+    name: str
+    origin: str  # "scratch" or "upcycled"
+    seed: int
+    steps: int
+    peaks: tuple[float, ...] = Field(min_length=1)  # highest load of each layer over the mean load
+    accuracy: Mapping[str, float] = {}  # percent, by task
+    documents: int = 60  # number of each task
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The material that claims are judged by."""
@@ -101,12 +129,10 @@ class Evidence:
     profile: str
     results: Results = field(default_factory=lambda: results_of([]))
     broken: tuple[str, ...] = ()  # one line for each file that is no whole record
-    # Settings of models that are known beforehand, in the form of :attr:`deployments`.
-    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trainings: tuple[SeedTraining, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
     pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
-    losses: DevLosses = field(default_factory=DevLosses)
+    losses: pd.DataFrame = field(default_factory=pd.DataFrame)  # of :func:`dev_losses`
     _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -116,8 +142,6 @@ class Evidence:
         Of a model's evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
         precision) one set is taken: the unlimited, else the largest.
         """
-        import pandas as pd
-
         cells = self.results.cells
         of_model = [name for name in map(str, cells) if name.startswith("model.")]
         about = cells[["data", "eval_seed", *of_model]]
@@ -154,14 +178,12 @@ class Evidence:
             cells = of_model[of_model["backend"] == "transformers"]
             ranked = [_method(knobs).uses_ranks for knobs in cells["setting"]]
             deployed: dict[str, Any] = {
-                "ep_size": int(_most(cells["ep_size"][ranked], 1)),
-                "batch_size": int(_most(cells["batch_size"], 1)),
-                "gamma": float(_most(cells["gamma"], 1.0)),
+                "ep_size": int(max(cells["ep_size"][ranked].mode(), default=1)),
+                "batch_size": int(max(cells["batch_size"].mode(), default=1)),
+                "gamma": float(max(cells["gamma"].mode(), default=1.0)),
             }
             gamma = load_option("model", model).gamma if model in with_file else None
             deployed["own"] = deployed["gamma"] if gamma is None else float(gamma)
-            if default := self.defaults.get(model):
-                deployed |= {"own": default["gamma"], **default}
             layer = of_model.iloc[0]
             deployed |= {name: int(layer[name]) for name in ("n_experts", "top_k")}
             deployments[model] = deployed
@@ -169,8 +191,7 @@ class Evidence:
 
     def pick(self, side: Side, *models: str) -> pd.DataFrame:
         """Return the cells of a side; several of a model and task differ in their seed."""
-        rows = [self._rows(side, model) for model in models]
-        return self.cells.iloc[np.concatenate([*rows, np.array([], dtype=np.intp)])]
+        return self.cells.iloc[[row for model in models for row in self._rows(side, model)]]
 
     def _rows(self, side: Side, model: str) -> NDArray[np.intp]:
         """Return the positions in :attr:`cells` of a model's cells of a side."""
@@ -201,21 +222,29 @@ class Evidence:
         cells = self.cells
         is_mix, is_shuffled = cells["task"] == MIX, cells["shuffle"].notna()
         kinds = [~is_mix & ~is_shuffled, is_mix & is_shuffled, is_mix & ~is_shuffled]
-        batches = np.select(kinds, ["single", "mixed", "sized"], "")  # no side asks for others
-        size = cells["batch_size"].where(~is_mix, 0)
-        tokens = cells["max_num_batched_tokens"].fillna(0)
-        rows: dict[tuple[object, ...], list[int]] = {}
-        keys = zip(cells["model"], batches, size, tokens, cells["setting"], strict=True)
-        for row, key in enumerate(keys):
-            rows.setdefault(key, []).append(row)
-        return {key: np.array(of_key) for key, of_key in rows.items()}
+        keys = pd.DataFrame(
+            {
+                "model": cells["model"],
+                "batches": np.select(kinds, ["single", "mixed", "sized"], ""),  # "": of no side
+                "size": cells["batch_size"].where(~is_mix, 0),
+                "tokens": cells["max_num_batched_tokens"].fillna(0),
+                "setting": cells["setting"],
+            }
+        )
+        rows: dict[Any, Any] = keys.groupby([*keys]).indices
+        return rows
+
+    @cached_property
+    def idle(self) -> Mapping[str, list[str]]:
+        """The tasks for which each model hardly needs experts; :data:`NEEDED` has the rule."""
+        return {model: idle_tasks(self.losses, model) for model in self.models}
 
     def effect(self, first: Side, second: Side, model: str = "") -> Effect:
         """Return the first side minus the second.
 
         It is computed once, however many claims ask for it. ``model`` is a part of the names of the
         models that are compared; without it they are those of :attr:`pooled`. A contrast of several
-        tasks leaves out those that hardly need experts (:class:`DevLosses`).
+        tasks leaves out those that hardly need experts (:attr:`idle`).
         """
         key = repr((first, second, model))
         if key not in self._effects:
@@ -227,8 +256,7 @@ class Evidence:
                 and name not in left_out
             ]
             sides = [self.pick(side, *models) for side in (first, second)]
-            without = {} if first.task else {name: self.losses.idle_tasks(name) for name in models}
-            effect = contrast(self.results, sides[0], sides[1], without)
+            effect = contrast(self.results, sides[0], sides[1], {} if first.task else self.idle)
             paths = {
                 path
                 for side in sides
@@ -288,35 +316,63 @@ class Evidence:
         return min(candidates, key=lambda shares: abs(shares[1] - shares[2]), default=None)
 
 
-def gather(
-    profile: str,
-    records: Iterable[Record],
-    models: frozenset[str],
-    *,
-    trainings: Path | None = None,
-    bench: Bench | None = None,
-    broken: Sequence[str] = (),
-) -> Evidence:
-    """Return what claims are judged by: records, and what is known of models of a profile.
+def read_trainings(profile: str) -> tuple[SeedTraining, ...]:
+    """Return the trainings of several seeds in profile zoo, none where there is no file.
 
-    Args:
-        profile: Its name.
-        records: Whole ones.
-        models: Those that contrasts are of.
-        trainings: The file of trainings of several seeds; None for the profile's own.
-        bench: Timings, if claims on them are judged.
-        broken: A line for each file that is no whole record.
+    Other profiles have none: trained tiny models say nothing of them. A damaged file is a
+    UsageError.
     """
-    bench = bench or Bench()
-    return Evidence(
-        profile,
-        results_of(records),
-        (*broken, *bench.broken),
-        trainings=read_trainings(trainings, profile),
-        bench=bench,
-        pooled=models,
-        losses=dev_losses(models),
-    )
+    if profile != "zoo" or not TRAININGS.is_file():
+        return ()
+    try:
+        file = TypeAdapter(dict[Literal["trainings"], tuple[SeedTraining, ...]])
+        return file.validate_json(read_bytes(TRAININGS))["trainings"]
+    except (OSError, KeyError, ValidationError) as error:
+        reason = field_problem(error) if isinstance(error, ValidationError) else error
+        raise UsageError(
+            f"{TRAININGS}: not a whole file of trainings ({reason}); delete it, or make it anew "
+            "with `capmoe-eval train --origins`"
+        ) from error
+
+
+def dev_losses(models: Iterable[str]) -> pd.DataFrame:
+    """Return the points that dev sets lose with all experts disabled [task, model].
+
+    They are from the cards of the embedded models among ``models``; others have no column.
+    """
+    losses = {}
+    weights = resources.files("capmoe_eval") / "zoo" / "weights"
+    for model in sorted(models):
+        card = weights / model.removeprefix("zoo_") / "card.json"
+        if card.is_file():
+            content = json.loads(card.read_text(encoding="utf-8"))
+            silent = content.get("accuracy_silent", {})
+            scores = content.get("accuracy", {}).items()
+            losses[model] = {task: right - silent[task] for task, right in scores}
+    return pd.DataFrame(losses).sort_index()
+
+
+def idle_tasks(losses: pd.DataFrame, model: str) -> list[str]:
+    """Return the tasks for which a model hardly needs experts, by the losses of dev sets."""
+    means = _of_families(losses)
+    least = np.fmin(means, losses.get(model, means))
+    return [*means.index[least < NEEDED]]
+
+
+def idle_notes(losses: pd.DataFrame) -> list[str]:
+    """Return remarks on all contrasts of several tasks: which tasks are left out, and why."""
+    means = _of_families(losses)
+    idle = [f"{task} ({mean:.1f})" for task, mean in means.items() if mean < NEEDED]
+    for model, of_model in losses[means >= NEEDED].items():
+        alone = of_model[of_model < NEEDED].items()
+        idle += [f"{task} of {model} ({loss:.1f})" for task, loss in alone]
+    reason = f"with all experts disabled they lose less than {NEEDED:g} points on the dev sets"
+    return [f"left out of contrasts of several tasks: {', '.join(idle)}; {reason}"] if idle else []
+
+
+def _of_families(losses: pd.DataFrame) -> pd.Series[float]:
+    """Return the mean over the families of each task."""
+    return losses.T.groupby(family).mean().mean()
 
 
 def pooled_models(profile: str) -> frozenset[str]:
@@ -339,12 +395,6 @@ def _method(of: str) -> Method:
     return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
 
 
-def _most(values: pd.Series[Any], default: float) -> float:
-    """Return the most frequent value, the largest of equally frequent ones."""
-    counts = values.value_counts()  # of what is there
-    return max(counts.index[counts == counts.max()], default=default)
-
-
 def clauses_by_family(
     numbers: Mapping[str, Sequence[float]], words: str, patterns: Sequence[str]
 ) -> str:
@@ -355,14 +405,11 @@ def clauses_by_family(
         words: The clause after the family's name, with a place for each number.
         patterns: How each number is written.
     """
-    families: dict[str, list[Sequence[float]]] = {}
-    for model, values in numbers.items():
-        families.setdefault(family(model), []).append(values)
     clauses = []
-    for name, rows in families.items():
+    for name, rows in pd.DataFrame(numbers).T.groupby(family, sort=False):
         spans = [
-            " to ".join(dict.fromkeys(pattern.format(end(values)) for end in (min, max)))
-            for pattern, values in zip(patterns, zip(*rows, strict=True), strict=True)
+            " to ".join(dict.fromkeys(pattern.format(end) for end in (column.min(), column.max())))
+            for pattern, (_, column) in zip(patterns, rows.items(), strict=True)
         ]
         clauses.append(f"{name} {words.format(*spans)}")
     return "; ".join(clauses)

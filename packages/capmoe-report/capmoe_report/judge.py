@@ -15,7 +15,7 @@ from capmoe_eval.errors import field_problem
 from capmoe_eval.experiment.data_file import read_yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from capmoe_report import arithmetic, measures, recorded, speedup
+from capmoe_report import arithmetic, measures, speedup
 from capmoe_report.contrasts import Contrast, judge_contrasts, read_contrasts
 from capmoe_report.evidence import Evidence, not_paired
 from capmoe_report.verdicts import (
@@ -107,18 +107,19 @@ class Claim(BaseModel):
         return tuple(contrast for names in named for contrast in read_contrasts(names))
 
 
-@cache
 def paper_claims() -> tuple[Claim, ...]:
     """Return every claim of the ledger, in the order of the paper."""
-    source = resources.files(__package__) / "data" / "claims.yaml"
-    return read_claims(source.read_text(encoding="utf-8"))
+    return _claims("claims.yaml")
+
+
+def replication_claims() -> tuple[Claim, ...]:
+    """Return the claims of the replication, in order."""
+    return _claims("replication.yaml")
 
 
 @cache
-def replication_claims() -> tuple[Claim, ...]:
-    """Return the claims of the replication, in order."""
-    source = resources.files(__package__) / "data" / "replication.yaml"
-    return read_claims(source.read_text(encoding="utf-8"))
+def _claims(name: str) -> tuple[Claim, ...]:
+    return read_claims((resources.files(__package__) / "data" / name).read_text(encoding="utf-8"))
 
 
 def read_claims(text: str) -> tuple[Claim, ...]:
@@ -214,9 +215,9 @@ def _check(
         case "load", question:
             return measures.load(question, evidence)
         case "invariant", {"name": name}:
-            return recorded.check_invariant(name, evidence)
+            return measures.check_invariant(name, evidence)
         case "value", where:
-            return recorded.check_value(where, evidence)
+            return measures.check_value(where, evidence)
         case "speedup", fact:
             timed = speedup.check(fact, evidence.bench)
             # Ours do not stand beside a published number.
@@ -250,15 +251,14 @@ def _judged(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
 def _measured(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
     """Return what contrasts say of a claim: all must hold."""
     findings = _judged(contrasts, evidence)
-    both = zip(contrasts, findings, strict=True)
-    texts = [_sentence(contrast, finding) for contrast, finding in both if finding.documents]
+    texts = []
     if missing := [finding.label for finding in findings if not finding.documents]:
-        texts.append(f"{'no' if texts else 'No'} records of: {'; '.join(missing)}")
+        texts.append(f"No records of: {'; '.join(missing)}.")
     effects = [evidence.effect(c.first, c.second, c.model) for c in contrasts]
     unpaired = [effect.unpaired.items() for effect in effects]
     if reasons := dict.fromkeys(f"{m} {t} ({why})" for of in unpaired for (m, t), why in of):
-        texts.append(f"Not paired and left out: {'; '.join(reasons)}")
-    return [Finding(verdict=weigh(findings), text=f"{'. '.join(texts)}."), *findings]
+        texts.append(f"Not paired and left out: {'; '.join(reasons)}.")
+    return [Finding(verdict=weigh(findings), text=" ".join(texts)), *findings]
 
 
 def check_pairs(claims: Sequence[Claim], evidence: Evidence) -> None:
@@ -267,16 +267,6 @@ def check_pairs(claims: Sequence[Claim], evidence: Evidence) -> None:
         effect = evidence.effect(contrast.first, contrast.second, contrast.model)
         for (model, task), reason in effect.unpaired.items():
             raise not_paired(model, task, reason)
-
-
-def _sentence(contrast: Contrast, finding: Finding) -> str:
-    wide = "over families [{:+.2f}, {:+.2f}], ".format(*finding.wide) if finding.wide else ""
-    note = f" ({finding.note})" if finding.note else ""
-    return (
-        f"{finding.label}: {finding.effect:+.2f} points [{finding.low:+.2f}, {finding.high:+.2f}], "
-        f"{wide}p = {finding.p:.3g}, {finding.documents:,} documents ({finding.compared}); "
-        f"asked {contrast.expect}: {finding.verdict.value}{note}"
-    )
 
 
 def _deciding(results: _Results) -> _Results:

@@ -2,75 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.paper.printed import AVERAGE, PrintedRow
-from pydantic import BaseModel, ConfigDict
+from capmoe_eval.paper.printed import AVERAGE, FIELDS, PrintedRow, Where, find_rows
 
-from capmoe_report.rows import pairs
 from capmoe_report.verdicts import Outcome
 
 
-class Margin(BaseModel):
-    """A margin in points of accuracy, derived from effects that the paper prints."""
+def pairs(a: Where, b: Where) -> list[tuple[PrintedRow, PrintedRow]]:
+    """Pair printed rows of two choices by the fields that neither fixes to one value.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str  # its name in an expectation
-    meaning: str  # what it decides
-    words: str  # the paper's own words for an effect of that kind
-    place: str  # where it says so
-    first: Mapping[str, Any]  # rows of a printed table
-    second: Mapping[str, Any]  # the rows that are subtracted from them
-    share: float  # the part of the smallest difference that is the margin
-    column: str = AVERAGE  # of the table
-
-    @cached_property
-    def _pairs(self) -> list[tuple[PrintedRow, PrintedRow]]:
-        """The pairs of printed rows, that which differs least first."""
-        return sorted(pairs(self.first, self.second), key=lambda both: abs(self._gap(*both)))
-
-    def _gap(self, first: PrintedRow, second: PrintedRow) -> float:
-        return (first.number(self.column) - second.number(self.column)) / first.point
-
-    @property
-    def points(self) -> float:
-        """The margin, positive."""
-        return self.share * abs(self._gap(*self._pairs[0]))
-
-    @property
-    def source(self) -> str:
-        """The printed cells that it follows from, and how."""
-        first, second = self._pairs[0]
-        high, low = (row.number(self.column) / row.point for row in (first, second))
-        text = f"{first.label} {high:.2f} − {second.method} {low:.2f}"
-        if self.share != 1:
-            return f"{self.share:g} × ({text}, the smallest printed)"
-        return f"{text} (the smallest printed)" if len(self._pairs) > 1 else text
+    A row without a γ (Expert Drop, or the baseline beside any γ) pairs with every γ. If neither the
+    rows of ``a`` nor those of ``b`` have exactly one partner each, that is a LookupError.
+    """
+    is_open = [
+        {f for f in FIELDS if isinstance(where.get(f), list) or f not in {"version", *where}}
+        for where in (a, b)
+    ]
+    shared = is_open[0] & is_open[1]
+    if {"Baseline", "Expert Drop"} & {str(a.get("method")), str(b.get("method"))}:
+        shared -= {"gamma", "variant"}
+    first, second = find_rows(a), find_rows(b)
+    rows = [
+        (row, other)
+        for row, other in itertools.product(first, second)
+        if all(getattr(row, f) == getattr(other, f) for f in shared)
+    ]
+    partners = [
+        [sum(row is pair[side] for pair in rows) for row in both]
+        for side, both in enumerate((first, second))
+    ]
+    if not any(set(counts) == {1} for counts in partners):
+        row, count = next(x for x in zip(first, partners[0], strict=True) if x[1] != 1)
+        raise LookupError(f"{row.label} has {count} partners among {dict(b)}")
+    return rows
 
 
 @cache
-def margins() -> Mapping[str, Margin]:
-    """Return every margin of ``data/margins.yaml`` by its name."""
-    rows = read_data(__package__, "data/margins.yaml", tuple[Margin, ...])
-    return {margin.id: margin for margin in rows}
+def margins() -> Mapping[str, Mapping[str, Any]]:
+    """Return every margin of ``data/margins.yaml`` by its name.
 
-
-def written_margins(claims: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return every margin as it is written, with the ids of those claims that it judges."""
-    return tuple(
-        {
-            **{"id": name, "points": round(margin.points, 5), "meaning": margin.meaning},
-            **{"words": margin.words, "place": margin.place, "source": margin.source},
-            "claims": [c.id for c in claims if name in {x.expect.margin for x in c.contrasts}],
-        }
-        for name, margin in margins().items()
-    )
+    Each has ``points`` of accuracy, and ``source``: the printed cells that they follow from. These
+    are of the pair of rows that differs least.
+    """
+    rows = {}
+    for margin in read_data(__package__, "data/margins.yaml", tuple[dict[str, Any], ...]):
+        share, column = margin["share"], margin.get("column", AVERAGE)
+        both = pairs(margin["first"], margin["second"])
+        numbers = [[row.number(column) / row.point for row in pair] for pair in both]
+        gaps = [(a.number(column) - b.number(column)) / a.point for a, b in both]
+        least = min(range(len(gaps)), key=lambda place: abs(gaps[place]))
+        (first, second), (high, low) = both[least], numbers[least]
+        source = f"{first.label} {high:.2f} − {second.method} {low:.2f}"
+        if share != 1:
+            source = f"{share:g} × ({source}, the smallest printed)"
+        elif len(both) > 1:
+            source += " (the smallest printed)"
+        points = {"id": margin["id"], "points": share * abs(gaps[least])}
+        words = {name: margin[name] for name in ("meaning", "words", "place")}
+        rows[margin["id"]] = {**points, **words, "source": source}
+    return rows
 
 
 def in_points(bound: float | str) -> float:
@@ -83,7 +80,8 @@ def in_points(bound: float | str) -> float:
     name = bound.removeprefix("-")
     if name not in margins():
         raise ValueError(f"margin {name!r} is none of {', '.join(margins())}")
-    return -margins()[name].points if bound.startswith("-") else margins()[name].points
+    points = float(margins()[name]["points"])
+    return -points if bound.startswith("-") else points
 
 
 @dataclass(frozen=True)

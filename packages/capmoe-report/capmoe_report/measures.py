@@ -1,23 +1,35 @@
-"""Counted quantities of models, where they must lie, and what that says of a claim."""
+"""Checks of claims by quantities: loads, invariants, training seeds, the paper's own values."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from statistics import fmean
+from functools import cache
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import numpy as np
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import family, gamma_suffix
+from capmoe_eval.experiment.record_part import Proofs
+from capmoe_eval.paper.layout import ALL_TASKS, LAYOUTS
 from capmoe_eval.paper.pairing import answered_by_cells, pair
-from capmoe_eval.paper.printed import figure
+from capmoe_eval.paper.printed import PrintedRow, figure, find_rows
+from capmoe_eval.paper.statistics import binomial_tail
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from capmoe_report.evidence import Evidence, Side, clauses_by_family, not_paired
-from capmoe_report.nulls import noise_step, uniform_bound
-from capmoe_report.trainings import balance
-from capmoe_report.verdicts import LEVEL, Finding, Outcome, unanimous, weigh
+from capmoe_report.evidence import (
+    TRAININGS,
+    Evidence,
+    SeedTraining,
+    Side,
+    clauses_by_family,
+    not_paired,
+)
+from capmoe_report.margins import Expectation
+from capmoe_report.verdicts import BEYOND, LEVEL, Finding, Outcome, unanimous, weigh
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +39,10 @@ if TYPE_CHECKING:
 _Column = Literal["drop_rate", "pad_waste", "peak_before", "mean_peak_before"]
 _Derived = Literal["added_share", "computed_share", "imbalance_after", "drop_rate_at"]
 _Counted = Literal["answers_changed", "next_tokens_changed", "step_over_noise", "text_dropped"]
+
+_COIN: Final = ("piqa", "rte", "winogrande", "boolq")  # tasks of two answers; others have four
+_TASKS: Final = {column.heading: column.task for column in ALL_TASKS}
+_SIMULATIONS: Final = 2000
 
 
 class Question(BaseModel):
@@ -316,3 +332,190 @@ _COUNTED: Final[Mapping[str, Callable[[Question, Evidence], _Values]]] = {
     "step_over_noise": _step_over_noise,
     "text_dropped": _text_dropped,
 }
+
+
+def balance(all_seeds: Sequence[SeedTraining]) -> list[Finding]:
+    """Compare trainings from scratch with upcycled ones of equal seeds (Figures 1, 2, 13).
+
+    A training counts if its model answers better than chance does. The interval over the seeds is
+    Student's.
+    """
+    studies: dict[tuple[str, int], list[SeedTraining]] = {}
+    for training in all_seeds:
+        studies.setdefault((training.name, training.steps), []).append(training)
+    findings = []
+    for (name, steps), trainings in studies.items():
+        able = [training for training in trainings if _is_better_than_chance(training)]
+        peaks = {(t.origin, t.seed): fmean(t.peaks) for t in able}
+        gaps = {
+            f"seed {seed}": peaks[origin, seed] - peaks["upcycled", seed]
+            for origin, seed in sorted(peaks)
+            if origin == "scratch" and ("upcycled", seed) in peaks
+        }
+        left_out = len(trainings) - len(able)
+        note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
+        label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
+        about: dict[str, Any] = {"label": label, "note": note, "models": gaps}
+        outcome = Outcome.ABSENT
+        if len(gaps) > 1:
+            from scipy.special import stdtrit
+
+            mean, error = fmean(gaps.values()), stdev(gaps.values()) / math.sqrt(len(gaps))
+            reach = float(stdtrit(len(gaps) - 1, 0.975)) * error
+            outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
+            about |= {"effect": mean, "low": mean - reach, "high": mean + reach}
+            about["records"] = (str(TRAININGS),)
+        findings.append(Finding(verdict=outcome, unit="× the mean load", **about))
+    if not findings:
+        label = "peak load from scratch − upcycled"
+        findings = [Finding(label=label, verdict=Outcome.ABSENT)]
+    return [Finding(verdict=weigh(findings)), *findings]
+
+
+def _is_better_than_chance(training: SeedTraining) -> bool:
+    """Return whether the answers to all tasks are better than chance (binomial, p < 5 %)."""
+    accuracy, documents = training.accuracy, training.documents
+    if not accuracy:  # it is not known
+        return False
+    right = sum(round(percent / 100 * documents) for percent in accuracy.values())
+    chance = fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
+    return binomial_tail(right, documents * len(accuracy), chance) < LEVEL
+
+
+def check_value(where: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
+    """Compare rows of a printed table with records of the same checkpoints, number by number.
+
+    z is the difference over the standard error of a difference of two runs, each with ours: the
+    paper prints none, and it asked as many documents. Only profile paper has these checkpoints. A
+    row that the paper does not print is a LookupError.
+    """
+    rows = find_rows(where)
+    if evidence.profile != "paper":
+        names = ", ".join(dict.fromkeys(row.model for row in rows))
+        text = f"Needs the weights of {names}: profile=paper compares."
+        return [Finding(verdict=Outcome.IMPOSSIBLE, text=text)]
+    findings: list[Finding] = []
+    # By number: the size of its z, its difference and our standard error.
+    compared: list[tuple[float, float, float]] = []
+    for row in rows:
+        model, side = _counterpart(row)
+        cells = evidence.pick(side, model)
+        for heading, printed in row.tasks.items():
+            of_task = cells[cells["task"] == _TASKS[heading]]
+            if of_task.empty or of_task["stderr"].isna().any():
+                continue
+            ours, error = (100 * of_task[name].mean() for name in ("value", "stderr"))
+            z = (ours - printed) / (math.sqrt(2) * error) if error else math.inf
+            label = f"{row.label} {heading}: printed {printed:g}, z = {z:+.2f}"
+            about: dict[str, Any] = {"effect": ours, "records": (of_task["path"].iloc[0],)}
+            finding = Finding(label=label, verdict=Outcome.UNDECIDED, unit="percent", **about)
+            findings.append(finding)
+            compared.append((abs(z), ours - printed, error))
+    numbers = sum(len(row.tasks) for row in rows)
+    if not compared:
+        text = f"None of {numbers} numbers has a record."
+        return [Finding(verdict=Outcome.ABSENT, text=text)]
+    sizes, gaps, errors = zip(*compared, strict=True)
+    beyond = sum(z >= BEYOND for z in sizes)
+    worst = findings[sizes.index(max(sizes))]
+    mean = sum(gaps) / len(gaps)
+    reach = BEYOND * math.sqrt(2 * sum(error**2 for error in errors)) / len(gaps)
+    text = (
+        f"{len(compared)} of {numbers} numbers have records; {beyond} differ by {BEYOND} standard "
+        f"errors or more, {0.05 * len(compared):.1f} would by chance; the mean difference is "
+        f"{mean:+.2f} ± {reach:.2f} points. Furthest: {worst.label}, ours {worst.effect:.1f}."
+    )
+    # A whole table fails if too many numbers lie beyond; it holds only if, besides, the mean
+    # difference is known to be within the margin.
+    outcome = Outcome.UNDECIDED
+    if len(compared) == numbers:
+        tail = binomial_tail(beyond, numbers, 0.05)
+        within = Expectation.of({"within": "comparable"}).judge(mean - reach, mean + reach)
+        outcome = Outcome.FAILS if tail < LEVEL else within
+    return [Finding(verdict=outcome, text=text), *findings]
+
+
+def _counterpart(row: PrintedRow) -> tuple[str, Side]:
+    """Return the model and the side that a printed row is of, by the layout of its table."""
+    for layout in LAYOUTS:
+        for slot, spec in itertools.product(layout.paper_models, itertools.chain(*layout.blocks)):
+            with contextlib.suppress(LookupError):
+                if layout.printed(slot, spec) is row:
+                    fields = {"method": spec.method, "gamma": spec.gamma_on(slot), **spec.knobs}
+                    return slot.key, Side.model_validate(fields)
+    raise LookupError(f"{row.label}: no counterpart here")
+
+
+def check_invariant(name: str, evidence: Evidence) -> list[Finding]:
+    """Return whether an invariant held in every record to which it applies.
+
+    One that no record can have is a ValueError.
+    """
+    if name not in Proofs.model_fields:
+        raise ValueError(f"invariant: {name!r} is none of {', '.join(Proofs.model_fields)}")
+    cells = evidence.results.cells
+    passed = cells[f"proofs.{name}"]
+    kept, broken = (cells["path"][passed.isin([is_kept])] for is_kept in (True, False))
+    if kept.empty and broken.empty:
+        return [Finding(verdict=Outcome.ABSENT, text=f"No record to which {name} applies.")]
+    outcome = Outcome.HOLDS if broken.empty else Outcome.FAILS
+    text = f"{name}: kept in {len(kept)} records, broken in {len(broken)}."
+    about: dict[str, Any] = {"effect": float(len(kept)), "records": tuple(broken)}
+    return [
+        Finding(verdict=outcome, text=text),
+        Finding(label=name, verdict=outcome, unit="records", **about),
+    ]
+
+
+@cache
+def noise_step(experts: int, top_k: int, fall: float) -> float:
+    """Return the step behind the top-k of a router whose logits are Gaussian noise, seeded.
+
+    The noise's spread is that with which the mean step inside the top-k is ``fall``.
+    """
+    logits = np.random.default_rng(20260103).standard_normal((4096, experts))  # of as many tokens
+    ranked = -np.sort(-logits, axis=1)
+    below = ranked - ranked[:, :1]
+
+    def steps(spread: float) -> tuple[float, float]:
+        scores = np.exp(spread * below)
+        shares = scores[:, [0, top_k - 1, top_k]] / scores.sum(axis=1, keepdims=True)
+        first, last, behind = shares.mean(axis=0)
+        return math.log(first / last) / (top_k - 1), math.log(last / behind)
+
+    low, high = 0.0, 50.0  # the step inside grows with the spread; scipy.optimize imports slowly
+    while high - low > 1e-6:
+        spread = (low + high) / 2
+        low, high = (spread, high) if steps(spread)[0] < fall else (low, spread)
+    return steps(high)[1]
+
+
+@cache
+def uniform_bound(
+    quantity: Literal["pad_waste", "mean_peak_before"],
+    experts: int,
+    top_k: int,
+    mean_load: float,
+) -> float:
+    """Return what a uniform router exceeds in 5 % of simulated capacity groups, seeded.
+
+    Each token chooses distinct experts, all with equal probability.
+
+    Args:
+        quantity: The share of empty slots at γ=1, or the highest load over the mean load.
+        experts: Their number.
+        top_k: The experts of a token.
+        mean_load: Tokens of an expert in a group, in the mean.
+    """
+    tokens, rng = max(1, round(mean_load * experts / top_k)), np.random.default_rng(20260104)
+    mean = tokens * top_k / experts
+    pairs = rng.multinomial(tokens * top_k, np.full(experts, 1 / experts), _SIMULATIONS)
+    # A token's experts are distinct: loads vary less than those of pairs drawn one by one.
+    narrower = math.sqrt((experts - top_k) / (experts - 1)) if experts > 1 else 1.0
+    loads = mean + narrower * (pairs - mean)
+    if quantity == "pad_waste":
+        slots = math.ceil(mean)
+        values = 1 - np.minimum(loads, slots).mean(axis=1) / slots
+    else:
+        values = loads.max(axis=1) / mean
+    return float(np.quantile(values, 1 - LEVEL))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.routing.registry import method_names
@@ -16,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from capmoe_report.grouping import GAPS
+from capmoe_report.contrasts import GAPS
 from capmoe_report.verdicts import Finding, Grouping, JudgedClaim, Outcome, VerdictFile
 
 # Told apart by shape, too.
@@ -27,18 +28,7 @@ _LOOKS: Final[dict[Outcome, d.Look]] = {
 }
 _WORDS: Final = {
     **{name.replace("_", " "): method_title(name) for name in method_names()},
-    "baseline": "no capacity",
-    "candidates=local": "from its rank",
-    "candidates=global": "from all experts",
-    "candidates=ranked": "from the next-ranked",
-    "protect_topk": "top-k first",
-    "max_k": "at most k",
-    "granularity=device": "by device",
-    "modality=image_first": "images first",
-    "modality=text_first": "text first",
-    "count_padding": "pads count",
-    "ep_size=1": "on one rank",
-    "decode=constrained": "in every step",
+    **read_data(__package__, "data/words.yaml", dict[str, dict[str, str]])["settings"],
 }
 """What the settings in a label say to a reader."""
 _SHARED: Final = re.compile(

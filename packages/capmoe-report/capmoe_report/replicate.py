@@ -1,18 +1,15 @@
-"""The command ``replication``: write the verdicts on an experiment's records."""
+"""The command ``replicate``: write the verdicts on an experiment's records."""
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
+from capmoe_eval.experiment.arguments import PATH, Parser, report_options
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
@@ -20,10 +17,17 @@ from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.selection import Finished, finished, refuse_experiment
+from capmoe_eval.results.frames import results_of
 
+from capmoe_report.claims import profile_note
+from capmoe_report.contrasts import grouping
 from capmoe_report.effects import by_family
-from capmoe_report.evidence import Evidence, gather
-from capmoe_report.grouping import grouping
+from capmoe_report.evidence import (
+    Evidence,
+    dev_losses,
+    idle_notes,
+    read_trainings,
+)
 from capmoe_report.judge import (
     check_pairs,
     findings_of,
@@ -31,11 +35,9 @@ from capmoe_report.judge import (
     of_claims,
     replication_claims,
 )
-from capmoe_report.ledger import profile_note
-from capmoe_report.margins import written_margins
-from capmoe_report.records import RECORDS, contrast_records
+from capmoe_report.margins import margins
+from capmoe_report.records import RECORDS, line_numbers, paths_of, record_row, to_lines
 from capmoe_report.templates import render
-from capmoe_report.trainings import TRAININGS
 from capmoe_report.verdicts import LEVEL, ONLY_HERE, JudgedClaim, VerdictFile
 
 CONTRASTS: Final = "contrasts.csv"
@@ -52,18 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--results", type=PATH, help=f"directory for {VERDICTS} (default: results_dir)"
     )
-    parser.add_argument(
-        "--out",
-        type=PATH,
-        default=Path("reports"),
-        help="directory of the report (default: reports)",
-    )
-    parser.add_argument(
-        "--trainings",
-        type=PATH,
-        help=f"file of the balance by training seed (default: {TRAININGS} for profile zoo)",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for capmoe-eval run")
+    report_options(parser, has_bench=False)
     parsed = parser.parse_args(arguments)
 
     def report() -> int:
@@ -79,23 +70,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_writable("--results", results)
         check_writable("--out", parsed.out)
         models = frozenset(plan.cell.model.name for plan in cells.plans)
-        alike = _alike(cells)
-        evidence = gather(profile, alike, models, trainings=parsed.trainings)
-        file = VerdictFile(
-            profile=profile,
-            models=evidence.models,
-            records=len(evidence.results.cells),
-            missing=len(cells.plans) - len(cells.records),
-            notes=(*cells.notes, *evidence.losses.notes, *cells.broken),
-            level=LEVEL,
-            margins=written_margins(replication_claims()),
-            claims=judged(evidence),
-            grouping=grouping(evidence),
+        evidence = Evidence(
+            profile,
+            results_of(_alike(cells)),
+            trainings=read_trainings(profile),
+            pooled=models,
+            losses=dev_losses(models),
         )
+        file = _judged(cells, evidence)
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
         folder = parsed.out / profile
-        contrasts = contrast_records(file, folder)
+        named = [(claim.id, finding) for claim in file.claims for finding in claim.contrasts]
+        named += [(row.label, gap) for row in file.grouping for gap in row.gaps]
+        records = [
+            record_row(name, finding.label, finding.effect, finding.records, folder)
+            for name, finding in named
+            if finding.effect is not None and finding.records
+        ]
+        lines = line_numbers(records)
         file = VerdictFile.model_validate_json(file.to_json())  # with its digits
         from capmoe_report.picture import draw, draw_gaps, to_png
 
@@ -103,14 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "replication.md",
             file=file,
             profile_note=profile_note(profile),
-            lines=contrasts.lines(),
-            used=len({path for contrast in contrasts.root for path in contrast.paths}),
+            lines=lines,
+            used=len({path for row in records for path in paths_of(row)}),
             only_here=ONLY_HERE,
         )
         written = {
             "replication.md": text.encode(),
-            CONTRASTS: _to_csv(file, contrasts.lines()).encode(),
-            RECORDS: contrasts.to_json().encode(),
+            CONTRASTS: _to_csv(file, lines).encode(),
+            RECORDS: to_lines(records).encode(),
             "replication.png": to_png(draw(file)),
         }
         if len(file.grouping) > 1:
@@ -132,30 +125,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(report))
 
 
-def judged(evidence: Evidence) -> tuple[JudgedClaim, ...]:
-    """Return the claims of the replication with their verdicts.
-
-    Records that do not pair are a UsageError.
-    """
+def _judged(cells: Finished, evidence: Evidence) -> VerdictFile:
+    """Return the verdicts on the claims; records that do not pair are a UsageError."""
     claims = replication_claims()
     check_pairs(claims, evidence)
-    written = []
+    judged, of_margin = [], dict[str, list[str]]()
     for claim, rows in of_claims(judge(evidence, claims), claims):
         word, scope = rows[["conclusion", "of"]].iloc[0]
-        judged_claim = JudgedClaim(
-            id=claim.id,
-            beyond=bool(claim.beyond),
-            place=claim.place,
-            statement=claim.statement,
-            verdict=word,
-            scope=scope,
-            decided_by="".join(rows["label"][rows["decides"]]),
-            refuted_by=claim.refuted_by,
-            note=f"{claim.beyond or ''} {claim.note}".strip(),
-            contrasts=tuple(findings_of(rows[rows["label"] != ""])),
+        judged.append(
+            JudgedClaim(
+                **claim.model_dump(include={"id", "place", "statement", "refuted_by"}),
+                beyond=bool(claim.beyond),
+                verdict=word,
+                scope=scope,
+                decided_by="".join(rows["label"][rows["decides"]]),
+                note=f"{claim.beyond or ''} {claim.note}".strip(),
+                contrasts=tuple(findings_of(rows[rows["label"] != ""])),
+            )
         )
-        written.append(judged_claim)
-    return tuple(written)
+        for margin in {contrast.expect.margin for contrast in claim.contrasts}:
+            of_margin.setdefault(margin, []).append(claim.id)
+    return VerdictFile(
+        profile=evidence.profile,
+        models=evidence.models,
+        records=len(evidence.results.cells),
+        missing=len(cells.plans) - len(cells.records),
+        notes=(*cells.notes, *idle_notes(evidence.losses), *cells.broken),
+        level=LEVEL,
+        margins=tuple(
+            {**row, "points": round(row["points"], 5), "claims": of_margin.get(name, [])}
+            for name, row in margins().items()
+        ),
+        claims=tuple(judged),
+        grouping=tuple(grouping(evidence)),
+    )
 
 
 def _lines(file: VerdictFile) -> Iterator[str]:
@@ -173,21 +176,21 @@ def _lines(file: VerdictFile) -> Iterator[str]:
 
 def _to_csv(file: VerdictFile, lines: Mapping[tuple[str, str], int]) -> str:
     """Return every contrast with its numbers, and the line of its records in :data:`RECORDS`."""
+    import pandas as pd
+
     plain = "label verdict unit effect low high p detectable conditional documents compared note"
     families = dict.fromkeys(map(family, file.models))
-    ends = [f"{name}_{end}" for name in ("asked", "families") for end in ("low", "high")]
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("claim", *plain.split(), *ends, *families, "records_line"))
+    rows: list[dict[str, Any]] = []
     for claim in file.claims:
         for contrast in (finding.model_dump(mode="json") for finding in claim.contrasts):
-            pairs = (*(contrast["bounds"] or ("", "")), *(contrast["wide"] or ("", "")))
-            by_name = by_family(contrast["models"])
-            effects = (round(by_name[x], 5) if x in by_name else None for x in families)
-            line = lines.get((claim.id, contrast["label"]))
-            values = (contrast[name] for name in plain.split())
-            rows.writerow((claim.id, *values, *pairs, *effects, line))
-    return text.getvalue()
+            row = {"claim": claim.id, **{name: contrast[name] for name in plain.split()}}
+            for name, ends in (("asked", contrast["bounds"]), ("families", contrast["wide"])):
+                row[f"{name}_low"], row[f"{name}_high"] = ends or (None, None)
+            effects = by_family(contrast["models"])
+            row |= {name: round(effects[name], 5) if name in effects else None for name in families}
+            rows.append(row | {"records_line": lines.get((claim.id, contrast["label"]))})
+    text: str = pd.DataFrame(rows, dtype=object).to_csv(index=False)
+    return text
 
 
 def _alike(cells: Finished) -> tuple[Record, ...]:

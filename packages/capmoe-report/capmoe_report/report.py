@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
+import json
+import math
+import os
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from html import escape
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote, urlencode
 
-from capmoe_bench.timings import read_bench
-from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser, report_options
-from capmoe_eval.experiment.configuration import model_notes
-from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.experiment.record import VERDICTS
+from capmoe_eval.experiment.commands import cell_command
+from capmoe_eval.experiment.configuration import CellPlan, model_notes
+from capmoe_eval.experiment.files import check_writable, read_bytes, write_text
+from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
+from capmoe_eval.experiment.packs import file_with
+from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import directories, each_record, record_places
-from capmoe_eval.report.figures import command as figures
+from capmoe_eval.experiment.selection import planned
+from capmoe_eval.paper.layout import TABLES, Layout
+from capmoe_eval.report.figures.catalogue import figures as catalogue
 from capmoe_eval.report.figures.sources import FigurePlans
-from capmoe_eval.report.tables import command as tables
-from capmoe_eval.report.tables.filled import cell_config
+from capmoe_eval.report.tables import formats
+from capmoe_eval.report.tables.filled import cell_config, measured_table
 from capmoe_eval.report.tables.sweep import sweep_table
-from capmoe_eval.report.tables.table import commands as missing_commands
-from markupsafe import Markup
+from capmoe_eval.report.tables.table import commands
+from capmoe_eval.report.texts import ABSENT, shown
+from hydra.errors import HydraException
+from markupsafe import Markup, escape
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
-from capmoe_report import claims, contents, replicate
-from capmoe_report.table_html import to_html
+from capmoe_report.records import seen_from
 from capmoe_report.templates import render
+from capmoe_report.verdicts import VerdictFile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
 
 PAGES: Final = {
     "index.html": "Overview",
@@ -42,6 +59,16 @@ PAGES: Final = {
 """The files of a report, and their titles."""
 _SUFFIXES: Final = ("csv", "md", "tex", "json", "svg", "pdf", "png")
 """The files that pages lead to, in their order."""
+_COLUMNS: Final = (
+    *("model", "task", "method", "gamma", "score", "±", "n", "enforced", "examined (%)"),
+    *("dropped (%)", "peak before", "peak after", "computed", "record", "compute it again"),
+)
+"""The headings of the records; the first four are those that a link chooses by."""
+_AGAIN: Final = "again"
+"""The directory of a record that is computed again, so that the first one stays."""
+_HTML: Final = formats.Markup(
+    "<strong>{}</strong>", "<small>{}</small>", "", lambda text: str(escape(text))
+)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -81,8 +108,7 @@ def build(
     if replication_file and not replication_file.is_file():
         raise UsageError(f"--replication={replication_file}: no such file; leave it out")
     subject = FigurePlans(overrides)
-    config = cell_config(subject.overrides)
-    plans = contents.table_plans(subject.overrides)
+    config, plans = cell_config(subject.overrides), _table_plans(subject.overrides)
     roots = sorted({plan.root for plan in plans} or {Path(str(config.results_dir))})
     places = [
         (path, place)
@@ -90,40 +116,48 @@ def build(
         for path, place in record_places(root)
         if subject.own in (None, path.parts[-3])  # the directory of its model
     ]
-    link, broken = contents.linker(out), list[str]()
-    rows = list(contents.rows_of(each_record(places, broken), link))
-    if not rows:
+    link = functools.cache(lambda path: quote(seen_from(out, path)))
+    broken: list[str] = []
+    records = [_row(record, link) for record in each_record(places, broken)]
+    if not records:
         _refuse_nothing(roots, overrides, out)
     status = 0
     if all_parts:
-        status = _write_parts(subject, f"--out={out}", f"--bench={bench}")
-    filled = contents.filled_tables(subject.overrides, bench)
+        words = [f"--out={out}", *subject.overrides]
+        both = [f"--bench={bench}", *words]
+        drawn = [["figure", "all", "--formats=svg", *both], ["table", "all", *both]]
+        judges = [["replicate", *words], ["claims", *both]]
+        status = _run(drawn if subject.own else judges + drawn)
+    fill = partial(measured_table, overrides=subject.overrides, bench=bench)
+    filled = {layout.key: _attempt(partial(fill, layout.key)) for layout in TABLES}
     if subject.own:  # whose sweep need be none of the paper's
-        filled = {"sweep": contents.attempt(partial(sweep_table, roots[0])), **filled}
-    folder, timings = out / subject.profile, read_bench(bench)
+        filled = {"sweep": _attempt(partial(sweep_table, roots[0])), **filled}
+    folder = out / subject.profile
     read_from = [place for root in roots for place in directories(root)]
-    judged = [place / VERDICTS for place in read_from]
+    paths = [replication_file] if replication_file else [place / VERDICTS for place in read_from]
+    verdicts, judged = _read_verdicts(paths, subject.profile)
+    if subject.own:
+        verdicts = f"Claims are judged on all models of a profile, not on {subject.own} alone."
+    ledger = folder / "claims.json"
     values = {
         "titles": PAGES,
         "subject": f"model {subject.own}" if subject.own else f"profile {subject.profile}",
         "words": " ".join(overrides) or f"profile={subject.profile}",
         "notes": model_notes(plans),
         "broken": broken,
-        "columns": contents.COLUMNS,
-        "records": rows,
-        "models": sorted({row["cells"][0] for row in rows}),
-        "tasks": sorted({row["cells"][1] for row in rows}),
+        "columns": _COLUMNS,
+        "records": records,
         "tables": filled,
-        "contents": list(contents.table_rows(filled, overrides)),
-        "html_of": lambda table: Markup(to_html(table, "records.html")),
-        "missing_commands": missing_commands,
-        "figures": contents.figure_texts(folder / "figures"),
-        **_claims([replication_file] if replication_file else judged, folder, subject),
-        "bench": timings,
-        "timings": list(contents.timing_rows(timings, link)),
-        "unmeasured": contents.unmeasured(timings),
+        "contents": list(_table_rows(filled, overrides)),
+        **TABLE_PARTS,
+        "missing_commands": commands,
+        "figures": _figure_texts(folder / "figures"),
+        "verdicts": verdicts,
+        "judged": judged,
+        "counts": _read(ledger, _fields("counts")) if ledger.is_file() else None,
+        "shown": shown,
         "folder": folder,
-        "written": partial(_written, folder),
+        "written": lambda stem: _there(folder / f"{stem}.{suffix}" for suffix in _SUFFIXES),
         "link": link,
     }
     with writing("--out", out):
@@ -133,35 +167,15 @@ def build(
     there = [table for table in filled.values() if not isinstance(table, str)]
     remarks = {
         "files that are none": len(broken),
-        "unreadable files of benchmarks": len(timings.broken),
         "numbers of tables missing": sum((table["status"] == "missing").sum() for table in there),
     }
     text = "".join(f", {count} {what}" for what, count in remarks.items() if count)
-    print(f"{values['subject']}: {len(rows)} records{text}")
+    print(f"{values['subject']}: {len(records)} records{text}")
     print(f"written: {out / 'index.html'}")
     return status
 
 
-def _claims(paths: Sequence[Path], folder: Path, subject: FigurePlans) -> dict[str, object]:
-    """Return what pages show of claims: the verdicts in one of some files, and the ledger's."""
-    ledger, picture = folder / "claims.json", folder / "replication.png"
-    verdicts, judged = contents.read_verdicts(paths, subject.profile)
-    counts = contents.read(ledger, contents.fields("counts")) if ledger.is_file() else None
-    if subject.own:
-        verdicts = f"Claims are judged on all models of a profile, not on {subject.own} alone."
-    return {
-        "verdicts": verdicts,
-        "judged": judged,
-        "contrasts": contents.contrast_rows,
-        "counts": counts,
-        "ledger": ledger.with_suffix(".html"),
-        "picture": picture if picture.is_file() else None,
-    }
-
-
-def _written(folder: Path, stem: str) -> list[Path]:
-    """Return the files of a table or a figure that are there."""
-    paths = (folder / f"{stem}.{suffix}" for suffix in _SUFFIXES)
+def _there(paths: Iterable[Path]) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
@@ -189,50 +203,159 @@ def _without_places(page: str, places: Iterable[Path]) -> str:
             inside = form.is_relative_to(here)
             name = form.relative_to(here).as_posix() if inside else f"…/{form.name}"
             if form.name:  # not the root, which is above all
-                names[escape(form.as_posix())] = escape(name)
+                names[str(escape(form.as_posix()))] = str(escape(name))
     longest_first = sorted(names, key=len, reverse=True)
     pattern = re.compile(rf"(?<![\w./…-])({'|'.join(map(re.escape, longest_first))})(?![\w.-])")
     return pattern.sub(lambda match: names[match[1]], page)
 
 
-def _write_parts(subject: FigurePlans, out: str, bench: str) -> int:
-    """Write tables, figures, and of a profile verdicts and claims; return the highest status."""
-    words = [out, *subject.overrides]
-    judges = [partial(replicate.main, words), partial(claims.main, [bench, *words])]
-    beside = [
-        _start(*([] if subject.own else judges)),
-        _start(partial(figures.main, ["all", "--formats=svg", bench, *words])),
+def _run(commands: Iterable[Sequence[str]]) -> int:
+    """Run other commands, as many at a time as there are processors; return the highest status.
+
+    One that cannot write its own, and says why (status 2), stops no other.
+    """
+
+    def run(words: Sequence[str]) -> int:
+        code = subprocess.run([sys.executable, "-m", "capmoe_eval", *words], check=False).returncode
+        if code < 0:
+            print(f"{words[0]} was killed (signal {-code})", file=sys.stderr)
+        return 128 - code if code < 0 else code
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return max((code for code in threads.map(run, commands) if code != 2), default=0)
+
+
+def _attempt(make: Callable[[], T]) -> T | str:
+    """Return what a function makes, or why it cannot, in one line."""
+    try:
+        return make()
+    except (UsageError, HydraException, OmegaConfBaseException) as error:
+        return " ".join(str(error).split())
+
+
+def _read(path: Path, parse: Callable[[bytes], T]) -> T | str:
+    """Return what a file of another command has, or why it cannot be read, in one line."""
+    try:
+        return parse(read_bytes(path))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = field_problem(error) if isinstance(error, ValidationError) else error
+        return f"{path}: cannot be read ({reason})"
+
+
+def _fields(*names: str) -> Callable[[bytes], dict[str, Any]]:
+    """Return what reads these fields of a JSON object."""
+    return lambda data: {name: json.loads(data)[name] for name in names}
+
+
+def _table_plans(overrides: Sequence[str]) -> list[CellPlan]:
+    """Return the plans of all tables that a command line can have."""
+    layouts = [layout for layout in TABLES if isinstance(layout, Layout)]
+    parts = [_attempt(partial(planned, [f"experiment={x.key}", *overrides])) for x in layouts]
+    return [plan for part in parts if not isinstance(part, str) for plan in part]
+
+
+def _row(record: Record, link: Callable[[Path], str]) -> dict[str, Any]:
+    """Return the cells of a record's row, by :data:`_COLUMNS`, and the name of the row."""
+    metric, load, proofs = record.cell.task.metric, record.load, record.proofs
+    passed = sum(proof.passed is True for _, proof, _ in proofs.recorded())
+    failed = f"failed: {', '.join(proofs.broken)}" if proofs.broken else ""
+    made = record.provenance
+    origin = made.date[:10], (made.git_revision or "")[:8], made.device.get("name")
+    cells = [
+        *(record.model, record.task, record.method),
+        gamma_column(record.method, record.cell.method.factor),
+        f"{score_text(metric, record.value)} {score_unit(metric)}",
+        ABSENT if record.stderr is None else score_text(metric, record.stderr),
+        str(record.n),
+        failed or f"{passed} passed",
+        *(shown(share, "{:.1f}", 100) for share in (proofs.examined, load.drop_rate)),
+        *(shown(peak, "{:.2f}") for peak in (load.peak_before, load.peak_after)),
+        ", ".join(map(str, filter(None, origin))),
+        Markup('<a href="{}">{}</a>').format(link(file_with(record.path)), record.path.stem),
+        cell_command(record.cell, _AGAIN) or ABSENT,
     ]
-    _write(partial(tables.main, ["all", bench, *words]))
-    return max(map(_ended, beside))
+    return {"id": record.path.stem, "cells": cells, "failed": failed}
 
 
-def _start(*parts: Callable[[], None]) -> BaseProcess:
-    """Start a process that writes parts; it has what this one has read."""
-    run = partial(_write, *parts)
-    process = multiprocessing.get_context("fork").Process(
-        target=lambda: sys.exit(run_command(run)), daemon=True
-    )
-    process.start()
-    return process
+def _table_rows(
+    filled: Mapping[str, pd.DataFrame | str], overrides: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield of each table its name, how many numbers are there and missing, and what fills it."""
+    for name, table in filled.items():
+        to_table = Markup('<a href="tables.html#{}">{}</a>').format(name, name)
+        if isinstance(table, str):
+            yield to_table, ABSENT, ABSENT, table
+        else:
+            counts = [(table["status"] == status).sum() for status in ("measured", "missing")]
+            words = " ".join(["capmoe-eval run", f"experiment={name}", *overrides])
+            of_rows = commands(table)
+            command = words if len(of_rows) > 1 else "".join(of_rows)
+            yield to_table, *(f"{count:,}" for count in counts), command
 
 
-def _write(*parts: Callable[[], None]) -> int:
-    """Write parts; a command that cannot write its own, and says why, stops no other."""
-    for part in parts:
-        try:
-            part()
-        except SystemExit as ended:
-            # 128 and more: the number of a signal.
-            if isinstance(ended.code, int) and ended.code >= 128:
-                raise
-    return 0
+def _cell_html(cell: Any, decimals: int) -> Markup:
+    """Return a cell's number with its marks, and below it what the paper prints."""
+    text = formats.cell_text(cell, _HTML, decimals)
+    if published := formats.published_text(cell, decimals):
+        text += f'<br><small class="published">{published}</small>'
+    return Markup(text)
 
 
-def _ended(process: BaseProcess) -> int:
-    """Wait for a process, and return its exit status; it has said what is wrong, unless killed."""
-    process.join()
-    code = process.exitcode or 0
-    if code < 0:
-        print(f"a process that writes parts was killed (signal {-code})", file=sys.stderr)
-    return code if code >= 0 else 128 - code
+def _tip(cell: Any, decimals: int) -> str:
+    """Return a number's seeds, documents and test, or of a missing one the command for it."""
+    return cell.command or "; ".join(_origin(cell, decimals))
+
+
+def _origin(cell: Any, decimals: int) -> Iterator[str]:
+    if cell.seeds:
+        yield f"seeds {cell.seeds}"
+    if not math.isnan(cell.n):
+        yield f"{cell.n:,.0f} documents"
+    if not math.isnan(cell.p):
+        effect = f"{formats.signed(cell.effect, decimals)} to the baseline"
+        yield f"{effect}, p = {cell.p:.2g}, corrected {cell.corrected:.2g}"
+    if cell.truncated > 0:
+        yield f"prompts of {cell.truncated:,.0f} documents truncated"
+    if cell.untested:
+        yield f"no paired test: {cell.untested}"
+
+
+def _records_of(row: pd.DataFrame) -> str:
+    """Return the fragment by which a page of records chooses those of a row, if it has any."""
+    if row["model"].isna().any() or row["value"].isna().all():
+        return ""
+    cell = row.iloc[0]
+    gamma = gamma_column(cell.method, None if math.isnan(cell.gamma) else cell.gamma)
+    return urlencode({"model": cell.model, "method": cell.method, "gamma": gamma})
+
+
+TABLE_PARTS: Final = {"cell_html": _cell_html, "tip": _tip, "records_of": _records_of}
+"""What the template of a table needs besides the table."""
+
+
+def _figure_texts(folder: Path) -> dict[str, dict[str, Any] | str]:
+    """Return the words of each figure of a directory, in the catalogue's order, then the others."""
+    names = {path.stem for suffix in ("json", "svg") for path in folder.glob(f"*.{suffix}")}
+    ordered = [
+        *(name for name in catalogue() if name in names),
+        *sorted(names - catalogue().keys()),
+    ]
+    words = _fields("title", "place", "caption", "notes", "missing")
+    return {name: _read(folder / f"{name}.json", words) for name in ordered}
+
+
+def _read_verdicts(paths: Iterable[Path], profile: str) -> tuple[VerdictFile | str, list[Path]]:
+    """Return the verdicts on most records of a profile, or why there are none, and their path."""
+
+    def parse(data: bytes) -> VerdictFile:
+        file = VerdictFile.model_validate_json(data)
+        if file.profile != profile:
+            raise ValueError(f"verdicts of profile {file.profile}, not of {profile}")
+        return file
+
+    files = {path: _read(path, parse) for path in _there(paths)}
+    counts = {p: -1 if isinstance(file, str) else file.records for p, file in files.items()}
+    path = max(counts, key=counts.__getitem__, default=None)
+    if path is None:
+        return f"Not judged yet: capmoe-eval replicate profile={profile}", []
+    return files[path], [path]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from capmoe_bench.timings import DROPLESS, RUN, Bench, Spread, bench_command
 from capmoe_bench.timings import EMULATED as KIND
@@ -27,22 +27,28 @@ class Pair(NamedTuple):
     """Something that must be higher than something else, each a median with quartiles."""
 
     label: str  # what is compared
-    higher: Spread
-    lower: Spread
-    source: pd.Series[Any]  # the row of a run that both are from, or of the first of two
+    higher: pd.Series[Any]  # a row of the times
+    lower: pd.Series[Any] | None = None  # one of the same kind; None: the speedup 1
+    name: Literal["speedup", "seconds"] = "speedup"  # the column
+
+    @property
+    def spreads(self) -> tuple[Spread, Spread]:
+        """Both with their quartiles."""
+        names = [self.name, f"{self.name}_q1", f"{self.name}_q3"]
+        first = Spread(*self.higher[names])
+        return first, Spread(1.0, 1.0, 1.0) if self.lower is None else Spread(*self.lower[names])
 
     @property
     def outcome(self) -> Outcome:
         """It holds if the quartiles lie apart, and fails if they do on the other side."""
-        if self.higher.low > self.lower.high:
+        higher, lower = self.spreads
+        if higher.low > lower.high:
             return Outcome.HOLDS
-        return Outcome.FAILS if self.higher.high < self.lower.low else Outcome.UNDECIDED
+        return Outcome.FAILS if higher.high < lower.low else Outcome.UNDECIDED
 
     def __str__(self) -> str:
         """Return it with its numbers."""
-        high, low = (
-            f"{s.median:.3g} [{s.low:.3g}, {s.high:.3g}]" for s in (self.higher, self.lower)
-        )
+        high, low = (f"{s.median:.3g} [{s.low:.3g}, {s.high:.3g}]" for s in self.spreads)
         return f"{self.label} ({high} against {low})"
 
 
@@ -59,7 +65,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
     if not pairs:
         text = f"No file of study {study} that says it: {bench_command(study)}."
         return [Finding(verdict=Outcome.ABSENT, text=text)]
-    how = _how([pair.source for pair in pairs])
+    how = _how([pair.higher for pair in pairs])
     outcomes = [pair.outcome for pair in pairs]
     rest = [str(pair) for pair in pairs if pair.outcome is not Outcome.HOLDS]
     text = (
@@ -67,20 +73,19 @@ def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
         f"{outcomes.count(Outcome.HOLDS)} of {len(pairs)} comparisons{', not in:' if rest else '.'}"
     )
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.UNDECIDED
-    emulated = any(pair.source["kind"] == KIND for pair in pairs)
+    emulated = any(pair.higher["kind"] == KIND for pair in pairs)
     scope = EMULATED if emulated else f"in direction, {how}"
     findings = [Finding(verdict=outcome, text=listed(text, rest, most=6), scope=scope)]
-    return findings + [
-        Finding(
-            label=pair.label,
-            verdict=pair.outcome,
-            effect=pair.higher.median / pair.lower.median,
-            unit="× (EMULATED)" if emulated else "× (measured)",
-            records=(pair.source["path"],),
-        )
-        for pair in pairs
-        if pair.lower.median > 0
-    ]
+    for pair in pairs:
+        higher, lower = pair.spreads
+        if lower.median > 0:
+            about: dict[str, Any] = {
+                "effect": higher.median / lower.median,
+                "records": (pair.higher["path"],),
+            }
+            unit = "× (EMULATED)" if emulated else "× (measured)"
+            findings.append(Finding(label=pair.label, verdict=pair.outcome, unit=unit, **about))
+    return findings
 
 
 def _how(runs: Sequence[pd.Series[Any]]) -> str:
@@ -93,17 +98,8 @@ def _how(runs: Sequence[pd.Series[Any]]) -> str:
     return f"{'EMULATED' if len(kinds) == 1 else 'partly EMULATED'} {on} ({machines})"
 
 
-_ONE: Final = Spread(1.0, 1.0, 1.0)
 _EXCHANGE: Final = ("permute", "dispatch", "return")
 _METHOD: Final = ["method", "gamma"]
-
-
-def _speedup(row: pd.Series[Any]) -> Spread:
-    return Spread(row["speedup"], row["speedup_q1"], row["speedup_q3"])
-
-
-def _seconds(row: pd.Series[Any]) -> Spread:
-    return Spread(row["seconds"], row["seconds_q1"], row["seconds_q3"])
 
 
 def _by(times: pd.DataFrame, *columns: str) -> dict[tuple[Any, ...], pd.Series[Any]]:
@@ -131,7 +127,7 @@ def _name(row: pd.Series[Any]) -> str:
 def accelerates(times: pd.DataFrame) -> Iterator[Pair]:
     """One MoE layer is faster with a capacity than without."""
     for _, row in _limited(times).iterrows():
-        yield Pair(_name(row), _speedup(row), _ONE, row)
+        yield Pair(_name(row), row)
 
 
 def rises(times: pd.DataFrame) -> Iterator[Pair]:
@@ -142,16 +138,16 @@ def rises(times: pd.DataFrame) -> Iterator[Pair]:
         tight, loose = by_gamma.iloc[0], by_gamma.iloc[-1]
         if tight["gamma"] != loose["gamma"]:
             text = f"{_name(tight)} against{gamma_suffix(loose['gamma'])}"
-            yield Pair(text, _speedup(tight), _speedup(loose), tight)
+            yield Pair(text, tight, loose)
 
 
 def whole_model(times: pd.DataFrame) -> Iterator[Pair]:
     """A prefill is faster with a capacity than without, and gains less than one MoE layer."""
     layers = _by(_limited(times), *RUN, "label")
     for key, row in _by(_limited(times, "prefill"), *RUN, "label").items():
-        yield Pair(f"{_name(row)}, prefill", _speedup(row), _ONE, row)
+        yield Pair(f"{_name(row)}, prefill", row)
         if key in layers:
-            yield Pair(f"{_name(row)}, layer", _speedup(layers[key]), _speedup(row), row)
+            yield Pair(f"{_name(row)}, layer", layers[key], row)
 
 
 def fewer_experts(times: pd.DataFrame) -> Iterator[Pair]:
@@ -165,7 +161,7 @@ def fewer_experts(times: pd.DataFrame) -> Iterator[Pair]:
         for key, row in few.items():
             if count < most and key in many:
                 text = f"{model} {row['method']}, {count} against {most} experts per rank"
-                yield Pair(text, _speedup(row), _speedup(many[key]), row)
+                yield Pair(text, row, many[key])
 
 
 def phases_shrink(times: pd.DataFrame) -> Iterator[Pair]:
@@ -195,7 +191,7 @@ def _phases(
     row = of_method.iloc[0]
     for phase in phases:
         if (key := (phase,)) in high and key in low:
-            yield Pair(f"{_name(row)}, {phase}", _seconds(high[key]), _seconds(low[key]), row)
+            yield Pair(f"{_name(row)}, {phase}", high[key], low[key], "seconds")
 
 
 def device_gains_more(times: pd.DataFrame) -> Iterator[Pair]:
@@ -206,7 +202,7 @@ def device_gains_more(times: pd.DataFrame) -> Iterator[Pair]:
             device, expert = rows.get(("device", 1.0)), rows.get(("expert", 1.5))
             if device is not None and expert is not None:
                 text = f"{device['model']}, {part}"
-                yield Pair(text, _speedup(device), _speedup(expert), device)
+                yield Pair(text, device, expert)
 
 
 def slower_when_uneven(times: pd.DataFrame) -> Iterator[Pair]:
@@ -218,7 +214,7 @@ def slower_when_uneven(times: pd.DataFrame) -> Iterator[Pair]:
             if first["tokens_per_rank"] == last["tokens_per_rank"]:
                 peaks = f"peak {last['peak']:.1f} against {first['peak']:.1f}"
                 text = f"{last['model']}, {peaks}, seconds"
-                yield Pair(text, _seconds(last), _seconds(first), last)
+                yield Pair(text, last, first, "seconds")
 
 
 FACTS: Final[Mapping[str, tuple[str, Callable[[pd.DataFrame], Iterator[Pair]]]]] = {

@@ -16,8 +16,6 @@ from tests import records
 if TYPE_CHECKING:
     import pandas as pd
 
-HOME = {"ep_size": 2, "batch_size": 16, "gamma": 1.5}
-
 
 def record(
     method: str,
@@ -38,12 +36,12 @@ def record(
     """Return a record; nothing is written."""
     loads = {"peak_before": 4.0, "mean_peak_before": 3.0, **(load or {})}
     return records.record_of(
-        create_method(method, gamma, **{"ep_size": HOME["ep_size"], **knobs}),
+        create_method(method, gamma, **{"ep_size": 2, **knobs}),
         correct,
         model=model,
         task=task,
         root=root,
-        **{"batch_size": HOME["batch_size"], **(cell or {})},
+        **{"batch_size": 16, **(cell or {})},
         parts={
             "documents": documents,
             "stderr": stderr,
@@ -55,9 +53,8 @@ def record(
 
 
 def evidence(*records: Record, profile: str = "zoo", **rest: Any) -> Evidence:
-    """Return evidence in which every model has the same settings."""
-    homes = {each.model: HOME for each in records}
-    return Evidence(profile, results_of(records), **{"defaults": homes, **rest})
+    """Return what claims are judged by."""
+    return Evidence(profile, results_of(records), **rest)
 
 
 HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"

@@ -50,5 +50,5 @@ def test_margins_follow_from_printed_effects() -> None:
     expected |= {"large_skip": worse / 2}
     expected["little"] = 68.7 - 64.9  # Table 9, Overall
     expected["consistent"] = 22.6 - 21.4  # Table 7, NQ, Qwen1.5-MoE-Chat; fractions in percent
-    assert {name: margin.points for name, margin in margins().items()} == pytest.approx(expected)
+    assert {name: margin["points"] for name, margin in margins().items()} == pytest.approx(expected)
     assert in_points("-gain") == pytest.approx(-gain / 2)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from capmoe_eval.experiment.names import family, split_seed
+from capmoe_eval.experiment.names import family
 from capmoe_eval.paper.pairing import Floats, Paired, shares
 from capmoe_eval.paper.statistics import mcnemar
 from capmoe_eval.results.frames import pick, results_of
@@ -173,21 +173,6 @@ def test_no_difference_is_rarely_one(share: float) -> None:
         rejected += effect.p(effect.points or 0.0) < 0.05
     # Three standard errors of a share of 5 % are 1.5 %.
     assert rejected / 2000 < 0.065
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "seed"),
-    [
-        ("zoo_olmoe", "zoo_olmoe", None),
-        ("zoo_olmoe_s1", "zoo_olmoe", 1),
-        ("zoo_olmoe_seed12", "zoo_olmoe", 12),
-        ("zoo_deepseek_v2", "zoo_deepseek_v2", None),
-    ],
-)
-def test_a_models_name_may_end_in_its_training_seed(
-    name: str, model: str, seed: int | None
-) -> None:
-    assert (family(name), split_seed(name)[1]) == (model, seed)
 
 
 def test_a_contrast_is_of_the_cells_that_are_picked() -> None:

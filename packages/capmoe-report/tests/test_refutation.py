@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,16 +12,14 @@ from capmoe_eval.results.frames import results_of
 from tests.records import layer, record_of
 
 from capmoe_report.contrasts import Contrast
-from capmoe_report.evidence import Evidence, Side
+from capmoe_report.evidence import Evidence, SeedTraining, Side
 from capmoe_report.judge import Claim, judge, replication_claims
-from capmoe_report.trainings import SeedTraining
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CLAIMS = {claim.id: claim for claim in replication_claims()}
 MODELS = ("zoo_a", "zoo_b", "zoo_c")
-HOME = {"ep_size": 2, "batch_size": 16, "gamma": 1.5}
 # So many that a document is worth less than every margin.
 GOOD, BAD, MIDDLE = ([0.0] * wrong + [1.0] * (900 - wrong) for wrong in (0, 450, 150))
 # From best to worst as the paper has it; what stands on no line is as good as its method.
@@ -48,49 +46,44 @@ def made(side: Side, correct: list[float], model: str, **parts: Any) -> Record:
     return record_of(method, answers, model=model, parts=parts, **fields)
 
 
-def of_contrasts(claim: Claim, hold: bool) -> dict[tuple[Side, str], list[float]]:
-    """Answers of every side: the first is right, and the second wrong where the claim holds.
+# What keeps a claim that is no list of independent contrasts, by side.
+SUPPORT: dict[str, Callable[[Side], list[float]]] = {
+    **dict.fromkeys(("a", "a2"), lambda side: ORDER[side.method]),
+    "b": lambda side: BAD if side.gamma in (0.0, 0.25, 0.5) else GOOD,
+    "l": lambda side: {"image_first": GOOD, None: MIDDLE, "text_first": BAD}[
+        side.knobs.get("modality")
+    ],
+}
 
-    Where the claim says that both are alike, both are right where it holds.
+
+def supporting(claim: Claim) -> dict[Side, list[float]]:
+    """Answers of every side: the first is right, the second wrong, or right where both are alike.
+
+    Where the effect must be negative, it is the other way round.
     """
-    answers: dict[tuple[Side, str], list[float]] = {}
+    answers: dict[Side, list[float]] = {}
     for contrast in claim.contrasts:
-        up = (contrast.expect.low != float("-inf")) is hold
-        alike = contrast.expect.low < 0 < contrast.expect.high < float("inf") and hold
-        for model in MODELS:
-            answers[contrast.first, model] = GOOD if up or alike else BAD
-            answers.setdefault((contrast.second, model), BAD if up and not alike else GOOD)
+        up = contrast.expect.low != float("-inf")
+        alike = contrast.expect.low < 0 < contrast.expect.high < float("inf")
+        answers[contrast.first] = GOOD if up or alike else BAD
+        answers.setdefault(contrast.second, BAD if up and not alike else GOOD)
+    if claim.id in SUPPORT:
+        return {side: SUPPORT[claim.id](side) for side in answers}
+    if claim.id == "k":  # most records are of the deployment, as in results/zoo
+        answers |= {Side(method=name, gamma=1.0): GOOD for name in ("score", "random")}
     return answers
 
 
 def records(claim: Claim, hold: bool) -> Iterator[Record]:
-    if claim.id in ("a", "a2"):
-        ranks = list(ORDER.values())
-        chosen = ORDER if hold else dict(zip(ORDER, reversed(ranks), strict=True))
-        sides = {s for c in claim.contrasts for s in (c.first, c.second)}
-        found = {(side, m): chosen[side.method] for side in sides for m in MODELS}
-    elif claim.id == "l":
-        sides = {s for c in claim.contrasts for s in (c.first, c.second)}
-        ranks = [GOOD, MIDDLE, BAD] if hold else [BAD, MIDDLE, GOOD]
-        by = dict(zip(("image_first", None, "text_first"), ranks, strict=True))
-        found = {(side, m): by[side.knobs.get("modality")] for side in sides for m in MODELS}
-    elif claim.id == "b":
-        fits = {2.0: GOOD, 2.5: GOOD, 3.0: GOOD, 0.0: BAD, 0.25: BAD, 0.5: BAD}
-        swap = {id(GOOD): BAD, id(BAD): GOOD}
-        found = {(Side(method="baseline"), m): GOOD for m in MODELS}
-        for gamma, answers in fits.items():
-            own = answers if hold else swap[id(answers)]
-            found |= {(Side(method="score", gamma=gamma), m): own for m in MODELS}
-    else:
-        found = of_contrasts(claim, hold)
+    """Records that keep the contrasts of a claim; in shares dropped (d) it may fail."""
     # A knob without effect makes two sides one record; the first stands.
-    seen = set()
-    for (side, model), answers in found.items():
-        resolved = side.model_copy(update={"gamma": 1.0}) if side.gamma == "matched" else side
+    paths = set()
+    for side, model in itertools.product(answers := supporting(claim), MODELS):
+        resolved = side.at(1.0) if side.gamma == "matched" else side
         dropped = {"score": 0.3, "expert_drop": 0.1 if hold else 0.5}.get(side.method, 0.0)
-        record = made(resolved, answers, model, load={"drop_rate": dropped})
-        if record.path not in seen:
-            seen.add(record.path)
+        record = made(resolved, answers[side], model, load={"drop_rate": dropped})
+        if record.path not in paths:
+            paths.add(record.path)
             yield record
 
 
@@ -135,14 +128,16 @@ def texts(hold: bool) -> Iterator[Record]:
 
 
 def judged(claim: Claim, records: Iterable[Record], hold: bool = False) -> pd.DataFrame:
-    homes = dict.fromkeys(MODELS, HOME)
-    material = Evidence("zoo", results_of(records), defaults=homes, trainings=trainings(hold))
+    material = Evidence("zoo", results_of(records), trainings=trainings(hold))
     return judge(material, [claim])
 
 
-@pytest.mark.parametrize("name", CLAIMS)
-@pytest.mark.parametrize("hold", [True, False])
-def test_data_made_to_support_or_refute_a_claim_do_so(name: str, hold: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "hold"), [*((name, True) for name in CLAIMS), *((name, False) for name in "dfgin")]
+)
+def test_data_made_to_support_a_claim_or_to_refute_what_it_counts_do_so(
+    name: str, hold: bool
+) -> None:
     claim = CLAIMS[name]
     made = {"g": routers, "i": companies, "n": texts}.get(name, lambda hold: records(claim, hold))
     rows = judged(claim, made(hold), hold)
@@ -153,8 +148,7 @@ def test_data_made_to_support_or_refute_a_claim_do_so(name: str, hold: bool) -> 
 
 
 @pytest.mark.parametrize("name", [name for name in CLAIMS if CLAIMS[name].contrasts])
-def test_one_contrast_that_fails_is_enough(name: str) -> None:
-    """Every contrast of a claim can contradict it, whatever the others say."""
+def test_every_contrast_can_contradict_its_claim(name: str) -> None:
     claim = CLAIMS[name]
     for contrast in claim.contrasts:
         check = {"measured": {"contrasts": [contrast]}}

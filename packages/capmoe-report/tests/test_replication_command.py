@@ -13,7 +13,7 @@ from capmoe_eval.experiment.selection import composed
 from tests.records import layer, record
 
 from capmoe_report import replicate
-from capmoe_report.trainings import TRAININGS, read_trainings
+from capmoe_report.evidence import TRAININGS, read_trainings
 
 ONE = (
     "profile.retrained=[zoo_olmoe]",
@@ -77,21 +77,20 @@ def test_records_become_verdicts_and_the_same_bytes(run: Run, results: Path) -> 
     assert [path.read_bytes() for path in paths] == before
 
 
-def test_training_seeds_are_those_of_the_zoo_unless_named(
+def test_training_seeds_are_those_of_the_zoo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verdicts on trained models, their training seeds included, are of them alone."""
     monkeypatch.chdir(tmp_path)
-    assert read_trainings(None, "zoo") == ()
+    assert read_trainings("zoo") == ()
     TRAININGS.parent.mkdir()
     one = {"name": "mixtral", "origin": "scratch", "seed": 0, "steps": 9, "peaks": [3.0]}
     TRAININGS.write_text(json.dumps({"trainings": [one]}))
-    read = [read_trainings(*of) for of in ((None, "zoo"), (None, "tiny"), (TRAININGS, "tiny"))]
-    assert list(map(len, read)) == [1, 0, 1]
+    assert [len(read_trainings(profile)) for profile in ("zoo", "tiny")] == [1, 0]
     for text in ('{"trainings": [{}]}', "{}", "["):
         TRAININGS.write_text(text)
         with pytest.raises(UsageError, match="not a whole file of trainings"):
-            read_trainings(None, "zoo")
+            read_trainings("zoo")
 
 
 def test_nothing_to_judge_gives_one_line(run: Run) -> None:

@@ -37,6 +37,12 @@ REFUSED = {
         "profile.name=../evil": "profile.name=../evil",
         "experiment=table1": "experiment=table1",
         "gama=1": "did you mean 'gamma'",
+        "results_dir=resutls/zoo": "results_dir=resutls/zoo: no whole record there",
+        "results_dir=pipes --all": "results_dir=pipes: no whole record there",
+        "'results_dir=[a]'": "results_dir=['a']: must be",
+        "limit=x": "limit=x: must be a whole number of at least 1",
+        "--replication=none.json": "--replication=none.json: no such file",
+        "--bench=none": "--bench=none: no such directory",
         "--nope": "--nope",
     },
 }

@@ -9,16 +9,22 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 
+import pandas as pd
 from capmoe_eval.report.tables.table import as_table
 from hypothesis import given, settings
 from tests.report.tables.test_render import LAYOUT, TOY, any_text, table_of
 
-from capmoe_report.table_html import to_html
+from capmoe_report.report import TABLE_PARTS
+from capmoe_report.templates import render
+
+
+def to_html(table: pd.DataFrame) -> str:
+    return render("site/table.html", table=table, **TABLE_PARTS)
 
 
 def test_table_is_the_golden_file() -> None:
     golden = Path(__file__).with_name("golden") / "toy.html"
-    assert to_html(TOY) == golden.read_text(encoding="utf-8")
+    assert to_html(TOY) + "\n" == golden.read_text(encoding="utf-8")
 
 
 @settings(max_examples=25, deadline=None)
@@ -37,8 +43,8 @@ def test_a_row_leads_to_its_records() -> None:
         row | {"line": 0, "method": "baseline", "gamma": math.inf},
         row | {"line": 1, "method": "score", "gamma": 1.0},
     ]
-    text = to_html(as_table(LAYOUT, ["Method"], rows), "r.html")
-    links = [unescape(href) for href in re.findall('<a href="r.html#(.*?)">M</a>', text)]
+    text = to_html(as_table(LAYOUT, ["Method"], rows))
+    links = [unescape(href) for href in re.findall('<a href="records.html#(.*?)">M</a>', text)]
     assert [dict(parse_qsl(link)) for link in links] == [
         {"model": "a&b", "method": "baseline", "gamma": "+∞"},
         {"model": "a&b", "method": "score", "gamma": "1"},

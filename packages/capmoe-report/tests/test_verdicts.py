@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import find_row
 from fabricate import HEAD, evidence, label, record, verdicts
 
 from capmoe_report.evidence import Evidence
-from capmoe_report.judge import conclude, read_claims
+from capmoe_report.judge import check_pairs, conclude, read_claims, replication_claims
 from capmoe_report.verdicts import Finding, Outcome
 
 CONTRAST = """{measured: {contrasts: [
@@ -62,6 +63,8 @@ def test_a_task_that_does_not_pair_is_left_out_and_named() -> None:
     rows = verdicts(CONTRAST % "greater", evidence(*unpaired))
     assert label(rows) == "not measured"
     assert "No records of: score γ=1 − random γ=1" in rows["text"][0]
+    with pytest.raises(UsageError, match="task=obqa: records do not pair"):
+        check_pairs(replication_claims(), evidence(*unpaired))
 
 
 def test_contrasts_of_a_claim_are_corrected_for_their_number() -> None:
@@ -80,7 +83,7 @@ def test_contrasts_of_a_claim_are_corrected_for_their_number() -> None:
     # Half of what the claim asks for is no confirmation either.
     partly = verdicts(two, evidence(score, others[0]))
     assert label(partly).startswith("not shown")
-    assert "no records of: score γ=1 − order" in partly["text"][0]
+    assert "No records of: score γ=1 − order" in partly["text"][0]
 
 
 # Loads and invariants.

@@ -1,0 +1,298 @@
+"""What the pages say, without a browser, of a site that is built from made-up records."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pytest
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.paper.layout import TABLES as LAYOUTS
+
+from capmoe_report import report
+from capmoe_report.report import PAGES, build, main
+from tests import records
+
+INDEX, TABLES, FIGURES, CLAIMS, RECORDS = PAGES
+
+
+def made(cell: Cell, root: Path, right: int = 30, n: int = 40, **parts: Any) -> Record:
+    """A record with so many right answers, of which a fifth of the pairs was dropped."""
+    correct = [1] * right + [0] * (n - right)
+    return records.record(cell, root, correct, load={"drop_rate": 0.2}, **parts)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site that was built from made-up records."""
+
+    root: Path
+
+    @property
+    def out(self) -> Path:
+        return self.root / "reports"
+
+    @property
+    def words(self) -> list[str]:
+        return ["profile=zoo", f"results_dir={self.root}/results/zoo"]
+
+    def text(self, page: str) -> str:
+        return (self.out / page).read_text(encoding="utf-8")
+
+    def pages(self) -> dict[str, str]:
+        return {page: self.text(page) for page in PAGES}
+
+    def build(self, out: Path, *words: str) -> int:
+        """Build a site of some words in a directory, without any benchmark."""
+        return build(words or self.words, out, self.root, None, False)
+
+
+_COMPLETE = {"records": 0, "of": 3, "commands": []}
+
+
+def write_figure(folder: Path, name: str, drawn: bool = True, **about: Any) -> None:
+    """Write what a figure consists of; without words about it, its picture alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if about:
+        rest = {"place": "", "caption": "", "notes": [], "missing": _COMPLETE}
+        (folder / f"{name}.json").write_text(json.dumps(rest | about), encoding="utf-8")
+    if drawn:
+        svg = '<svg xmlns="http://www.w3.org/2000/svg" width="90" height="40"></svg>'
+        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+
+
+LEDGER = {"profile": "zoo", "counts": {"confirmed": 3, "not testable here": 1}}
+_EFFECT = {"effect": 2.0, "low": 1.0, "high": 3.0, "p": 0.001, "unit": "points"}
+_CONTRASTS = (
+    {"label": "x", "verdict": "confirmed", "models": {"zoo_olmoe": 2.0}, **_EFFECT},
+    {"label": "y", "verdict": "not shown", "effect": None, "note": "too few"},
+)
+_CLAIM = {"id": "a", "place": "Table 1", "statement": "score > order & random"}
+REPLICATION: dict[str, Any] = {
+    **{"profile": "zoo", "models": ["zoo_olmoe"], "records": 12, "missing": 3, "notes": []},
+    "claims": [_CLAIM | {"verdict": "partly", "contrasts": _CONTRASTS}],
+}
+
+
+@pytest.fixture(scope="session")
+def few_tables() -> Iterator[None]:
+    """Make "all tables" mean four of them, to save time."""
+    few = tuple(
+        table for table in LAYOUTS if table.key in ("table1", "table3", "table5", "table10")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "TABLES", few)
+        yield
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
+    """Table 1 without WinoGrande, odd records, unreadable files, figures and claims."""
+    site = Site(tmp_path_factory.mktemp("site"))
+    home, folder = site.root / "results/zoo", site.out / "zoo"
+    paths = []
+    for plan in plans(composed(["experiment=table1", *site.words])):
+        if plan.cell.task.name != "winogrande":
+            # Higher γ, more right answers; order is worst.
+            worse = {"order": 12, "reverse_order": 6, "random": 5}.get(plan.cell.method.name, 1)
+            gamma = plan.cell.method.uniform_gamma
+            lost = 0 if gamma is None else worse * (3 - gamma)
+            paths.append(plan.path)
+            made(plan.cell, plan.root, 36 - int(lost)).write()
+    paths[5].write_text(paths[5].read_text()[:200])  # cut off
+    made(records.odd_cell(), home, broken_invariant="bound_holds").write()
+    made(records.odd_cell(model="own", task="own_task"), home, stderr=None).write()
+    not_a_number = made(records.odd_cell(model="nan"), home)
+    not_a_number.capmoe["value"] = float("nan")
+    records.forge(not_a_number)
+    (home / "own/own_task/empty&<b>.json").write_text("")
+    figures = folder / "figures"
+    missing = {"records": 2, "of": 5, "commands": ["run <me>"]}
+    write_figure(figures, "fig12", title="Twelve")
+    write_figure(
+        figures, "fig2", title="Load & <peak>", place="Figure 2", notes=["small"], missing=missing
+    )
+    write_figure(figures, "waste")
+    write_figure(figures, "pareto", drawn=False, title="Front")
+    (folder / "claims.json").write_text(json.dumps(LEDGER))
+    (folder / "claims.html").write_text("<!DOCTYPE html>")
+    (folder / "replication.png").write_bytes(b"")
+    (home / "replication.json").write_text(json.dumps(REPLICATION))
+    assert site.build(site.out) == 0
+    return site
+
+
+class Links(HTMLParser):
+    """Collects what a page links to, and its ids."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            if name.startswith("on") or name == "style":
+                self.handlers.append(name)
+
+
+def test_every_link_leads_somewhere_and_nothing_is_inline(site: Site) -> None:
+    pages = {path: Links(text) for path, text in site.pages().items()}
+    for path, page in pages.items():
+        assert page.handlers == [], path
+        assert len(set(page.ids)) == len(page.ids), path
+        for link in page.links:
+            parts = urlsplit(link)
+            assert (parts.scheme, parts.netloc) == ("", ""), link
+            target = (site.out / (unquote(parts.path) or path)).resolve()
+            assert target.is_file(), (path, link)
+            chosen = dict(parse_qsl(parts.fragment))  # what the filters of the records choose
+            if chosen:
+                names = "model", "method", "gamma"
+                model, method, gamma = (re.escape(chosen[name]) for name in names)
+                row = f"<td>{model}</td><td>[^<]*</td><td>{method}</td><td>{gamma}</td>"
+                assert re.search(row, site.pages()[target.name]), (path, link)
+            elif parts.fragment:
+                assert parts.fragment in pages[target.name].ids, (path, link)
+
+
+def printed(text: str) -> str:
+    """What a page says, without style, script and addresses."""
+    return re.sub(r'(?s)<(style|script)>.*?</\1>|(?:href|src|d)="[^"]*"', "", text)
+
+
+ABSOLUTE = re.compile(r"(?<![\w./:;<…-])/(?:[\w.-]+/)*[\w.-]+")
+
+
+def test_no_page_names_a_directory_of_the_machine(site: Site) -> None:
+    """Results, benchmarks and report of the fixture are given by absolute paths."""
+    assert ABSOLUTE.search("of=/data/a.json")
+    assert not ABSOLUTE.search("https://a/b </a> 1/2")
+    for path, text in site.pages().items():
+        assert ABSOLUTE.findall(printed(text)) == [], path
+        assert site.root.name not in printed(text), path
+    assert "results_dir=…/zoo" in site.text(INDEX)
+    assert "…/zoo/own/own_task/empty&amp;&lt;b&gt;.json: not a whole" in site.text(INDEX)
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of each row of a page."""
+    found = re.findall("<tr[^>]*>(.*?)</tr>", text)
+    cells = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in found]
+    return [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in row] for row in cells]
+
+
+def test_a_row_is_the_record(site: Site) -> None:
+    cells = [row for row in rows(site.text(RECORDS)) if row[1:3] == ["piqa", "random"]]
+    (row,) = (row for row in cells if row[3] == "1" and "seed" not in row[-1])
+    # 36 − 5 · (3 − 1) = 26 of 40; √(0.65 · 0.35 / 39) = 0.0764.
+    assert row[:10] == [
+        *("zoo_olmoe", "piqa", "random", "1", "65.0 %", "7.6", "40", "17 passed", "—", "20.0")
+    ]
+    command = "capmoe-eval run model=zoo_olmoe method=random gamma=1.0 tasks=piqa results_dir=again"
+    assert row[-1] == command
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (RECORDS, "empty&amp;&lt;b&gt;.json: not a whole record"),
+        (INDEX, "An invariant failed in these evaluations"),
+        (RECORDS, "<td>failed: bound_holds</td>"),
+        (RECORDS, "<td>&lt;img src=x onerror=alert(1)&gt;&amp;amp;</td>"),
+        (TABLES, "left out: "),
+        (FIGURES, "Load &amp; &lt;peak&gt;"),
+        (FIGURES, "2 of 5 are missing"),
+        (FIGURES, "It has not been drawn."),
+        (FIGURES, "Its caption is missing"),
+        (INDEX, "0 contradicted, 0 not shown, 0 confirmed, 1 partly; 0 claims beyond the text"),
+        (CLAIMS, "3 evaluations are missing."),
+        (CLAIMS, "<td>+2.00</td><td>[+1.00, +3.00]</td><td>0.0010</td><td>confirmed</td>"),
+        (CLAIMS, '1 <span class="verdict not-testable-here">not testable here</span>'),
+    ],
+)
+def test_what_a_page_says(site: Site, path: str, words: str) -> None:
+    assert words in site.text(path)
+
+
+def test_a_model_of_ones_own_bears_its_name(site: Site, tmp_path: Path) -> None:
+    root, out = tmp_path / "results", tmp_path / "reports"
+    for model in ("mine", "other"):
+        made(records.odd_cell(model=model), root).write()
+    words = ["model=custom", "model.name=mine", f"results_dir={root}"]
+    assert site.build(out, *words) == 0
+    text = (out / CLAIMS).read_text(encoding="utf-8")
+    assert "model mine" in printed(text)
+    assert "not on mine alone" in text
+    assert "Results in results" in (out / TABLES).read_text(encoding="utf-8")
+    assert [row[0] for row in rows((out / RECORDS).read_text(encoding="utf-8"))][1:] == ["mine"]
+
+
+def test_nothing_is_computed_yet(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as done:
+        main(["profile=zoo"])
+    assert done.value.code == 0
+    assert "profile zoo: 0 records" in capsys.readouterr().out
+    for page, words in {
+        INDEX: "No evaluation is finished yet",
+        RECORDS: "There are no records of this profile.",
+        CLAIMS: "Not judged yet",
+        FIGURES: "No figure has been drawn yet",
+    }.items():
+        assert words in Path("reports", page).read_text(encoding="utf-8")
+    assert "confirmed" not in printed(Path("reports", CLAIMS).read_text(encoding="utf-8"))
+
+
+def test_a_report_is_not_replaced_by_nothing(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reports").mkdir()
+    for path, text in site.pages().items():
+        Path("reports", path).write_text(text, encoding="utf-8")
+
+    before = {page: page.stat().st_mtime_ns for page in Path("reports").iterdir()}
+    with pytest.raises(SystemExit) as done:
+        main(["profile=zoo"])
+    assert done.value.code == 2
+    assert capsys.readouterr().err.endswith(
+        "--out=reports: has a report of records, and no whole record is in results/local-zoo; "
+        "choose another profile, results_dir=DIR that has records, or another --out\n"
+    )
+    assert {page: page.stat().st_mtime_ns for page in Path("reports").iterdir()} == before
+
+
+def test_a_command_that_fails_or_is_killed_fails_the_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: Sequence[str], check: bool) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-m", "capmoe_eval"]
+        return subprocess.CompletedProcess(command, int(command[-1]))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert report._run([["table", "0"], ["figure", "2"]]) == 0, "one has nothing to write"
+    assert report._run([["table", "0"], ["figure", "1"]]) == 1
+    assert report._run([["table", str(-signal.SIGKILL)], ["claims", "0"]]) == 128 + signal.SIGKILL
+    assert "table was killed (signal 9)" in capsys.readouterr().err
