@@ -109,10 +109,7 @@ def figures() -> Mapping[str, Spec]:
         number = name.removeprefix("fig")
         if number.isdecimal():
             return 0, int(number)
-        # Whichever module was imported first.
-        module = _declared[name].data.__module__.rpartition(".")[2]
-        place = _MODULES.index(module) if module in _MODULES else len(_MODULES)
-        return (1 if name.startswith("v1_") else 2), place
+        return (1 if name.startswith("v1_") else 2), 0
 
     return {name: _declared[name] for name in sorted(_declared, key=order)}
 
