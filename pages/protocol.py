@@ -158,7 +158,7 @@ def tasks() -> str:
 
 
 def settings() -> str:
-    """Return the settings of the real model by priority and tasks, with the hours that they take."""
+    """Return the settings of the real model by priority and tasks, with their hours."""
     names: dict[tuple[int, str], list[str]] = {}
     hours: dict[tuple[int, str], float] = {}
     for setting in protocol()["settings"]:
