@@ -19,7 +19,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from capmoe_methods.adaptive_gamma import AdaptiveFactor
 from capmoe_methods.adaptive_gamma.choice import choose, grid
@@ -118,14 +118,6 @@ class FactorCurves(Calibration):
 
     gammas: Annotated[list[Amount], Field(min_length=1)]
     layers: Annotated[list[LayerCurve], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _as_long(self) -> FactorCurves:
-        for layer in self.layers:
-            for name in _CURVES:
-                if len(getattr(layer, name)) != len(self.gammas):
-                    raise ValueError(f"{layer.name}.{name} is not as long as gammas")
-        return self
 
     @classmethod
     def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Curves:

@@ -14,7 +14,7 @@ from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.observers.loads import bound_faults
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from capmoe_methods.calibration import Calibration, Counted, rounded_shares
@@ -30,12 +30,6 @@ class LayerFrequencies(Part):
     name: str
     image: list[Share]
     text: list[Share]
-
-    @model_validator(mode="after")
-    def _as_long(self) -> LayerFrequencies:
-        if len(self.image) != len(self.text):
-            raise ValueError(f"{self.name}: image and text are not of one length")
-        return self
 
 
 class ExpertModalities(Calibration):

@@ -13,7 +13,7 @@ from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.ranks import ALONE
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from capmoe_methods.calibration import Calibration, Counted, rounded_shares
@@ -32,13 +32,6 @@ class LayerSimilarity(Part):
     n_experts: Positive
     # Of the experts (0, 1), (0, 2), … (1, 2), …: that of two experts has no order.
     similarity: list[Share]
-
-    @model_validator(mode="after")
-    def _one_for_each_pair(self) -> LayerSimilarity:
-        pairs = self.n_experts * (self.n_experts - 1) // 2
-        if len(self.similarity) != pairs:
-            raise ValueError(f"{self.name} has {len(self.similarity)} similarities, not {pairs}")
-        return self
 
     def matrix(self) -> Tensor:
         """Return the similarity of all experts [E, E]; that of an expert to itself is 1."""
