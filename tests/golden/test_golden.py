@@ -10,7 +10,6 @@ import pytest
 
 from capmoe_eval.report.figures.catalogue import figures
 from tests.golden import FOLDER, KINDS, drawn, framed, read
-from tests.nightly import nightly_but
 from tests.satellites import NEEDS_METHODS
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|(?<=[\[ ])-?\d+(?=[,\]])")
@@ -39,7 +38,7 @@ def _alike(old: object, new: object) -> bool:
 
 @NEEDS_METHODS
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", nightly_but(["tables", "figures"], KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_records_give_the_golden_numbers(kind: str) -> None:
     assert differences(read(FOLDER / f"{kind}.csv"), framed(KINDS[kind]())) == []
 
