@@ -1,7 +1,7 @@
 """What the committed records give today: tables, and what figures draw.
 
-``python -m tests.golden`` writes them; effects and verdicts are in ``packages/capmoe-report``. A file that differs afterwards is a finding: its commit says
-which numbers changed, and why.
+``python -m tests.golden`` writes them; effects and verdicts are in ``packages/capmoe-report``. A
+file that differs afterwards is a finding: its commit says which numbers changed, and why.
 """
 
 from __future__ import annotations

@@ -115,10 +115,8 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-FILES: Final = {
-    Path(__file__).with_name("golden") / f"{kind.__name__}.csv": kind
-    for kind in (effects, verdicts)
-}
+_FOLDER: Final = Path(__file__).with_name("golden")
+FILES: Final = {_FOLDER / "effects.csv": effects, _FOLDER / "verdicts.csv": verdicts}
 
 
 @NEEDS_METHODS
