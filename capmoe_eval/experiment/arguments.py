@@ -113,6 +113,7 @@ INDEX = _typed(Annotated[int, Field(ge=0, le=LARGEST)])
 SEED = _typed(NumpySeed)
 THREADS = _typed(Threads)
 POSITIVE = _typed(Annotated[float, Field(gt=0)])
+SECONDS = _typed(Annotated[float, Field(ge=0)])  # of the benchmarks' options.yaml, by its name
 POINTS = _typed(Annotated[float, Field(ge=0, le=100)])
 SHARE = _typed(Annotated[float, Field(ge=0, le=1)])
 GAMMA = _gamma
@@ -120,7 +121,7 @@ PATH = _path
 FOLDER = _folder
 _METAVARS: Final[Mapping[object, str]] = {
     **dict.fromkeys((COUNT, EXPERTS, TOKENS, INDEX, SEED, THREADS), "N"),
-    **dict.fromkeys((POSITIVE, POINTS, SHARE), "X"),
+    **dict.fromkeys((POSITIVE, SECONDS, POINTS, SHARE), "X"),
     **{GAMMA: "GAMMA", PATH: "PATH", FOLDER: "PATH"},
 }
 
