@@ -180,19 +180,12 @@ def trace_settings(
     - ``speedup``: the bound of :func:`speedup`
     - ``drop_rate`` of the pairs, ``pad_waste`` of the slots of a fixed capacity, ``dropped_score``:
       share of the gate scores; NaN where it is not known
-    - ``extra``: copies of experts in a layer, ``set_up``: weights of experts sent once in a layer
+    - ``extra``: copies of experts in a layer
     - ``effect``, the change of accuracy in points, tasks counting equally; ``low`` and ``high`` of
       its 95 % interval over ``documents``; ``tasks``; ``record_drop_rate``: what the records drop.
       NaN until :func:`with_changes`
 
-    Args:
-        trace: The trace, which has steps.
-        gammas: The capacity factors.
-        ranks: Expert-parallel ranks.
-        slots: Experts on each rank, copies included.
-        groups: Groups of neighbouring experts, each of which EPLB keeps on one node.
-        nodes: Nodes of the ranks.
-        link_share: Share of the expert step's time that the link takes.
+    The arguments are those of :func:`advise`, ``slots`` the experts on each rank with their copies.
 
     Raises:
         UsageError: If the experts cannot be spread so, or the judged steps are empty.
@@ -209,10 +202,7 @@ def trace_settings(
     lossless: list[dict[str, Any]] = []
     lossy: list[dict[str, Any]] = []
     for name, placement in plans.items():
-        moves = {
-            "extra": float(placement.redundant),
-            "set_up": float(placement.moved_from(home).mean()),
-        }
+        extra = float(placement.redundant)
         is_home = name == CONTIGUOUS
         lossless.append(
             {
@@ -221,7 +211,7 @@ def trace_settings(
                 "method": name,
                 "placement": name,
                 "straggler": _straggler(judged, placement),
-                **moves,
+                "extra": extra,
             }
         )
         if not is_home and np.array_equal(placement.expert_LRN, home.expert_LRN):
@@ -244,7 +234,7 @@ def trace_settings(
                             "drop_rate": row["dropped"],
                             "pad_waste": row["padding"],
                             "dropped_score": row.get(f"lost_{keeper}", math.nan),
-                            **moves,
+                            "extra": extra,
                         }
                     )
     frame = pd.DataFrame([*lossless, *lossy]).fillna({"drop_rate": 0.0})

@@ -130,18 +130,12 @@ def _command(
     return 0
 
 
-def about(advice: Mapping[str, Any]) -> str:
-    """Return what an advice is on, in one sentence."""
-    of = dict(advice)
-    steps = steps_in_words(of["steps"], of["decode_steps"])
-    top_k = "" if of["top_k"] is None else f", top-{of['top_k']}"
-    nodes = "" if of["nodes"] == 1 else f", on {of['nodes']} nodes of {of['groups']} groups"
-    return (
-        f"{of['model'] or 'unknown model'} ({of['source']}): {steps}, {of['layers']} MoE layers "
-        f"of {of['n_experts']} experts{top_k}; {of['ranks']} ranks, {of['experts_per_rank']} "
-        f"experts on each with copies{nodes}; {of['link_share']:.0%} of the expert step is the "
-        f"link. Asked: {of['budget']}."
-    )
+_ABOUT: Final = (
+    "{model} ({source}): {steps}, {layers} MoE layers of {n_experts} experts{top_k}; {ranks} "
+    "ranks, {experts_per_rank} experts on each with copies{placed}; {link_share:.0%} of the expert "
+    "step is the link. Asked: {budget}."
+)
+"""What an advice is on."""
 
 
 def text(advice: Mapping[str, Any]) -> str:
@@ -168,7 +162,14 @@ def text(advice: Mapping[str, Any]) -> str:
         if row["is_on_front"]
     ]
     front = pd.DataFrame(rows).set_index("front").rename_axis(None).to_string()
-    lines = [about(advice)]
+    nodes, groups = advice["nodes"], advice["groups"]
+    words = {
+        "model": advice["model"] or "unknown model",
+        "steps": steps_in_words(advice["steps"], advice["decode_steps"]),
+        "top_k": "" if advice["top_k"] is None else f", top-{advice['top_k']}",
+        "placed": "" if nodes == 1 else f", on {nodes} nodes of {groups} groups",
+    }
+    lines = [_ABOUT.format_map({**advice, **words})]
     if advice["assumed_steps"] is not None:
         lines.append(f"steps: {advice['assumed_steps']}")
     lines += ["", f"{advice['sentence']} {remark(advice)}".rstrip(), "", "The front:", front]

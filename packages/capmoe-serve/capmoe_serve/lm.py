@@ -6,6 +6,7 @@ decides which tokens share a step, which is one capacity group.
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -32,11 +33,10 @@ from torch import Tensor
 from transformers import ProcessorMixin
 
 from capmoe_serve.server.local import (
-    check_device,
     end_engine,
     engine_facts,
-    kernels,
     put_under,
+    runner_of,
     start_engine,
     take_off,
 )
@@ -67,10 +67,8 @@ class EngineSteps(Observer):
     def __init__(self, on_requests: Callable[[int], None]) -> None:
         self._on_requests = on_requests
         self._last: StepRows | None = None
-        self._count = 0
         self._preemptions = 0
-        # Rows of prompts, of generated tokens, and how many steps in a row had as many.
-        self._runs: list[list[int]] = []
+        self._rows: list[tuple[int, int]] = []  # of prompts and of generated tokens, by step
         self.first: dict[str, int] = {}  # the step in which each request began
 
     def begin(self, plan: ForwardPlan) -> None:
@@ -80,11 +78,7 @@ class EngineSteps(Observer):
             return
         step = self._last = plan.step
         decode = int(step.decode_N.sum())
-        rows = [step.n_rows - decode, decode]
-        if self._runs and self._runs[-1][:2] == rows:
-            self._runs[-1][2] += 1
-        else:
-            self._runs.append([*rows, 1])
+        self._rows.append((step.n_rows - decode, decode))
         # vLLM adds random characters to the number that it gave a request.
         begun = [
             request.partition("-")[0]
@@ -92,9 +86,8 @@ class EngineSteps(Observer):
             if not computed
         ]
         new = [request for request in begun if request not in self.first]
-        self.first |= dict.fromkeys(new, self._count)
+        self.first |= dict.fromkeys(new, len(self._rows) - 1)
         self._preemptions += len(begun) - len(new)  # these begin again
-        self._count += 1
         if new:
             self._on_requests(len(new))
 
@@ -103,8 +96,12 @@ class EngineSteps(Observer):
         return False
 
     def report(self) -> dict[str, Any]:
-        """Return the composition of the steps, JSON-ready."""
-        return {"steps": self._count, "preemptions": self._preemptions, "rows": self._runs}
+        """Return the composition of the steps, JSON-ready.
+
+        ``rows`` has those of prompts, of generated tokens, and how many steps in a row had as many.
+        """
+        runs = [[*rows, len(list(steps))] for rows, steps in itertools.groupby(self._rows)]
+        return {"steps": len(self._rows), "preemptions": self._preemptions, "rows": runs}
 
 
 class CapmoeVllmLM(VLLM):
@@ -160,8 +157,13 @@ class CapmoeVllmLM(VLLM):
             )
         self.tokenizer = reader  # the tokens of both backends are the same
         versions = {**origin["versions"], "vllm": VLLM_LIBRARY.version}
-        kernel = kernels(self.model)
-        self._origin = {**origin, "versions": versions, "model": {**origin["model"], **kernel}}
+        runner = runner_of(self.model)
+        backends = (getattr(part, "attn_backend", None) for part in runner.model.modules())
+        kernels = {
+            "attention": next((of.get_name() for of in backends if of is not None), None),
+            "experts_implementation": type(runner.capmoe.meter.layers[0].experts).__name__,
+        }
+        self._origin = {**origin, "versions": versions, "model": {**origin["model"], **kernels}}
 
     def origin(self) -> dict[str, Any]:
         """Return the provenance of a result, JSON-ready."""
@@ -287,7 +289,12 @@ def load_engine(cell: Cell, placement: DeviceConfig) -> CapmoeVllmLM:
     reader.save_pretrained(directory.name)
     del loaded
     lm = CapmoeVllmLM(checkpoint, directory, cell, reader, origin)
-    check_device(lm.model, placement.device)
+    kind = lm.model.llm_engine.vllm_config.device_config.device_type
+    if placement.device not in ("auto", kind):
+        raise UsageError(
+            f"device={placement.device}: this vLLM runs on {kind}; leave device out "
+            "(CUDA_VISIBLE_DEVICES chooses among GPUs)"
+        )
     return lm
 
 

@@ -72,14 +72,6 @@ class SlotPlan:
         np.put_along_axis(held, self.expert_LRN, True, axis=2)
         return held
 
-    def moved_from(self, other: SlotPlan) -> Counts:
-        """Return the weights of experts to send so that this placement follows ``other`` [L].
-
-        A rank needs those of its experts that it did not hold before, each once.
-        """
-        new_LRE = self.held_LRE & ~other.held_LRE
-        return np.asarray(new_LRE.sum(axis=(1, 2)), dtype=np.int64)
-
     def split(self, load_SE: Counts, layer: int) -> Counts:
         """Return the pairs that each slot of a layer computes [S, P].
 

@@ -40,7 +40,8 @@ Label: TypeAlias = Annotated[
     Predicate(str.isprintable),
     says("text in one line of at most 1,000 characters"),
 ]
-_MOST_LOADS = 2**30  # numbers of steps × experts in memory, 8 GiB
+_MOST_LOADS = 2**30  # counts of steps × experts in memory, 8 GiB
+_MOST_KEPT = 2**27  # counts of steps × layers × experts that are kept, 1 GiB
 _MOST_PAIRS = 2**46  # in counts alone: times ranks and slots they still are 64-bit integers
 _HIGHEST_SCORE = float(np.finfo(np.float32).max)  # sums are of single precision
 _NUMBERS = {"u": "unsigned integers", "ui": "integers", "f": "floats", "b": "booleans"}
@@ -71,6 +72,7 @@ class Trace:
     model: str | None = None
     source: str = "unknown"  # origin in words, such as ``vllm`` or the path of a record
     ranks: int | None = None  # R, each with E/R consecutive experts; None if unknown
+    _loads: dict[int, Array] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.expert_TLK is None) == (self.load_SLE is None):
@@ -180,9 +182,18 @@ class Trace:
     def load(self, layer: int) -> Array:
         """Return the pairs that each expert of a layer got in each step, int64 [S, E].
 
+        They are kept for further uses, if they are few.
+
         Raises:
             UsageError: If they are too many to be in memory.
         """
+        if (load_SE := self._loads.get(layer)) is None:
+            load_SE = self._counted(layer)
+            if load_SE.size * self.n_layers <= _MOST_KEPT:
+                self._loads[layer] = load_SE
+        return load_SE
+
+    def _counted(self, layer: int) -> Array:
         if self.load_SLE is not None:
             return self.load_SLE[:, layer].astype(np.int64)
         assert self.expert_TLK is not None

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from capmoe_bench.benchmarks import check_names
-from capmoe_bench.rounds import CPU, finish, say, target_of
+from capmoe_bench.rounds import CPU, finish, target_of
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.evaluation.evaluate import evaluate
-from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import load_lm
-from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.evaluation.run import run as compute
 from capmoe_eval.experiment.composition import load_option
-from capmoe_eval.experiment.configuration import CellPlan, plans
+from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.routing.knobs import LARGEST
 from capmoe_eval.routing.registry import CONTIGUOUS
-from capmoe_eval.zoo.hub import ready
 
 from capmoe_serve.balancing import judge, placements
 from capmoe_serve.placements import Counts
-from capmoe_serve.recorder import Recorder, trace_fields
 from capmoe_serve.trace import Trace
+from capmoe_serve.trace_file import load_trace
 
 # Shape suffixes: S steps, L layers, E experts.
 
 GAMMAS: Final = (2.0, 1.5, 1.0)
 """Capacity factors of Token Drop beside the balancing methods."""
-_TOKENS: Final = 10**9  # of a trace: all
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -50,12 +46,26 @@ def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[dict[str, A
     ranks = int(load_option("model", model).ep_size)
     words = [f"model={model}", f"tasks=[{','.join(arguments.tasks)}]"]
     words += [f"batch_size={arguments.batch}", f"limit={shown(arguments.limit)}"]
-    planned = plans(composed([*words, "method=baseline", "shuffle=0", "device=cpu"]))
-    lm, library, routed = load_lm(planned[0].cell.model, planned[0].placement), TaskLibrary(), []
-    for plan in planned:
-        say(f"placement: {model}, {plan.cell.task.name}")
-        routed.append((plan.cell.task.name, record_routing(plan, lm, library)))
-    for (planned_on, before), (judged_on, after) in itertools.product(routed, routed):
+    words += ["method=baseline", "shuffle=0", "device=cpu", f"trace_tokens={LARGEST}"]
+    routed = {}
+    with tempfile.TemporaryDirectory(prefix="capmoe-bench-") as folder:
+        planned = plans(composed([*words, f"results_dir={folder}", f"save_trace={folder}/traces"]))
+        summary = compute(planned)
+        for cell, why in summary.failures:
+            raise UsageError(f"{cell}: {why}")
+        for plan in planned:
+            (observer,) = plan.observers
+            trace = load_trace(observer.path(plan))
+            # Of a task whose answers are generated, decode steps are balanced, else prompts.
+            trace = trace.only("decode" if trace.decode_steps else "prompts")
+            if trace.n_steps < 4:
+                raise UsageError(
+                    f"--limit={plan.cell.limit}: {plan.cell.task.name} makes {trace.n_steps} steps "
+                    f"of {plan.cell.batch_size} sequences; at least 4 are needed, half of them to "
+                    "plan on"
+                )
+            routed[plan.cell.task.name] = trace
+    for (planned_on, before), (judged_on, after) in itertools.product(routed.items(), repeat=2):
         if bool(before.decode_steps) != bool(after.decode_steps):
             continue  # decode steps and prompts are never planned on one another
         for method, outcome in outcomes(before, after, ranks).items():
@@ -68,29 +78,6 @@ def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[dict[str, A
                 "method": method,
                 **outcome,
             }
-
-
-def record_routing(plan: CellPlan, lm: CapmoeLM, library: TaskLibrary) -> Trace:
-    """Return what a model routes, without a limit, while it answers a task.
-
-    They are the decode steps of a task whose answers are generated, else those of prompts. Too few
-    batches to plan on one half and judge the other are a UsageError.
-    """
-    cell, source = plan.cell, ready(plan.source)
-    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
-    generated = any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
-    recorder = Recorder(_TOKENS)
-    record = evaluate(
-        cell, lm, library, source, root=Path(), observers=[recorder]
-    )  # writes nothing
-    fields = trace_fields([recorder.recorded()])
-    trace = Trace(record.layers[0].n_experts, **fields).only("decode" if generated else "prompts")
-    if trace.n_steps < 4:
-        raise UsageError(
-            f"--limit={cell.limit}: {cell.task.name} makes {trace.n_steps} steps of "
-            f"{cell.batch_size} sequences; at least 4 are needed, half of them to plan on"
-        )
-    return trace
 
 
 def outcomes(before: Trace, after: Trace, ranks: int) -> dict[str, dict[str, float]]:

@@ -156,29 +156,25 @@ def _cached(path: Path, read: Sequence[_Rows]) -> tuple[list[int], str]:
     A choice that computed the prompt which the others found in the cache is not named. So of
     several choices, those blocks of a prompt count as cached that an earlier request has.
 
-    If no response has a number, nothing is left out, and repeated prefixes get a warning.
+    Where a response has no number, nothing is left out, and repeated prefixes get a warning.
     """
-    says = any(rows.cached is not None for rows in read)
-    repeated = [0] * len(read)
-    if not says or any(rows.is_one_of_several for rows in read):
-        seen: set[bytes] = set()
-        repeated = [min(_repeated(rows.ids, seen), rows.prompt) for rows in read]
-    if says:
-        counts = [
-            first if rows.is_one_of_several else rows.cached or 0
-            for rows, first in zip(read, repeated, strict=True)
-        ]
-        total = sum(counts)
-        return counts, f"; without {total:,} cached tokens of prompts" if total else ""
-    if not (total := sum(repeated)):
-        return repeated, ""
-    tokens = sum(len(rows.ids) for rows in read)
-    print_warning(
-        f"{path}: {total:,} of {tokens:,} tokens have the experts of an earlier request's prefix, "
-        "and no response says how many were cached; all are counted. Start vLLM with "
-        "--enable-prompt-tokens-details, SGLang with --enable-cache-report"
-    )
-    return [0] * len(read), f"; with {total:,} tokens that may have been cached"
+    seen: set[bytes] = set()
+    counts, unsaid, remark = [], 0, ""
+    for rows in read:
+        repeated = min(_repeated(rows.ids, seen), rows.prompt)
+        unsaid += repeated if rows.cached is None else 0
+        counts.append(repeated if rows.is_one_of_several and rows.cached else rows.cached or 0)
+    if total := sum(counts):
+        remark = f"; without {total:,} cached tokens of prompts"
+    if unsaid:
+        tokens = sum(len(rows.ids) for rows in read)
+        print_warning(
+            f"{path}: {unsaid:,} of {tokens:,} tokens have the experts of an earlier request's "
+            "prefix, and their responses do not say how many were cached; all are counted. Start "
+            "vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
+        )
+        remark += f"; with {unsaid:,} tokens that may have been cached"
+    return counts, remark
 
 
 def _repeated(ids: Array, seen: set[bytes]) -> int:
@@ -217,13 +213,13 @@ def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[_Rows]:
         UsageError: If the response has another number of experts than its tokens.
     """
     choices = response.get("choices", [response])
-    of_choices = [choice.get("meta_info") or {} for choice in choices]
-    if any(meta.get(ROUTED) for meta in of_choices):
-        for number, meta in enumerate(of_choices):
-            if meta.get(ROUTED):
-                yield _by_usage(number, meta, meta, top_k)
-        return
-    for part in (response, *choices):
+    is_described = False
+    for number, choice in enumerate(choices):
+        meta = choice.get("meta_info") or {}
+        if meta.get(ROUTED):
+            is_described = True
+            yield _by_usage(number, meta, meta, top_k)
+    for part in () if is_described else (response, *choices):
         extension = part.get("sglext") or part.get("sgl_ext") or {}
         if not extension.get(ROUTED):
             continue
@@ -330,18 +326,12 @@ def _decoded(content: Any) -> Array:
 
 def _contents(path: Path, bad: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield what is in the list of a ``.json`` file, or in each line, which may have a list."""
+    is_whole = path.suffix == ".json"
     with path.open(encoding="utf-8", errors="replace") as file:  # of text that is not needed
-        if path.suffix == ".json":
-            content = json.load(file)
-            for number, each in enumerate(content if isinstance(content, list) else [content], 1):
-                yield f"response {number}", each
-            return
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
+        for number, text in enumerate([file.read()] if is_whole else file, 1):
             place = f"line {number}"
             try:
-                content = json.loads(line)
+                content = json.loads(text) if text.strip() else []
             except json.JSONDecodeError as error:
                 bad.append(
                     f"{place}: not a whole JSON object ({error.msg} at column {error.colno}); give "
@@ -350,8 +340,9 @@ def _contents(path: Path, bad: list[str]) -> Iterator[tuple[str, Any]]:
             except RecursionError:
                 bad.append(f"{place}: nested too deeply; give a response in each line")
             else:
-                for each in content if isinstance(content, list) else [content]:
-                    yield place, each
+                each = content if isinstance(content, list) else [content]
+                for count, response in enumerate(each, 1):
+                    yield f"response {count}" if is_whole else place, response
 
 
 def _unwrapped(content: Any) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def put_under(llm: Any, method: Method) -> Meter:
         UsageError: If the model cannot be put under the method.
         EnforcementError: If the engine was started without the plugin, or the proof fails.
     """
-    runner = _runner(llm)
+    runner = runner_of(llm)
     if not isinstance(getattr(runner, "capmoe", None), EngineCapacity):
         raise EnforcementError("the engine runs without the plugin, so that it has no capacity")
     proof = _stock_at_infinity(llm, method)
@@ -131,7 +131,7 @@ def put_under(llm: Any, method: Method) -> Meter:
 
 def take_off(llm: Any) -> None:
     """Give the routers and experts of an engine back to vLLM."""
-    _runner(llm).capmoe.remove()
+    runner_of(llm).capmoe.remove()
 
 
 def _replace(runner: Any, method: Method) -> Meter:
@@ -143,7 +143,7 @@ def _replace(runner: Any, method: Method) -> Meter:
 
 def _stock_at_infinity(llm: Any, method: Method) -> Proof:
     """Compare log-probabilities of the stock engine with those under a bound out of reach."""
-    runner = _runner(llm)
+    runner = runner_of(llm)
     layers = runner.capmoe.meter.layers
     never_binds = method.never_binding(
         max(layer.n_experts for layer in layers), min(layer.top_k for layer in layers)
@@ -183,30 +183,8 @@ def _answers(llm: Any) -> list[float]:
     return [logprob.logprob for of in of_tokens for logprob in of.values()]
 
 
-def check_device(llm: Any, device: str) -> None:
-    """Refuse a device that is not the one on which an engine runs.
-
-    Raises:
-        UsageError: vLLM runs on the device that it was built for.
-    """
-    kind = llm.llm_engine.vllm_config.device_config.device_type
-    if device not in ("auto", kind):
-        raise UsageError(
-            f"device={device}: this vLLM runs on {kind}; leave device out (CUDA_VISIBLE_DEVICES "
-            "chooses among GPUs)"
-        )
-
-
-def kernels(llm: Any) -> dict[str, str | None]:
-    """Return the names of vLLM's kernels of attention and experts."""
-    runner = _runner(llm)
-    backends = (getattr(part, "attn_backend", None) for part in runner.model.modules())
-    attention = next((of.get_name() for of in backends if of is not None), None)
-    experts = type(runner.capmoe.meter.layers[0].experts).__name__
-    return {"attention": attention, "experts_implementation": experts}
-
-
-def _runner(llm: Any) -> Any:
+def runner_of(llm: Any) -> Any:
+    """Return the model runner of an engine of this process."""
     return llm.collective_rpc(lambda worker: worker.model_runner)[0]
 
 

@@ -94,11 +94,11 @@ class Model(nn.Module):
 
     def __init__(self, *layers: Layer) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers, self.announced = nn.ModuleList(layers), len(layers)
 
     @property
     def config(self) -> Any:
-        config = SimpleNamespace(num_hidden_layers=len(self.layers))
+        config = SimpleNamespace(num_hidden_layers=self.announced)
         return SimpleNamespace(get_text_config=lambda: config)
 
 

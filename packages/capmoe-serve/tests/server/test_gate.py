@@ -1,17 +1,25 @@
-"""The gates of vLLM's routers are read from what the routers return."""
+"""The gates of vLLM's routers are read from what the routers return, in their precision."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.methods.token_drop import TokenDrop
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from capmoe_serve.server.gate import read_gate
-from server.engines import NEEDS_VLLM
+from capmoe_serve.server.gate import read_gate, slack
+from server.engines import NEEDS_VLLM, engine, make, prompts
 
-pytestmark = [NEEDS_VLLM, pytest.mark.slow]
+
+def of_vllm(test: Any) -> Any:
+    """Mark a test that asks vLLM."""
+    return NEEDS_VLLM(pytest.mark.slow(test))
+
 
 GROUPS = {"num_expert_group": 4, "topk_group": 2}
 BIAS = torch.linspace(-0.5, 0.5, 16)
@@ -29,6 +37,7 @@ def grouped_router(**settings: Any) -> Any:
     return GroupedTopKRouter(4, 16, **GROUPS, **settings)
 
 
+@of_vllm
 @pytest.mark.parametrize("make_router", [cpu_router, grouped_router])
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize("scoring_func", ["softmax", "sigmoid"])
@@ -60,12 +69,14 @@ def test_groups_biases_and_scales_are_read(
     assert faults[2] == 0
 
 
+@of_vllm
 @pytest.mark.parametrize("renormalize", [False, True])
 def test_a_softmax_without_groups_is_read(renormalize: bool) -> None:
     gate = read_gate("layer", cpu_router(renormalize=renormalize))
     assert (gate.recipe.groups, gate.recipe.normalises) == ("none", renormalize)
 
 
+@of_vllm
 def test_a_routing_function_of_a_model_s_own_is_refused() -> None:
     def squared(gating_output: torch.Tensor, topk: int, **_: Any) -> Any:
         return gating_output.softmax(dim=-1).square().topk(topk, dim=-1)
@@ -74,3 +85,43 @@ def test_a_routing_function_of_a_model_s_own_is_refused() -> None:
         read_gate("model=Mine: layer 0", cpu_router(custom_routing_function=squared))
     line = "model=Mine: layer 0: no known gate computes the weights of its router CPURouter"
     assert str(caught.value).startswith(line)
+
+
+# The precision of the logits.
+
+
+def weights(logits_TE: torch.Tensor, topk_TK: torch.Tensor) -> torch.Tensor:
+    """Return the weights of vLLM's router on a CPU, in the precision of the logits."""
+    log_z_T1 = logits_TE.logsumexp(dim=-1, keepdim=True)
+    return (logits_TE.gather(1, topk_TK) - log_z_T1).exp().float()
+
+
+@example(seed=81, spread=0.1, n_experts=83)  # above the bound of a log Z that is rounded once
+@given(seed=st.integers(0, 2**31), spread=st.floats(0.1, 20), n_experts=st.integers(2, 128))
+def test_the_slack_covers_the_rounding(seed: int, spread: float, n_experts: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits_TE = (torch.randn(32, n_experts, generator=generator) * spread).bfloat16()
+    topk_TK = logits_TE.topk(2).indices
+    exact_TK = logits_TE.double().softmax(dim=-1).gather(1, topk_TK)
+    off_TK = (weights(logits_TE, topk_TK).double() - exact_TK).abs() / exact_TK
+    assert float(off_TK.amax()) <= float(slack(logits_TE))
+
+
+@of_vllm
+def test_an_engine_in_bfloat16_is_put_under_a_capacity(tmp_path: Path) -> None:
+    """Router logits are large, so that what vLLM rounds is more than its weights show."""
+    model = make("olmoe")
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            parameter.data.mul_(200)
+    model.save_pretrained(tmp_path)
+    texts = prompts(16, 24, 40)
+    with engine(tmp_path, TokenDrop(gamma=1.0), dtype="bfloat16") as served:
+        served.generate(texts)
+        report = served.report()
+    assert [of for of in report["proofs"].values() if of["passed"] is False] == []
+    assert report["proofs"]["gate_as_read"]["passed"]
+    assert report["proofs"]["kernel_agrees"]["passed"]
+    assert report["summary"]["dropped"]
+    deviations = [layer["weight_deviation"] for layer in report["layers"]]
+    assert max(deviations) > 1e-3  # float32 would explain a tenth of that

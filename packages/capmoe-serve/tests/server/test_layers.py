@@ -276,46 +276,35 @@ def test_the_live_sequences_of_decode_steps_are_requests() -> None:
     assert served.capacity.report()["summary"]["decode"]["live"] == 4
 
 
-def test_models_that_cannot_be_put_under_a_capacity_are_refused() -> None:
-    method = create_method("score", 0.5)
-
-    def refusal(change: Any) -> str:
-        layer = Layer(Router(E, K), Experts(E))
-        model = Model(layer)
-        config = change(layer, model) or model.config
-        with pytest.raises(UsageError) as caught:
-            EngineCapacity(model, config, method)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    def monolithic(layer: Layer, _: Model) -> None:
-        layer._quant_method.is_monolithic = True
-
-    def weighs_inputs(layer: Layer, _: Model) -> None:
-        layer.routed_experts.apply_router_weight_on_input = True
-
-    def balanced(layer: Layer, _: Model) -> None:
-        layer.router.eplb_state = object()  # type: ignore[assignment]
-
-    def dense(_: Layer, model: Model) -> None:
-        del model.layers[0]
-
-    def two_layers(_: Layer, model: Model) -> Any:
-        return Model(*model.layers, *model.layers).config
-
-    def other_gate(layer: Layer, _: Model) -> None:
-        router, compute = layer.router, layer.router._compute_routing
-        router._compute_routing = lambda *call: (  # type: ignore[method-assign]
-            compute(*call)[0] ** 1.5,
-            compute(*call)[1],
-        )
-
-    assert "chooses the experts by itself" in refusal(monolithic)
-    assert "weighs the input of its experts" in refusal(weighs_inputs)
-    assert "--enable-eplb" in refusal(balanced)
-    assert "has no Mixture-of-Experts layer" in refusal(dense)
-    assert "announces 2 MoE layers, 1 were found" in refusal(two_layers)
-    assert "no known gate computes the weights of its router Router" in refusal(other_gate)
+def other_gate(layer: Layer, _: Model) -> None:
+    compute = layer.router._compute_routing
+    layer.router._compute_routing = lambda *call: (  # type: ignore[method-assign]
+        compute(*call)[0] ** 1.5,
+        compute(*call)[1],
+    )
 
 
-# Steps.
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda layer, _: vars(layer._quant_method).update(is_monolithic=True), "by itself"),
+        (
+            lambda layer, _: setattr(layer.routed_experts, "apply_router_weight_on_input", True),
+            "weighs the input of its experts",
+        ),
+        (lambda layer, _: setattr(layer.router, "eplb_state", object()), "--enable-eplb"),
+        (lambda _, model: model.layers.pop(0), "has no Mixture-of-Experts layer"),
+        (
+            lambda layer, model: setattr(model, "announced", 2),
+            "announces 2 MoE layers, 1 were found",
+        ),
+        (other_gate, "no known gate computes the weights of its router Router"),
+    ],
+)
+def test_models_that_cannot_be_put_under_a_capacity_are_refused(change: Any, part: str) -> None:
+    layer = Layer(Router(E, K), Experts(E))
+    model = Model(layer)
+    change(layer, model)
+    with pytest.raises(UsageError, match=part) as caught:
+        EngineCapacity(model, model.config, create_method("score", 0.5))
+    assert "\n" not in str(caught.value)

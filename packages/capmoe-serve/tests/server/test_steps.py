@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,16 +73,13 @@ TRIED = {
 }
 
 
-class Tried(NamedTuple):
-    """What an engine did under a method, with which other engines are compared."""
-
-    outputs: list[Any]
-    report: dict[str, Any]
+Tried = tuple[list[Any], dict[str, Any]]
+"""What an engine answered under a method, and its report, with which others are compared."""
 
 
 def tried(of: Engine) -> Tried:
-    """Return the answers to the same prompts as in :data:`TRIED`, and what was counted."""
-    return Tried(of.generate(TEXTS, 5), of.report())
+    """Return the answers to :data:`TEXTS`, and what was counted."""
+    return of.generate(TEXTS, 5), of.report()
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +91,6 @@ def engines(tiny: Path) -> Iterator[tuple[Engine, dict[str, Tried]]]:
             of.put_under(method)
             outcomes[name] = tried(of)
         yield of, outcomes
-
-
-@pytest.fixture
-def started(engines: tuple[Engine, dict[str, Tried]]) -> Engine:
-    return engines[0]
 
 
 @pytest.fixture
@@ -121,8 +113,9 @@ def chunked(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 
 @pytest.mark.parametrize("decode", ["unconstrained", "constrained", "only"])
 def test_every_token_is_under_the_method_in_the_phases_that_it_concerns(
-    started: Engine, decode: str
+    engines: tuple[Engine, dict[str, Tried]], decode: str
 ) -> None:
+    started, _ = engines
     plans = watch(started, create_method("score", 0.5, decode=decode))
     texts, tokens = prompts(8, 12, 5), 6
     started.generate(texts, tokens)
@@ -279,19 +272,21 @@ def test_a_bound_that_is_never_reached_changes_no_bit(
 
 def assert_alike(first: Tried, second: Tried) -> None:
     """Compare two engines: the same drops, and log-probabilities but for rounding."""
-    for name in ("tokens", "dropped"):
-        assert first.report["summary"][name] == second.report["summary"][name]
-    for layer, other in zip(first.report["layers"], second.report["layers"], strict=True):
-        assert layer["load_after"] == other["load_after"]
-    logprobs = [torch.tensor(prompt_logprobs(of.outputs)) for of in (first, second)]
+    loads, tokens, logprobs = [], [], []
+    for outputs, report in (first, second):
+        summary = {name: report["summary"][name] for name in ("tokens", "dropped")}
+        loads.append((summary, [layer["load_after"] for layer in report["layers"]]))
+        tokens.append(answers(outputs)[1])
+        logprobs.append(torch.tensor(prompt_logprobs(outputs)))
+    assert loads[0] == loads[1]
+    assert tokens[0] == tokens[1]
     torch.testing.assert_close(*logprobs, rtol=0, atol=1e-5)
-    assert answers(first.outputs)[1] == answers(second.outputs)[1]
 
 
 def test_a_compiled_engine_decides_in_every_step(outcomes: dict[str, Tried], tiny: Path) -> None:
     with engine(tiny, TRIED["every step"], enforce_eager=False) as compiled:
         outcome = tried(compiled)
-    assert outcome.report["summary"]["tokens"] == 64 + 4 * 4
+    assert outcome[1]["summary"]["tokens"] == 64 + 4 * 4
     assert_alike(outcome, outcomes["every step"])
 
 
@@ -308,4 +303,4 @@ def test_two_ranks_of_tensor_parallelism_decide_alike(
     with engine(tiny, TRIED["prompts"], tensor_parallel_size=2) as both:
         outputs, _ = tried(both)
         for report in both.llm.collective_rpc("capmoe_report"):
-            assert_alike(Tried(outputs, report), outcomes["prompts"])
+            assert_alike((outputs, report), outcomes["prompts"])

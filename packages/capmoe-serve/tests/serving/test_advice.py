@@ -194,7 +194,7 @@ def test_a_capacity_that_drops_nothing_changes_nothing_and_a_small_one_does() ->
     alone = every[every["kind"] != "capacity"].set_index("method").loc[wide.index]
     assert set(wide.index) == {"contiguous", "EPLB", "EPLB+4"}
     assert (wide["drop_rate"] == 0.0).all()
-    for column in ("straggler", "speedup", "extra", "set_up"):
+    for column in ("straggler", "speedup", "extra"):
         assert wide[column].tolist() == pytest.approx(alone[column].tolist())
 
 

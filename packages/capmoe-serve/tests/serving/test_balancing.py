@@ -94,7 +94,6 @@ def test_outcomes_count_by_hand() -> None:
     # The only token of 2 goes to rank 0.
     assert placement.rank_load(load_SLE[:, 0], 0)[0].tolist() == [3 + 2 + 1, 3]
     assert judge(load_SLE, placement)["extra"] == 2
-    assert placement.moved_from(home).tolist() == [2]  # one to each rank
 
 
 def test_a_capacity_is_judged_over_the_loads_before_its_drops() -> None:

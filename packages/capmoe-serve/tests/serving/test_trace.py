@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], part: str
 def test_it_is_read_as_it_was_written(trace: Trace, compress: bool, tmp_path: Path) -> None:
     save_trace(trace, tmp_path / "a.npz", compress=compress)
     copy = load_trace(tmp_path / "a.npz")
-    for field in Trace.__dataclass_fields__:
+    for field in set(Trace.__dataclass_fields__) - {"_loads"}:
         written, read = getattr(trace, field), getattr(copy, field)
         if isinstance(written, np.ndarray):
             np.testing.assert_array_equal(written, read)
@@ -120,6 +120,7 @@ def test_parts_have_their_loads_and_too_many_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for trace in (full(), COUNTED):
+        assert trace.load(0) is trace.load(0)
         assert (trace.second_half().loads() == trace.loads()[trace.n_steps // 2 :]).all()
         assert (trace.only("decode").loads() == trace.loads()[trace.decode_S]).all()
     monkeypatch.setattr("capmoe_serve.trace._MOST_LOADS", 7)
