@@ -36,12 +36,6 @@ def run(script: Path, place: Path) -> str:
     return done.stdout
 
 
-def test_there_are_three_scripts_and_a_notebook() -> None:
-    assert (len(SCRIPTS), len(NOTEBOOKS)) == (3, 1)
-    listed = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert all(path.name in listed for path in (*SCRIPTS, *NOTEBOOKS))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_runs(script: Path, place: Path) -> None:

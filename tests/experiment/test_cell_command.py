@@ -13,11 +13,7 @@ from capmoe_eval.experiment.composition import compose_words, override
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from hydra_plugins.capmoe_sweeper import sweep_jobs
-from tests.records import odd_cell
-
-
-def known(*words: str) -> Cell:
-    return plans(composed(words))[0].cell
+from tests.records import odd_cell, planned
 
 
 def again(cell: Cell, directory: Path | None = None) -> Cell:
@@ -26,9 +22,9 @@ def again(cell: Cell, directory: Path | None = None) -> Cell:
     assert command is not None
     assert command.startswith("capmoe-eval run ")
     words = [word.replace(DIRECTORY, str(directory)) for word in shlex.split(command)[2:]]
-    found = plans(composed(words))
-    assert [plan.path.parts[0] for plan in found] == ["again"]
-    return found[0].cell
+    (plan,) = planned(*words)
+    assert plan.path.parts[0] == "again"
+    return plan.cell
 
 
 @pytest.mark.parametrize(
@@ -57,7 +53,7 @@ def again(cell: Cell, directory: Path | None = None) -> Cell:
     ],
 )
 def test_it_names_the_cell(words: list[str]) -> None:
-    cell = known(*words)
+    cell = planned(*words)[0].cell
     assert again(cell) == cell
 
 
@@ -65,7 +61,7 @@ def test_sweeps_compute_the_cells_and_no_others() -> None:
     """Also where the experiment sets what its cells have in common, such as a limit."""
     words = ["grid.model=[zoo_olmoe,zoo_mixtral]", "grid.method=[baseline,random]", "gamma=1.5"]
     words += ["grid.seed=[0,1]", "tasks=[obqa,longicl_1]", "limit=4", "eval_seed=7"]
-    cells = [plan.cell for plan in plans(composed(words))]
+    cells = [plan.cell for plan in planned(*words)]
     commands = sweeps(cells, [*words[:2], "device=cpu", "limit=4"])
     assert len(commands) == 2, "one for the baseline, which has no seed"
     named = []

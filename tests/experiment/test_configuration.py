@@ -8,21 +8,13 @@ import pytest
 from omegaconf import DictConfig
 
 from capmoe_eval.experiment.composition import load_option, load_options, options
-from capmoe_eval.experiment.configuration import (
-    CellPlan,
-    expand_parts,
-    plans,
-    share,
-)
+from capmoe_eval.experiment.configuration import expand_parts, share
 from capmoe_eval.experiment.selection import composed
+from tests.records import planned
 
 
 def expand(config: DictConfig) -> list[dict[str, Any]]:
     return [point for points in expand_parts(config).values() for point in points()]
-
-
-def planned(*words: str) -> list[CellPlan]:
-    return plans(composed(words))
 
 
 def test_parts_are_expanded_one_after_the_other_with_the_grid() -> None:

@@ -4,24 +4,10 @@ from fractions import Fraction
 
 import pytest
 import torch
-from transformers import (
-    DeepseekV2ForCausalLM,
-    MixtralForCausalLM,
-    OlmoeForCausalLM,
-    Qwen2MoeForCausalLM,
-    Qwen3MoeForCausalLM,
-)
 
 from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 
-CLASSES = {
-    "olmoe": OlmoeForCausalLM,
-    "qwen2_moe": Qwen2MoeForCausalLM,
-    "qwen3_moe": Qwen3MoeForCausalLM,
-    "deepseek_v2": DeepseekV2ForCausalLM,
-    "mixtral": MixtralForCausalLM,
-}
 #: E/K of the originals, and the ranks of their emulated deployment.
 ORIGINALS = {
     "olmoe": (Fraction(64, 8), 8),
@@ -74,7 +60,7 @@ def loads(model, tokens_BS):
 @families
 def test_the_class_and_the_proportions_are_those_of_the_original(family):
     model = build(family)
-    assert type(model) is CLASSES[family]
+    assert type(model).__module__.startswith(f"transformers.models.{family}.")
     assert not model.training
     ratio, ranks = ORIGINALS[family]
     assert len(routers(model)) == 3
