@@ -198,7 +198,8 @@ def results_of(
     documents.insert(0, "cell", pd.Categorical(cells["cell"], [*by_cell]).take(of_cell))
     # Fields that some records lack, and lists in which all numbers are missing.
     layers = pa.concat_tables([_layers([]), *of_layers], promote_options="permissive").to_pandas()
-    layers.insert(0, "cell", np.repeat(list(by_cell), list(map(len, of_layers))))
+    digests = np.array([*by_cell], dtype=object)  # of texts, also where there is none
+    layers.insert(0, "cell", np.repeat(digests, list(map(len, of_layers))))
     tasks = pd.Categorical(cells["task"])
     task = pd.Series(tasks.take(of_cell))
     if MIX in tasks.categories:

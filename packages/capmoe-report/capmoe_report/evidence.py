@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import pandas as pd
 from capmoe_bench.timings import Bench
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.composition import load_option, options
@@ -35,6 +34,7 @@ from pydantic import (
 from capmoe_report.effects import Effect, contrast
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import NDArray
 
 _LANGUAGE: Final = (MIX, *(column.task for column in ALL_TASKS))
@@ -132,7 +132,7 @@ class Evidence:
     trainings: tuple[SeedTraining, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
     pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
-    losses: pd.DataFrame = field(default_factory=pd.DataFrame)  # of :func:`dev_losses`
+    losses: pd.DataFrame = field(default_factory=lambda: dev_losses(()))
     _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -142,6 +142,8 @@ class Evidence:
         Of a model's evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
         precision) one set is taken: the unlimited, else the largest.
         """
+        import pandas as pd
+
         cells = self.results.cells
         of_model = [name for name in map(str, cells) if name.startswith("model.")]
         about = cells[["data", "eval_seed", *of_model]]
@@ -219,6 +221,8 @@ class Evidence:
     @cached_property
     def _by_side(self) -> Mapping[tuple[object, ...], NDArray[np.intp]]:
         """The positions of the cells of each side, with all seeds, by model."""
+        import pandas as pd
+
         cells = self.cells
         is_mix, is_shuffled = cells["task"] == MIX, cells["shuffle"].notna()
         kinds = [~is_mix & ~is_shuffled, is_mix & is_shuffled, is_mix & ~is_shuffled]
@@ -340,6 +344,8 @@ def dev_losses(models: Iterable[str]) -> pd.DataFrame:
 
     They are from the cards of the embedded models among ``models``; others have no column.
     """
+    import pandas as pd
+
     losses = {}
     weights = resources.files("capmoe_eval") / "zoo" / "weights"
     for model in sorted(models):
@@ -405,6 +411,8 @@ def clauses_by_family(
         words: The clause after the family's name, with a place for each number.
         patterns: How each number is written.
     """
+    import pandas as pd
+
     clauses = []
     for name, rows in pd.DataFrame(numbers).T.groupby(family, sort=False):
         spans = [

@@ -454,7 +454,7 @@ def check_invariant(name: str, evidence: Evidence) -> list[Finding]:
     if name not in Proofs.model_fields:
         raise ValueError(f"invariant: {name!r} is none of {', '.join(Proofs.model_fields)}")
     cells = evidence.results.cells
-    passed = cells[f"proofs.{name}"]
+    passed = cells.reindex(columns=[f"proofs.{name}"]).iloc[:, 0]  # without a cell, empty
     kept, broken = (cells["path"][passed.isin([is_kept])] for is_kept in (True, False))
     if kept.empty and broken.empty:
         return [Finding(verdict=Outcome.ABSENT, text=f"No record to which {name} applies.")]
