@@ -108,7 +108,7 @@ def test_bertscore_is_that_of_its_package(encoder: Path) -> None:
     expected = torch.stack(bert_score.score(answers, references, str(encoder), num_layers=LAYER))
     score = BertScore(str(encoder), LAYER, rescale=False).score
     scores = [list(score(*pair).values()) for pair in pairs]
-    assert list(score(*pairs[0])) == list(METRICS)
+    assert list(score(*pairs[0])) == [f"bertscore_{n}" for n in ("precision", "recall", "f1")]
     precision, recall, _ = scores[1]
     assert precision != recall
     assert scores == [pytest.approx(row, abs=1e-5) for row in expected.T.tolist()]
