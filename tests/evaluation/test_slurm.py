@@ -32,9 +32,9 @@ pytestmark = [
 ]
 
 MODELS = ("tiny_olmoe", "tiny_mixtral")
-WORDS = ("tasks=obqa", "limit=16", "ep_size=2", "batch_size=4")
-# So many that a job is not finished when it is requeued after its first record.
-GAMMAS = [1 + number / 10 for number in range(15)]
+WORDS = ("tasks=obqa", "limit=32", "ep_size=2", "batch_size=4")
+# So many that a job is not finished when it is requeued after its first record; 12 are packed.
+GAMMAS = [1 + number / 10 for number in range(11)]
 SWEEP = (f"model={','.join(MODELS)}", *WORDS, f"grid.gamma={GAMMAS}".replace(" ", ""))
 # More processors, memory and GPUs than there are, so that jobs get what the preset asks for.
 CONFIGURATION: Final = """
