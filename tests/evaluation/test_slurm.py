@@ -1,146 +1,40 @@
-"""On a real SLURM of one node: a sweep whose jobs are requeued, and a step of several tasks.
-
-Its daemons are those of Debian's packages, without accounts or keys.
-"""
+"""On a real SLURM: sweeps whose jobs are preempted, and steps of several tasks."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
-import shutil
-import socket
-import subprocess
+import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
+from capmoe_eval.experiment.reservations import holder_of, reserved
+from tests.evaluation import slurm
+from tests.evaluation.slurm import Slurm, wait
 from tests.evaluation.test_killed_sweeps import content
 from tests.evaluation.test_parallel import records, run_here, without_origin
 
-DAEMONS: Final = ("slurmctld", "slurmd")
-MISSING: Final = [name for name in (*DAEMONS, "sbatch", "srun") if shutil.which(name) is None]
 pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {MISSING} (slurmctld, slurmd, slurm-client)"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="slurmd needs root"),
+    pytest.mark.skipif(bool(slurm.absent()), reason=slurm.absent()),
     pytest.mark.nightly,
 ]
 
 MODELS = ("tiny_olmoe", "tiny_mixtral")
-WORDS = ("tasks=obqa", "limit=32", "ep_size=2", "batch_size=4")
-# So many that a job is not finished when it is requeued after its first record; 12 are packed.
-GAMMAS = [1 + number / 10 for number in range(11)]
-SWEEP = (f"model={','.join(MODELS)}", *WORDS, f"grid.gamma={GAMMAS}".replace(" ", ""))
-# More processors, memory and GPUs than there are, so that jobs get what the preset asks for.
-CONFIGURATION: Final = """
-ClusterName=test
-SlurmctldHost=localhost
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/none
-AuthInfo=cred_expire=5
-CredType=cred/none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-SwitchType=switch/none
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool
-SlurmctldPidFile={root}/slurmctld.pid
-SlurmdPidFile={root}/slurmd.pid
-SlurmctldLogFile={root}/slurmctld.log
-SlurmdLogFile={root}/slurmd.log
-ReturnToService=2
-KillWait=1
-SlurmdParameters=config_overrides
-GresTypes=gpu
-NodeName=localhost CPUs=32 RealMemory=262144 Gres=gpu:2 State=UNKNOWN
-PartitionName=test Nodes=localhost Default=YES MaxTime=INFINITE State=UP
-"""
-GPUS: Final = "".join(f"NodeName=localhost Name=gpu File=/dev/{n}\n" for n in ("null", "zero"))
-
-
-class Slurm:
-    """A SLURM whose files lie in an empty directory; the end of its block ends its jobs and it."""
-
-    def __init__(self, root: Path) -> None:
-        prefixes = ("SLURM_", "SBATCH_", "SRUN_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
-        self._root, self._daemons = root, ExitStack()
-        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
-        self.environment |= {
-            "SLURM_CONF": str(root / "slurm.conf"),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "OMP_NUM_THREADS": "1",
-            "HOME": str(root / "home"),
-        }
-
-    def __enter__(self) -> Slurm:
-        for name in ("state", "spool", "home"):
-            (self._root / name).mkdir()
-        with ExitStack() as both:
-            sockets = [both.enter_context(socket.socket()) for _ in DAEMONS]
-            for listener in sockets:
-                listener.bind(("127.0.0.1", 0))
-            ports = [listener.getsockname()[1] for listener in sockets]
-        text = CONFIGURATION.format(root=self._root, ports=ports)
-        (self._root / "slurm.conf").write_text(text)
-        (self._root / "gres.conf").write_text(GPUS)
-        for name in DAEMONS:
-            log = self._daemons.enter_context((self._root / f"{name}.out").open("w"))
-            process = subprocess.Popen(
-                [name, "-D", "-c"], env=self.environment, stdout=log, stderr=log
-            )
-            self._daemons.callback(process.wait, 30)
-            self._daemons.callback(process.terminate)
-        wait(lambda: self.run("sinfo", "-h", "-o", "%T")[0] == "idle\n", "no node")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._daemons:  # the jobs of a failed test would outlive the daemons
-            self.run("scancel", "--user=root")
-            wait(lambda: not self.run("squeue", "-h")[0], "jobs do not end")
-
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start a command that knows this SLURM."""
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True)
-
-    def run(self, *command: str) -> tuple[str, str]:
-        """Run a command, and return what it wrote to standard output and to standard error."""
-        return self.ended(self.start(*command))
-
-    def ended(self, process: subprocess.Popen[str]) -> tuple[str, str]:
-        """Return what a command wrote until its end."""
-        try:
-            out, err = process.communicate(timeout=600)
-        finally:
-            process.kill()
-        assert process.returncode == 0, err[-3000:]
-        return out, err
-
-
-def wait(condition: Callable[[], bool], otherwise: str) -> None:
-    """Wait for a condition, and fail if it does not come."""
-    end = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < end, otherwise
-        time.sleep(0.01)
+# Enough documents that a job can be stopped between its first record and its last.
+WORDS = ("tasks=obqa", "limit=16", "ep_size=2", "batch_size=4")
+GRID = "grid.gamma=[1.0,1.5,2.0]"
+SWEEP = (f"model={','.join(MODELS)}", *WORDS, GRID)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with Slurm(tmp_path_factory.mktemp("slurm")) as started:
+    with slurm.running(tmp_path_factory.mktemp("slurm")) as started:
         yield started
 
 
@@ -151,6 +45,63 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         assert not run_here(patch, "-m", *SWEEP, f"results_dir={root}")
     return records(root)
+
+
+def contents(jobs: dict[str, Any]) -> dict[str, Any]:
+    return {path: content(record) for path, record in jobs.items()}
+
+
+@dataclass(frozen=True)
+class Caught:
+    """A job that stands still within a cell, after its first record."""
+
+    root: Path
+    model: str
+    process: int
+
+    def count(self) -> int:
+        """Return how many records the model has."""
+        return len(list(self.root.glob(f"{self.model}/*/*.json")))
+
+    def stop(self) -> bool:
+        """Make it stand still, and return whether it is there."""
+        try:
+            os.kill(self.process, signal.SIGSTOP)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def awaits(self, number: signal.Signals) -> bool:
+        """Return whether a signal will reach it as soon as it goes on."""
+        status = Path(f"/proc/{self.process}/status").read_text()
+        pending = re.search(r"ShdPnd:\s*([0-9a-f]+)", status)
+        return pending is not None and bool(int(pending[1], 16) >> (number - 1) & 1)
+
+    def go_on(self) -> None:
+        os.kill(self.process, signal.SIGCONT)
+
+
+def caught(root: Path, models: tuple[str, ...]) -> list[Caught]:
+    """Return the jobs of the models, each standing still."""
+    jobs: dict[str, Caught] = {}
+
+    def all_of_them() -> bool:
+        for model in set(models) - jobs.keys():
+            assert len(list(root.glob(f"{model}/*/*.json"))) < 3, "too fast to be stopped"
+            for record in reserved(root.glob(f"{model}/*/")):
+                holder = holder_of(record)
+                if holder is None:
+                    continue
+                job = Caught(root, model, int(holder.rpartition(":")[2]))
+                if job.count() and job.stop():
+                    if holder_of(record) == holder:
+                        jobs[model] = job
+                    else:  # it was faster
+                        job.go_on()
+        return len(jobs) == len(models)
+
+    wait(all_of_them, "no job between two records")
+    return [jobs[model] for model in models]
 
 
 @pytest.mark.skipif(
@@ -164,34 +115,39 @@ def test_a_sweep_whose_jobs_are_requeued_gives_the_records_of_one_process(
     words = ("-m", "hydra/launcher=slurm", *SWEEP, f"results_dir={root}")
     submitter = cluster.start(sys.executable, "-m", "capmoe_eval", *words)
     try:
-        for job, end in enumerate((("scontrol", "requeue"), ("scancel", "--signal=USR2"))):
-            wait(lambda job=job: any(root.glob(f"{MODELS[job]}/*/*.json")), "no record")  # type: ignore[misc]
-            array = next(shared.glob("*_0")).name.removesuffix("_0")
-            cluster.run(*end, f"{array}_{job}")
+        preempted, late = caught(root, MODELS)
+        array = next(shared.glob("*_0")).name.removesuffix("_0")
+        cluster.run("scontrol", "requeue", f"{array}_0")
+        # SLURM lets it go on, to end it: it is killed where it stands still again.
+        wait(lambda: not preempted.stop(), "the job that is requeued does not end", 60)
+        cluster.run("scancel", "--signal=USR2", f"{array}_1")
+        wait(lambda: late.awaits(signal.SIGUSR2), "the signal does not come", 60)
+        finished = [preempted.count(), late.count()]
+        late.go_on()
+        out, err = submitter.communicate(timeout=600)
     finally:
-        out, err = cluster.ended(submitter)
-    total = len(GAMMAS)
-    table, end_of_table, _ = out.partition(f"\n{2 * total} finished, 0 missing\n")
-    assert end_of_table, err
-    assert [table.count(f" {model} ") for model in MODELS] == [total, total]
-    computed = {path: content(record) for path, record in records(root).items()}
-    assert computed == {path: content(record) for path, record in alone.items()}
+        submitter.kill()
+    assert submitter.returncode == 0, err
+    table, end, _ = out.partition("\n6 finished, 0 missing\n")
+    assert end
+    assert "task  model" in table
+    assert [table.count(f" {model} ") for model in MODELS] == [3, 3]
+    assert contents(records(root)) == contents(alone)
     assert not list(root.rglob(".*.lock")), "nothing is left of the process that was killed"
-    for job in range(len(MODELS)):
+    for job, before in enumerate(finished):
+        assert before in (1, 2)
         log = (shared / f"{array}_{job}/{array}_{job}_0_log.out").read_text()
         assert log.count("Starting with JobEnvironment") == 2
-        ((computed_then, before),) = re.findall(r"(\d+) computed, (\d+) finished before, 0 f", log)
-        assert 0 < int(before) < total == int(computed_then) + int(before)
-    home = Path(cluster.environment["HOME"])
-    assert not list(home.rglob("*submi*")), "jobs may not see it"
+        assert f"{3 - before} computed, {before} finished before, 0 failed" in log
+    for home in ("HOME", "XDG_CACHE_HOME"):
+        assert not list(Path(cluster.environment[home]).rglob("*submi*")), "jobs may not see it"
 
 
 def test_the_tasks_of_a_step_are_ranks(
     cluster: Slurm, alone: dict[str, Any], tmp_path: Path
 ) -> None:
-    step = ("srun", "--ntasks", "2", "--kill-on-bad-exit=1", sys.executable, "-m", "capmoe_eval")
-    where = ("gamma=1.0", f"results_dir={tmp_path}", "parallel=ep")
-    out, _ = cluster.run(*step, f"model={MODELS[0]}", *WORDS, *where)
+    where = ("gamma=1.0", f"results_dir={tmp_path}")
+    out, _ = cluster.srun(2, f"model={MODELS[0]}", *WORDS, *where, "parallel=ep")
     assert out.count("1 computed, 0 finished before, 0 failed") == out.count("computed") == 1
     ((path, record),) = records(tmp_path).items()
     origin = record["capmoe"]["provenance"]["parallel"]
