@@ -8,7 +8,7 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from capmoe_eval.evaluation.longicl import task as longicl
+from capmoe_eval.evaluation.longicl import protocol as longicl
 from tests.evaluation.answering import Answering
 
 TRAIN = [

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import count
 
 import torch
-from capmoe_eval.evaluation.longicl.task import INTRODUCTION, question
+from capmoe_eval.evaluation.longicl.protocol import INTRODUCTION, question
 from capmoe_eval.zoo.tokenizer import wrapped
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast

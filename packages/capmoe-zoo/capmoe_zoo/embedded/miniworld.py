@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from capmoe_eval.evaluation.longicl.task import INTRODUCTION
+from capmoe_eval.evaluation.longicl.protocol import INTRODUCTION
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.sets import Row
 from tokenizers import Tokenizer

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from capmoe_eval.evaluation.longicl import task as longicl
+from capmoe_eval.evaluation.longicl import protocol as longicl
 
 from capmoe_zoo.embedded.banking77 import train_split
 from capmoe_zoo.embedded.batch import IGNORED
