@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.skew import check_peak
@@ -14,9 +16,13 @@ from capmoe_bench.ep.skewed import skewed_model
 from capmoe_bench.rounds import device_and_dtype, dtype_name, finish
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.checkpoints import trained_model
+from capmoe_eval.zoo.hub import REAL_TEXT
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from capmoe_benchmarks.forward import TimedMethod, over_stock
 from capmoe_benchmarks.options import RANKS
@@ -28,7 +34,12 @@ SIDES = {
     "score, γ=1000": TimedMethod(
         create_method("score", 1000.0), "a decision for the prompt that drops nothing"
     ),
-    "score, γ=1": TimedMethod(create_method("score", 1.0), "the prompt is under a capacity"),
+    **{
+        f"score, γ={gamma:g}": TimedMethod(
+            create_method("score", gamma), "the prompt is under a capacity"
+        )
+        for gamma in (0.5, 1.0, 1.5, 2.0)
+    },
     f"expanded_drop local, γ=1, {RANKS} ranks": TimedMethod(
         create_method("expanded_drop", 1.0, ep_size=RANKS),
         "the same, and free slots are filled again",
@@ -84,7 +95,9 @@ def _generate(model: Any, tokens_BS: Tensor, new: int) -> None:
 def _model(
     name: str, arguments: argparse.Namespace, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Tensor]:
-    """Return a model, and prompts for it [B, S] without pads."""
+    """Return a model, and prompts for it [B, S] without pads: of a real model, real text."""
+    if name.startswith(REAL):
+        return _real_model(name, arguments, device, dtype)
     if name.startswith(EMBEDDED):
         model: Any = trained_model(name.removeprefix(EMBEDDED), dtype=dtype).to(device)
         generator = torch.Generator().manual_seed(0)
@@ -96,3 +109,17 @@ def _model(
     sizes = {key: getattr(arguments, key) for key in ("layers", "batch", "prompt", "peak")}
     model, tokens_BS, _ = skewed_model(LayerSetting(shape, 1, device, dtype), **sizes)
     return model, tokens_BS
+
+
+def _real_model(
+    name: str, arguments: argparse.Namespace, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, Tensor]:
+    """Return a model of `make real`, and customer queries of BANKING77 as its prompts [B, S]."""
+    directory = Path(checkpoint(name))
+    if not (directory / "config.json").is_file():
+        raise UsageError(f"shapes={name}: no model in {directory}; `make real` writes it")
+    model: Any = load_checkpoint(directory, kind=AutoModelForCausalLM, dtype=dtype).to(device)
+    queries = pd.concat(map(pd.read_parquet, sorted(REAL_TEXT.rglob("train*.parquet"))))["text"]
+    encoded = AutoTokenizer.from_pretrained(directory)(" ".join(queries))["input_ids"]
+    n_tokens = arguments.batch * arguments.prompt
+    return model, torch.tensor(encoded[:n_tokens], device=device).view(arguments.batch, -1)

@@ -26,6 +26,7 @@ REFUSED = {
     "suite --tasks obqq": "did you mean 'obqa'",
     "generate --shapes zoo:olmo": "did you mean 'olmoe'",
     "generate --shapes zoo_olmoe": "shapes=zoo_olmoe: ",
+    "generate --shapes real:nobody": "`make real` writes it",
     "generate --batch 3": "batch=3: must be a multiple of 8",
 }
 

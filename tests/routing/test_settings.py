@@ -1,13 +1,17 @@
 """One computation, one method: combinations of the knobs of every method against the definition.
 
-Then single settings of the paper's methods: which are one, their labels, and what is refused.
+Then single settings of the paper's methods: which are one, their labels, and what is refused; and
+the identities, labels and digests of all committed records.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,8 @@ import pytest
 import torch
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.decision import Scores, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.token_drop import TokenDrop
@@ -30,6 +36,7 @@ from tests.routing.problems import (
 )
 from tests.routing.reference import assign_reference
 
+RESULTS = Path(__file__).parents[2] / "results"
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
 STREAM = (1, 2)
 # Combinations that are tried of each method; nightly all are but those of Expanded Drop and MACS.
@@ -271,3 +278,19 @@ def test_a_class_refuses_as_its_name_does() -> None:
     is_refused("layer_gammas: 2 capacity factors for 3 MoE layers", by_layer.check_layers, 3, 8, 2)
     is_refused("ep_size=8: 60 experts cannot be spread", on_ranks.check_layers, 1, 60, 4)
     is_refused("ep_size=8: 4 processes were started", on_ranks.check_processes, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are in the repository alone")
+def test_every_record_is_named_by_its_method() -> None:
+    records = 0
+    for path in (*record_paths(RESULTS / "zoo"), *record_paths(RESULTS / "real_text")):
+        cell = dict(read_record(path).identity)
+        method = from_identity(cell["method"])
+        cell["method"] = method.identity()
+        canonical = json.dumps(cell, sort_keys=True, separators=(",", ":"))
+        digest = hashlib.sha256(canonical.encode()).hexdigest()[:10]
+        assert path.name == f"{method.label}-{digest}.json"
+        assert method.canonical() == method
+        records += 1
+    assert records > 3_000
