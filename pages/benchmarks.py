@@ -110,3 +110,28 @@ def server_speed() -> str:
         texts = [f"{of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in cells]
         rows.append([load, *texts, f"{100 * ratios[f'{load}: γ=1, decision'].median:.1f} %"])
     return table(("model, load", *sides, "decision at γ=1, of a step"), rows)
+
+
+def real_speed() -> str:
+    """Return the speed of the real model in transformers, as medians and quartiles of ratios."""
+    sides = {
+        "γ=1000": "nothing is dropped",
+        **{f"γ={g}": f"γ={g}" for g in ("2", "1.5", "1", "0.5")},
+    }
+    sides["γ=1, every step"] = "γ=1, every step"
+    rows = []
+    for load in ("prefill", "decode"):
+        file = read_bench(BENCHMARKS / "real" / load).evaluations["generate"]
+        (model,) = file["seconds"]
+        ratios = {target.name: target.ratio for target in targets(file)}
+        cells = [ratios[f"{model}: score, {side} over stock"] for side in sides]
+        seconds = file["seconds"][model]["stock"]
+        rate = file["batch"] * (file["prompt"] if load == "prefill" else file["new"])
+        rows.append(
+            (
+                f"{load}: {file['batch']} prompts of {file['prompt']} tokens, {file['new']} new",
+                f"{rate / statistics.median(seconds):.0f}",
+                *(f"{of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in cells),
+            )
+        )
+    return table(("", "stock, tokens/s", *sides.values()), rows)

@@ -52,6 +52,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "balancing": benchmarks.balancing,
     "adaptive-verdict": effects.adaptive_verdict,
     "server-speed": benchmarks.server_speed,
+    "real-speed": benchmarks.real_speed,
     "server-steps": effects.server_steps,
     "server-decode": effects.server_decode,
     "decode-steps": effects.server_decode,

@@ -210,9 +210,10 @@ def _without_places(page: str, places: Iterable[Path]) -> str:
 
 
 def _run(commands: Iterable[Sequence[str]]) -> int:
-    """Run other commands, as many at a time as there are processors; return the highest status.
+    """Run other commands, as many at a time as there are processors; return a killed one's status.
 
-    One that cannot write its own, and says why (status 2), stops no other.
+    One that cannot write its parts, or some of them, says why and fails no other: the site says
+    what is missing.
     """
 
     def run(words: Sequence[str]) -> int:
@@ -222,7 +223,7 @@ def _run(commands: Iterable[Sequence[str]]) -> int:
         return 128 - code if code < 0 else code
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return max((code for code in threads.map(run, commands) if code != 2), default=0)
+        return max((code for code in threads.map(run, commands) if code >= 128), default=0)
 
 
 def _attempt(make: Callable[[], T]) -> T | str:
