@@ -284,7 +284,7 @@ def test_a_report_is_not_replaced_by_nothing(
     assert {page: page.stat().st_mtime_ns for page in Path("reports").iterdir()} == before
 
 
-def test_a_command_that_fails_or_is_killed_fails_the_report(
+def test_only_a_command_that_is_killed_fails_the_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(command: Sequence[str], check: bool) -> subprocess.CompletedProcess[str]:
