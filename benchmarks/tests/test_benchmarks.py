@@ -61,8 +61,9 @@ def test_generate(tmp_path: Path) -> None:
     for model in ("small", "zoo:olmoe"):
         assert set(content["seconds"][model]) == {"stock", *generation.SIDES}
         dropped = content["dropped_share"][model]
-        assert dropped.pop("baseline") == dropped.pop("score, γ=1000") == 0
-        assert min(dropped.values()) > 0.1
+        shares = [dropped[f"score, γ={gamma}"] for gamma in ("0.5", "1", "1.5", "2", "1000")]
+        assert shares == sorted(set(shares), reverse=True)
+        assert shares[-1] == dropped["baseline"] == 0
     spent = content["seconds"]["small"]
     ratios = [a / b for a, b in zip(spent["stock"], spent["baseline"], strict=True)]
     assert min(ratios) <= content["targets"][0]["ratio"]["median"] <= max(ratios)
