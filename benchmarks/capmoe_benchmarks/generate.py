@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.skew import check_peak
@@ -20,7 +19,6 @@ from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.checkpoints import trained_model
-from capmoe_eval.zoo.hub import REAL_TEXT
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -115,11 +113,15 @@ def _real_model(
     name: str, arguments: argparse.Namespace, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Tensor]:
     """Return a model of `make real`, and customer queries of BANKING77 as its prompts [B, S]."""
+    import pandas as pd  # `bench gpu`, which imports this module, has none
+    from capmoe_eval.zoo.hub import REAL_TEXT
+
     directory = Path(checkpoint(name))
     if not (directory / "config.json").is_file():
         raise UsageError(f"shapes={name}: no model in {directory}; `make real` writes it")
     model: Any = load_checkpoint(directory, kind=AutoModelForCausalLM, dtype=dtype).to(device)
-    queries = pd.concat(map(pd.read_parquet, sorted(REAL_TEXT.rglob("train*.parquet"))))["text"]
+    (train,) = REAL_TEXT.rglob("train.parquet")
+    queries = pd.read_parquet(train)["text"]
     encoded = AutoTokenizer.from_pretrained(directory)(" ".join(queries))["input_ids"]
     n_tokens = arguments.batch * arguments.prompt
     return model, torch.tensor(encoded[:n_tokens], device=device).view(arguments.batch, -1)
