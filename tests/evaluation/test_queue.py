@@ -96,8 +96,8 @@ def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
 def test_what_another_failed_to_compute_is_computed(tmp_path: Path, text: str | None) -> None:
     plans, other = grid(tmp_path, "a"), Other()
     other.take(plans[0])
-    found = drain(take_turns(plans, lambda _: other.end(plans[0], text)))
-    assert found == ["a1", "a2", "(a0)" if text else "a0"]
+    computed = drain(take_turns(plans, lambda _: other.end(plans[0], text)))
+    assert computed == ["a1", "a2", "(a0)" if text else "a0"]
 
 
 def test_what_a_killed_process_left_holds_nothing(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_processes_spread_over_the_models(tmp_path: Path) -> None:
 
 def test_overwriting_computes_each_once(tmp_path: Path) -> None:
     plans, other = grid(tmp_path, "a", overwrite=True), Other()
-    for one in plans:
-        write_text(one.path, "old")
+    for plan in plans:
+        write_text(plan.path, "old")
     other.take(plans[1])
-    found = drain(take_turns(plans, lambda _: other.end(plans[1])))
-    assert found == ["a0", "a2", "(a1)"], "the other's is as new as ours would be"
-    assert [one.path.read_text() for one in plans] == ["ours", "theirs", "ours"]
+    computed = drain(take_turns(plans, lambda _: other.end(plans[1])))
+    assert computed == ["a0", "a2", "(a1)"], "the other's is as new as ours would be"
+    assert [plan.path.read_text() for plan in plans] == ["ours", "theirs", "ours"]
     assert drain(take_turns(plans)) == ["a0", "a1", "a2"], "a later command computes all again"

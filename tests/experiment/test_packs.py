@@ -58,10 +58,10 @@ def test_packed_records_are_what_they_were(root: Path) -> None:
     assert sorted(root.rglob("*")) == [root / "m", *(root / f"m/{t}{SUFFIX}" for t in TASKS)]
     assert contents(root) == before
     assert load_frame(root).equals(frame)
-    for again, one in zip(read_results(root, []), records, strict=True):
+    for again, record in zip(read_results(root, []), records, strict=True):
         for name in ("path", "content", "cell", "layers", "documents", "load", "proofs"):
-            assert getattr(again, name) == getattr(one, name)
-        assert file_with(again.path) == pack_path(one.path)
+            assert getattr(again, name) == getattr(record, name)
+        assert file_with(again.path) == pack_path(record.path)
     assert pack(root) == []
     assert unpack(root) == files
     assert {path: path.read_bytes() for path in loose_paths(root)} == before

@@ -113,12 +113,12 @@ def paired_between(
     """
     if weight_N is None:
         return None
-    own, others = (
+    scores, weighted = (
         next(iter(answered_by_cells(results, rows).values()))
         for rows in (cell, points[weight_N > 0])
     )
-    pairs = [paired for run in others if isinstance(paired := pair(own, [run]), Paired)]
-    if len(pairs) < len(others):
+    pairs = [paired for run in weighted if isinstance(paired := pair(scores, [run]), Paired)]
+    if len(pairs) < len(weighted):
         return None
     second = weight_N[weight_N > 0] @ np.array([paired.second for paired in pairs])
     return dataclasses.replace(pairs[0], second=second)

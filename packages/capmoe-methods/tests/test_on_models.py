@@ -254,15 +254,17 @@ def test_the_meter_weighs_what_the_experts_are_called_with() -> None:
     weight = of_images = beyond = 0.0
     top_k = meter.layers[0].top_k
     for layer, (index_NS, _), bias_E in zip(hidden, computed, modalities, strict=True):
-        own = macs_weights(layer.flatten(0, -2)[rows].double().tolist(), image, group, 2.0)
-        weight += sum(own)
-        of_images += sum(w for w, of_image in zip(own, image, strict=True) if of_image)
+        weight_T = macs_weights(layer.flatten(0, -2)[rows].double().tolist(), image, group, 2.0)
+        weight += sum(weight_T)
+        of_images += sum(w for w, of_image in zip(weight_T, image, strict=True) if of_image)
         for rank in range(2):
             members = [t for t, g in enumerate(group) if g == rank]
-            ratio = sum(own[t] for t in members if image[t]) / sum(own[t] for t in members)
+            ratio = sum(weight_T[t] for t in members if image[t]) / sum(
+                weight_T[t] for t in members
+            )
             base = -(-len(members) * top_k // 16)  # 0.5·T·K/E, rounded up
             for expert in range(8):
-                load = [own[t] for t in members if expert in index_NS[rows[t]].tolist()]
+                load = [weight_T[t] for t in members if expert in index_NS[rows[t]].tolist()]
                 assert sum(load) <= base * (1 + int(bias_E[expert]) * (ratio - 0.5)) + 1e-3
                 beyond += len(load) > base
     weights, buckets = meter.summary()["weights"], 16 * len(layers)

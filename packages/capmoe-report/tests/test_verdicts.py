@@ -112,7 +112,7 @@ LOAD = """{load: {quantity: drop_rate, of: {method: expert_drop},
 def test_a_load_holds_if_it_does_for_every_model(
     pairs: list[tuple[float, float]], expected: str
 ) -> None:
-    records = [one for i, pair in enumerate(pairs) for one in loads(*pair, model=f"zoo_{i}")]
+    records = [row for i, pair in enumerate(pairs) for row in loads(*pair, model=f"zoo_{i}")]
     rows = verdicts(LOAD, evidence(*records))
     assert rows["conclusion"][0] == expected
     if expected == "confirmed":
