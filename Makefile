@@ -17,7 +17,9 @@ FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14
            comparators comparators_decode comparators_ranks adaptive granularity placement skew
 
 # A setting of the suite, such as gamma=1.0, is no variable of make, which would ignore it. Settings are lower-case.
-SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z,$(filter $(letter)%,$(MAKEOVERRIDES)))
+# Blanks within a variable are escaped there, and no ends of words.
+blank    := \ # with a blank after the backslash
+SETTINGS := $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z,$(filter $(letter)%,$(subst $(blank),_,$(MAKEOVERRIDES))))
 $(if $(strip $(SETTINGS)),$(error $(strip $(SETTINGS)): no variable of this Makefile; write ARGS="$(strip $(SETTINGS))"))
 
 .DEFAULT_GOAL := help

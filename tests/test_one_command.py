@@ -58,6 +58,9 @@ def test_make_refuses_a_setting_that_it_would_ignore() -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert 'gamma=1.0: no variable of this Makefile; write ARGS="gamma=1.0"' in ended.stderr
+    command[3] = "ARGS=gamma=1.0 results_dir=elsewhere"
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "table table2 profile=tiny gamma=1.0 results_dir=elsewhere" in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from capmoe_report.evidence import Side
 from capmoe_report.judge import replication_claims
 
 from capmoe_eval.experiment.composition import options
-from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.configuration import expand_parts, plans, plans_at
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.selection import composed
 from pages import ROOT
 from pages.protocol import YAML, equal_capacity, planned, primary, protocol, seconds
+from pages.real import answerable
 
 PASSAGES = {"passages_512", "passages_2k", "passages_8k"}
 
@@ -67,6 +68,20 @@ def test_every_claim_is_asked_or_left_out_with_a_reason() -> None:
     real = [row["claim"] for row in protocol()["primary"]["real"]]
     assert len(set(real)) == len(real)
     assert set(real) <= claims | {"A4"}
+
+
+def test_tables_of_the_real_model_ask_the_tasks_that_enter() -> None:
+    """Tables and figures of ``profile=real`` have the tasks of the rule ``task`` alone."""
+    assert tuple(composed(["profile=real"]).profile.tasks) == answerable()
+    for experiment in ("table1", "table2", "table11", "figures"):
+        config = composed([f"experiment={experiment}", "profile=real"])
+        asked = {
+            plan.cell.task.name
+            for part, points in expand_parts(config).items()
+            if part not in ("batch_sizes", "shuffles") and not part.startswith("generation")
+            for plan in plans_at(points())
+        }
+        assert asked == {*answerable()}, experiment
 
 
 def test_names_of_the_protocol_exist() -> None:

@@ -159,8 +159,9 @@ def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
     if isinstance(grid_by_name["parts"], Mapping):
         grid_by_name |= {f"parts.{name}": grid for name, grid in grid_by_name.pop("parts").items()}
     for name, grid in grid_by_name.items():
-        if isinstance(grid, dict) and grid.get("model", ...) is None:  # of :func:`for_hydra`
-            del grid["model"]
+        for key in ("model", "tasks"):  # null: those of the configuration
+            if isinstance(grid, dict) and grid.get(key, ...) is None:
+                del grid[key]
         if not isinstance(grid, Mapping):
             example = "parts.a" if name == "parts" else name
             raise UsageError(

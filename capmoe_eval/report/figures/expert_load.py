@@ -57,7 +57,7 @@ def _ranked(layers: pd.DataFrame, *columns: str, load: str = "load") -> pd.DataF
 
 def of_one_layer(sources: Sources) -> pd.DataFrame:
     """Return the load of each expert in the layer with the fullest, the fullest first."""
-    layer = fullest_layer(load_of_layers(sources, "baseline")).assign(model=sources.title)
+    layer = fullest_layer(load_of_layers(sources, "one_task")).assign(model=sources.title)
     rows = _ranked(layer, "model", "asked", "layer", "peak_mean", "peak_max")
     if published := figure1_bars(sources.model, len(rows)):
         rows["paper"] = published
@@ -66,12 +66,11 @@ def of_one_layer(sources: Sources) -> pd.DataFrame:
 
 
 @figure(
-    "Figure 1", "Load of one layer's experts: {model}", of_one_layer, parts=["baseline"],
-    tasks=["obqa"],
+    "Figure 1", "Load of one layer's experts: {model}", of_one_layer, parts=["one_task"],
 )  # fmt: skip
 def fig1(rows: pd.DataFrame) -> Figure:
-    """Load of each expert over the mean load N̄ without a limit, on OpenBookQA, in the layer with
-    the fullest expert. Everyone waits for the fullest expert of a batch.
+    """Load of each expert over the mean load N̄ without a limit, in the layer with the fullest
+    expert; on one task, OpenBookQA in the paper. Everyone waits for the fullest expert of a batch.
     """
     canvas, ((axes,),) = d.canvas(2.1)
     first = rows.iloc[0]
