@@ -36,8 +36,7 @@ STATED = re.findall(
     may drop 5 % of the pairs|has 1.23 times the mean load
     from 1 to 30 %|√2 times our standard error|(to 27 % of the steps)|open questions (to 44 %)
 
-    ≤ 10 % of the layer's time (GPU: 3 %)|≥ 6 times as fast|≤ 3 %|1.5 times as fast
-    4 times the mean load on the fullest expert
+    ≤ 3 %
 
     one 80 GB GPU|one of 80 GB|needs 40 GB of free memory
     less than 25 minutes|64 GB and four hours
