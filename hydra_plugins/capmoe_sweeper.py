@@ -57,7 +57,7 @@ class CellSweeper(Sweeper):
         configs = map(compose_words, jobs)
         if self.config.hydra.runtime.choices["hydra/launcher"] == HERE:
             words = as_typed(arguments)
-            status = evaluate(zip(jobs, configs, strict=True), words, swept=True)
+            status = evaluate(zip(jobs, configs, strict=True), words)
             returns: list[Sequence[Any]] = []
         else:
             with self._one_line():

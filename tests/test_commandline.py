@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib
 import json
 import os
@@ -301,17 +300,9 @@ def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Pat
         *("model=custom", "model.name=mine", "model.pretrained=./weights"),
         *("tasks=obqa", "limit=2", "data.root=miniworld", "ep_size=4"),
     )
-    status, out, err = shell(*words)
+    status, out, _ = shell(*words)
     assert status == 0
     assert "results/local-custom/mine/obqa/score-g1-ep4-" in out
-    newer = "model.pretrained=./weights: has files that are newer than finished results"
-    _, _, again = shell(*words)
-    assert newer not in err + again
-    (path,) = tmp_path.glob("results/*/mine/obqa/*.json")
-    date = datetime.datetime.fromisoformat(read_record(path).provenance.date).timestamp()
-    for seconds, is_newer in ((0.9, False), (60, True)):  # the date is cut to the second
-        os.utime(tmp_path / "weights/model.safetensors", 2 * (date + seconds,))
-        assert (newer in shell(*words)[2]) == is_newer
 
 
 @pytest.mark.slow
@@ -402,11 +393,8 @@ def test_paper_profiles_plan_the_papers_grids() -> None:
 
 def test_a_table_shows_what_is_there_and_how_to_fill_the_rest(shell: Shell) -> None:
     words = ("grid.model=[zoo_olmoe]", "limit=2")
-    _, out, _ = shell("experiment=table2", *words, "tasks=[obqa,rte]", "threads=1")
-    end = "Next: capmoe-eval table table2 'grid.model=[zoo_olmoe]' limit=2 'tasks=[obqa,rte]'"
-    assert out.splitlines()[-1] == end
-    _, out, _ = shell("tasks=obqa", "limit=1")  # a finished cell that is none of the table's
-    assert "Next:" not in out
+    shell("experiment=table2", *words, "tasks=[obqa,rte]", "threads=1")
+    shell("tasks=obqa", "limit=1")  # a finished cell that is none of the table's
     status, out, _ = shell("table2", *words, main=tables.main)
     assert status == 0
     rows = [row for row in out.splitlines() if row.startswith("| ") and "Baseline" in row]

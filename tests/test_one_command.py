@@ -13,9 +13,6 @@ from capmoe_eval import beside
 from capmoe_eval.__main__ import main, subcommands
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import run_command as evaluation
-from capmoe_eval.experiment.composition import options
-from capmoe_eval.paper.layout import TABLES
-from capmoe_eval.report.figures.catalogue import figures
 from pages import ROOT, pages
 
 
@@ -81,34 +78,6 @@ def test_run_is_the_default_and_a_sweep_is_one_with_m(
     monkeypatch.setattr(evaluation, "main", calls.append)
     main(words)
     assert calls == [rest]
-
-
-@pytest.mark.parametrize(
-    ("words", "report"),
-    [
-        (["experiment=table1_v1"], "capmoe-eval table table1_v1"),
-        (["experiment=table2", "limit=4", "shard=1/2"], "capmoe-eval table table2 limit=4"),
-        (["+experiment=figures", "device_map=auto"], "capmoe-eval figure all"),
-        (["experiment=replicate", "profile=tiny"], "capmoe-eval replicate profile=tiny"),
-        (["experiment=smoke"], None),
-        (["tasks=obqa"], None),
-    ],
-)
-def test_an_experiment_ends_with_its_report(words: list[str], report: str | None) -> None:
-    assert evaluation.report_command(words) == report
-
-
-def test_the_report_of_an_experiment_is_there() -> None:
-    lines = [evaluation.report_command([f"experiment={name}"]) for name in options("experiment")]
-    words = [line.split()[1:] for line in lines if line]
-    assert len(words) >= 15
-    for subcommand, *names in words:
-        assert subcommand in subcommands()
-        assert {*names} <= {
-            "all",
-            *figures(),
-            *(layout.key for layout in TABLES),
-        }
 
 
 @pytest.mark.parametrize(("word", "close"), [("tabel", "table"), ("swep", "sweep")])

@@ -55,7 +55,7 @@ class Progress:
         self._started = self._shown = time.monotonic()
         self._done = 0
         self._cell, self._cell_started = "", 0.0
-        self._printed: set[str] = set()  # warnings, by their kinds, and whom the run waited for
+        self._printed: set[str] = set()  # warnings, and for whom the run waited
         self._later: threading.Timer | None = None  # prints what takes long
 
     def stage(self, line: str) -> None:
@@ -75,9 +75,9 @@ class Progress:
         if self._is_terminal:
             self._draw("")
 
-    def warn(self, line: str, kind: str | None = None) -> None:
-        """Print a warning, unless one of its kind (or the same one) was printed before."""
-        self._print_once(f"warning: {line}", kind or line)
+    def warn(self, line: str) -> None:
+        """Print a warning, unless the same one was printed before."""
+        self._print_once(f"warning: {line}")
 
     def start(self, cell: Cell) -> None:
         """Show the cell that starts, whose requests are made from its documents now."""
@@ -130,7 +130,7 @@ class Progress:
         """Show how many cells each of other processes computes, where nothing else is left."""
         names = ", ".join(f"{name} ({count})" for name, count in sorted(cells.items()))
         line = f"waiting for {names} to compute what is left"
-        self._print_once(line, line)
+        self._print_once(line)
 
     def _end(self, cell: Cell, result: str) -> None:
         place = self._place()
@@ -155,9 +155,9 @@ class Progress:
         self._shown = time.monotonic()
         print(_ERASE if self._is_terminal else "", line, sep="", file=self._stream, flush=True)
 
-    def _print_once(self, line: str, kind: str) -> None:
-        if kind not in self._printed:
-            self._printed.add(kind)
+    def _print_once(self, line: str) -> None:
+        if line not in self._printed:
+            self._printed.add(line)
             self._print(line)
 
 
@@ -241,24 +241,3 @@ def _row(record: Record) -> dict[str, str]:
         "peak": f"{load.peak_before:.2f} → {load.peak_after:.2f}",
         "record": str(record.path),
     }
-
-
-def rounding_warning(record: Record) -> str | None:
-    """Return a line if rounding moved the capacity by more than a tenth of what γ says, or None.
-
-    A γ above E/K is compared as E/K: the capacity is then all tokens of the group.
-    """
-    method, effective, mean = record.cell.method, record.load.effective_gamma, record.load.mean_load
-    gamma = method.uniform_gamma
-    if gamma is None or effective is None or mean is None:
-        return None
-    nominal = min(gamma, max(layer.n_experts / layer.top_k for layer in record.layers))
-    if abs(effective - nominal) <= nominal / 10:
-        return None
-    group = "sequence" if method.scope == "sequence" else "rank"
-    fix = "larger batches (batch_size) or fewer ranks (ep_size)"
-    return (
-        f"gamma={gamma:g}: rounding makes it {effective:.2f}, with {mean:.1f} tokens per "
-        f"{method.granularity} and {group} ({record.cell}); take "
-        f"{'scope=batch' if group == 'sequence' else fix}, and compare cells by 'effective γ'"
-    )

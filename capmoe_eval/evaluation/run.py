@@ -39,7 +39,7 @@ from capmoe_eval.evaluation.preparation import (
     task_library,
     with_documents,
 )
-from capmoe_eval.evaluation.progress import Progress, RunSummary, rounding_warning
+from capmoe_eval.evaluation.progress import Progress, RunSummary
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.packs import record_bytes
@@ -48,7 +48,6 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.reservations import (
     Reservation,
     holder_of,
-    print_warning,
     reserve,
     reserved,
 )
@@ -173,18 +172,12 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
     Return what is to be computed, or None if all cells are finished.
     """
     absent: list[int] = []
-    dates: dict[str, str] = {}  # the first of the finished records of each checkpoint
     for number, plan in enumerate(plans):
         record = None if plan.overwrite else finished_record(plan)
         if record is None:
             absent.append(number)
         else:
             summary.add(number, record)
-            name, date = record.cell.model.pretrained, record.provenance.date
-            dates[name] = min(date, dates.get(name, date))
-    if not process_rank():
-        for line in inputs.newer_checkpoints(dates):
-            print_warning(line)
     check_kept(plans, {plans[number].path for number in absent})
     world = join_ranks(plans)
     missing = [plans[number] for number in (absent if world is None else world.tell(absent))]
@@ -323,8 +316,6 @@ class _Job:
             of.write(plan, lm.meter, observer)
         if turn.reservation is not None:
             record.write()
-        if (line := rounding_warning(record)) is not None:
-            self.progress.warn(line, "rounding")
         return record
 
     def _compare(self, plan: CellPlan, lm: AnyLM) -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
 
 from omegaconf import DictConfig
 
@@ -24,7 +20,6 @@ from capmoe_eval.experiment.composition import (
 )
 from capmoe_eval.experiment.configuration import (
     CellPlan,
-    DeviceConfig,
     check_overrides,
     knobs_without_effect,
     model_notes,
@@ -36,22 +31,9 @@ from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.results.packing import pack_idle
 
-_REPORTS: Final = {
-    "figures": "figure all",
-    "replicate": "replicate",
-}
-"""Commands that report on experiments, beside those of tables and of packages' figures."""
-_OF_A_RUN: Final = {
-    *("plan", "shard", "overwrite", "allow_code_execution", "log_samples"),
-    *(field.name for field in fields(DeviceConfig)),
-}
-"""Keys of a command line that say nothing to a report."""
 
-
-def execute(plans: Sequence[CellPlan], words: Sequence[str] = ()) -> int:
+def execute(plans: Sequence[CellPlan]) -> int:
     """Compute the plans and print the results; return 0 if every cell is finished, else 1.
-
-    ``words`` are those of the command line, for the command that reports on its experiment.
 
     Raises:
         UsageError: For a mistake that concerns all planned cells.
@@ -76,8 +58,6 @@ def execute(plans: Sequence[CellPlan], words: Sequence[str] = ()) -> int:
     print_notes(plans)
     for line in outcome.truncations:
         print_warning(line)
-    if outcome.finished and (following := report_command(words)):
-        print(f"Next: {following}")
     for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
     if outcome.failures:
@@ -94,36 +74,18 @@ def execute(plans: Sequence[CellPlan], words: Sequence[str] = ()) -> int:
     return 1 if outcome.failures else 0
 
 
-def report_command(words: Sequence[str]) -> str | None:
-    """Return the command that reports on the experiment of a command line; None without one."""
-    from capmoe_eval.paper.layout import TABLES
-
-    asked = [(word.lstrip("+~").partition("="), word) for word in words]
-    names = [value for (key, _, value), _ in asked if key == "experiment"]
-    reports = {name: f"figure {name}" for name in entry_points(group="capmoe_eval.figures").names}
-    reports |= {layout.key: f"table {layout.key}" for layout in TABLES} | _REPORTS
-    if not names or names[-1] not in reports:
-        return None
-    kept = [word for (key, *_), word in asked if key not in {"experiment", *_OF_A_RUN}]
-    return shlex.join([*f"capmoe-eval {reports[names[-1]]}".split(), *kept])
-
-
 def print_notes(plans: Sequence[CellPlan]) -> None:
     """Print the cautions about the models' numbers."""
     for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
         print(f"Note: {note}")
 
 
-def evaluate(
-    jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[str], *, swept: bool
-) -> int:
+def evaluate(jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[str]) -> int:
     """Evaluate the cells of some jobs all together, so that a model is loaded once.
 
     Args:
         jobs: The words of each job, and what Hydra composed of them.
-        words: Those of the command line; if it is not ``swept``, they may name an experiment, of
-            which the next command is printed.
-        swept: Whether the jobs are of a sweep.
+        words: Those of the command line.
 
     Returns:
         The status: 0 if every cell is finished, else 1.
@@ -143,7 +105,7 @@ def evaluate(
 
         print(forecast(cells))
         return 0
-    return execute(cells, () if swept else words)
+    return execute(cells)
 
 
 def _task(config: DictConfig) -> int:
@@ -154,7 +116,7 @@ def _task(config: DictConfig) -> int:
     job = HydraConfig.get()
     swept, words = job.mode == RunMode.MULTIRUN, as_typed(job.overrides.task)
     # Here and not only around Hydra, which adds a line of its own to any exception of a job.
-    status = run_command(lambda: evaluate([(words, config)], words, swept=swept))
+    status = run_command(lambda: evaluate([(words, config)], words))
     # A launcher takes the end of a process for a crash: it gets the status, and sums up.
     if status and not (swept and status < 128):
         raise SystemExit(status)

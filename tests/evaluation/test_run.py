@@ -18,12 +18,11 @@ import pytest
 from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import loading
-from capmoe_eval.evaluation.progress import rounding_warning
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from capmoe_eval.experiment.datasource import data_source
-from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -211,28 +210,3 @@ def test_samples_are_kept_beside_the_record(tmp_path: Path) -> None:
     plan.samples.unlink()
     with pytest.raises(UsageError, match=r"^log_samples=true: .* is finished.*overwrite=true"):
         run([plan])
-
-
-def applied(gamma: float, effective: float | None, **knobs: Any) -> Record:
-    method = create_method("score", gamma, **{"ep_size": 8, **knobs})
-    return records.record(
-        records.cell(method), load={"effective_gamma": effective, "mean_load": 1.125}
-    )
-
-
-@pytest.mark.parametrize(
-    ("record", "warned"),
-    [
-        (applied(0.25, 0.9), True),
-        (applied(1.0, 1.12), True),
-        (applied(1.0, 1.09), False),
-        (applied(1.0, 0.85, rounding="floor"), True),
-        (applied(0.0, 0.0), False),
-        (applied(9.0, 2.0), False),  # all tokens of a group: with E/K = 2 there are no more
-        (applied(1.0, None), False),  # a record from before it was counted
-    ],
-)
-def test_it_warns_where_rounding_moved_the_capacity_by_more_than_a_tenth(
-    record: Record, warned: bool
-) -> None:
-    assert (rounding_warning(record) is not None) is warned
