@@ -19,8 +19,7 @@ import numpy as np
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.packs import sealed
-from capmoe_eval.experiment.record import SCHEMA, Record
-from capmoe_eval.experiment.record_part import Proofs, TaskAnswers
+from capmoe_eval.experiment.record import SCHEMA, Proofs, Record, TaskAnswers
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.pairing import RunScores

@@ -34,8 +34,7 @@ from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import BITS_PER_BYTE
-from capmoe_eval.experiment.record import SCHEMA, Record
-from capmoe_eval.experiment.record_part import Calibrated
+from capmoe_eval.experiment.record import SCHEMA, Calibrated, Record
 from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import calibrations

@@ -19,8 +19,7 @@ from capmoe_eval.experiment.cell import CELL_FIELDS, OMITTED, ModelId, TaskId
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.files import whole_file
 from capmoe_eval.experiment.packs import Pack, has_checksum
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.record_part import Layer, Load, Part, Proofs
+from capmoe_eval.experiment.record import Layer, Load, Part, Proofs, Record
 from capmoe_eval.experiment.results import each_record, record_places, uncollected
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.registry import knobs
@@ -101,7 +100,7 @@ class Results(NamedTuple):
     - ``batch``: the first that computed it, where it is known
 
     ``layers`` has a row for each MoE layer of each cell, in the cells' order: ``cell``, ``layer``,
-    its number from 0, and the fields of :class:`capmoe_eval.experiment.record_part.Layer`, a dot
+    its number from 0, and the fields of :class:`capmoe_eval.experiment.record.Layer`, a dot
     for each level, such as ``peak.expert_before.mean``. Lists have a number for each expert
     (``load_before``, ``score_by_rank``), or for each γ (``grid.gamma``, ``grid.drop_rate``):
     ``layers.explode(["load_before", "load_after"])`` has a row for each expert.

@@ -11,8 +11,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import inputs
 from capmoe_eval.evaluation.preparation import check_backend
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.record_part import EngineRun
+from capmoe_eval.experiment.record import EngineRun, Record
 from capmoe_eval.report.tables.filled import measured_table
 from tests.records import SERVER, planned, record, write_all
 from tests.satellites import NEEDS_METHODS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.experiment.record_part import Answers, TaskAnswers
+from capmoe_eval.experiment.record import Answers, TaskAnswers
 from capmoe_eval.paper.pairing import Paired, pair, pool
 from tests.records import answered
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.experiment.record_part import Proofs
+from capmoe_eval.experiment.record import Proofs
 from capmoe_eval.routing.decision import Assignment
 from capmoe_eval.wrapper import hook, plan
 from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward

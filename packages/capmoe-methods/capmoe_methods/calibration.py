@@ -30,7 +30,7 @@ from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.names import split_world
-from capmoe_eval.experiment.record_part import Calibrated, Count, Part, Positive
+from capmoe_eval.experiment.record import Calibrated, Count, Part, Positive
 from capmoe_eval.experiment.reservations import hold
 from capmoe_eval.experiment.results import CALIBRATIONS, stored
 from capmoe_eval.routing.method import Method

@@ -17,8 +17,7 @@ from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.packs import sealed
-from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.experiment.record_part import ChosenFactors
+from capmoe_eval.experiment.record import ChosenFactors, Record, read_record
 from capmoe_eval.results.frames import load_frame
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import family, gamma_suffix
-from capmoe_eval.experiment.record_part import Proofs
+from capmoe_eval.experiment.record import Proofs
 from capmoe_eval.paper.layout import ALL_TASKS, LAYOUTS
 from capmoe_eval.paper.pairing import answered_by_cells, pair
 from capmoe_eval.paper.printed import PrintedRow, figure, find_rows

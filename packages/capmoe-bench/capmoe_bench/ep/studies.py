@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
 from capmoe_eval.experiment.data_file import read_data, read_yaml
-from capmoe_eval.experiment.record_part import Amount, Count, Positive
+from capmoe_eval.experiment.record import Amount, Count, Positive
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from capmoe_bench.timings import STUDIES

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 import numpy as np
 import torch
 from capmoe_eval.evaluation.evaluate import Applied
-from capmoe_eval.experiment.record_part import Amount, ChosenFactors, Part, Share
+from capmoe_eval.experiment.record import Amount, ChosenFactors, Part, Share
 from capmoe_eval.routing.buckets import best_first
 from capmoe_eval.routing.capacity import CapacityFactor, experts_per_rank
 from capmoe_eval.routing.method import Method

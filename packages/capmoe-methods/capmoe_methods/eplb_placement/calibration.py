@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record_part import Count, Part
+from capmoe_eval.experiment.record import Count, Part
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.observers import Observer

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record_part import Part, Share
+from capmoe_eval.experiment.record import Part, Share
 from capmoe_eval.routing.decision import bucket_loads
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward

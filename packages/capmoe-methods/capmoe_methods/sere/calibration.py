@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record_part import Part, Positive, Share
+from capmoe_eval.experiment.record import Part, Positive, Share
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
