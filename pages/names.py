@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any, Final
 
 from capmoe_eval.experiment.composition import load_option, options
+from capmoe_eval.experiment.configuration import finished
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.selection import finished
 from capmoe_eval.zoo import WEIGHTS
 from pages import ROOT
 

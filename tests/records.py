@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Proofs, Record, TaskAnswers
 from capmoe_eval.experiment.results import read_results
-from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.pairing import RunScores
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method

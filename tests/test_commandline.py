@@ -19,12 +19,11 @@ from capmoe_eval.evaluation import run_command as commandline
 from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.tasks import OURS, TaskLibrary
 from capmoe_eval.experiment.cell import PROGRAMS, Cell
-from capmoe_eval.experiment.composition import options
+from capmoe_eval.experiment.composition import composed, options
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.zoo.checkpoints import TRAINED, WEIGHTS
 from capmoe_eval.zoo.hub import ready

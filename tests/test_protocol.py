@@ -11,10 +11,9 @@ import pytest
 from capmoe_report.evidence import Side
 from capmoe_report.judge import replication_claims
 
-from capmoe_eval.experiment.composition import options
+from capmoe_eval.experiment.composition import composed, options
 from capmoe_eval.experiment.configuration import expand_parts, plans, plans_at
 from capmoe_eval.experiment.results import read_results
-from capmoe_eval.experiment.selection import composed
 from pages import ROOT
 from pages.protocol import YAML, equal_capacity, planned, primary, protocol, seconds
 from pages.real import answerable

@@ -17,8 +17,8 @@ from capmoe_bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import task_manager
+from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig, plans
-from capmoe_eval.experiment.selection import composed
 from capmoe_eval.zoo.hub import ready
 
 from capmoe_benchmarks.options import GAMMAS

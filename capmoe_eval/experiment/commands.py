@@ -10,9 +10,8 @@ from typing import Any, Final, TypeAlias
 from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.experiment.cell import CELL_FIELDS, MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
-from capmoe_eval.experiment.composition import load_option, options, override
+from capmoe_eval.experiment.composition import composed, load_option, options, override
 from capmoe_eval.experiment.datasource import HUB, is_embedded
-from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.knobs import declared_knobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import pickle
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +36,7 @@ OmegaConf.register_new_resolver(
 )
 
 # The options that were composed, by group and name.
-_composed: dict[tuple[str, str], DictConfig] = {}
+_options_composed: dict[tuple[str, str], DictConfig] = {}
 
 _BARE = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
 _NOT_TEXT = re.compile(
@@ -173,16 +174,16 @@ def load_option(group: str, name: str) -> DictConfig:
     """Return one option of a group, composed, or raise UsageError if there is none."""
     check_choice(group, name, options(group))
     load_options(group, [name])
-    return _composed[group, name].copy()
+    return _options_composed[group, name].copy()
 
 
 def load_options(group: str, names: Iterable[str]) -> None:
     """Compose some options of a group, and keep them: all at once takes half as long as singly."""
-    new = [name for name in dict.fromkeys(names) if (group, name) not in _composed]
+    new = [name for name in dict.fromkeys(names) if (group, name) not in _options_composed]
     if new:
-        composed = compose_words([f"+{group}@_{n}={name}" for n, name in enumerate(new)], None)
-        OmegaConf.set_struct(composed, False)
-        _composed.update({(group, name): composed[f"_{n}"] for n, name in enumerate(new)})
+        config = compose_words([f"+{group}@_{n}={name}" for n, name in enumerate(new)], None)
+        OmegaConf.set_struct(config, False)
+        _options_composed.update({(group, name): config[f"_{n}"] for n, name in enumerate(new)})
 
 
 @contextmanager
@@ -213,8 +214,21 @@ def store_knobs() -> None:
 def compose_words(words: Sequence[str], config: str | None = "config") -> DictConfig:
     """Return what Hydra composes of a file of ``conf/``, or of none, and the words of a command."""
     with composing():
-        composed: DictConfig = compose(config, list(words))
-    return composed
+        whole: DictConfig = compose(config, list(words))
+    return whole
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration of a command line; HydraException for an unknown override."""
+    config: DictConfig = pickle.loads(_pickled(tuple(overrides)))
+    return config
+
+
+# A report asks for each of its experiments several times, and changes what it gets.
+@functools.lru_cache(maxsize=64)
+def _pickled(overrides: tuple[str, ...]) -> bytes:
+    """Return a configuration as pickle has it, which copies it in a sixth of deepcopy's time."""
+    return pickle.dumps(compose_words(for_hydra(overrides)))
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,4 +1,7 @@
-"""Expand a composed configuration to cells, each with its plan: device, documents, directory."""
+"""Expand a composed configuration to cells, each with its plan: device, documents, directory.
+
+An experiment is the cells of a command line, and the records of those that are finished.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,12 @@ from capmoe_eval.experiment.cell import (
     Name,
     TaskId,
 )
-from capmoe_eval.experiment.composition import load_option, load_options, options
+from capmoe_eval.experiment.composition import composed, load_option, load_options, options
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.observation import CellObserver, chosen_observers
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import each_record, stored, uncollected
 from capmoe_eval.experiment.settings import (
     TASK_DEFAULTS,
     check_key,
@@ -40,6 +45,8 @@ from capmoe_eval.experiment.settings import (
 from capmoe_eval.routing.knobs import check
 from capmoe_eval.routing.registry import create_method, knobs, without_effect
 
+LEFT_OUT = "left out"
+"""The beginning of a note on a record that cannot be read."""
 _GRIDS = ("grid", "parts")
 _OPTIONS = ("overwrite", "allow_code_execution", "log_samples")
 
@@ -84,18 +91,16 @@ class CellPlan:
     @property
     def stored(self) -> tuple[Path, Path] | None:
         """Path and results directory of the record that is there; None if the cell is missing."""
-        from capmoe_eval.experiment.results import stored  # slow to import
-
         return stored(self.root, self.path)
 
 
-def model_notes(planned: Iterable[CellPlan], title: Callable[[str], str] = str) -> list[str]:
+def model_notes(plans: Iterable[CellPlan], title: Callable[[str], str] = str) -> list[str]:
     """Return each caution about the models' numbers once, behind the models' titles.
 
     A further training seed is left out beside the model that it is of.
     """
     models: dict[str, dict[str, None]] = {}
-    for plan in planned:
+    for plan in plans:
         if plan.note:
             models.setdefault(plan.note, {})[plan.cell.model.name] = None
     return [
@@ -247,10 +252,10 @@ def _check_label(config: DictConfig) -> None:
         )
 
 
-def knobs_without_effect(overrides: Sequence[str], planned: Iterable[CellPlan]) -> Iterator[str]:
+def knobs_without_effect(overrides: Sequence[str], plans: Iterable[CellPlan]) -> Iterator[str]:
     """Yield a line for each override, ``knob=value``, that no method of the planned cells has."""
     # A method may be recorded as another, as which it computes; a user knows the one that is named.
-    recorded = (plan.cell.method.name for plan in planned)
+    recorded = (plan.cell.method.name for plan in plans)
     names = [*named_methods(overrides), *recorded]
     for override in overrides:
         if why := without_effect(override.partition("=")[0], names):
@@ -279,7 +284,55 @@ def plans_at(points: Iterable[Mapping[str, Any]]) -> list[CellPlan]:
     return list(plan_by_digest.values())
 
 
-def share(planned: Sequence[CellPlan], shard: str | None) -> list[CellPlan]:
+def planned(overrides: Sequence[str]) -> list[CellPlan]:
+    """Return the plans of the experiment that a command line names; errors as :func:`finished`."""
+    cells = list(_planned(tuple(overrides)))
+    check_overrides(composed(overrides), overrides)
+    return cells
+
+
+# A report asks for each of its experiments several times.
+@functools.lru_cache(maxsize=64)
+def _planned(overrides: tuple[str, ...]) -> list[CellPlan]:
+    return plans(composed(overrides))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The records of an experiment that are there."""
+
+    config: DictConfig
+    plans: list[CellPlan]  # of all cells of the experiment
+    records: list[Record]  # of those that are finished, in the plans' order
+    broken: list[str]  # a note for each file that cannot be read
+    notes: list[str]  # the cautions about the models' numbers
+
+
+def finished(overrides: Sequence[str]) -> Finished:
+    """Return what is finished of the experiment that a command line names.
+
+    Args:
+        overrides: As for ``capmoe-eval run``, for example ``experiment=table2``. A value that
+            cannot be is a UsageError, an unknown key a HydraException.
+    """
+    config, cells = composed(overrides), planned(overrides)
+    broken: list[str] = []
+    with uncollected():
+        records = [*each_record((place for plan in cells if (place := plan.stored)), broken)]
+    notes = [f"{LEFT_OUT}: {line}" for line in broken]
+    return Finished(config, cells, records, notes, model_notes(cells))
+
+
+def refuse_experiment(overrides: Sequence[str]) -> None:
+    """Refuse a word that names an experiment, since a report names its own (UsageError)."""
+    for word in overrides:
+        if word.lstrip("+~").partition("=")[0] == "experiment":
+            raise UsageError(
+                f"{word}: what is reported says which experiment it is of; leave it out"
+            )
+
+
+def share(plans: Sequence[CellPlan], shard: str | None) -> list[CellPlan]:
     """Return the plans of one of several processes, dealt out in the order of their digests.
 
     ``shard`` is ``i/n`` for the i-th of n processes, from 1, or None for all plans; anything else
@@ -287,10 +340,10 @@ def share(planned: Sequence[CellPlan], shard: str | None) -> list[CellPlan]:
     """
     check_key("shard", shard)
     if shard is None:
-        return list(planned)
+        return list(plans)
     number, _, count = shard.partition("/")
-    mine = set(sorted(plan.cell.digest for plan in planned)[int(number) - 1 :: int(count)])
-    return [plan for plan in planned if plan.cell.digest in mine]
+    mine = set(sorted(plan.cell.digest for plan in plans)[int(number) - 1 :: int(count)])
+    return [plan for plan in plans if plan.cell.digest in mine]
 
 
 def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from capmoe_eval.experiment.composition import load_option, load_options, options
+from capmoe_eval.experiment.composition import composed, load_option, load_options, options
 from capmoe_eval.experiment.configuration import expand_parts, share
-from capmoe_eval.experiment.selection import composed
 from tests.records import planned
 
 

@@ -12,10 +12,10 @@ import pytest
 
 import capmoe_eval
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.configuration import finished
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record
 from capmoe_eval.experiment.results import read_results, record_paths
-from capmoe_eval.experiment.selection import finished
 from capmoe_eval.routing.registry import create_method
 from tests.records import (
     broken,

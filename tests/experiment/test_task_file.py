@@ -10,7 +10,7 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.composition import for_hydra
-from capmoe_eval.experiment.selection import planned
+from capmoe_eval.experiment.configuration import planned
 from hydra_plugins.capmoe_sweeper import sweep_jobs
 
 COMMON = ["model=tiny_olmoe", "method=score", "gamma=1.0"]

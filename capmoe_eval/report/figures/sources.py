@@ -14,18 +14,18 @@ from omegaconf import open_dict
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, sweeps
-from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.composition import composed, load_option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
     expand_parts,
     model_notes,
     plans_at,
     profile_name,
+    refuse_experiment,
 )
 from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import each_record, record_paths
-from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.results.frames import Results, results_of
 from capmoe_eval.routing.registry import knobs

@@ -16,9 +16,9 @@ from capmoe_eval.beside import load_entry_points
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
+from capmoe_eval.experiment.configuration import LEFT_OUT
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import directories
-from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES, WorkloadLayout
 from capmoe_eval.report.tables.filled import (
     ENTRY_POINTS,

@@ -12,16 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.composition import load_option
-from capmoe_eval.experiment.configuration import CellPlan, profile_name
-from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
-from capmoe_eval.experiment.selection import (
+from capmoe_eval.experiment.composition import composed, load_option
+from capmoe_eval.experiment.configuration import (
+    CellPlan,
     Finished,
-    composed,
     finished,
     planned,
+    profile_name,
     refuse_experiment,
 )
+from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
 from capmoe_eval.paper.layout import (
     ALL_TASKS,
     OWN,

@@ -10,9 +10,8 @@ from typing import Any, Final
 import torch
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.composition import composed, load_option
 from capmoe_eval.experiment.configuration import plans
-from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.selection import LEFT_OUT
+from capmoe_eval.experiment.configuration import LEFT_OUT
 from capmoe_eval.paper.layout import WorkloadLayout
 from capmoe_eval.report.tables.others import of_workloads, printed_speedups
 

@@ -11,12 +11,11 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser, report_options
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.configuration import profile_name
+from capmoe_eval.experiment.configuration import Finished, finished, profile_name, refuse_experiment
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import read_results
-from capmoe_eval.experiment.selection import Finished, finished, refuse_experiment
 from capmoe_eval.results.frames import results_of
 
 from capmoe_report.claims import profile_note

@@ -20,13 +20,12 @@ from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser, report_options
 from capmoe_eval.experiment.commands import cell_command
-from capmoe_eval.experiment.configuration import CellPlan, model_notes
+from capmoe_eval.experiment.configuration import CellPlan, model_notes, planned
 from capmoe_eval.experiment.files import check_writable, read_bytes, write_text
 from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import directories, each_record, record_places
-from capmoe_eval.experiment.selection import planned
 from capmoe_eval.paper.layout import TABLES, Layout
 from capmoe_eval.report.figures.catalogue import figures as catalogue
 from capmoe_eval.report.figures.sources import FigurePlans

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
-from capmoe_eval.experiment.selection import composed
 from tests.records import layer, record
 
 from capmoe_report import replicate

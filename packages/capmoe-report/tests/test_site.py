@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.layout import TABLES as LAYOUTS
 
 from capmoe_report import report

@@ -12,9 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.packs import sealed
-from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, gather

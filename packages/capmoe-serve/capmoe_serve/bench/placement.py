@@ -14,9 +14,8 @@ from capmoe_bench.rounds import CPU, finish, target_of
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.run import run as compute
-from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.composition import composed, load_option
 from capmoe_eval.experiment.configuration import plans
-from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.knobs import LARGEST
 from capmoe_eval.routing.registry import CONTIGUOUS
