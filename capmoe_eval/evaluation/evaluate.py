@@ -24,9 +24,9 @@ from lm_eval.utils import handle_non_serializable
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError, bad_choice, shown
-from capmoe_eval.evaluation.batches import Document
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once, sandbox
+from capmoe_eval.evaluation.lm import Document
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell

@@ -11,11 +11,12 @@ import functools
 import gc
 import inspect
 import itertools
+import random
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import torch
 from lm_eval.api.registry import register_model
@@ -28,15 +29,6 @@ from tqdm import tqdm
 from transformers import ProcessorMixin
 
 from capmoe_eval.errors import UsageError, closest, shown
-from capmoe_eval.evaluation.batches import (
-    Document,
-    OnProgress,
-    deal,
-    documents,
-    n_scored,
-    note_truncated,
-    unscorable,
-)
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
@@ -47,8 +39,17 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.wrapper.session import chosen_method, routed
 
-# Texts whose tokens are remembered: the cells of a grid ask one model the same questions.
-_REMEMBERED = 2**18
+Document: TypeAlias = tuple[
+    str | None, int | None
+]  # name of the task, lm-eval's id of the document
+
+OnProgress: TypeAlias = Callable[[str, int, int], None]
+"""Takes what is counted, such as ``requests``, how many are done, and of how many."""
+
+_FEW_ROWS: Final = 16
+"""Rows below which a processor may multiply matrices in another way than more, with other bits."""
+_REMEMBERED: Final = 2**18
+"""Texts whose tokens are remembered: the cells of a grid ask one model the same questions."""
 
 
 @register_model("capmoe")
@@ -477,3 +478,55 @@ class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
                 "takes more"
             )
         return encoding
+
+
+def documents(requests: Any) -> list[Document]:
+    """Return the document of each request."""
+    return [(request.task_name, request.doc_id) for request in requests]
+
+
+def note_truncated(
+    truncated: dict[Document, int], documents: Iterable[Document], sizes: Iterable[int], most: int
+) -> None:
+    """Add to the most tokens that each document loses those of requests of more than ``most``."""
+    for document, size in zip(documents, sizes, strict=False):
+        if size > most:
+            truncated[document] = max(size - most, truncated.get(document, 0))
+
+
+def unscorable(document: Document, tokens: int, most: int) -> UsageError:
+    """Return the error for a choice or target of which there is no log-likelihood."""
+    task, number = document
+    what = (
+        f"of {tokens} tokens, and the model takes {most}; choose a model, or a max_length, that "
+        "takes more"
+        if tokens
+        else "without a token, of which there is no log-likelihood; change the task's "
+        "doc_to_choice or doc_to_target"
+    )
+    return UsageError(f"task={task}: document {number} has a choice or target {what}")
+
+
+def deal(keys: Sequence[Hashable], size: int, seed: int) -> list[list[int]]:
+    """Return random batches of ``size`` rows, each with the indices of its requests.
+
+    Requests with equal keys share one row. Equal seeds deal equal keys equally. lm-eval sorts
+    requests by length instead: a batch, and with it a capacity, has questions of one length.
+    """
+    rows: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        rows.setdefault(key, []).append(index)
+    draw = random.Random(seed).random  # the only method whose sequence Python keeps stable
+    order = sorted(rows.values(), key=lambda _: draw())
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    return [[index for row in batch for index in row] for batch in batches]
+
+
+def n_scored(lengths: Sequence[int], continuations: Sequence[int]) -> int:
+    """Return the number of last positions of a right-padded batch that contain all scored ones.
+
+    ``lengths`` are the tokens of the sequences, ``continuations`` those of their ends that are
+    scored. At least :data:`_FEW_ROWS` positions are taken, as far as there are so many.
+    """
+    first = min(map(int.__sub__, lengths, continuations))
+    return min(max(lengths), max(max(lengths) - first, _FEW_ROWS))

@@ -7,14 +7,13 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice, shown
-from capmoe_eval.evaluation import inputs
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.experiment.cell import (
     HUB_NAME,
@@ -22,6 +21,7 @@ from capmoe_eval.experiment.cell import (
     REAL,
     TINY,
     ZOO,
+    Cell,
     ModelId,
     TaskId,
     checkpoint,
@@ -32,7 +32,12 @@ from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.reservations import release_all, tidy
-from capmoe_eval.experiment.results import CALIBRATIONS
+from capmoe_eval.experiment.results import (
+    CALIBRATIONS,
+    directories,
+    each_record,
+    record_paths,
+)
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.evaluate import AnyLM
@@ -118,17 +123,17 @@ def join_ranks(plans: Sequence[CellPlan]) -> World | None:
 def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
     """Remove what killed processes left beside records and calibrations, and then this."""
     models = {plan.path.parents[1] for plan in plans}
-    directories = sorted(
+    folders = sorted(
         {plan.path.parent for plan in plans}
         | models  # where packs are written
         | {model / CALIBRATIONS for model in models}
     )
-    tidy(directories)
+    tidy(folders)
     try:
         yield
     finally:
         release_all()
-        tidy(directories)
+        tidy(folders)
 
 
 def with_documents(plans: Sequence[CellPlan]) -> list[CellPlan]:
@@ -168,6 +173,54 @@ def finished_record(plan: CellPlan) -> Record | None:
     return record
 
 
+def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
+    """Refuse a computation whose weights, tokenizer, attention or documents are not a name's here.
+
+    The model's and the task's records in a directory are compared, also the shipped ones that are
+    read with the directory's.
+
+    Args:
+        root: The results directory.
+        cell: The cell that is to be computed; a record in its own place is not compared.
+        provenance: That of its future record; ``model`` is missing before a model is loaded.
+
+    Raises:
+        UsageError: The line names a record with others.
+    """
+    for directory in directories(root):
+        paths = {*record_paths(directory, task=cell.task.name)}
+        if "model" in provenance:
+            paths |= {*record_paths(directory, model=cell.model.name)}
+        for record in each_record(((path, directory) for path in sorted(paths)), broken=[]):
+            for title, field, old, new in _shared_inputs(record, cell, provenance):
+                if None in (old, new) or old == new or record.path == cell.path(root):
+                    continue
+                key = "data.name" if field == "fingerprint" else "model.name"
+                raise UsageError(
+                    f"{directory}: {title} has other {field} than its results here, such as "
+                    f"{record.path} ({field} {old}, now {new}); choose another results_dir or "
+                    f"{key}, or delete the old results"
+                )
+
+
+def _shared_inputs(
+    record: Record, cell: Cell, provenance: Mapping[str, Any]
+) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield each input that a record and a cell both name: its title, the field, and both values.
+
+    A value is None where it is not known.
+    """
+    origin = record.provenance
+    if record.cell.model == cell.model and "model" in provenance:
+        for field in ("weights", "tokenizer", "attention"):
+            if field != "attention" or record.cell.backend == cell.backend:  # whose kernels it has
+                values = origin.model.get(field), provenance["model"].get(field)
+                yield f"model {cell.model.name}", field, *values
+    if (record.cell.data, record.cell.task.dataset) == (cell.data, cell.task.dataset):
+        title = f"dataset {cell.task.dataset} of data {cell.data}"
+        yield title, "fingerprint", origin.data_fingerprint, provenance["data_fingerprint"]
+
+
 def check_kept(plans: Sequence[CellPlan], missing: Collection[Path]) -> None:
     """Refuse files beside records of finished cells, which are not computed, by a UsageError.
 
@@ -198,7 +251,7 @@ def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:
     for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
         check_task(library, plan.cell.task, plan.source)
         fingerprint = library.fingerprint(plan.cell.task, plan.source)
-        inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
+        check_inputs(plan.root, plan.cell, {"data_fingerprint": fingerprint})
     return library
 
 

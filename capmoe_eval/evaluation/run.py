@@ -25,10 +25,10 @@ from capmoe_eval.errors import (
     unwritable,
     writing,
 )
-from capmoe_eval.evaluation import inputs
 from capmoe_eval.evaluation.preparation import (
     cautions,
     check_backend,
+    check_inputs,
     check_kept,
     check_processes,
     finished_record,
@@ -324,7 +324,7 @@ class _Job:
         if key not in self._compared:
             fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
             origin = {**lm.origin(), "data_fingerprint": fingerprint}
-            inputs.check(plan.root, plan.cell, origin)
+            check_inputs(plan.root, plan.cell, origin)
             self._compared.add(key)
 
     def _is_ended_by(self, error: Exception, plan: CellPlan, *, loaded: bool) -> bool:

@@ -12,7 +12,7 @@ import datasets
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import inputs
+from capmoe_eval.evaluation.preparation import check_inputs
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
@@ -65,7 +65,7 @@ def write(record: Record) -> Record:
 
 
 def check(record: Record, root: Path) -> None:
-    inputs.check(root, record.cell, record.capmoe["provenance"])
+    check_inputs(root, record.cell, record.capmoe["provenance"])
 
 
 DECISIVE = {

@@ -14,8 +14,7 @@ from lm_eval.api.model import CachingLM
 from lm_eval.models.huggingface import HFLM
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.batches import deal, n_scored
-from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.lm import CapmoeLM, deal, n_scored
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import inputs
-from capmoe_eval.evaluation.preparation import check_backend
+from capmoe_eval.evaluation.preparation import check_backend, check_inputs
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import EngineRun, Record
 from capmoe_eval.report.tables.filled import measured_table
@@ -103,8 +102,8 @@ def test_both_backends_are_of_the_same_weights(tmp_path: Path) -> None:
     static.write()
     model = static.capmoe["provenance"]["model"]
     alike = _conditions(**model | {"attention": "CPU_ATTN"})
-    inputs.check(tmp_path, of(*VLLM), alike)  # its own kernels
+    check_inputs(tmp_path, of(*VLLM), alike)  # its own kernels
     with pytest.raises(UsageError, match="has other weights than its results here"):
-        inputs.check(tmp_path, of(*VLLM), _conditions(**model | {"weights": "other"}))
+        check_inputs(tmp_path, of(*VLLM), _conditions(**model | {"weights": "other"}))
     with pytest.raises(UsageError, match="has other attention than its results here"):
-        inputs.check(tmp_path, of(*STATIC, "limit=4"), alike)
+        check_inputs(tmp_path, of(*STATIC, "limit=4"), alike)

@@ -27,7 +27,7 @@ from typing import Any, Final
 from lm_eval.api.instance import Instance
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.batches import OnProgress
+from capmoe_eval.evaluation.lm import OnProgress
 from capmoe_eval.evaluation.tasks import YamlTask
 
 LIMITS: Final[Mapping[str, int]] = {

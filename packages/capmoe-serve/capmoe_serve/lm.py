@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.batches import Document, OnProgress, documents, note_truncated
+from capmoe_eval.evaluation.lm import Document, OnProgress, documents, note_truncated
 from capmoe_eval.evaluation.loading import quiet_libraries, reader_of, whole_model
 from capmoe_eval.evaluation.provenance import now, provenance
 from capmoe_eval.experiment.cell import TINY, ZOO, Cell, ModelId
