@@ -6,11 +6,10 @@ import functools
 import hashlib
 import json
 import math
-import pkgutil
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -30,14 +29,11 @@ from capmoe_eval.evaluation.lm import Document
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.record import SCHEMA, Calibrated, Record
-from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import calibrations
 from capmoe_eval.wrapper.observers import Observer
 
 AnyLM: TypeAlias = Any
@@ -51,23 +47,6 @@ class Applied(NamedTuple):
     calibrated: Calibrated  # for the record
     # What the decisions of each MoE layer need: see `calibrated` of `capacity_aware`.
     layers: tuple[Tensor, ...] | None = None
-
-
-def apply_calibration(
-    plan: CellPlan, lm: AnyLM, warn: Callable[[str], None] = print_warning
-) -> Applied | None:
-    """Return a cell's method after its calibration; None if it needs none.
-
-    The package that registers the kind of calibration reads it, or has the stock model measured.
-
-    Raises:
-        UsageError: If there is none, and none can be measured.
-    """
-    kind = plan.cell.method.calibration
-    if kind is None:
-        return None
-    applied: Applied = pkgutil.resolve_name(calibrations()[kind]).apply(plan, lm, warn)
-    return applied
 
 
 def evaluate(

@@ -39,10 +39,8 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.wrapper.session import chosen_method, routed
 
-Document: TypeAlias = tuple[
-    str | None, int | None
-]  # name of the task, lm-eval's id of the document
-
+Document: TypeAlias = tuple[str | None, int | None]
+"""The name of a task, and lm-eval's id of a document."""
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Takes what is counted, such as ``requests``, how many are done, and of how many."""
 

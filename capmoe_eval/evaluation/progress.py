@@ -55,7 +55,7 @@ class Progress:
         self._started = self._shown = time.monotonic()
         self._done = 0
         self._cell, self._cell_started = "", 0.0
-        self._printed: set[str] = set()  # warnings, and for whom the run waited
+        self._printed: set[str] = set()  # of the lines that are printed once
         self._later: threading.Timer | None = None  # prints what takes long
 
     def stage(self, line: str) -> None:
@@ -76,8 +76,14 @@ class Progress:
             self._draw("")
 
     def warn(self, line: str) -> None:
-        """Print a warning, unless the same one was printed before."""
-        self._print_once(f"warning: {line}")
+        """Print a warning once."""
+        self.print_once(f"warning: {line}")
+
+    def print_once(self, line: str) -> None:
+        """Print a line, unless it was printed before."""
+        if line not in self._printed:
+            self._printed.add(line)
+            self._print(line)
 
     def start(self, cell: Cell) -> None:
         """Show the cell that starts, whose requests are made from its documents now."""
@@ -112,27 +118,14 @@ class Progress:
         """Print the running cell's result."""
         metric = record.cell.task.metric
         spread = "" if record.stderr is None else f" ± {score_text(metric, record.stderr)}"
-        self._end(
+        self.end(
             record.cell,
             f"{score_text(metric, record.value)}{spread}, "
             f"dropped {100 * record.load.drop_rate:.1f} %, {record.provenance.seconds:.1f} s",
         )
 
-    def fail(self, cell: Cell, reason: str) -> None:
-        """Print that a cell failed, and why."""
-        self._end(cell, f"FAILED: {reason}")
-
-    def finished(self, cell: Cell) -> None:
-        """Print that another process has computed a cell."""
-        self._end(cell, "computed by another process")
-
-    def waiting(self, cells: Mapping[str, int]) -> None:
-        """Show how many cells each of other processes computes, where nothing else is left."""
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(cells.items()))
-        line = f"waiting for {names} to compute what is left"
-        self._print_once(line)
-
-    def _end(self, cell: Cell, result: str) -> None:
+    def end(self, cell: Cell, result: str) -> None:
+        """Print what became of a cell."""
         place = self._place()
         self._done += 1
         left = f", {seconds} left" if (seconds := self._time_left()) else ""
@@ -154,11 +147,6 @@ class Progress:
         self.close()
         self._shown = time.monotonic()
         print(_ERASE if self._is_terminal else "", line, sep="", file=self._stream, flush=True)
-
-    def _print_once(self, line: str) -> None:
-        if line not in self._printed:
-            self._printed.add(line)
-            self._print(line)
 
 
 @dataclass

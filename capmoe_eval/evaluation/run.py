@@ -9,6 +9,7 @@ import gc
 import io
 import itertools
 import os
+import pkgutil
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -51,6 +52,7 @@ from capmoe_eval.experiment.reservations import (
     reserve,
     reserved,
 )
+from capmoe_eval.routing.registry import calibrations
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.evaluate import AnyLM
@@ -223,7 +225,8 @@ class _Job:
             return
 
         def waiting(cells: Counter[str]) -> None:
-            self.progress.waiting(cells)
+            names = ", ".join(f"{name} ({count})" for name, count in sorted(cells.items()))
+            self.progress.print_once(f"waiting for {names} to compute what is left")
             tell(-1)  # the others would give up after half an hour without a word
 
         numbers = {plan.path: number for number, plan in enumerate(self.plans)}
@@ -255,11 +258,15 @@ class _Job:
                 self.fail(plan, unloadable)
                 continue
             try:
-                if turn.finished:
-                    record = _written(plan)
-                else:
+                if not turn.finished:
                     lm = lm or self._load(plan)
                     record = self._compute(turn, lm)
+                elif (written := finished_record(plan)) is not None:
+                    record = written
+                else:
+                    raise UsageError(
+                        f"{plan.path}: deleted after another process wrote it; run it again"
+                    )
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                     raise unwritable("results_dir", plan.root, error) from error
@@ -271,7 +278,7 @@ class _Job:
                 continue
             if turn.finished:
                 self.summary.by_others += 1
-                self.progress.finished(plan.cell)
+                self.progress.end(plan.cell, "computed by another process")
             else:
                 self.summary.computed += 1
                 self.progress.finish(record)
@@ -279,7 +286,7 @@ class _Job:
 
     def fail(self, plan: CellPlan, reason: str) -> None:
         """Note that a cell failed, and why."""
-        self.progress.fail(plan.cell, reason)
+        self.progress.end(plan.cell, f"FAILED: {reason}")
         self.summary.failures.append((str(plan.cell), reason))
 
     def _load(self, plan: CellPlan) -> AnyLM:
@@ -299,6 +306,12 @@ class _Job:
         plan = turn.plan
         self._compare(plan, lm)
         self.progress.start(plan.cell)
+        # The package that registers a kind of calibration reads it, or measures the stock model.
+        kind = plan.cell.method.calibration
+        applied = None
+        if kind is not None:
+            calibration = pkgutil.resolve_name(calibrations()[kind])
+            applied = calibration.apply(plan, lm, self.progress.warn)
         observers = [of.observer() for of in plan.observers]
         record = evaluate.evaluate(
             plan.cell,
@@ -307,7 +320,7 @@ class _Job:
             plan.source,
             root=plan.root,
             allow_code_execution=plan.allow_code_execution,
-            applied=evaluate.apply_calibration(plan, lm, self.progress.warn),
+            applied=applied,
             observers=observers,
             samples=None if turn.reservation is None else plan.samples,
         )
@@ -341,14 +354,6 @@ class _Job:
             # Under parallel=ep the other processes wait for this one: end them all.
             or (plan.placement.parallel == "ep" and not (mistake and loaded))
         )
-
-
-def _written(plan: CellPlan) -> Record:
-    """Return the record of a cell that another process has computed during this run."""
-    record = finished_record(plan)
-    if record is None:
-        raise UsageError(f"{plan.path}: deleted after another process wrote it; run it again")
-    return record
 
 
 def _one_line(error: Exception) -> str:

@@ -269,6 +269,9 @@ def _task_option(text: str) -> str:
         raise UsageError(f"tasks={text}: {name} is a task of the suite; give it another name")
     metrics, filters = config.get("metric_list") or [{}], config.get("filter_list") or [{}]
     output = config.get("output_type", "generate_until")
+    hashes = sorted(
+        path.name.encode() + hashlib.sha256(content).digest() for path, content in read.items()
+    )
     option = {
         "title": config.get("task_alias") or name,
         "lm_eval": name,
@@ -278,7 +281,7 @@ def _task_option(text: str) -> str:
         "filter": filters[0].get("name", "none"),
         "images": "doc_to_image" in config,
         "file": str(file),
-        "file_hash": _digest(read),
+        "file_hash": hashlib.sha256(b"".join(hashes)).hexdigest()[:16],
     }
     ConfigStore.instance().store(name, {name: option}, group="tasks")
     _stored[name] = file
@@ -303,10 +306,3 @@ def _task_config(file: Path, text: str, read: dict[Path, bytes]) -> dict[str, An
     for name in reversed([above] if isinstance(above, str) else above):
         config = _task_config(file.parent / name, text, read) | config
     return config
-
-
-def _digest(read: dict[Path, bytes]) -> str:
-    parts = sorted(
-        path.name.encode() + hashlib.sha256(content).digest() for path, content in read.items()
-    )
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]

@@ -38,7 +38,6 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import each_record, stored, uncollected
 from capmoe_eval.experiment.settings import (
     TASK_DEFAULTS,
-    check_key,
     check_keys,
     named_methods,
 )
@@ -194,7 +193,7 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
             if key == "model":
                 check_choice(key, value, options(key))
             elif key != "tasks":  # looked up at each point
-                check_key(key, value)
+                check_keys({key: value})
 
 
 def _chosen_task(tasks: Mapping[str, Any], name: object, grid: str) -> dict[str, Any]:
@@ -338,7 +337,7 @@ def share(plans: Sequence[CellPlan], shard: str | None) -> list[CellPlan]:
     ``shard`` is ``i/n`` for the i-th of n processes, from 1, or None for all plans; anything else
     is a UsageError.
     """
-    check_key("shard", shard)
+    check_keys({"shard": shard})
     if shard is None:
         return list(plans)
     number, _, count = shard.partition("/")

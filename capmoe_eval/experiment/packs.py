@@ -63,12 +63,12 @@ class Pack:
     def __init__(self, path: Path) -> None:
         """Read a pack's first line; UsageError if the file is not as it was written."""
         self.path = path
-        self._data = read_bytes(path)
-        body = self._data[: -len(_seal(b""))]
+        self.data = read_bytes(path)
+        body = self.data[: -len(_seal(b""))]
         try:
-            if self._data != body + _seal(body):
+            if self.data != body + _seal(body):
                 raise ValueError("its checksum is another")
-            head = from_json(_first_line(self._data))
+            head = from_json(_first_line(self.data))
             if head["pack"] != _FORMAT:
                 raise ValueError(f"format {head['pack']}, this version reads {_FORMAT}")
         except (OSError, ValueError, KeyError) as error:
@@ -87,24 +87,21 @@ class Pack:
     @property
     def digest(self) -> str:
         """The SHA-256 of the file before its seal, which no other content has."""
-        return self._data[-hashlib.sha256().digest_size :].hex()
+        return self.data[-hashlib.sha256().digest_size :].hex()
 
     def record(self, name: str) -> bytes:
         """Return the bytes of a record's own file."""
         return _lines(self)[self._places[name]].replace(b"\t", b"\n")
 
-    def unpacked(self) -> bytes:
-        """Return the lines of all records."""
-        import pyarrow as pa  # a fifth of a second, which most commands need not wait for
-
-        with pa.CompressedInputStream(pa.BufferReader(self._data), "zstd") as stream:
-            lines: bytes = stream.read()
-        return lines[lines.index(b"\n") + 1 :]
-
 
 @functools.lru_cache(maxsize=_UNPACKED)
 def _lines(pack: Pack) -> bytes:
-    return pack.unpacked()
+    """Return the lines of all records of a pack."""
+    import pyarrow as pa  # a fifth of a second, which most commands need not wait for
+
+    with pa.CompressedInputStream(pa.BufferReader(pack.data), "zstd") as stream:
+        lines: bytes = stream.read()
+    return lines[lines.index(b"\n") + 1 :]
 
 
 def pack_path(record: Path) -> Path:

@@ -76,15 +76,10 @@ def directories(root: Path) -> tuple[Path, ...]:
     name = root.name.removeprefix(LOCAL)
     if name in ("", root.name):
         return (root,)
-    beside = root.with_name(name)
-    return root, beside if beside.is_dir() else _installed(name) or beside
-
-
-def _installed(name: str) -> Path | None:
-    """Return a directory of records of the package ``capmoe-records``; None if there is none."""
     package = find_spec("capmoe_records")
-    places = [] if package is None else package.submodule_search_locations or []
-    return next((place for folder in places if (place := Path(folder) / name).is_dir()), None)
+    installed = [] if package is None else package.submodule_search_locations or []
+    places = [root.with_name(name), *(Path(folder) / name for folder in installed)]
+    return root, next((place for place in places if place.is_dir()), places[0])
 
 
 def stored(root: Path, path: Path) -> tuple[Path, Path] | None:
@@ -95,16 +90,14 @@ def stored(root: Path, path: Path) -> tuple[Path, Path] | None:
     """
     place = path.relative_to(root)
     for directory in directories(root):
-        if (file := directory / place).exists() or _is_packed(file):
+        file = directory / place
+        try:
+            is_there = file.exists() or pack_with(file) is not None
+        except UsageError:  # of a damaged pack; reading the record says it
+            is_there = True
+        if is_there:
             return file, directory
     return None
-
-
-def _is_packed(path: Path) -> bool:
-    try:
-        return pack_with(path) is not None
-    except UsageError:  # which reading the record says
-        return True
 
 
 def loose_paths(root: Path, model: str = "*", task: str = "*") -> list[Path]:

@@ -175,11 +175,6 @@ def _part(kind: type, names: Iterable[str]) -> dict[str, Any]:
     return {name: types[name] for name in names}
 
 
-def check_key(key: str, value: object) -> None:
-    """Refuse a value that a key of the configuration cannot have, as :func:`check_keys` does."""
-    check_keys({key: value})
-
-
 def check_keys(configuration: Mapping[str, object]) -> None:
     """Refuse a value that its key of the configuration cannot have, by a UsageError with the rule.
 
