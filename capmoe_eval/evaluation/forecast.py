@@ -10,15 +10,15 @@ import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.preparation import (
+from capmoe_eval.evaluation.progress import aligned, duration
+from capmoe_eval.evaluation.run import (
     check_backend,
     finished_record,
+    loads,
     n_documents,
     task_library,
     with_documents,
 )
-from capmoe_eval.evaluation.progress import aligned, duration
-from capmoe_eval.evaluation.run import loads
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.results import directories, each_record, record_paths

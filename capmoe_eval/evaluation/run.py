@@ -5,53 +5,69 @@ A failed cell does not stop the others.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
 import io
 import itertools
 import os
 import pkgutil
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import (
     DISK_ERRORS,
     UnwritableError,
     UsageError,
+    bad_choice,
     kind_and_place,
+    shown,
     unwritable,
     writing,
 )
-from capmoe_eval.evaluation.preparation import (
-    cautions,
-    check_backend,
-    check_inputs,
-    check_kept,
-    check_processes,
-    finished_record,
-    join_ranks,
-    load_lm,
-    refusals,
-    reserving,
-    task_library,
-    with_documents,
-)
 from capmoe_eval.evaluation.progress import Progress, RunSummary
+from capmoe_eval.evaluation.provenance import method_source
+from capmoe_eval.experiment.cell import (
+    HUB_NAME,
+    PROGRAMS,
+    REAL,
+    TINY,
+    ZOO,
+    Cell,
+    ModelId,
+    TaskId,
+    checkpoint,
+)
 from capmoe_eval.experiment.configuration import CellPlan
+from capmoe_eval.experiment.datasource import DataSource, is_embedded
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.packs import record_bytes
-from capmoe_eval.experiment.processes import of_submitit, process_rank
-from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.processes import adopt_srun, of_submitit, process_count, process_rank
+from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.reservations import (
     Reservation,
     holder_of,
+    release_all,
     reserve,
     reserved,
+    tidy,
 )
+from capmoe_eval.experiment.results import CALIBRATIONS, directories, each_record, record_paths
 from capmoe_eval.routing.registry import calibrations
 
 if TYPE_CHECKING:
@@ -60,6 +76,8 @@ if TYPE_CHECKING:
     from capmoe_eval.wrapper.ranks import World
 
 
+TRANSFORMERS: Final = "transformers"
+"""The suite's own backend; others are entry points of the group ``capmoe_eval.backends``."""
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
 
@@ -358,3 +376,359 @@ class _Job:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) if isinstance(error, UsageError) else kind_and_place(error)
+
+
+def check_backend(plan: CellPlan) -> None:
+    """Refuse what a backend cannot compute, before anything is loaded.
+
+    Raises:
+        UsageError: The line says what to change, or what to install.
+    """
+    if plan.cell.backend != TRANSFORMERS:
+        _backend(plan.cell.backend).check(plan)
+
+
+def load_lm(plan: CellPlan) -> AnyLM:
+    """Load the model of a cell as its backend runs it, without a capacity yet.
+
+    Raises:
+        UsageError: If it cannot be loaded; the line says what to do.
+    """
+    if plan.cell.backend != TRANSFORMERS:
+        return _backend(plan.cell.backend).load_lm(plan)
+    from capmoe_eval.evaluation import loading
+
+    return loading.load_lm(plan.cell.model, plan.placement)
+
+
+def _backend(name: str) -> Any:
+    """Return the module that an installed package has for a backend, by its entry point.
+
+    It has ``check`` and ``load_lm``, which take the plan of a cell; see :func:`check_backend` and
+    :func:`load_lm`.
+    """
+    backends = load_entry_points("capmoe_eval.backends")
+    if name not in backends:
+        check_installed(f"backend={name}")
+    return backends[name]
+
+
+def check_processes(plan: CellPlan) -> None:
+    """Refuse ``parallel=ep`` without one process per rank, and what it cannot compute.
+
+    Raises:
+        UsageError: With the command that works.
+    """
+    if plan.placement.parallel != "ep":
+        return
+    adopt_srun()
+    ranks, started = plan.cell.method.ep_size, process_count()
+    plan.cell.method.check_processes(started or ranks)
+    if started is None:
+        raise UsageError(
+            "parallel=ep: needs one process per rank; start them with torchrun --nproc-per-node "
+            f"{ranks} -m capmoe_eval … parallel=ep ep_size={ranks}, or with srun --ntasks {ranks} "
+            f"capmoe-eval run … parallel=ep ep_size={ranks}"
+        )
+    if plan.placement.device_map is not None:
+        raise UsageError(
+            f"device_map={plan.placement.device_map}: under parallel=ep every process has one "
+            "device; set device_map=null"
+        )
+
+
+def join_ranks(plans: Sequence[CellPlan]) -> World | None:
+    """Return the processes that compute every cell together, or None if this one does so alone."""
+    devices = [p.placement.device for p in plans if p.placement.parallel == "ep"]
+    if not devices:
+        return None
+    from capmoe_eval.evaluation.loading import chosen_device, join
+
+    _, world = join(chosen_device(devices[0]))
+    world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
+    return world
+
+
+@contextmanager
+def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
+    """Remove what killed processes left beside records and calibrations, and then this."""
+    models = {plan.path.parents[1] for plan in plans}
+    folders = sorted(
+        {plan.path.parent for plan in plans}
+        | models  # where packs are written
+        | {model / CALIBRATIONS for model in models}
+    )
+    tidy(folders)
+    try:
+        yield
+    finally:
+        release_all()
+        tidy(folders)
+
+
+def with_documents(plans: Sequence[CellPlan]) -> list[CellPlan]:
+    """Return the plans with their documents in place; embedded ones are written on first use."""
+    sources = {source: source for source in {plan.source for plan in plans}}
+    if any(is_embedded(source.name) for source in sources):
+        from capmoe_eval.zoo.hub import ready
+
+        sources = {source: ready(source) for source in sources}
+    return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
+
+
+def finished_record(plan: CellPlan) -> Record | None:
+    """Return a cell's record, or None if there is none.
+
+    Raises:
+        UsageError: If it is not whole, of other documents, or of other code of a user's method.
+    """
+    fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
+    if (place := plan.stored) is None:
+        return None
+    record = read_record(*place)
+    recorded = record.provenance.data_fingerprint
+    if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
+        raise UsageError(
+            f"{record.path}: computed from other documents (fingerprint {recorded}, now "
+            f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, "
+            "or delete the old results"
+        )
+    code, now = record.provenance.method_source, method_source(plan.cell.method)
+    if None not in (code, now) and code != now:
+        raise UsageError(
+            f"{record.path}: computed by other code of method {record.method} (source {code}, now "
+            f"{now}); compute it again with overwrite=true, choose another results_dir, or delete "
+            "the old results"
+        )
+    return record
+
+
+def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
+    """Refuse a computation whose weights, tokenizer, attention or documents are not a name's here.
+
+    The model's and the task's records in a directory are compared, also the shipped ones that are
+    read with the directory's.
+
+    Args:
+        root: The results directory.
+        cell: The cell that is to be computed; a record in its own place is not compared.
+        provenance: That of its future record; ``model`` is missing before a model is loaded.
+
+    Raises:
+        UsageError: The line names a record with others.
+    """
+    for directory in directories(root):
+        paths = {*record_paths(directory, task=cell.task.name)}
+        if "model" in provenance:
+            paths |= {*record_paths(directory, model=cell.model.name)}
+        for record in each_record(((path, directory) for path in sorted(paths)), broken=[]):
+            for title, field, old, new in _shared_inputs(record, cell, provenance):
+                if None in (old, new) or old == new or record.path == cell.path(root):
+                    continue
+                key = "data.name" if field == "fingerprint" else "model.name"
+                raise UsageError(
+                    f"{directory}: {title} has other {field} than its results here, such as "
+                    f"{record.path} ({field} {old}, now {new}); choose another results_dir or "
+                    f"{key}, or delete the old results"
+                )
+
+
+def _shared_inputs(
+    record: Record, cell: Cell, provenance: Mapping[str, Any]
+) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield each input that a record and a cell both name: its title, the field, and both values.
+
+    A value is None where it is not known.
+    """
+    origin = record.provenance
+    if record.cell.model == cell.model and "model" in provenance:
+        for field in ("weights", "tokenizer", "attention"):
+            if field != "attention" or record.cell.backend == cell.backend:  # whose kernels it has
+                values = origin.model.get(field), provenance["model"].get(field)
+                yield f"model {cell.model.name}", field, *values
+    if (record.cell.data, record.cell.task.dataset) == (cell.data, cell.task.dataset):
+        title = f"dataset {cell.task.dataset} of data {cell.data}"
+        yield title, "fingerprint", origin.data_fingerprint, provenance["data_fingerprint"]
+
+
+def check_kept(plans: Sequence[CellPlan], missing: Collection[Path]) -> None:
+    """Refuse files beside records of finished cells, which are not computed, by a UsageError.
+
+    ``missing`` are the paths of the records that a run is to compute.
+    """
+    for plan in plans:
+        files = {of.setting: of.path(plan) for of in plan.observers}
+        for setting, path in (*files.items(), ("log_samples=true", plan.samples)):
+            if path is not None and plan.path not in missing and not path.exists():
+                raise UsageError(
+                    f"{setting}: {plan.cell} is finished, and nothing would be computed; add "
+                    "overwrite=true, or another results_dir="
+                )
+        for of in plan.observers:
+            check_writable(of.option, Path(getattr(of, of.option)))
+
+
+def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:
+    """Return a library with the tasks of the missing cells, checked before a model is loaded.
+
+    Raises:
+        UsageError: For a task, metric or dataset that is not there.
+    """
+    import_libraries()
+    from capmoe_eval.evaluation.tasks import TaskLibrary
+
+    library = TaskLibrary()
+    for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
+        check_task(library, plan.cell.task, plan.source)
+        fingerprint = library.fingerprint(plan.cell.task, plan.source)
+        check_inputs(plan.root, plan.cell, {"data_fingerprint": fingerprint})
+    return library
+
+
+def import_libraries() -> None:
+    """Import lm-eval, datasets and transformers, and keep them from talking."""
+    if first := "lm_eval" not in sys.modules:
+        # Else it encodes all pictures to hash them, in samples that no record keeps.
+        os.environ.setdefault("LMEVAL_HASHMM", "0")
+        gc.disable()  # what an import makes stays: looking for garbage in it takes a second
+    from capmoe_eval.evaluation.loading import quiet_libraries
+
+    if first:
+        gc.freeze()
+        gc.enable()
+    quiet_libraries()
+
+
+def check_task(library: TaskLibrary, task: TaskId, source: DataSource) -> None:
+    """Refuse a task that is not there, whose metric cannot be computed, or without a sandbox.
+
+    Raises:
+        UsageError: Naming the metrics that there are, or what is needed.
+    """
+    from capmoe_eval.evaluation.generation.mts_dialog import check_bertscore
+
+    parts = library.parts(task, source).values()
+    pairs = [
+        f"{metric},{filters['name']}"
+        for part in parts
+        for metric in part.aggregation()
+        for filters in part.get_config("filter_list") or [{"name": "none"}]
+    ]
+    key = f"{task.metric},{task.filter}"
+    if key not in pairs:
+        raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
+    check_bertscore(task, list(parts))
+    if task.lm_eval not in PROGRAMS and any(getattr(p, "UNSAFE_CODE", False) for p in parts):
+        raise UsageError(
+            f"tasks.{task.name}.lm_eval={task.lm_eval}: would run what the model writes "
+            f"without a sandbox; choose a task that has one, such as {PROGRAMS[0]}"
+        )
+
+
+def refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
+    """Return why cells cannot be computed, by the paths of their records, as far as files tell.
+
+    A model of which that is said is not looked at further, and the libraries, which take seconds to
+    be imported, are asked last. No weights are loaded.
+    """
+    refused: dict[Path, UsageError] = {}
+    for check in (_check_programs, _check_checkpoint, _check_layers()):
+        for plan in plans:
+            if plan.path not in refused:
+                try:
+                    check(plan)
+                except UsageError as error:
+                    refused[plan.path] = error
+    return refused
+
+
+def _check_programs(plan: CellPlan) -> None:
+    """Refuse programs that the model writes where they may not run, or have no sandbox."""
+    if plan.cell.task.lm_eval not in PROGRAMS:
+        return
+    if not plan.allow_code_execution:
+        raise UsageError(
+            f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
+            "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
+        )
+    from capmoe_eval.evaluation.generation.programs import sandbox
+
+    sandbox()
+
+
+def _check_checkpoint(plan: CellPlan) -> None:
+    """Refuse a local model, or tokenizer, that is not there; the hub is not asked."""
+    for field, file in (("pretrained", "config.json"), ("tokenizer", "")):
+        name = getattr(plan.cell.model, field)
+        if name is None or name.startswith((ZOO, TINY)):
+            continue
+        path = Path(checkpoint(name))
+        if name.startswith(REAL) and not (path / file).is_file():
+            raise UsageError(
+                f"model.{field}={shown(name)}: {path} has no checkpoint; run `make real`"
+            )
+        if path.is_dir():
+            reason = "" if (path / file).exists() else f"it has no {file}"
+        elif path.exists():
+            reason = "it is no directory"
+        else:
+            reason = "" if HUB_NAME.fullmatch(name) else "no such directory"
+        if reason:
+            raise UsageError(
+                f"model.{field}={shown(name)}: cannot be loaded ({reason}); set model.{field}=PATH "
+                "to the directory of a checkpoint, or name a model of the hub, or an embedded one, "
+                "for example model=tiny_olmoe"
+            )
+
+
+def _check_layers() -> Callable[[CellPlan], None]:
+    """Return what refuses methods that do not fit the MoE layers of a model's configuration.
+
+    A configuration that cannot be read is refused, too; each is read once.
+    """
+
+    @functools.cache
+    def layers(model: ModelId) -> tuple[Any, ...] | None:
+        import_libraries()
+        from capmoe_eval.evaluation.loading import model_config
+        from capmoe_eval.wrapper.layers import announced_layers
+
+        return announced_layers(model_config(model))
+
+    def check(plan: CellPlan) -> None:
+        method = plan.cell.method
+        if method.factor is not None and method.factor.calibration is not None:
+            method = method.at(1.0)  # its γ are not chosen yet
+        if (announced := layers(plan.cell.model)) is not None:
+            method.check_layers(*announced)
+
+    return check
+
+
+def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
+    """Return a line for each setting that does less, or more, than its user may think.
+
+    These are a ``device_map`` without a GPU, and a limit, which is of each subtask of a task.
+    """
+    import torch
+
+    lines = [
+        f"device_map={device_map}: torch {torch.__version__} sees no GPU here; the model is "
+        "computed on the CPU"
+        for device_map in dict.fromkeys(p.placement.device_map for p in plans)
+        if device_map is not None and not torch.accelerator.is_available()
+    ]
+    for task, source, limit in dict.fromkeys((p.cell.task, p.source, p.cell.limit) for p in plans):
+        parts = library.parts(task, source).values()
+        if limit is not None and len(parts) > 1:
+            lines.append(
+                f"limit={limit}: of each of the {len(parts)} subtasks of {task.name}, which are "
+                f"{n_documents(parts, limit)} documents"
+            )
+    return lines
+
+
+def n_documents(parts: Iterable[Any], limit: int | None) -> int:
+    """Return how many documents a cell evaluates of the (sub)tasks of its task."""
+    counts = (len(part.eval_docs) for part in parts)
+    return sum(count if limit is None else min(limit, count) for count in counts)

@@ -9,8 +9,7 @@ import pytest
 
 from capmoe_eval.evaluation.forecast import forecast, recorded_seconds
 from capmoe_eval.evaluation.loading import load_lm, weightless
-from capmoe_eval.evaluation.preparation import with_documents
-from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.run import run, with_documents
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
 from tests import records
 

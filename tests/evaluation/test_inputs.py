@@ -12,8 +12,7 @@ import datasets
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.preparation import check_inputs
-from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.run import check_inputs, run
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig

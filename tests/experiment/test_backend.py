@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.preparation import check_backend, check_inputs
+from capmoe_eval.evaluation.run import check_backend, check_inputs
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import EngineRun, Record
 from capmoe_eval.report.tables.filled import measured_table

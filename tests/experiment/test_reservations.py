@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.evaluation.preparation import reserving
+from capmoe_eval.evaluation.run import reserving
 from capmoe_eval.experiment import reservations
 from capmoe_eval.experiment.reservations import hold, holder_of, reserve, reserved, tidy
 from tests.records import planned

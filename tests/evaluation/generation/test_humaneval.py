@@ -14,9 +14,8 @@ import yaml
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation import programs
-from capmoe_eval.evaluation.preparation import check_task
 from capmoe_eval.evaluation.progress import Progress
-from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.run import check_task, run
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.composition import load_option

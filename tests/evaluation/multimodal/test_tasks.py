@@ -8,7 +8,7 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.multimodal import prompts, scores
-from capmoe_eval.evaluation.preparation import check_task
+from capmoe_eval.evaluation.run import check_task
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.datasource import data_source

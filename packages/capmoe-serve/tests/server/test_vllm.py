@@ -12,8 +12,7 @@ import pytest
 import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import evaluate
-from capmoe_eval.evaluation.preparation import load_lm, task_library, with_documents
-from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.run import load_lm, run, task_library, with_documents
 from capmoe_eval.experiment.record import Record
 from tests.records import planned
 
