@@ -1,6 +1,6 @@
 """Compute missing cells, model by model, and share them with the other processes of a directory.
 
-A failed cell does not stop the others.
+All that can be refused without a model is refused first; a failed cell does not stop the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -230,7 +230,8 @@ class _Job:
     world: World | None
     progress: Progress
     summary: RunSummary  # receives counts and failures
-    _compared: set[object] = field(default_factory=set)  # models and tasks whose records were
+    # The models and tasks whose inputs were compared with those of the directory's records.
+    _compared: set[object] = dataclasses.field(default_factory=set)
 
     def turns(self) -> Generator[Turn]:
         """Yield the cells' turns; of several ranks the first alone reserves, and tells them."""

@@ -49,11 +49,6 @@ def _is_name(text: str) -> bool:
     )
 
 
-def _is_shard(text: str) -> bool:
-    number, _, count = text.partition("/")
-    return int(number) <= int(count)
-
-
 def _is_free(name: str) -> bool:
     return name != HUB and not is_embedded(name)
 
@@ -87,23 +82,6 @@ Attention: TypeAlias = Literal["sdpa", "eager", "flash_attention_2"]
 Backend: TypeAlias = Literal["transformers", "vllm"]
 NumpySeed: TypeAlias = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Threads: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
-_DEVICE: Final = "(cpu|cuda|mps|xpu|npu)(:[0-9]{1,3})?"
-Device: TypeAlias = Annotated[
-    str,
-    Field(pattern=f"^(auto|{_DEVICE})$"),
-    says("auto or a device: cpu, cuda, mps, xpu or npu, or one of several, such as cuda:1"),
-]
-DeviceMap: TypeAlias = Annotated[
-    str,
-    Field(pattern=f"^(auto|balanced(_low_0)?|sequential|{_DEVICE})$"),
-    says("auto, balanced, balanced_low_0, sequential or a device such as cuda:1"),
-]
-Shard: TypeAlias = Annotated[
-    str,
-    Field(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$"),
-    Predicate(_is_shard),
-    says("i/n with 1 ≤ i ≤ n, for example shard=1/2"),
-]
 
 Own: TypeAlias = Annotated[None, Field(description="null for the model's own")]
 EveryDocument: TypeAlias = Annotated[None, Field(description="null for all")]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+from annotated_types import Predicate
 from pydantic import AfterValidator, Field
 
 from capmoe_eval.beside import check_installed
@@ -23,22 +24,19 @@ from capmoe_eval.experiment.cell import (
     Attention,
     BatchSize,
     Cell,
-    Device,
-    DeviceMap,
     Dtype,
     EveryDocument,
     LocalName,
     ModelId,
     Name,
     Own,
-    Shard,
     TaskId,
     Text,
     Threads,
 )
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.routing.capacity import factor_forms, parse_factor
-from capmoe_eval.routing.knobs import Seed, check, field_types
+from capmoe_eval.routing.knobs import Seed, check, field_types, says
 from capmoe_eval.routing.registry import knobs, method_class
 
 
@@ -59,7 +57,29 @@ def _gamma(gamma: object) -> object:
     return gamma
 
 
+def _is_shard(text: str) -> bool:
+    number, _, count = text.partition("/")
+    return int(number) <= int(count)
+
+
 Gamma = Annotated[Any, AfterValidator(_gamma)]
+_DEVICE: Final = "(cpu|cuda|mps|xpu|npu)(:[0-9]{1,3})?"
+Device = Annotated[
+    str,
+    Field(pattern=f"^(auto|{_DEVICE})$"),
+    says("auto or a device: cpu, cuda, mps, xpu or npu, or one of several, such as cuda:1"),
+]
+DeviceMap = Annotated[
+    str,
+    Field(pattern=f"^(auto|balanced(_low_0)?|sequential|{_DEVICE})$"),
+    says("auto, balanced, balanced_low_0, sequential or a device such as cuda:1"),
+]
+Shard = Annotated[
+    str,
+    Field(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$"),
+    Predicate(_is_shard),
+    says("i/n with 1 ≤ i ≤ n, for example shard=1/2"),
+]
 
 _Threads = Threads | Annotated[None, Field(description="null for torch's own choice")]
 _NoText = Annotated[None, Field(description="null for none")]
