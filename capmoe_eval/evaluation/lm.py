@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
-import itertools
 import random
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
@@ -268,28 +267,21 @@ class CapmoeLM(HFLM):
         if self.batch_size == "auto":  # lm-eval searches it anew in each call
             return plain(requests, disable_tqdm or self.on_progress is not None)
 
-        def batches(part: Sequence[int], size: int) -> Iterator[list[int]]:
-            order: Any = Collator(
-                part,
-                sort_fn=lambda number: (-len(self._tokens(asked[number][0])), asked[number][0]),
-                group_by="gen_kwargs",
-                group_fn=lambda number: asked[number][1],
-            )
-            yield from order.get_batched(n=size)
+        def batches() -> Iterator[list[int]]:
+            for part in self._parts(range(len(requests))):
+                order: Any = Collator(
+                    part,
+                    sort_fn=lambda number: (-len(self._tokens(asked[number][0])), asked[number][0]),
+                    group_by="gen_kwargs",
+                    group_fn=lambda number: asked[number][1],
+                )
+                yield from order.get_batched(
+                    n=self.batch_size if self.shuffle is None else len(part)
+                )
 
-        every = range(len(requests))
-        parts = [every] if self.shuffle is None else deal(every, self.batch_size, self.shuffle)
-        with self._bar(len(requests), disable_tqdm) as done:
-            answers: list[Any] = [None] * len(requests)
-            for part in parts:
-                size = self.batch_size if self.shuffle is None else len(part)
-                for batch in batches(part, size):
-                    self._note_batch(of, batch)
-                    answered = plain([requests[number] for number in batch], True)
-                    for number, answer in zip(batch, answered, strict=True):
-                        answers[number] = answer
-                    done(len(batch))
-        return answers
+        return self._answers(
+            requests, of, batches(), lambda batch: plain(batch, True), disable_tqdm
+        )
 
     def _needed(self, prompt: str, settings: dict[str, Any], *_: Any) -> int:
         """Return the tokens of a prompt, and of the answer that lm-eval keeps places for."""
@@ -318,63 +310,66 @@ class CapmoeLM(HFLM):
             _, context, continuation = request
             return (*context, *continuation[:-1]) if self.logits_cache else id(request)
 
-        def collated(part: Any, size: int, batch_fn: Any = None) -> Iterator[list[Any]]:
-            order: Any = Collator(
-                part,
-                sort_fn=lambda r: (-len(r[1] + r[2]), tuple(r[1] + r[2])),
-                group_by="contexts" if self.logits_cache else None,
-                group_fn=lambda r: r[1] + r[2][:-1],
-            )
-            yield from order.get_batched(n=size, batch_fn=batch_fn)
-
         members: dict[Hashable, list[int]] = {}
         for number, request in enumerate(requests):
             members.setdefault(row(request), []).append(number)
-        if self.shuffle is not None:
-            dealt = deal([row(request) for request in requests], self.batch_size, self.shuffle)
-            parts = ([requests[number] for number in part] for part in dealt)
-            batches: Iterator[list[Any]] = itertools.chain.from_iterable(
-                collated(part, len(part)) for part in parts
-            )
-        elif self.batch_size == "auto" and override_bs is None:
+        size, batch_fn = override_bs or self.batch_size, None
+        if size == "auto" and requests:
             self.batch_sizes = {}  # as lm-eval does: of these requests
-            batches = collated(requests, 0, self._batch_scheduler if requests else None)
-        else:
-            batches = collated(requests, override_bs or self.batch_size)
-        answers: list[Any] = [None] * len(requests)
-        with self._bar(len(requests), disable_tqdm) as done:
-            for rows in batches:
-                batch = sorted(number for each in rows for number in members[row(each)])
-                self._note_batch(of, batch)
-                self._batch = rows
-                answered = plain([requests[number] for number in batch], True, len(rows))
-                for number, answer in zip(batch, answered, strict=True):
-                    answers[number] = answer
-                done(len(batch))
-        return answers
+            size, batch_fn = 0, self._batch_scheduler
 
-    @contextmanager
-    def _bar(self, total: int, disabled: bool) -> Iterator[Callable[[int], object]]:
-        """Show how many requests are done; what is yielded takes how many more are."""
-        show, n_done = self.on_progress, 0
+        def batches() -> Iterator[list[int]]:
+            for part in self._parts([row(request) for request in requests]):
+                order: Any = Collator(
+                    [requests[number] for number in part],
+                    sort_fn=lambda r: (-len(r[1] + r[2]), tuple(r[1] + r[2])),
+                    group_by="contexts" if self.logits_cache else None,
+                    group_fn=lambda r: r[1] + r[2][:-1],
+                )
+                most = size if self.shuffle is None else len(part)
+                for rows in order.get_batched(n=most, batch_fn=batch_fn):
+                    self._batch = rows
+                    yield sorted(number for each in rows for number in members[row(each)])
 
-        def done(more: int) -> None:
-            nonlocal n_done
-            n_done += more
-            if show is not None:
-                show("requests", n_done, total)
-            bar.update(more)
+        def compute(batch: list[Any]) -> Any:
+            return plain(batch, True, len(self._batch))
 
-        hidden = disabled or show is not None or self.rank != 0
+        return self._answers(requests, of, batches(), compute, disable_tqdm)
+
+    def _parts(self, keys: Sequence[Hashable]) -> list[Sequence[int]]:
+        """Return the requests that are batched together: all, or those of each random batch."""
+        if self.shuffle is None:
+            return [range(len(keys))]
+        return [*deal(keys, self.batch_size, self.shuffle)]
+
+    def _answers(
+        self,
+        requests: Sequence[Any],
+        of: Sequence[Document],
+        batches: Iterable[Sequence[int]],
+        compute: Callable[[list[Any]], Iterable[Any]],
+        disable_tqdm: bool,
+    ) -> list[Any]:
+        """Return the answers to requests, computed in batches, and show how many are done.
+
+        A batch has the numbers of its requests; it is noted for the documents of which it is the
+        first. Requests beyond those of ``of`` are of no document.
+        """
+        answers: dict[int, Any] = {}
+        show, total = self.on_progress, len(requests)
+        hidden = disable_tqdm or show is not None or self.rank != 0
         with tqdm(total=total, disable=hidden, desc="Running requests") as bar:
-            yield done
-
-    def _note_batch(self, of: list[Document], batch: Iterable[int]) -> None:
-        """Note the next batch, with the numbers of its requests, of the documents they are of."""
-        for number in batch:
-            if number < len(of):
-                self.batches.setdefault(of[number], self._n_batches)
-        self._n_batches += 1
+            for batch in batches:
+                for number in batch:
+                    if number < len(of):
+                        self.batches.setdefault(of[number], self._n_batches)
+                self._n_batches += 1
+                computed = compute([requests[number] for number in batch])
+                answers |= zip(batch, computed, strict=True)
+                bar.update(len(batch))
+                if show is not None:
+                    show("requests", len(answers), total)
+        return [answers[number] for number in range(total)]
 
     def _model_call(
         self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None

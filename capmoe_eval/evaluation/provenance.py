@@ -169,17 +169,13 @@ def described(device: torch.device) -> dict[str, Any]:
 
     if device.type == "cuda":
         return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
-    kernels = torch.backends.cpu.get_cpu_capability()
-    return {"type": device.type, "name": f"{processor_model()}, {kernels}"}
-
-
-def processor_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's model as Linux lists it, else the architecture."""
     try:
-        listed = _PROCESSOR.search(cpuinfo.read_text(encoding="utf-8"))
-    except OSError:
+        listed = _PROCESSOR.search(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:  # not on Linux
         listed = None
-    return listed[1] if listed else platform.processor() or platform.machine()
+    processor = listed[1] if listed else platform.processor() or platform.machine()
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return {"type": device.type, "name": f"{processor}, {kernels}"}
 
 
 @functools.cache

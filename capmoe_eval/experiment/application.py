@@ -194,8 +194,12 @@ def _mistake(error: Exception) -> str | None:
     if type(error).__module__.startswith("yaml."):  # the message names the file
         return f"not valid YAML: {error}"
     # A missing option is an error of files, too.
-    if (line := _hydra_line(error) or _absent_package(error)) is not None:
+    if (line := _hydra_line(error)) is not None:
         return line
+    name = str(getattr(error, "name", None)).partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and name and not importlib.util.find_spec(name):
+        projects = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
+        return f"{name}: is not installed; pip install {projects.get(name, name.replace('_', '-'))}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{shown(error.filename)}: {error.strerror or error}"
     return None
@@ -306,15 +310,6 @@ _OTHERS: Final = {
     "model": "; for a checkpoint: model=custom model.name=NAME model.pretrained=PATH",
     "tasks": "; tasks=FILE.yaml is a task of your own, and capmoe-eval lm-eval has lm-eval's",
 }
-
-
-def _absent_package(error: Exception) -> str | None:
-    """Return the error line for a package of others that is not installed; None for the rest."""
-    name = str(getattr(error, "name", None)).partition(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or not name or importlib.util.find_spec(name):
-        return None
-    projects = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
-    return f"{name}: is not installed; pip install {projects.get(name, name.replace('_', '-'))}"
 
 
 def _refused(error: Exception) -> str:

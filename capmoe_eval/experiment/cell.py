@@ -164,16 +164,10 @@ class TaskId:
 
         Fields that say nothing are left out, which keeps the digests of cells from before them.
         """
-        fields = dict(vars(self))
-        of_encoder = ((field, self.encoder) for field in BERTSCORE)
-        for field, value in (
-            ("images", self.images),
-            ("file_hash", self.file_hash),
-            *of_encoder,
-        ):
-            if not value:
-                del fields[field]
-        return fields
+        unsaid = {field for field in ("images", "file_hash") if not getattr(self, field)}
+        if not self.encoder:
+            unsaid |= BERTSCORE.keys()
+        return {field: value for field, value in vars(self).items() if field not in unsaid}
 
     def __post_init__(self) -> None:
         check_fields(self, f"tasks.{shown(self.name)}.")

@@ -130,7 +130,13 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
     def resolved(model: str | None, backend: str | None) -> dict[str, Any]:
         ungridded.model = config.model if model is None else load_option("model", model)
         ungridded.backend = backend or config.backend
-        return _resolved(ungridded)
+        try:
+            plain: Any = OmegaConf.to_container(ungridded, resolve=True, throw_on_missing=True)
+        except MissingMandatoryValue as error:
+            key = error.full_key
+            raise UsageError(f"{key}: has no value; set {key}=…") from error
+        check_keys({key: plain.get(key) for key in ("model", "tasks", "data", *plain)})
+        return dict(plain)
 
     def points(name: str, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         grid = shared | part
@@ -142,7 +148,12 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
             point = dict(zip(grid, values, strict=True))
             variant = resolved(point.pop("model", None), point.get("backend"))
             if "tasks" in point:
-                point["tasks"] = _chosen_task(variant["tasks"], point["tasks"], name)
+                # The task is named by our key or by lm-eval's.
+                tasks, asked = variant["tasks"], point["tasks"]
+                chosen = [k for k, task in tasks.items() if asked in (k, task.get("lm_eval"))][:1]
+                if not chosen:
+                    raise bad_choice(f"{name}.tasks", asked, tasks)
+                point["tasks"] = {key: tasks[key] for key in chosen}
             yield variant | point
 
     return {
@@ -196,25 +207,6 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
                 check_keys({key: value})
 
 
-def _chosen_task(tasks: Mapping[str, Any], name: object, grid: str) -> dict[str, Any]:
-    """Return the one of the tasks that a grid names, by our key or lm-eval's."""
-    for key, task in tasks.items():
-        if name in (key, task.get("lm_eval")):
-            return {key: task}
-    raise bad_choice(f"{grid}.tasks", name, tasks)
-
-
-def _resolved(config: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain values, checked."""
-    try:
-        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        key = error.full_key
-        raise UsageError(f"{key}: has no value; set {key}=…") from error
-    check_keys({key: plain.get(key) for key in ("model", "tasks", "data", *plain)})
-    return dict(plain)
-
-
 def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
     """Refuse an override, ``key=value``, that would silently do something else than it says.
 
@@ -229,18 +221,15 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
                 f"'{name}.{key}=[…]'"
             )
 
-    if any(word.lstrip("+").startswith("model.") for word in overrides):
-        _check_label(config)
-
-
-def _check_label(config: DictConfig) -> None:
-    """Refuse a model whose name is that of other weights.
-
-    A path may be the local copy of a model of the hub; a record has the hash of its weights.
-    """
     name, pretrained = (config.model.get(field) for field in ("name", "pretrained"))
-    if name not in options("model") or name == "custom" or not isinstance(pretrained, str):
+    if (
+        not any(word.lstrip("+").startswith("model.") for word in overrides)
+        or not isinstance(pretrained, str)
+        or name == "custom"
+        or name not in options("model")
+    ):
         return
+    # A path may be the local copy of a model of the hub; a record has the hash of its weights.
     weights = load_option("model", name).pretrained
     of_hub = not weights.startswith((ZOO, TINY)) and not pretrained.startswith((ZOO, TINY))
     is_copy = of_hub and (not HUB_NAME.fullmatch(pretrained) or Path(pretrained).exists())

@@ -90,8 +90,11 @@ class Pack:
         return self.data[-hashlib.sha256().digest_size :].hex()
 
     def record(self, name: str) -> bytes:
-        """Return the bytes of a record's own file."""
-        return _lines(self)[self._places[name]].replace(b"\t", b"\n")
+        """Return the bytes of a record's own file; UsageError if they have another checksum."""
+        data = _lines(self)[self._places[name]].replace(b"\t", b"\n")
+        if not has_checksum(data, self.summaries[name]["checksum"]):
+            raise UsageError(f"{self.path}: the checksum of {name} is another than the pack says")
+        return data
 
 
 @functools.lru_cache(maxsize=_UNPACKED)

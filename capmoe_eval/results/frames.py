@@ -18,7 +18,7 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.cell import CELL_FIELDS, OMITTED, ModelId, TaskId
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.files import whole_file
-from capmoe_eval.experiment.packs import Pack, has_checksum
+from capmoe_eval.experiment.packs import Pack
 from capmoe_eval.experiment.record import Layer, Load, Part, Proofs, Record
 from capmoe_eval.experiment.results import each_record, record_places, uncollected
 from capmoe_eval.routing.capacity import gamma_number
@@ -302,7 +302,7 @@ def _of_pack(pack: Pack) -> _OfPack:
     try:
         tables = [parquet.read_table(file, memory_map=False) for file in files]
     except (OSError, pa.ArrowInvalid):  # absent, or damaged
-        records = list(_unpacked(pack))
+        records = [from_json(pack.record(name))["capmoe"] for name in pack.summaries]
         tables = [_table(r["documents"] for r in records), _layers(r["layers"] for r in records)]
         for file, table in zip(files, tables, strict=True):
             with whole_file(file, durable=False) as stream:
@@ -317,15 +317,6 @@ def _of_pack(pack: Pack) -> _OfPack:
     starts = [end - count for end, count in zip(ends, counts, strict=True)]
     places = zip(zip(starts, counts, strict=True), zip(first, sizes, strict=True), strict=True)
     return _OfPack(documents, layers, dict(zip(pack.summaries, places, strict=True)))
-
-
-def _unpacked(pack: Pack) -> Iterator[Mapping[str, Any]]:
-    """Yield the suite's part of each record of a pack."""
-    for name, summary in pack.summaries.items():
-        data = pack.record(name)
-        if not has_checksum(data, summary["checksum"]):
-            raise UsageError(f"{pack.path}: the checksum of {name} is another than the pack says")
-        yield from_json(data)["capmoe"]
 
 
 def _layers(records: Iterable[Sequence[Mapping[str, Any]]]) -> pa.Table:

@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.parquet is not None:
             check_file("parquet", options.parquet)
         packs = unpack(root) if options.unpack else pack(root)
-        done, n_records = DONE[options.unpack], len(record_paths(root))
-        print(f"{len(packs)} files {done}; {n_records} records in {root}")
+        done = "unpacked" if options.unpack else "packed"
+        print(f"{len(packs)} files {done}; {len(record_paths(root))} records in {root}")
         if options.parquet is not None:
             write_parquet(root, options.parquet)
             print(f"written: {options.parquet}")
@@ -73,9 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return 0
 
     sys.exit(run_command(command))
-
-
-DONE: Final = {False: "packed", True: "unpacked"}
 
 
 def pack(root: Path, least: int = 1, say: Callable[[str], None] = print_warning) -> list[Path]:
