@@ -12,12 +12,13 @@ from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.experiment.files import write_bytes
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
     PreTrainedTokenizerBase,
+    Qwen2MoeForCausalLM,
 )
 
 from capmoe_zoo.smollm2.partition import Recipe
@@ -89,9 +90,22 @@ def assemble(
 ) -> str:
     """Write a Hugging Face checkpoint, a stock Qwen2-MoE model in float32 with its tokenizer.
 
-    Return a hash of its weights as bfloat16 has them, which does not depend on the processor.
+    Beside it are zeros for vLLM, whose attention of this architecture adds biases whatever
+    ``qkv_bias`` says, and takes those that no file has as it finds the memory; transformers reads
+    ``model.safetensors`` alone. Return a hash of the weights as bfloat16 has them, which does not
+    depend on the processor.
     """
     stock = to_stock(read_student(base, artefact))
     stock.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    write_bytes(directory / "zero_biases.safetensors", save(zero_biases(stock)))
     return weights_hash(stock.bfloat16())
+
+
+def zero_biases(model: Qwen2MoeForCausalLM) -> dict[str, Tensor]:
+    """Return a bias of zeros [outputs] for each q, k and v projection, by its name."""
+    return {
+        f"{name}.bias": torch.zeros(module.out_features)
+        for name, module in model.named_modules()
+        if name.endswith(("q_proj", "k_proj", "v_proj")) and isinstance(module, nn.Linear)
+    }

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import REAL, checkpoint
@@ -23,7 +24,9 @@ from capmoe_eval.experiment.files import write_text
 
 PACKAGE = Path(__file__).parents[2]
 ORIGIN = "origin.json"
-"""The file of a checkpoint with the hash of its artefact and that of its weights."""
+"""The file of a checkpoint with the hash of its artefact, that of its weights, and its format."""
+FORMAT = 2
+"""The format of a checkpoint; since 2 it has zeros for the biases that vLLM adds."""
 
 
 def make(name: str, artefact: Path, *, record: bool = False) -> None:
@@ -48,7 +51,7 @@ def make(name: str, artefact: Path, *, record: bool = False) -> None:
         origin = json.loads((directory / ORIGIN).read_text("utf-8"))
     except (OSError, ValueError):
         origin = {}
-    if origin.get("artefact") != source:
+    if (origin.get("artefact"), origin.get("format")) != (source, FORMAT):
         origin = _write(directory, artefact, source)
         print(f"{directory}: written")
     else:
@@ -67,7 +70,7 @@ def make(name: str, artefact: Path, *, record: bool = False) -> None:
         )
 
 
-def _write(directory: Path, artefact: Path, source: str) -> dict[str, str]:
+def _write(directory: Path, artefact: Path, source: str) -> dict[str, Any]:
     """Write a checkpoint whole, in the place of one that may be there; return its origin."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".making-") as name:
@@ -80,7 +83,7 @@ def _write(directory: Path, artefact: Path, source: str) -> dict[str, str]:
 
         transformers.logging.disable_progress_bar()
         weights = assemble(*load_base(gguf), artefact, work / "checkpoint")
-        origin = {"artefact": source, "weights": weights}
+        origin = {"artefact": source, "weights": weights, "format": FORMAT}
         write_text(work / "checkpoint" / ORIGIN, json.dumps(origin))
         if directory.exists():
             directory.rename(work / "old")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import checkpoint
 from safetensors.torch import load_file, save_file
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 import capmoe_zoo.smollm2.make
+from capmoe_zoo.smollm2.artefact import zero_biases
 from capmoe_zoo.smollm2.make import ORIGIN, fetch, make
 
 
@@ -53,11 +56,26 @@ def test_a_checkpoint_is_made_once_and_verified(
     save_file({"a": torch.ones(4)}, artefact)
     make("m", artefact)
     assert "weights 4: not as expected (3)" in capsys.readouterr().out
-    (directory / ORIGIN).unlink()
-    make("m", artefact)
-    assert "written" in capsys.readouterr().out
+    for text in ("", (directory / ORIGIN).read_text().replace('"format": 2', '"format": 1')):
+        (directory / ORIGIN).write_text(text)
+        make("m", artefact)
+        assert "written" in capsys.readouterr().out
     assert json.loads((directory / ORIGIN).read_text())["weights"] == "4"
     assert [path.name for path in directory.parent.iterdir()] == ["m"]
+
+
+def test_vllm_finds_a_bias_of_zeros_for_each_of_its_own() -> None:
+    """With biases, the same configuration has just these parameters more, of the same shapes."""
+    sizes: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 2, "vocab_size": 16, "num_experts": 4, "intermediate_size": 8}
+    plain, biased = (
+        Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes, qkv_bias=has_bias))
+        for has_bias in (False, True)
+    )
+    zeros = zero_biases(plain)
+    assert not any(zero.any() for zero in zeros.values())
+    missing, unexpected = biased.load_state_dict(plain.state_dict() | zeros)
+    assert (missing, unexpected) == ([], [])
 
 
 def test_what_is_missing_is_one_line(
