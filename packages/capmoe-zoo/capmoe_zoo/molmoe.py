@@ -1,16 +1,15 @@
 """MolmoE for transformers 5, by its checkpoint's own names.
 
 The hub has MolmoE as code of its own, for transformers 4.46 to 4.53. Its language model is an OLMoE
-with a larger vocabulary, which transformers has; here are its configuration, the tower that reads
-images, the names of the tensors, and the processor. `docs/reference/image_tasks.md` says how it was
-compared with that code.
+with a larger vocabulary, and the layers of its tower are those of Molmo2; transformers has both.
+Here are the configuration, what joins the parts, the names of the tensors, and the processor.
+`docs/reference/image_tasks.md` says how it was compared with that code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,7 +32,6 @@ from transformers import (
     PreTrainedModel,
     ProcessorMixin,
 )
-from transformers.activations import ACT2FN
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Chunk, Concatenate, WeightConverter, WeightRenaming
 from transformers.image_processing_utils import BaseImageProcessor
@@ -43,6 +41,13 @@ from transformers.image_utils import (
     make_nested_list_of_images,
 )
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+from transformers.models.molmo2.configuration_molmo2 import Molmo2AdapterConfig, Molmo2VisionConfig
+from transformers.models.molmo2.image_processing_molmo2 import select_tiling
+from transformers.models.molmo2.modeling_molmo2 import (
+    Molmo2ImageProjectorMLP,
+    Molmo2VisionAttention,
+    Molmo2VisionEncoderLayer,
+)
 from transformers.utils import is_vision_available
 
 if TYPE_CHECKING:
@@ -50,34 +55,11 @@ if TYPE_CHECKING:
 
 # Shape suffixes. Of images: Y, X of pixels (or tokens of a grid), C colours, N crops, P patches of
 # a crop, D numbers of a patch, I tokens of a crop, T tokens of an image with those around it. Of
-# the tower: N crops (or windows), Q queries, C its width, F its features (several layers side by
-# side). Of the language model: B sequences, S positions, H width.
+# the tower: N crops (or windows), C its width, F its features (several layers side by side). Of the
+# language model: B sequences, S positions, H width.
 
 SPECIAL_TOKENS = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>")
 """Molmo's own tokens; their ids follow the ``vocab_size`` of its configuration."""
-
-
-class MolmoeVisionConfig(PreTrainedConfig):
-    """The sizes of the tower and of its projector.
-
-    The defaults are those of MolmoE-1B.
-    """
-
-    model_type = "molmoe_vision"
-
-    hidden_size: int = 1024
-    intermediate_size: int = 4096
-    num_hidden_layers: int = 23
-    num_attention_heads: int = 16
-    patch_size: int = 14  # pixels
-    num_positions: int = 577  # of the patches of a crop, and one of the class
-    norm_eps: float = 1e-5
-    layers: list[int] | tuple[int, ...] = (-2, -9)  # whose outputs, side by side, are the features
-
-    @property
-    def patches_per_side(self) -> int:
-        """Patches in a row, and in a column, of a crop."""
-        return math.isqrt(self.num_positions - 1)
 
 
 class MolmoeConfig(PreTrainedConfig):
@@ -89,11 +71,13 @@ class MolmoeConfig(PreTrainedConfig):
     model_type = "molmo"
     sub_configs_defaults: ClassVar = {
         "text_config": OlmoeConfig,
-        "vision_config": MolmoeVisionConfig,
+        "vision_config": Molmo2VisionConfig,
+        "adapter_config": Molmo2AdapterConfig,
     }
 
     text_config: dict[str, Any] | PreTrainedConfig | None = None
     vision_config: dict[str, Any] | PreTrainedConfig | None = None
+    adapter_config: dict[str, Any] | PreTrainedConfig | None = None
     vocab_size: int = 50304
     image_token_id: int = 50282  # stands for 2 × 2 patches
     image_row_end_id: int = 50283  # behind every row of them
@@ -118,7 +102,12 @@ def _from_hub(hub: Mapping[str, Any]) -> dict[str, Any]:
             "this Molmo has no experts; of Molmo, MolmoE alone is known here (MolmoE-1B-0924)"
         )
     vision = hub.get("vision_backbone") or {}
-    emb_dim, heads = vision["image_emb_dim"], vision["image_num_heads"]
+    attention = {
+        "hidden_size": vision["image_emb_dim"],
+        "num_attention_heads": vision["image_num_heads"],
+        "num_key_value_heads": vision["image_num_heads"],
+        "head_dim": vision["image_emb_dim"] // vision["image_num_heads"],
+    }
     width = hub["d_model"]
     logits = hub.get("embedding_size") or hub["vocab_size"]
     inner = hub.get("mlp_hidden_size") or hub["mlp_ratio"] * width
@@ -144,14 +133,19 @@ def _from_hub(hub: Mapping[str, Any]) -> dict[str, Any]:
             "eos_token_id": hub["vocab_size"] - 1,
         },
         "vision_config": {
-            "hidden_size": emb_dim,
+            **attention,
             "intermediate_size": vision["image_mlp_dim"],
             "num_hidden_layers": vision["image_num_layers"],
-            "num_attention_heads": heads,
+            "hidden_act": "quick_gelu",
+            "layer_norm_eps": vision["image_norm_eps"],
             "patch_size": vision["image_patch_size"],
-            "num_positions": vision["image_num_pos"],
-            "norm_eps": vision["image_norm_eps"],
-            "layers": list(hub["vit_layers"]),
+            "num_position_embeddings": vision["image_num_pos"],  # of the patches and of the class
+        },
+        "adapter_config": {
+            **attention,
+            "vision_feature_layer": list(hub["vit_layers"]),
+            "intermediate_size": inner // 2,
+            "text_hidden_size": width,
         },
     }
 
@@ -159,64 +153,18 @@ def _from_hub(hub: Mapping[str, Any]) -> dict[str, Any]:
 # The model: a tower for images, and transformers' OLMoE, to whose embeddings it adds.
 
 
-class Attention(nn.Module):
-    """Attention of a few queries over patches, in float32."""
-
-    def __init__(self, config: MolmoeVisionConfig, width: int) -> None:
-        super().__init__()
-        self.heads = config.num_attention_heads
-        self.wq = nn.Linear(width, config.hidden_size)
-        self.wk = nn.Linear(width, config.hidden_size)
-        self.wv = nn.Linear(width, config.hidden_size)
-        self.wo = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, queries_NQC: Tensor, patches_NPC: Tensor) -> Tensor:
-        """Return one vector per query [N, Q, C]."""
-        query, key, value = (
-            projected.unflatten(-1, (self.heads, -1)).transpose(1, 2).float()
-            for projected in (self.wq(queries_NQC), self.wk(patches_NPC), self.wv(patches_NPC))
-        )
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-        output: Tensor = self.wo(mixed.transpose(1, 2).flatten(2).to(queries_NQC.dtype))
-        return output
-
-
-class Block(nn.Module):
-    """A block of the tower: attention and linear layers, each behind a norm."""
-
-    def __init__(self, config: MolmoeVisionConfig) -> None:
-        super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.attention = Attention(config, width)
-        self.feed_forward = nn.Sequential(
-            OrderedDict(
-                w1=nn.Linear(width, inner), act=ACT2FN["quick_gelu"], w2=nn.Linear(inner, width)
-            )
-        )
-        self.attention_norm = nn.LayerNorm(width, eps=config.norm_eps)
-        self.ffn_norm = nn.LayerNorm(width, eps=config.norm_eps)
-
-    def forward(self, hidden_NPC: Tensor) -> Tensor:
-        """Return the states after this block [N, P, C]."""
-        normed_NPC = self.attention_norm(hidden_NPC)
-        hidden_NPC = hidden_NPC + self.attention(normed_NPC, normed_NPC)
-        output_NPC: Tensor = hidden_NPC + self.feed_forward(self.ffn_norm(hidden_NPC))
-        return output_NPC
-
-
 class Tower(nn.Module):
     """CLIP's vision transformer, which reads patches as rows of numbers."""
 
-    def __init__(self, config: MolmoeVisionConfig) -> None:
+    def __init__(self, config: Molmo2VisionConfig) -> None:
         super().__init__()
         width = config.hidden_size
         self.class_embedding = nn.Parameter(torch.zeros(width))
-        self.positional_embedding = nn.Parameter(torch.zeros(config.num_positions, width))
+        self.positional_embedding = nn.Parameter(torch.zeros(config.num_position_embeddings, width))
         self.patch_embedding = nn.Linear(3 * config.patch_size**2, width, bias=False)
-        self.pre_ln = nn.LayerNorm(width, eps=config.norm_eps)
-        self.transformer = nn.ModuleDict(
-            {"resblocks": nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))}
-        )
+        self.pre_ln = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        layers = (Molmo2VisionEncoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.transformer = nn.ModuleDict({"resblocks": nn.ModuleList(layers)})
 
     def forward(self, patches_NPD: Tensor) -> list[Tensor]:
         """Return the states after every block [N, 1 + P, C], the class first."""
@@ -226,37 +174,23 @@ class Tower(nn.Module):
         hidden_NPC = self.pre_ln(hidden_NPC)
         states = []
         for block in self.transformer["resblocks"].children():
-            hidden_NPC = block(hidden_NPC)
+            hidden_NPC = block(hidden_NPC, None)
             states.append(hidden_NPC)
         return states
-
-
-class Projector(nn.Module):
-    """The SwiGLU that leads from the tower to the language model."""
-
-    def __init__(self, width: int, inner: int, output: int) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(width, inner, bias=False)
-        self.w2 = nn.Linear(inner, output, bias=False)
-        self.w3 = nn.Linear(width, inner, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return vectors of the language model's width."""
-        output: Tensor = self.w2(nn.functional.silu(self.w1(hidden)) * self.w3(hidden))
-        return output
 
 
 class VisionBackbone(nn.Module):
     """The tower, the embedding of padding, the pooling of 2 × 2 patches, and the projector."""
 
-    def __init__(self, config: MolmoeVisionConfig, inner: int, output: int) -> None:
+    def __init__(self, vision: Molmo2VisionConfig, adapter: Molmo2AdapterConfig) -> None:
         super().__init__()
-        self.config = config
-        width = config.hidden_size * len(config.layers)
+        self.layers = adapter.vision_feature_layer  # whose outputs, side by side, are the features
+        self.patches_per_side = math.isqrt(vision.num_position_embeddings - 1)
+        width = vision.hidden_size * len(self.layers)
         self.pad_embed = nn.Parameter(torch.zeros(2, width))  # of patches all and partly padding
-        self.image_vit = Tower(config)
-        self.image_pooling_2d = Attention(config, width)
-        self.image_projector = Projector(config.hidden_size, inner, output)
+        self.image_vit = Tower(vision)
+        self.image_pooling_2d = Molmo2VisionAttention(adapter, width)
+        self.image_projector = Molmo2ImageProjectorMLP(adapter)
 
     def forward(self, patches_NPD: Tensor, image_masks_NP: Tensor) -> Tensor:
         """Return the features of the tokens of every crop [N, I, H].
@@ -266,7 +200,7 @@ class VisionBackbone(nn.Module):
             image_masks_NP: Share of each patch that is no padding.
         """
         states = self.image_vit(patches_NPD)
-        features_NPF = torch.cat([states[layer][:, 1:] for layer in self.config.layers], dim=-1)
+        features_NPF = torch.cat([states[layer][:, 1:] for layer in self.layers], dim=-1)
         # The remote code sets the features of a crop with the number −1 in it to zero, as one that
         # fills up a batch. Such a crop's tokens have no place, and in bfloat16 many a pixel is −1.
         padding_NP = image_masks_NP == 0
@@ -274,30 +208,39 @@ class VisionBackbone(nn.Module):
         dtype = features_NPF.dtype
         for mark_F, where_NP in zip(self.pad_embed, (padding_NP, partly_NP), strict=True):
             features_NPF = features_NPF + mark_F * where_NP[..., None].float()
-        windows = _windows(features_NPF.to(dtype), self.config.patches_per_side)
-        pooled = self.image_pooling_2d(windows.mean(dim=1, keepdim=True), windows)
-        tokens_NIC = pooled.view(len(patches_NPD), -1, pooled.shape[-1])
-        projected_NIH: Tensor = self.image_projector(tokens_NIC)
+        # The four patches of every window of 2 × 2, row by row of the crop [N · P/4, 4, F].
+        half = self.patches_per_side // 2
+        grid = features_NPF.to(dtype).view(-1, half, 2, half, 2, features_NPF.shape[-1])
+        windows = grid.transpose(2, 3).reshape(-1, 4, grid.shape[-1])
+        pooled, _ = self.image_pooling_2d(windows.mean(dim=1, keepdim=True), windows)
+        projected_NIH: Tensor = self.image_projector(pooled.view(len(patches_NPD), half**2, -1))
         return projected_NIH
 
 
-def _windows(features_NPF: Tensor, side: int) -> Tensor:
-    """Return the four patches of every window of 2 × 2 [N · P/4, 4, F], row by row of the crop."""
-    grid = features_NPF.view(len(features_NPF), side // 2, 2, side // 2, 2, -1)
-    return grid.transpose(2, 3).reshape(-1, 4, features_NPF.shape[-1])
-
-
 _LAYER = r"^model\.transformer\.blocks\.(\d+)\."
+_RENAMED = {
+    r"^model\.vision_backbone\.": "vision_backbone.",
+    **{
+        rf"resblocks\.(\d+)\.{old}\.": rf"resblocks.\1.{new}."
+        for old, new in {
+            **{rf"attention\.w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
+            **{r"feed_forward\.w1": "mlp.fc1", r"feed_forward\.w2": "mlp.fc2"},
+            **{"attention_norm": "layer_norm1", "ffn_norm": "layer_norm2"},
+        }.items()
+    },
+    **{rf"image_pooling_2d\.w{part}\.": f"image_pooling_2d.{part}_proj." for part in "qkvo"},
+    r"image_projector\.w1\.": "image_projector.gate_proj.",
+    r"image_projector\.w2\.": "image_projector.down_proj.",
+    r"image_projector\.w3\.": "image_projector.up_proj.",
+    r"^model\.transformer\.ln_f\.": "language_model.norm.",
+    _LAYER + r"attn\.attn_norm\.": r"language_model.layers.\1.input_layernorm.",
+    _LAYER + r"mlp\.ff_norm\.": r"language_model.layers.\1.post_attention_layernorm.",
+    _LAYER + r"attn\.attn_out\.": r"language_model.layers.\1.self_attn.o_proj.",
+    _LAYER + r"attn\.": r"language_model.layers.\1.self_attn.",
+    _LAYER + r"mlp\.": r"language_model.layers.\1.mlp.",
+}
 CHECKPOINT_NAMES = [
-    WeightRenaming(r"^model\.vision_backbone\.", "vision_backbone."),
-    WeightRenaming(r"^model\.transformer\.ln_f\.", "language_model.norm."),
-    WeightRenaming(_LAYER + r"attn\.attn_norm\.", r"language_model.layers.\1.input_layernorm."),
-    WeightRenaming(
-        _LAYER + r"mlp\.ff_norm\.", r"language_model.layers.\1.post_attention_layernorm."
-    ),
-    WeightRenaming(_LAYER + r"attn\.attn_out\.", r"language_model.layers.\1.self_attn.o_proj."),
-    WeightRenaming(_LAYER + r"attn\.", r"language_model.layers.\1.self_attn."),
-    WeightRenaming(_LAYER + r"mlp\.", r"language_model.layers.\1.mlp."),
+    *(WeightRenaming(*names) for names in _RENAMED.items()),
     WeightConverter(
         source_patterns="self_attn.att_proj.weight",
         target_patterns=[f"self_attn.{part}_proj.weight" for part in "qkv"],
@@ -323,7 +266,7 @@ class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     config_class = MolmoeConfig
     input_modalities = ("image", "text")
-    _no_split_modules: ClassVar = ["OlmoeDecoderLayer", "Block"]
+    _no_split_modules: ClassVar = ["OlmoeDecoderLayer", "Molmo2VisionEncoderLayer"]
     _skip_keys_device_placement: ClassVar = ["cache", "past_key_values"]  # to and from 5.24
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -333,8 +276,7 @@ class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         text: Any = config.text_config
         self.language_model = OlmoeModel(text)
-        vision: Any = config.vision_config
-        self.vision_backbone = VisionBackbone(vision, text.intermediate_size, text.hidden_size)
+        self.vision_backbone = VisionBackbone(config.vision_config, config.adapter_config)
         self.lm_head = nn.Linear(text.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -425,60 +367,6 @@ NOWHERE = -100
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Sizes of crops, in patches unless they say otherwise."""
-
-    crop: int  # of a side
-    margin: int  # that a crop gives up on each side where it has a neighbour
-    patch: int  # pixels of a side
-    max_crops: int  # in the grid
-
-    @property
-    def window(self) -> int:
-        """Patches from one crop to the next."""
-        return self.crop - 2 * self.margin
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a side of a crop."""
-        return self.crop // 2
-
-    def tiling(self, height: int, width: int) -> tuple[int, int]:
-        """Return the rows and columns of the grid of crops for an image's height and width.
-
-        Of the grids that need no shrinking, the one that enlarges least; if all need it, the one
-        that shrinks least. Of equals, the one with fewest crops, then fewest rows.
-        """
-        most = range(1, self.max_crops + 1)
-        grids = [(i, j) for i in most for j in most if i * j <= self.max_crops]
-        grids.sort(key=lambda grid: (grid[0] * grid[1], grid[0]))
-        margins = 2 * self.margin * self.patch
-        # In float32, as the numbers that it was trained with.
-        inner = np.array([height - margins, width - margins], dtype=np.float32)
-        sides = (np.array(grids) * self.window * self.patch).astype(np.float32)
-        with np.errstate(divide="ignore"):
-            scales = (sides / inner).min(axis=1)
-        if (scales < 1).all():
-            return grids[int(scales.argmax())]
-        return grids[int(np.where(scales < 1, np.float32(10e9), scales).argmin())]
-
-    def positions(self, rows: int, columns: int) -> Tensor:
-        """Return the place of each token of the crops of a grid, row by row [N, I].
-
-        Places are counted over the grid's tokens with one more token behind every row; a token
-        that a neighbouring crop has is :data:`NOWHERE`.
-        """
-        step, margin = self.window // 2, self.margin // 2
-        y, x = (torch.arange(step * n + 2 * margin, device="cpu") for n in (rows, columns))
-        row_Y = ((y - margin) // step).clip(0, rows - 1)  # the crop that has each token
-        column_X = ((x - margin) // step).clip(0, columns - 1)
-        crop_NI = _tiles(row_Y[:, None] * columns + column_X, self.tokens, step).flatten(1)
-        place_NI = _tiles(y[:, None] * (len(x) + 1) + x, self.tokens, step).flatten(1)
-        number_N = torch.arange(len(crop_NI), device="cpu")
-        return place_NI.where(crop_NI == number_N[:, None], NOWHERE)
-
-
-@dataclass(frozen=True)
 class Crops:
     """An image as MolmoE reads it."""
 
@@ -492,48 +380,101 @@ Marks = tuple[int, int, int, int]
 """Ids of the tokens that begin and end a picture, stand for 2 × 2 patches, and end a row."""
 
 
-def _picture(marks: Marks, rows: int, columns: int) -> list[int]:
-    """Return the tokens of a picture with ``rows`` rows of ``columns`` tokens."""
-    start, end, patch, row_end = marks
-    return [start, *([patch] * columns + [row_end]) * rows, end]
+class MolmoImageProcessor(BaseImageProcessor):
+    """The sizes of crops and the statistics of pixels, under the hub's names.
 
-
-def cut(
-    image: NDArray[np.uint8],
-    geometry: Geometry,
-    marks: Marks,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> Crops:
-    """Return the crops of an image of red, green and blue pixels, 0 to 255 [Y, X, C].
-
-    From each colour, 0 to 1, ``mean`` is subtracted, then it is divided by ``std``.
+    Crops are squares of an even number of patches in a grid. A crop gives up a margin of patches on
+    each side where it has a neighbour.
     """
-    rows, columns = geometry.tiling(*image.shape[:2])
-    numbers = (torch.tensor(of, dtype=torch.float32, device="cpu") for of in (mean, std))
-    mean_C11, std_C11 = (number_C[:, None, None] for number_C in numbers)
-    patch, side, step = (n * geometry.patch for n in (1, geometry.crop, geometry.window))
 
-    def normalised(height: int, width: int) -> tuple[Tensor, Tensor]:
-        pixels_CYX, inside_YX = _fitted(image, height, width)
-        return (pixels_CYX - mean_C11) / std_C11, inside_YX
+    model_input_names: ClassVar = ["pixel_values", "image_masks", "image_input_idx"]
 
-    whole_CYX, _ = normalised(side, side)
-    large_CYX, inside_YX = normalised(*(step * (n - 1) + side for n in (rows, columns)))
-    crops_CNYX = torch.cat([whole_CYX[:, None], _tiles(large_CYX, side, step)], dim=1)
-    masks_NP = _tiles(_tiles(inside_YX, side, step), patch, patch).flatten(2).mean(dim=2)
-    # MolmoE was trained with the masks one crop too early: the whole image has the first crop's,
-    # and the last crop none, which is written −1.
-    masks_NP = torch.cat([masks_NP, torch.full_like(masks_NP[:1], -1)])
-    first = _picture(marks, geometry.tokens, geometry.tokens)
-    sides = (geometry.window // 2 * n + geometry.margin for n in (rows, columns))
-    second = _picture(marks, *sides)
-    positions = [
-        shifted(geometry.positions(1, 1), 1),
-        shifted(geometry.positions(rows, columns), len(first) + 1),
-    ]
-    patches_NPD = _tiles(crops_CNYX, patch, patch).movedim(0, -1).flatten(2)
-    return Crops(patches_NPD, masks_NP, first + second, torch.cat(positions))
+    def __init__(
+        self,
+        max_crops: int = 12,
+        overlap_margins: Sequence[int] = (4, 4),
+        base_image_input_size: Sequence[int] = (336, 336),
+        image_patch_size: int = 14,
+        image_mean: Sequence[float] = OPENAI_CLIP_MEAN,
+        image_std: Sequence[float] = OPENAI_CLIP_STD,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.max_crops = max_crops  # in the grid
+        self.overlap_margins = list(overlap_margins)  # patches
+        self.base_image_input_size = list(base_image_input_size)  # pixels
+        self.image_patch_size = image_patch_size  # pixels
+        self.image_mean = list(image_mean)
+        self.image_std = list(image_std)
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Return the patches of a crop's side, of its margin, and from one crop to the next.
+
+        Raises:
+            ValueError: If the settings are of crops that are not square or not alike.
+        """
+        height, width = self.base_image_input_size
+        before, after = self.overlap_margins
+        side, rest = divmod(height, self.image_patch_size)
+        if height != width or before != after or rest or side % 2 or before % 2:
+            raise ValueError(
+                f"base_image_input_size={self.base_image_input_size}, "
+                f"overlap_margins={self.overlap_margins}: crops must be square, of an even number "
+                "of patches, with equal and even margins"
+            )
+        return side, before, side - 2 * before
+
+    def positions(self, rows: int, columns: int) -> Tensor:
+        """Return the place of each token of the crops of a grid, row by row [N, I].
+
+        Places are counted over the grid's tokens with one more token behind every row; a token
+        that a neighbouring crop has is :data:`NOWHERE`.
+        """
+        side, margin, step = (patches // 2 for patches in self.sizes())
+        y, x = (torch.arange(step * n + 2 * margin, device="cpu") for n in (rows, columns))
+        row_Y = ((y - margin) // step).clip(0, rows - 1)  # the crop that has each token
+        column_X = ((x - margin) // step).clip(0, columns - 1)
+        crop_NI = _tiles(row_Y[:, None] * columns + column_X, side, step).flatten(1)
+        place_NI = _tiles(y[:, None] * (len(x) + 1) + x, side, step).flatten(1)
+        number_N = torch.arange(len(crop_NI), device="cpu")
+        return place_NI.where(crop_NI == number_N[:, None], NOWHERE)
+
+    def crops(self, image: Image.Image, marks: Marks) -> Crops:
+        """Return an image's crops and tokens.
+
+        From each colour, 0 to 1, the mean is subtracted, then it is divided by the deviation.
+        """
+        pixels_YXC = np.array(image.convert("RGB"))
+        patch = self.image_patch_size
+        side, margin, step = (patches * patch for patches in self.sizes())
+        # Of the grids that need no shrinking, the one that enlarges least; if all need it, the one
+        # that shrinks least. Of equals, the one with fewest crops, then fewest rows.
+        inner = (length - 2 * margin for length in pixels_YXC.shape[:2])
+        rows, columns = select_tiling(*inner, step, self.max_crops)
+        numbers = (
+            torch.tensor(of, dtype=torch.float32, device="cpu")
+            for of in (self.image_mean, self.image_std)
+        )
+        mean_C11, std_C11 = (number_C[:, None, None] for number_C in numbers)
+        whole_CYX, _ = _fitted(pixels_YXC, side, side)
+        canvas = (step * (n - 1) + side for n in (rows, columns))
+        large_CYX, inside_YX = _fitted(pixels_YXC, *canvas)
+        crops_CNYX = torch.cat([whole_CYX[:, None], _tiles(large_CYX, side, step)], dim=1)
+        crops_CNYX = (crops_CNYX - mean_C11[:, None]) / std_C11[:, None]
+        masks_NP = _tiles(_tiles(inside_YX, side, step), patch, patch).flatten(2).mean(dim=2)
+        # MolmoE was trained with the masks one crop too early: the whole image has the first
+        # crop's, and the last crop none, which is written −1.
+        masks_NP = torch.cat([masks_NP, torch.full_like(masks_NP[:1], -1)])
+        start, end, token, row_end = marks
+        tokens: list[int] = []
+        positions = []
+        for grid in ((1, 1), (rows, columns)):
+            place_NI = self.positions(*grid)
+            positions.append(shifted(place_NI, len(tokens) + 1))
+            height, width = ((step * n + 2 * margin) // (2 * patch) for n in grid)
+            tokens += [start, *([token] * width + [row_end]) * height, end]
+        patches_NPD = _tiles(crops_CNYX, patch, patch).movedim(0, -1).flatten(2)
+        return Crops(patches_NPD, masks_NP, tokens, torch.cat(positions))
 
 
 def shifted(position_NI: Tensor, places: int) -> Tensor:
@@ -541,14 +482,14 @@ def shifted(position_NI: Tensor, places: int) -> Tensor:
     return torch.where(position_NI < 0, position_NI, position_NI + places)
 
 
-def _fitted(image: NDArray[np.uint8], height: int, width: int) -> tuple[Tensor, Tensor]:
+def _fitted(pixels_YXC: NDArray[np.uint8], height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return an image in the middle of a black canvas, 0 to 1 [C, Y, X], and 1 where it is."""
     scale = min(
         np.float32(space) / np.float32(side)
-        for space, side in zip((height, width), image.shape[:2], strict=True)
+        for space, side in zip((height, width), pixels_YXC.shape[:2], strict=True)
     )
-    scaled = tuple(int(np.float32(side) * scale) for side in image.shape[:2])
-    pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
+    scaled = tuple(int(np.float32(side) * scale) for side in pixels_YXC.shape[:2])
+    pixels = torch.from_numpy(pixels_YXC).permute(2, 0, 1)[None].float() / 255
     pixels = nn.functional.interpolate(
         pixels, scaled, mode="bilinear", align_corners=False, antialias=True
     )
@@ -564,49 +505,6 @@ def _fitted(image: NDArray[np.uint8], height: int, width: int) -> tuple[Tensor, 
 def _tiles(picture: Tensor, side: int, step: int) -> Tensor:
     """Return the squares of a picture […, Y, X] that begin every ``step`` […, N, side, side]."""
     return picture.unfold(-2, side, step).unfold(-2, side, step).flatten(-4, -3)
-
-
-class MolmoImageProcessor(BaseImageProcessor):
-    """The sizes of crops and the statistics of pixels, under the hub's names."""
-
-    model_input_names: ClassVar = ["pixel_values", "image_masks", "image_input_idx"]
-
-    def __init__(
-        self,
-        max_crops: int = 12,
-        overlap_margins: Sequence[int] = (4, 4),
-        base_image_input_size: Sequence[int] = (336, 336),
-        image_patch_size: int = 14,
-        image_mean: Sequence[float] = OPENAI_CLIP_MEAN,
-        image_std: Sequence[float] = OPENAI_CLIP_STD,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.max_crops = max_crops
-        self.overlap_margins = list(overlap_margins)
-        self.base_image_input_size = list(base_image_input_size)
-        self.image_patch_size = image_patch_size
-        self.image_mean = list(image_mean)
-        self.image_std = list(image_std)
-
-    def crops(self, image: Image.Image, marks: Marks) -> Crops:
-        """Return an image's crops and tokens.
-
-        Raises:
-            ValueError: If the settings are of crops that are not square or not alike.
-        """
-        height, width = self.base_image_input_size
-        before, after = self.overlap_margins
-        side, rest = divmod(height, self.image_patch_size)
-        if height != width or before != after or rest or side % 2 or before % 2:
-            raise ValueError(
-                f"base_image_input_size={self.base_image_input_size}, "
-                f"overlap_margins={self.overlap_margins}: crops must be square, of an even number "
-                "of patches, with equal and even margins"
-            )
-        geometry = Geometry(side, before, self.image_patch_size, self.max_crops)
-        pixels = np.array(image.convert("RGB"))
-        return cut(pixels, geometry, marks, tuple(self.image_mean), tuple(self.image_std))
 
 
 class MolmoProcessor(ProcessorMixin):

@@ -62,7 +62,7 @@ def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(scaled.astype(np.float32))
 
 
-def _modules(directory: Path) -> tuple[Any, Any, Any, Any]:
+def _modules(directory: Path) -> list[Any]:
     sys.path.insert(0, str(directory.resolve().parent))
     # Operators that torchvision announces and a build for another torch lacks; none is called.
     library = torch.library.Library("torchvision", "FRAGMENT")
@@ -70,10 +70,7 @@ def _modules(directory: Path) -> tuple[Any, Any, Any, Any]:
     for name in ("nms", "qnms"):
         library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     names = ("modeling_molmoe", "config_molmoe", "image_preprocessing_molmo", "preprocessing_molmo")
-    modeling, config, images, processing = (
-        importlib.import_module(f"{directory.resolve().name}.{name}") for name in names
-    )
-    return modeling, config, images, processing
+    return [importlib.import_module(f"{directory.resolve().name}.{name}") for name in names]
 
 
 def _model(modeling: Any, config: Any) -> Any:
@@ -131,22 +128,19 @@ def _padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def _continued(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def continued(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the logits behind a batch and each of :data:`NEXT` but the last, by the cache."""
-    mask = batch["attention_mask"]
-    given = {**batch, "position_ids": (mask.cumsum(dim=-1) - 1).clamp_min(0)}
-    steps = []
+    inputs, mask, steps = batch, batch["attention_mask"], []
     for word in NEXT:
-        output = model(**given, use_cache=True)
+        output = model(**inputs, use_cache=True)
         steps.append(output.logits[:, -1])
         token = torch.full_like(mask[:, :1], word)
         mask = torch.cat([mask, torch.ones_like(token)], dim=1)
-        given = {
-            "input_ids": token,
-            "attention_mask": mask,
-            "position_ids": given["position_ids"][:, -1:] + 1,
-            "past_key_values": output.past_key_values,
-        }
+        positions = inputs.get("position_ids")
+        inputs = {"input_ids": token, "attention_mask": mask}
+        inputs["past_key_values"] = output.past_key_values
+        if positions is not None:  # the port counts them itself
+            inputs["position_ids"] = positions[:, -1:] + 1
     return torch.stack(steps, dim=1)
 
 
@@ -167,7 +161,8 @@ def main(directory: str, path: str) -> None:
         kept[f"{name}.image_masks"] = (4 * batch["image_masks"]).to(torch.int8)
         kept[f"{name}.patches"] = batch["images"].double().sum(dim=-1).half()
         kept[f"{name}.logits"] = model(**batch).logits[:, ::EVERY]
-        kept[f"{name}.continued"] = _continued(model, batch)
+        numbers = (batch["attention_mask"].cumsum(dim=-1) - 1).clamp_min(0)
+        kept[f"{name}.continued"] = continued(model, {**batch, "position_ids": numbers})
     import transformers
 
     names = {name: list(value.shape) for name, value in model.state_dict().items()}
