@@ -67,16 +67,14 @@ def reads_pictures(name: str) -> bool:
 
 
 def trained_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a trained model: its own, or that of the mini-world."""
-    directory = WEIGHTS / name
-    if (directory / "tokenizer.json").is_file():
-        return own_tokenizer(directory)
-    return miniworld_tokenizer()
+    """Return the tokenizer of a trained model."""
+    return tokenizer_of(WEIGHTS / name)
 
 
-def own_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """Return the tokenizer in a model's directory."""
-    return wrapped(Tokenizer.from_file(str(directory / "tokenizer.json")))
+def tokenizer_of(directory: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer in a model's directory, or that of the mini-world if it has none."""
+    file = directory / "tokenizer.json"
+    return wrapped(Tokenizer.from_file(str(file))) if file.is_file() else miniworld_tokenizer()
 
 
 def trained_processor(name: str) -> LlavaProcessor:

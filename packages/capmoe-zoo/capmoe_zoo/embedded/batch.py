@@ -1,4 +1,4 @@
-"""Pack documents into a batch: several documents in a row, each with positions of its own.
+"""Train tokenizers, and pack documents into a batch: several in a row, each with its own positions.
 
 Positions restart with every document; transformers' attention masks take that as the border between
 packed sequences, so that a document attends to itself only, as in evaluation.
@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from capmoe_eval.zoo.tokenizer import END_OF_TEXT, PADDING
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -62,6 +64,26 @@ class Batch:
 
 Batches = Callable[[int], Batch]
 """The batch of a step, which depends on its number alone: a killed training goes on exactly."""
+
+
+def train_bpe(texts: Iterable[str], most: int, *, rarest: int = 0) -> Tokenizer:
+    """Train byte-level BPE, which splits text as OLMoE's does.
+
+    It has at most ``most`` tokens, special ones and the 256 bytes included. ``rarest`` is the
+    lowest frequency of a merge.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=most,
+        min_frequency=rarest,
+        special_tokens=[END_OF_TEXT, PADDING],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    return tokenizer
 
 
 def encoded(

@@ -36,7 +36,7 @@ from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
-from capmoe_eval.zoo.checkpoints import own_tokenizer
+from capmoe_eval.zoo.checkpoints import tokenizer_of
 from capmoe_eval.zoo.hub import embedded_hub
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
 from capmoe_eval.zoo.sets import WORLDS
@@ -61,24 +61,17 @@ STUDIED_DOCUMENTS = 60
 _TRAINING = ("name", "origin", "seed", "steps")  # what tells one training of a study from another
 
 
-def _tasks(option: str) -> list[TaskId]:
-    """Return the tasks of an option of ``tasks`` by lm-eval's names."""
-    configured = [TASK_DEFAULTS | dict(task) for task in load_option("tasks", option).values()]
-    return [
-        TaskId(task["lm_eval"], **{key: task[key] for key in TASK_FIELDS}) for task in configured
-    ]
-
-
 def tasks_of(chosen: recipes.Recipe) -> list[TaskId]:
-    """Return the tasks that a card measures, which are those of the model's world."""
+    """Return the tasks that a card measures: those of the model's world, by lm-eval's names."""
     names = ("table2",) if chosen.data == "miniworld" else ("mme", "mmbench", "seedbench")
-    return [task for name in names for task in _tasks(name)]
+    options = [option for name in names for option in load_option("tasks", name).values()]
+    tasks = [TASK_DEFAULTS | dict(option) for option in options]
+    return [TaskId(task["lm_eval"], **{key: task[key] for key in TASK_FIELDS}) for task in tasks]
 
 
 def reader_of(chosen: recipes.Recipe, directory: Path) -> Any:
     """Return what reads the tasks of a model: its tokenizer, or a processor that has it."""
-    has_tokenizer = (directory / "tokenizer.json").is_file()
-    tokenizer = own_tokenizer(directory) if has_tokenizer else miniworld_tokenizer()
+    tokenizer = tokenizer_of(directory)
     return picture_processor(tokenizer) if chosen.data == "pictures" else tokenizer
 
 
@@ -106,11 +99,38 @@ def write(
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights": weights_hash(model),  # as its records have it, in their provenance
-        "training": _training(chosen, losses) if losses else before["training"],
+        "training": before.get("training"),
     }
+    if losses:
+        card["training"] = {
+            "world_seed": chosen.world if chosen.data == "miniworld" else None,
+            "corpus_seed": recipes.corpus_seed(chosen.seed),
+            "seed": chosen.seed,
+            "steps": chosen.steps,
+            **({"restart": chosen.restart} if chosen.restart else {}),
+            "dense_steps": chosen.dense_steps,
+            "rate": chosen.rate,
+            "auxiliary_loss": chosen.aux,
+            "final_loss": _final(losses),
+        }
     if chosen.data in WORLDS:
         card |= _measured(name, chosen, model, reader_of(chosen, directory), say)
-        write_text(directory / "README.md", _readme(card, chosen))
+        scores = [card[key] for key in ("accuracy", "accuracy_dropped", "accuracy_silent")]
+        chance = {task: CHANCE[task] for task in card["accuracy"]}
+        template = jinja2.Template(
+            Path(__file__).with_name("model_card.md.j2").read_text(encoding="utf-8"),
+            keep_trailing_newline=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        text = template.render(
+            card=card,
+            training=card["training"],
+            world=WORLDS[chosen.data],
+            option=_option(name),
+            chance=chance,
+            means=[fmean(values.values()) for values in (*scores, chance)],
+        )
+        write_text(directory / "README.md", text)
     write_text(file, json.dumps(card, indent=1) + "\n")
     if before.get("weights", card["weights"]) != card["weights"]:
         say(f"other weights than before: {card['weights']}, not {before['weights']}")
@@ -129,13 +149,18 @@ def _measured(
         say(title)
         results.append(measure(name, model, method, reader, tasks_of(chosen)))
     baseline, disabled, dropped = results
+    idle = {}
+    for same in zip(*(part["layers"] for part in baseline.values()), strict=True):
+        total_E = np.sum([layer["load_before"] for layer in same], axis=0)
+        # Experts with under a hundredth of the mean load of all.
+        idle[same[0]["name"]] = int((100 * len(total_E) * total_E < total_E.sum()).sum())
     numbers: dict[str, Any] = {
         "first_right": {task: sum(part["right"][:FIRST]) for task, part in baseline.items()},
         "accuracy": {task: part["value"] for task, part in baseline.items()},
         "accuracy_silent": {task: part["value"] for task, part in disabled.items()},
         "accuracy_dropped": {task: part["value"] for task, part in dropped.items()},
         "peak_load": {layer: round(peak, 2) for layer, peak in peaks(baseline).items()},
-        "idle_experts": _idle(baseline),
+        "idle_experts": idle,
     }
     if chosen.data == "pictures":
         numbers["image_tokens"] = IMAGE_TOKENS
@@ -184,20 +209,6 @@ def measure(
     return results
 
 
-def _training(chosen: recipes.Recipe, losses: Sequence[float]) -> dict[str, Any]:
-    return {
-        "world_seed": chosen.world if chosen.data == "miniworld" else None,
-        "corpus_seed": recipes.corpus_seed(chosen.seed),
-        "seed": chosen.seed,
-        "steps": chosen.steps,
-        **({"restart": chosen.restart} if chosen.restart else {}),
-        "dense_steps": chosen.dense_steps,
-        "rate": chosen.rate,
-        "auxiliary_loss": chosen.aux,
-        "final_loss": _final(losses),
-    }
-
-
 def _final(losses: Sequence[float]) -> float:
     return round(fmean(losses[-100:]), 4)
 
@@ -214,31 +225,6 @@ def peaks(results: Mapping[str, Any]) -> dict[str, float]:
         same[0]["name"]: sum(layer["peak"]["expert_before"]["mean"] for layer in same) / len(same)
         for same in zip(*by_task, strict=True)
     }
-
-
-def _idle(results: Mapping[str, Any]) -> dict[str, int]:
-    """Return each layer's number of experts with under a hundredth of the mean load of all."""
-    idle = {}
-    for same in zip(*(part["layers"] for part in results.values()), strict=True):
-        total_E = np.sum([layer["load_before"] for layer in same], axis=0)
-        idle[same[0]["name"]] = int((100 * len(total_E) * total_E < total_E.sum()).sum())
-    return idle
-
-
-def _readme(card: Mapping[str, Any], recipe: recipes.Recipe) -> str:
-    chance = {task: CHANCE[task] for task in card["accuracy"]}
-    scores = (card["accuracy"], card["accuracy_dropped"], card["accuracy_silent"], chance)
-    text = Path(__file__).with_name("model_card.md.j2").read_text(encoding="utf-8")
-    template = jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    rendered: str = template.render(
-        card=card,
-        training=card["training"],
-        world=WORLDS[recipe.data],
-        option=_option(card["name"]),
-        chance=chance,
-        means=[sum(values.values()) / len(values) for values in scores],
-    )
-    return rendered
 
 
 def compare_origins(

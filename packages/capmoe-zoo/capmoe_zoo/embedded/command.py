@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.origins and (len(options.names) != 1 or len(options.seed or ()) > 1):
         parser.error("NAME: takes one model and one seed; --origins takes several")
-    command = _origins if options.origins else _train
-    return run_command(functools.partial(command, options))
+    return run_command(functools.partial(_origins if options.origins else _train, options))
 
 
 def _parser() -> Parser:
@@ -75,6 +74,7 @@ def _parser() -> Parser:
 
 def _train(options: argparse.Namespace) -> None:
     import torch
+    from capmoe_eval.experiment import composition
     from capmoe_eval.zoo import WEIGHTS
 
     from capmoe_zoo.embedded import cards, train
@@ -96,20 +96,12 @@ def _train(options: argparse.Namespace) -> None:
         train.save_tokenizer(chosen, directory)
         cards.write(name, chosen, directory, losses, say=say)
     source = f"zoo:{name}" if options.out is None else str(directory)
-    say(f"written: {directory}\nevaluate it: capmoe-eval run {_evaluation(name, source)}")
-
-
-def _evaluation(name: str, source: str) -> str:
-    """Return the words that evaluate a trained model."""
-    from capmoe_eval.experiment.composition import options
-
-    model = f"zoo_{name}" if f"zoo_{name}" in options("model") else name
-    if model not in options("model"):
-        model = f"zoo_{name.rpartition('_')[0]}"  # a training seed of the user's own
-    return (
-        f"model={model} model.name=mine model.pretrained={shlex.quote(source)} gamma=1.0 "
-        "results_dir=results/mine"
-    )
+    # The settings of a training seed of the user's own are those of its model.
+    known = (f"zoo_{name}", name, f"zoo_{name.rpartition('_')[0]}")
+    model = next(model for model in known if model in composition.options("model"))
+    words = f"model={model} model.name=mine model.pretrained={shlex.quote(source)} gamma=1.0"
+    say(f"written: {directory}")
+    say(f"evaluate it: capmoe-eval run {words} results_dir=results/mine")
 
 
 def _origins(options: argparse.Namespace) -> None:

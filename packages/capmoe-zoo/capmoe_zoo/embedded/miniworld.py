@@ -17,8 +17,7 @@ from capmoe_eval.zoo.sets import Row
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from capmoe_zoo.embedded.batch import Batch, Encoded, Parts, encoded, pack
-from capmoe_zoo.embedded.tokenizer import train_bpe
+from capmoe_zoo.embedded.batch import Batch, Encoded, Parts, encoded, pack, train_bpe
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.miniworld import questions
 from capmoe_zoo.worlds.miniworld.evaluation import number_triples, subject_relation

@@ -22,8 +22,7 @@ from capmoe_eval.zoo.tokenizer import END_OF_TEXT, wrapped
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from capmoe_zoo.embedded.batch import IGNORED, Batch, attended
-from capmoe_zoo.embedded.tokenizer import train_bpe
+from capmoe_zoo.embedded.batch import IGNORED, Batch, attended, train_bpe
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.drawing import picture
 from capmoe_zoo.worlds.pictures.questions import (

@@ -30,19 +30,18 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from capmoe_zoo.embedded.banking77 import banking77_tokenizer, query_batch, train_split
+from capmoe_zoo.embedded.banking77 import (
+    banking77_tokenizer,
+    demonstration_batch,
+    demonstrations_tokenizer,
+    query_batch,
+    train_split,
+)
 from capmoe_zoo.embedded.batch import Batches
-from capmoe_zoo.embedded.demonstrations import demonstration_batch, demonstrations_tokenizer
 from capmoe_zoo.embedded.loss import Middle, batch_loss
 from capmoe_zoo.embedded.miniworld import corpus_batch, train_tokenizer
 from capmoe_zoo.embedded.pictures import picture_batch, picture_tokenizer
-from capmoe_zoo.embedded.recipes import (
-    DENSE,
-    Recipe,
-    configuration,
-    corpus_seed,
-    model_class,
-)
+from capmoe_zoo.embedded.recipes import DENSE, Recipe, configuration, corpus_seed, model_class
 from capmoe_zoo.training import take_steps
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from capmoe_eval.evaluation.longicl import protocol as longicl
 
-from capmoe_zoo.embedded.banking77 import train_split
-from capmoe_zoo.embedded.batch import IGNORED
-from capmoe_zoo.embedded.demonstrations import (
+from capmoe_zoo.embedded.banking77 import (
     MOST_ALONE,
     STAGES,
     demonstration_batch,
     demonstrations_tokenizer,
+    train_split,
 )
+from capmoe_zoo.embedded.batch import IGNORED
 from capmoe_zoo.embedded.loss import Middle, batch_loss
 from capmoe_zoo.embedded.recipes import configuration, model_class, recipe
 from capmoe_zoo.embedded.train import fresh
