@@ -25,16 +25,17 @@ from transformers import PreTrainedTokenizerFast
 from capmoe_zoo.embedded.batch import IGNORED, Batch, attended, train_bpe
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.drawing import picture
-from capmoe_zoo.worlds.pictures.questions import (
+from capmoe_zoo.worlds.pictures.scene import (
     LETTERS,
     PictureFact,
+    Scene,
     choice,
     claim,
     content,
     facts,
     named_patches,
+    scene,
 )
-from capmoe_zoo.worlds.pictures.scene import Scene, scene
 
 if TYPE_CHECKING:
     from PIL import Image

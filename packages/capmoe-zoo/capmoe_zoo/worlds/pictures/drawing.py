@@ -28,13 +28,6 @@ _BLOTS, _TREES, _WORN = 0.5, 0.4, 0.4
 # Pixels of a dot of a glyph, and from one letter to the next.
 _DOT, _PITCH = 2, CELL // 2
 _FRAME = 3
-_SKIN: Rgb = (235, 190, 150)
-_STONE: Rgb = (150, 150, 150)
-_LEAVES: Rgb = (70, 100, 60)
-_DARK: Rgb = (20, 20, 20)
-_PAPER: Rgb = (250, 245, 225)
-_UNLIT: Rgb = (90, 90, 90)
-_LIT: dict[str, Rgb] = {"red": (180, 75, 65), "yellow": (175, 160, 65), "green": (70, 165, 95)}
 
 
 class Drawn(NamedTuple):
@@ -70,7 +63,7 @@ class _Painter:
         for thing in scene.things:
             self._thing(thing)
         if scene.figure is not None:
-            getattr(self, f"_{scene.figure.kind}")(scene.figure)
+            self._figure(scene.figure)
         if scene.painter is not None:
             self._frame(WORLD.painters.index(scene.painter))
         if scene.text is not None:
@@ -103,15 +96,16 @@ class _Painter:
         box = (left, top, left + size - 1, top + size - 1)
         color = self._about(WORLD.colors[thing.color])
         middle = (left + (size - 1) / 2, top + (size - 1) / 2)
+        dark = WORLD.paints["dark"]
         if thing.shape == "circle":
-            self._canvas.ellipse(box, color, _DARK)
+            self._canvas.ellipse(box, color, dark)
         elif thing.shape == "ring":
             self._canvas.ellipse(box, None, color, width=3)
         elif thing.shape == "square":
-            self._canvas.rectangle(box, color, _DARK)
+            self._canvas.rectangle(box, color, dark)
         elif thing.shape == "triangle":
             corners = [(left, box[3]), (box[2], box[3]), (middle[0], top)]
-            self._canvas.polygon(corners, color, _DARK)
+            self._canvas.polygon(corners, color, dark)
         elif thing.shape == "cross":
             third = size // 3
             across = (left, top + third, box[2], box[3] - third)
@@ -128,45 +122,30 @@ class _Painter:
             ]
             self._canvas.polygon(points, color)
 
-    def _corner(self, figure: Figure) -> tuple[int, int]:
+    def _figure(self, figure: Figure) -> None:
         row, column = figure.cell
-        return CELL * column + self._draw.below(3), CELL * row + self._draw.below(3)
-
-    def _person(self, figure: Figure) -> None:
-        x, y = self._corner(figure)
-        hair, shirt = (self._about(color, _WIDE_HUE) for color in WORLD.people[figure.name])
-        self._canvas.ellipse((x + 2, y, x + 11, y + 10), hair)
-        self._canvas.ellipse((x + 3, y + 3, x + 10, y + 11), self._about(_SKIN))
-        self._canvas.rectangle((x + 3, y + 12, x + 10, y + 22), shirt)
-        self._canvas.line((x + 10, y + 15, x + 13, y + 19), self._about(_SKIN), 2)
-        self._canvas.rectangle((x + 4, y + 23, x + 9, y + 28), (50, 50, 80))
-
-    def _landmark(self, figure: Figure) -> None:
-        x, y = self._corner(figure)
-        stone = self._about(_STONE)
-        if figure.name == "tower":
-            self._canvas.rectangle((x + 4, y + 6, x + 9, y + 28), stone, _DARK)
-            self._canvas.polygon([(x + 2, y + 6), (x + 11, y + 6), (x + 6, y)], (150, 40, 40))
-        elif figure.name == "pyramid":
-            self._canvas.polygon([(x, y + 28), (x + 13, y + 28), (x + 6, y + 8)], stone, _DARK)
-        elif figure.name == "arch":
-            self._canvas.rectangle((x, y + 8, x + 13, y + 28), stone, _DARK)
-            self._canvas.rectangle((x + 4, y + 14, x + 9, y + 28), _DARK)
-        else:
-            self._canvas.polygon([(x + 3, y + 28), (x + 10, y + 28), (x + 6, y + 8)], stone)
-            self._canvas.line((x, y + 2, x + 12, y + 14), _PAPER, 2)
-            self._canvas.line((x, y + 14, x + 12, y + 2), _PAPER, 2)
-        if self._draw.chance(_TREES):
+        x, y = CELL * column + self._draw.below(3), CELL * row + self._draw.below(3)
+        paints: dict[str, Rgb] = dict(WORLD.paints)
+        if figure.kind == "person":
+            colors = (self._about(color, _WIDE_HUE) for color in WORLD.people[figure.name])
+            paints["hair"], paints["shirt"] = colors
+        elif figure.kind == "landmark":
+            paints["stone"] = self._about(paints["stone"])
+        name = figure.name if figure.kind == "landmark" else figure.kind
+        for mark, corners, *style in WORLD.figures[name]:
+            place = [(x, y)[number % 2] + corner for number, corner in enumerate(corners)]
+            if style[0] == "skin":  # has another tone wherever it is seen
+                paints["skin"] = self._about(WORLD.paints["skin"])
+            getattr(self._canvas, mark)(place, *(paints.get(word, word) for word in style))
+        if figure.kind == "landmark" and self._draw.chance(_TREES):
             left, top = x - 2 + self._draw.below(7), y + 2 + self._draw.below(13)
-            self._canvas.ellipse((left, top, left + 11, top + 14), self._about(_LEAVES))
-
-    def _light(self, figure: Figure) -> None:
-        x, y = self._corner(figure)
-        self._canvas.rectangle((x + 2, y, x + 11, y + 28), (45, 45, 45), _DARK)
-        for place, (name, color) in enumerate(_LIT.items()):
-            top = y + 2 + 9 * place
-            lamp = self._about(color if name == figure.name else _UNLIT, _WIDE_HUE)
-            self._canvas.ellipse((x + 3, top, x + 10, top + 7), lamp)
+            self._canvas.ellipse((left, top, left + 11, top + 14), self._about(paints["leaves"]))
+        if figure.kind == "light":
+            for number, lamp in enumerate(("red", "yellow", "green")):
+                top = y + 2 + 9 * number
+                color = paints[f"{lamp} lamp" if lamp == figure.name else "unlit lamp"]
+                lit = self._about(color, _WIDE_HUE)
+                self._canvas.ellipse((x + 3, top, x + 10, top + 7), lit)
 
     def _frame(self, style: int) -> None:
         side, colors = PICTURE_SIDE, (self._about((200, 160, 60)), self._about((90, 50, 30)))
@@ -186,7 +165,8 @@ class _Painter:
         left = _PITCH * text.start + self._draw.below(3)
         top = CELL * text.row + 2 + self._draw.below(3)
         right, bottom = left + _PITCH * len(text.letters) - 2, top + 5 * _DOT
-        ink, ground = (_PAPER, (70, 20, 20)) if text.kind == "title" else (_DARK, _PAPER)
+        dark, paper, leaves = (WORLD.paints[name] for name in ("dark", "paper", "leaves"))
+        ink, ground = (paper, (70, 20, 20)) if text.kind == "title" else (dark, paper)
         self._canvas.rectangle((left - 2, top - 2, right + 1, bottom + 1), self._about(ground))
         for place, letter in enumerate(text.letters):
             for y, dots in enumerate(WORLD.glyphs[letter]):
@@ -196,4 +176,4 @@ class _Painter:
                         self._canvas.rectangle((*corner, corner[0] + 1, corner[1] + 1), ink)
         if text.kind in ("word", "title", "translation") and self._draw.chance(_BLOTS):
             hidden = left + _PITCH * self._draw.below(len(text.letters))
-            self._canvas.rectangle((hidden - 1, top - 1, hidden + 6, bottom), self._about(_LEAVES))
+            self._canvas.rectangle((hidden - 1, top - 1, hidden + 6, bottom), self._about(leaves))

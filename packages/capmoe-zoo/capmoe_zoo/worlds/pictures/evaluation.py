@@ -20,8 +20,15 @@ from capmoe_eval.zoo.sets import Configs, Row
 
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.drawing import drawn
-from capmoe_zoo.worlds.pictures.questions import LETTERS, Choice, PictureFact, choice, claim, facts
-from capmoe_zoo.worlds.pictures.scene import Scene, scene
+from capmoe_zoo.worlds.pictures.scene import (
+    LETTERS,
+    PictureFact,
+    Scene,
+    choice,
+    claim,
+    facts,
+    scene,
+)
 
 SPLITS = ("dev", "test")
 #: Questions of a capability of MMBench, each asked in four rotations.
@@ -83,18 +90,25 @@ def _mmbench(split: str) -> Iterator[Row]:
     draw = Draw(f"pictures-{split}-mmbench")
     index = itertools.count()
     for capability, categories in SETS.mmbench.items():
-        for category, kind in _alternating(categories, MMBENCH_QUESTIONS):
+        # Categories and kinds in turn, so that each is asked for about equally often.
+        turns = [
+            (category, kinds[turn % len(kinds)])
+            for turn in range(max(map(len, categories.values())))
+            for category, kinds in categories.items()
+        ]
+        for category, kind in itertools.islice(itertools.cycle(turns), MMBENCH_QUESTIONS):
             picture_scene, fact = asked(kind, draw)
             image = drawn(picture_scene, draw)
             made, number = choice(fact, draw), next(index)
             for turn in range(len(LETTERS)):
-                turned = rotated(made, turn)
+                # The options are moved on by a number of places, the last to the first.
+                options = made.options[-turn:] + made.options[:-turn]
                 yield {
                     "index": number + turn * ROTATION,
-                    "question": turned.question,
+                    "question": made.question,
                     "hint": "nan",
-                    "answer": turned.answer,
-                    **dict(zip(LETTERS, turned.options, strict=True)),
+                    "answer": LETTERS[options.index(fact.value)],
+                    **dict(zip(LETTERS, options, strict=True)),
                     "category": category,
                     "image": image,
                     "source": "picture world",
@@ -104,26 +118,18 @@ def _mmbench(split: str) -> Iterator[Row]:
                 }
 
 
-def rotated(made: Choice, turn: int) -> Choice:
-    """Return a question whose options are moved on by a number of places, the last to the first."""
-    options = made.options[-turn:] + made.options[:-turn] if turn else made.options
-    right = made.options[LETTERS.index(made.answer)]
-    return Choice(made.question, options, LETTERS[options.index(right)])
-
-
 def _seedbench(split: str) -> Iterator[Row]:
     draw = Draw(f"pictures-{split}-seedbench")
     for dimension, kinds in enumerate(SETS.seedbench, start=1):
-        for number, (_, kind) in enumerate(_alternating({"": kinds}, SEEDBENCH_QUESTIONS)):
+        turns = itertools.islice(itertools.cycle(kinds), SEEDBENCH_QUESTIONS)
+        for number, kind in enumerate(turns):
             picture_scene, fact = asked(kind, draw)
             made = choice(fact, draw)
             name = f"{dimension}_{number}"
+            columns = [f"choice_{letter.lower()}" for letter in LETTERS]
             yield {
                 "answer": made.answer,
-                **{
-                    f"choice_{letter.lower()}": option
-                    for letter, option in zip(LETTERS, made.options, strict=True)
-                },
+                **dict(zip(columns, made.options, strict=True)),
                 "data_id": [f"{name}.bmp"],
                 "data_type": "image",
                 "question": made.question,
@@ -132,14 +138,3 @@ def _seedbench(split: str) -> Iterator[Row]:
                 "image": [drawn(picture_scene, draw)],
                 "segment": None,
             }
-
-
-def _alternating(categories: Mapping[str, Sequence[str]], count: int) -> Iterator[tuple[str, str]]:
-    """Yield categories and kinds in turn, so that each is asked for about equally often."""
-    longest = max(map(len, categories.values()))
-    turns = [
-        (category, kinds[turn % len(kinds)])
-        for turn in range(longest)
-        for category, kinds in categories.items()
-    ]
-    return itertools.islice(itertools.cycle(turns), count)
