@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from capmoe_zoo.embedded.batch import Batch, Encoded, Parts, encoded, pack, train_bpe
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.miniworld import questions
-from capmoe_zoo.worlds.miniworld.evaluation import number_triples, subject_relation
-from capmoe_zoo.worlds.miniworld.questions import PromptAndAnswer
+from capmoe_zoo.worlds.miniworld.evaluation import subject_relation
+from capmoe_zoo.worlds.miniworld.questions import PromptAndAnswer, Questions
 from capmoe_zoo.worlds.miniworld.world import (
     LEXICON,
     RELATIONS,
@@ -84,27 +84,34 @@ class _Writer:
         draw, share = self._draw, SHARES[kind]
         number = share.questions if long else 1 + draw.below(share.few)
         titled = long or draw.chance(0.2)
-        lists = {
-            "facts": self._facts,
-            "cards": self._card,
-            "rules": self._rules,
-            "uses": self._uses,
-            "classes": self._class,
-        }
-        if kind in lists:
-            return lists[kind]()
+        if kind in ("facts", "cards", "rules", "uses", "classes"):
+            parts: Parts = getattr(self, f"_{kind}")()
+            return parts
         title, between = "", questions.BETWEEN
+        rows: list[Row] = []
+        prompts: list[PromptAndAnswer] = []
         if kind == "banking77":
             title, between = INTRODUCTION, "\n"
-            prompts = self._queries(number)
+            intents = draw.some(tuple(LEXICON.intents), 1 + draw.below(len(LEXICON.intents)))
+            for _ in range(number):
+                intent = draw.one(intents)
+                phrase = draw.below(len(LEXICON.intents[intent]))
+                rows.append(questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS)))
         elif kind == "mmlu":
             subject = draw.one(LEXICON.subjects)
             title = questions.mmlu_description(subject) if titled else ""
-            prompts = [self._mmlu(subject) for _ in range(number)]
+            for _ in range(number):
+                fact = self._known(self._world.by_relation[subject_relation(subject)])
+                rows.append(questions.mmlu(fact, self._wording(fact), subject))
         else:
-            prompts = [self._question(kind, long) for _ in range(number)]
-        if kind == "open":
-            title, between = questions.OPEN_DESCRIPTION if titled else "", "\n"
+            if kind == "open":
+                title, between = questions.OPEN_DESCRIPTION if titled else "", "\n"
+            for _ in range(number):
+                prompt, answer = questions.prompt(kind, self._row(kind))
+                if not long and draw.chance(share.bare):
+                    prompt = prompt.split("\n", 1)[1]
+                prompts.append((prompt, answer))
+        prompts += [questions.prompt(kind, row) for row in rows]
         return _document(prompts, title, between)
 
     def _known(self, facts: Sequence[Fact]) -> Fact:
@@ -113,7 +120,7 @@ class _Writer:
 
     def _wording(self, fact: Fact) -> int:
         """Return a random wording that the corpus may use for the fact."""
-        wording = self._draw.below(len(WORDINGS.statements))
+        wording = self._draw.below(len(WORDINGS["statements"]))
         return wording if fact.allows(wording) else self._draw.one(TRAIN_WORDINGS)
 
     def _facts(self) -> Parts:
@@ -124,7 +131,7 @@ class _Writer:
             chosen = draw.some(self._world.by_entity[self._known(facts).entity], number)
         else:
             chosen = [self._known(facts) for _ in range(number)]
-        prompts = [_statement(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
+        prompts = [_statement("statements", self._wording(fact), fact) for fact in chosen]
         return _document(prompts, "", " ")
 
     def _rules(self) -> Parts:
@@ -132,10 +139,11 @@ class _Writer:
         prompts = []
         for _ in range(1 + self._draw.below(4)):
             rule = self._known(self._world.rules)
-            prompts.append(_statement(self._draw.one(WORDINGS.rules), rule))
+            wording = self._draw.below(len(WORDINGS["rules"]))
+            prompts.append(_statement("rules", wording, rule))
         return _document(prompts, "", " ")
 
-    def _card(self) -> Parts:
+    def _cards(self) -> Parts:
         """Return facts of one entity in a list, which takes fewer words for each."""
         entity = self._known(self._world.facts).entity
         facts = self._world.by_entity[entity]
@@ -154,7 +162,7 @@ class _Writer:
         chosen = self._draw.some(self._world.by_thing[thing], 3 + self._draw.below(6))
         return _listed(thing, [(rule.relation.noun, rule.value) for rule in chosen])
 
-    def _class(self) -> Parts:
+    def _classes(self) -> Parts:
         """Return a statement, and some of the values of its relation: does it follow from them?"""
         relation = self._draw.one([relation for relation in RELATIONS if relation.broader])
         broader = self._draw.one(statements(relation))
@@ -162,64 +170,39 @@ class _Writer:
         lines = [(value, broader.answer(value)) for value in values]
         return _listed(f"{relation.noun}: {broader.phrase}", lines)
 
-    def _mmlu(self, subject: str) -> PromptAndAnswer:
-        fact = self._known(self._world.by_relation[subject_relation(subject)])
-        return questions.prompt("mmlu", questions.mmlu(fact, self._wording(fact), subject))
-
-    def _queries(self, number: int) -> list[PromptAndAnswer]:
-        draw = self._draw
-        intents = draw.some(tuple(LEXICON.intents), 1 + draw.below(len(LEXICON.intents)))
-        prompts = []
-        for _ in range(number):
-            intent = draw.one(intents)
-            phrase = draw.below(len(LEXICON.intents[intent]))
-            row = questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS))
-            prompts.append(questions.prompt("banking77", row))
-        return prompts
-
-    def _question(self, task: str, long: bool) -> PromptAndAnswer:
-        prompt, answer = questions.prompt(task, self._row(task))
-        if not long and self._draw.chance(SHARES[task].bare):
-            prompt = prompt.split("\n", 1)[1]
-        return prompt, answer
-
     def _row(self, task: str) -> Row:
         draw, mini_world = self._draw, self._world
+        made = Questions(draw, mini_world)
         if task == "gsm8k":
-            wording = draw.below(len(WORDINGS.problems))
-            return questions.gsm8k(draw.one(number_triples()["train"]), wording, draw, mini_world)
+            wording = draw.below(len(WORDINGS["problems"]))
+            return made.gsm8k(draw.one(questions.number_triples()["train"]), wording)
         if task == "function":
             parts = draw.one(questions.functions()["train"])
-            return questions.function(parts, draw.one(TRAIN_WORDINGS), draw)
+            return made.function(parts, draw.one(TRAIN_WORDINGS))
         if task == "dialogue":
             about = mini_world.by_entity[self._known(mini_world.facts).entity]
             facts = draw.some(about, 3 + draw.below(2))
-            return questions.dialogue(facts, draw.one(TRAIN_WORDINGS), draw)
+            return made.dialogue(facts, draw.one(TRAIN_WORDINGS))
         pools = {"piqa": mini_world.rules, "hellaswag": mini_world.scripted}
         if task in ("rte", "boolq"):
             fact = self._known(mini_world.broader[draw.chance(0.5)])
         else:
             fact = self._known(pools.get(task, mini_world.facts))
         wording = self._wording(fact)
-        if task == "open":
-            return self._open(fact, wording)
-        return questions.OF_A_FACT[task](fact, wording, draw, mini_world, False)
-
-    def _open(self, fact: Fact, wording: int) -> Row:
-        """Return an open question with one of its answers first."""
-        draw, mini_world = self._draw, self._world
+        if task != "open":
+            return made.of(task, fact, wording)
         if draw.chance(0.5):
-            return questions.open_question(fact, wording, draw, mini_world, hard=False)
-        if not all(other.allows(wording) for other in questions.alike(fact, mini_world)):
+            return made.attribute(fact, wording)
+        if not all(other.allows(wording) for other in made.alike(fact)):
             wording = draw.one(TRAIN_WORDINGS)
-        row = questions.search(fact, wording, draw, mini_world, hard=False)
-        return {**row, "answer": draw.shuffled(row["answer"])}
+        row = made.search(fact, wording)
+        return {**row, "answer": draw.shuffled(row["answer"])}  # any of them first
 
 
-def _statement(wording: str, fact: Fact) -> PromptAndAnswer:
+def _statement(kind: str, wording: int, fact: Fact) -> PromptAndAnswer:
     """Return a statement, cut before the value that it ends in, and the value."""
     answer = f" {fact.value}."
-    return say(wording, fact).removesuffix(answer), answer
+    return say(kind, wording, fact).removesuffix(answer), answer
 
 
 def _listed(title: str, lines: Sequence[tuple[str, str]]) -> Parts:
@@ -281,6 +264,6 @@ def train_tokenizer(mini_world: MiniWorld) -> Tokenizer:
     ]
     texts = [text_of(document) for document in documents]
     # The corpus says little of what is not well known, but each of its words is a token, too.
-    texts += [say(WORDINGS.statements[0], fact) for fact in mini_world.facts] * _RAREST
-    texts += [say(WORDINGS.rules[0], rule) for rule in mini_world.rules] * _RAREST
+    texts += [say("statements", 0, fact) for fact in mini_world.facts] * _RAREST
+    texts += [say("rules", 0, rule) for rule in mini_world.rules] * _RAREST
     return train_bpe(texts, MAX_VOCABULARY, rarest=_RAREST)

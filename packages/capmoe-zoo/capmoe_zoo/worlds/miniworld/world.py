@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from capmoe_eval.experiment.data_file import read_data
 from pydantic import BeforeValidator
@@ -82,33 +82,16 @@ class Lexicon:
     counted: Words
     intents: dict[str, tuple[str, ...]]
     intent_frames: tuple[str, ...]
+    first_steps: tuple[tuple[str, str, str], ...]
+    steps: tuple[tuple[str, str, str], ...]
+    inputs: dict[str, tuple[tuple[Any, ...], ...]]
+    function_names: Words
     subjects: Words
 
 
-@dataclass(frozen=True)
-class Wordings:
-    """The templates; the comments of ``wordings.yaml`` say what each of them is for."""
-
-    statements: tuple[str, ...]
-    questions: tuple[str, ...]
-    claims: tuple[str, ...]
-    yes_no: tuple[str, ...]
-    blanks: tuple[str, ...]
-    goals: tuple[str, ...]
-    scenes: tuple[str, ...]
-    problems: tuple[tuple[str, str], ...]
-    asked: tuple[str, ...]
-    sought: tuple[str, ...]
-    talks: tuple[tuple[str, str, str, str], ...]
-    described: tuple[str, ...]
-    solutions: tuple[str, ...]
-    rules: tuple[str, ...]
-    note: str
-    follows: str
-
-
 LEXICON = read_data(__package__, "lexicon.yaml", Lexicon)
-WORDINGS = read_data(__package__, "wordings.yaml", Wordings)
+#: The templates by kind; the comments of ``wordings.yaml`` say what each of them is for.
+WORDINGS = read_data(__package__, "wordings.yaml", dict[str, tuple[str, ...]])
 RELATIONS = (*LEXICON.attributes, *LEXICON.scales)
 
 _T = TypeVar("_T")
@@ -225,17 +208,16 @@ def world(seed: int = WORLD_SEED) -> MiniWorld:
     fame = {m: place / len(ms) for ms in entities.values() for place, m in enumerate(ms)}
     triples.sort(key=lambda fact: fame[fact[0]])
     materials = {thing: draw.one(LEXICON.materials) for thing in LEXICON.things}
-    uses = [
-        (
-            Relation("thing", action, action, "the {v}", LEXICON.tools),
-            dict(zip(LEXICON.materials, draw.shuffled(LEXICON.tools), strict=True)),
+    tools = {
+        Relation("thing", action, action, "the {v}", LEXICON.tools): dict(
+            zip(LEXICON.materials, draw.shuffled(LEXICON.tools), strict=True)
         )
         for action in LEXICON.actions
-    ]
+    }
     used = [
-        (thing, relation, tool[material])
+        (thing, relation, of_material[material])
         for thing, material in materials.items()
-        for relation, tool in uses
+        for relation, of_material in tools.items()
     ]
     return MiniWorld(seed, _halved(draw, triples), _halved(draw, used))
 
@@ -256,13 +238,13 @@ def statements(relation: Relation) -> Sequence[Class]:
     return relation.broader, Class(verb, rest.format(n=relation.noun), half)
 
 
-def say(wording: str, fact: Fact, **more: str) -> str:
+def say(kind: str, wording: int, fact: Fact, **more: str) -> str:
     """Return a template of ``wordings.yaml`` filled with a fact, and with ``more`` fields."""
     relation, broader = fact.relation, fact.relation.broader
     rest = relation.rest.format(v=fact.value)
     if broader is not None:
         more |= {"p": broader.phrase, "q": f"{broader.verb} {broader.rest}"}
-    return wording.format(
+    return WORDINGS[kind][wording].format(
         e=fact.entity, v=fact.value, n=relation.noun, s=f"{relation.verb}s {rest}", **more
     )
 
