@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from capmoe_report.contrasts import Contrast
 from capmoe_report.effects import pair_cells, pooled
-from capmoe_report.evidence import Evidence, Side, dev_losses, pooled_models
+from capmoe_report.evidence import Evidence, Side, evidence_of
 from scipy.special import ndtr, ndtri
 
 from capmoe_eval.experiment.composition import load_option
@@ -24,7 +24,6 @@ from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.paper.pairing import Paired, shares
-from capmoe_eval.results.frames import results_of
 from pages import ROOT, paragraph, table
 from pages.names import card
 
@@ -74,9 +73,7 @@ class Planned(NamedTuple):
 
 @cache
 def _evidence() -> Evidence:
-    models = pooled_models("zoo")
-    records = read_results(ROOT / "results" / "zoo", [])
-    return Evidence("zoo", results_of(records), losses=dev_losses(models), pooled=models)
+    return evidence_of("zoo", read_results(ROOT / "results" / "zoo", []))
 
 
 def _paired(first: Side, second: Side) -> dict[str, dict[str, Paired]]:

@@ -14,15 +14,14 @@ from capmoe_bench.timings import read_bench
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
-from capmoe_eval.experiment.composition import check_once, options
+from capmoe_eval.experiment.composition import composed
+from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.results import LOCAL, read_results, record_places
-from capmoe_eval.results.frames import results_of
 
-from capmoe_report.evidence import Evidence, dev_losses, pooled_models, read_trainings
+from capmoe_report.evidence import Evidence, evidence_of
 from capmoe_report.judge import IN_PRINT, Claim, findings_of, judge, of_claims, paper_claims
 from capmoe_report.records import seen_from
 from capmoe_report.templates import render
@@ -50,23 +49,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parsed = parser.parse_args(arguments)
 
     def write() -> int:
-        settings = _settings(parsed.overrides)
-        profile = settings.get("profile", "zoo")
-        profiles = options("profile")
-        if profile not in profiles:
-            raise bad_choice("profile", profile, profiles)
-        results = Path(settings.get("results_dir", f"results/{LOCAL}{profile}"))
-        if not results.is_dir() and "results_dir" in settings:
+        for word in parsed.overrides:
+            if (key := word.partition("=")[0]) not in _KEYS:
+                raise bad_choice("key", key, _KEYS)
+        config = composed(parsed.overrides)
+        profile, results = profile_name(config), Path(config.results_dir)
+        is_named = any(word.startswith("results_dir=") for word in parsed.overrides)
+        if is_named and not results.is_dir():
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
         check_writable("--out", parsed.out)
-        folder = parsed.out / profile
-        evidence = evidence_of(results, profile, parsed.bench)
+        folder, broken, bench = parsed.out / profile, list[str](), read_bench(parsed.bench)
+        records = read_results(results, broken)
+        broken += bench.broken
+        evidence = evidence_of(profile, records, bench=bench, broken=tuple(broken))
         n_cells = len(evidence.results.cells)
-        if not n_cells and ("results_dir" in settings or record_places(results)):
+        if not n_cells and (is_named or record_places(results)):
             raise UsageError(
                 f"results_dir={results}: no whole record there; name one that has records"
             )
-        for line in evidence.broken:
+        for line in broken:
             print(f"left out: {line}", file=sys.stderr)
         claims = paper_claims()
         verdicts = judge(evidence, claims)
@@ -81,35 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return 0
 
     sys.exit(run_command(write))
-
-
-def evidence_of(results: Path, profile: str, bench: Path = BENCHMARKS) -> Evidence:
-    """Return what the claims are judged by: the records of a directory, timings and trainings."""
-    broken: list[str] = []
-    records = read_results(results, broken)
-    models, timings = pooled_models(profile), read_bench(bench)
-    return Evidence(
-        profile,
-        results_of(records),
-        broken=(*broken, *timings.broken),
-        trainings=read_trainings(profile),
-        bench=timings,
-        pooled=models,
-        losses=dev_losses(models),
-    )
-
-
-def _settings(overrides: Sequence[str]) -> Mapping[str, str]:
-    settings = {}
-    check_once(overrides)
-    for word in overrides:
-        key, equals, value = word.partition("=")
-        if not equals or not value:
-            raise UsageError(f"{word}: expected KEY=VALUE, such as profile=zoo")
-        if key not in _KEYS:
-            raise bad_choice("key", key, _KEYS)
-        settings[key] = value
-    return settings
 
 
 def counts(verdicts: pd.DataFrame) -> dict[str, int]:

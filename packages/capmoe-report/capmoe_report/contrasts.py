@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import fmean
@@ -43,16 +44,9 @@ def _named() -> dict[str, list[Any]]:
 
 
 def read_contrasts(raw: Sequence[str | Mapping[str, Any]]) -> tuple[Contrast, ...]:
-    """Return contrasts: each item is one, or the name of a list in ``data/contrasts.yaml``.
-
-    An item that is neither is a ValueError.
-    """
-    items: list[Any] = []
-    for item in raw:
-        if isinstance(item, str) and item not in _named():
-            raise ValueError(f"contrasts {item!r} are none of {', '.join(_named())}")
-        items += _named()[item] if isinstance(item, str) else [item]
-    return TypeAdapter(tuple[Contrast, ...]).validate_python(items)
+    """Return contrasts: each item is one, or the name of a list in ``data/contrasts.yaml``."""
+    lists = (_named()[item] if isinstance(item, str) else [item] for item in raw)
+    return TypeAdapter(tuple[Contrast, ...]).validate_python([*itertools.chain(*lists)])
 
 
 def judge_contrasts(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
@@ -104,13 +98,10 @@ def judge_contrasts(contrasts: Sequence[Contrast], evidence: Evidence) -> list[F
 
 def _coverage(effect: Effect) -> str:
     """Return which tasks of how many models and families an effect is of."""
-    of_task: dict[str, list[str]] = {}
-    for model, tasks in effect.tasks.items():
-        for task in tasks:
-            of_task.setdefault(task, []).append(model)
     alike: dict[tuple[str, ...], list[str]] = {}
-    for task, models in sorted(of_task.items()):
-        alike.setdefault(tuple(models), []).append(task)
+    for task in sorted(set(itertools.chain(*effect.tasks.values()))):
+        models = tuple(model for model, tasks in effect.tasks.items() if task in tasks)
+        alike.setdefault(models, []).append(task)
     return "; ".join(
         f"{', '.join(tasks)} (families: {len(set(map(family, models)))}, models: {len(models)})"
         for models, tasks in alike.items()

@@ -13,23 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from capmoe_bench.timings import Bench
-from capmoe_eval.errors import UsageError, field_problem
+from capmoe_eval.errors import UsageError, reading
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import family, gamma_suffix
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from omegaconf import OmegaConf
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from capmoe_report.effects import Effect, contrast
 
@@ -110,18 +104,6 @@ TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""
 
 
-class SeedTraining(BaseModel):
-    """One training of a tiny model, from scratch or upcycled."""
-
-    name: str
-    origin: str  # "scratch" or "upcycled"
-    seed: int
-    steps: int
-    peaks: tuple[float, ...] = Field(min_length=1)  # highest load of each layer over the mean load
-    accuracy: Mapping[str, float] = {}  # percent, by task
-    documents: int = 60  # number of each task
-
-
 @dataclass(frozen=True)
 class Evidence:
     """The material that claims are judged by."""
@@ -129,7 +111,7 @@ class Evidence:
     profile: str
     results: Results = field(default_factory=lambda: results_of([]))
     broken: tuple[str, ...] = ()  # one line for each file that is no whole record
-    trainings: tuple[SeedTraining, ...] = ()  # of several seeds
+    trainings: pd.DataFrame = field(default_factory=lambda: trainings_of([]))  # of several seeds
     bench: Bench = field(default_factory=Bench)
     pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
     losses: pd.DataFrame = field(default_factory=lambda: dev_losses(()))
@@ -176,11 +158,10 @@ class Evidence:
         deployments, with_file = {}, options("model")
         for model in self.models:
             of_model = self.cells[self.cells["model"] == model]
-            # An engine is one rank, whatever the model's deployment.
+            # An engine is one rank, whatever the model's deployment. A stock model has no ranks.
             cells = of_model[of_model["backend"] == "transformers"]
-            ranked = [_method(knobs).uses_ranks for knobs in cells["setting"]]
             deployed: dict[str, Any] = {
-                "ep_size": int(max(cells["ep_size"][ranked].mode(), default=1)),
+                "ep_size": int(max(cells["ep_size"].mode(), default=1)),
                 "batch_size": int(max(cells["batch_size"].mode(), default=1)),
                 "gamma": float(max(cells["gamma"].mode(), default=1.0)),
             }
@@ -301,42 +282,70 @@ class Evidence:
         deployed = self.deployments.items()
         return [model for model, at in deployed if at["n_experts"] <= at["ep_size"]]
 
-    def shared(self, sides: Sequence[Side], model: str) -> list[pd.DataFrame]:
-        """Return a model's cells of each side, of the tasks that all sides have."""
-        picked = [self.pick(side, model) for side in sides]
-        tasks = set.intersection(*(set(cells["task"]) for cells in picked))
-        return [cells[cells["task"].isin(tasks)] for cells in picked]
-
     def _matched(self, side: Side, model: str) -> tuple[float, float, float] | None:
         """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
 
         Of equally near γ it is the lowest.
         """
-        expert, candidates = Side(method="expert_drop", batches=side.batches), []
+        expert = self.pick(Side(method="expert_drop", batches=side.batches), model)
+        candidates = []
         for gamma in self.gammas(side, model):
-            first, second = self.shared((side.at(gamma), expert), model)
-            if len(first):
-                candidates.append((gamma, first["drop_rate"].mean(), second["drop_rate"].mean()))
+            cells = self.pick(side.at(gamma), model)
+            shared = set(cells["task"]) & set(expert["task"])
+            sides = [of_side[of_side["task"].isin(shared)] for of_side in (cells, expert)]
+            if shared:
+                candidates.append((gamma, *(of_side["drop_rate"].mean() for of_side in sides)))
         return min(candidates, key=lambda shares: abs(shares[1] - shares[2]), default=None)
 
 
-def read_trainings(profile: str) -> tuple[SeedTraining, ...]:
+def evidence_of(
+    profile: str,
+    records: Iterable[Record],
+    models: frozenset[str] | None = None,
+    **rest: Any,
+) -> Evidence:
+    """Return the evidence that some records of a profile are, with what belongs to the profile.
+
+    ``models`` are those of contrasts that name none: by default those that ``experiment=replicate``
+    evaluates. ``rest`` is as for :class:`Evidence`.
+    """
+    if models is None:
+        option = load_option("profile", profile)
+        lists = ("replicate", "retrained", "images", "retrained_images", "table7", "server")
+        named = [name for name in lists if not OmegaConf.is_interpolation(option, name)]
+        models = frozenset(model for name in named for model in option[name])
+    of_profile = {"trainings": read_trainings(profile), "losses": dev_losses(models)}
+    return Evidence(profile, results_of(records), pooled=models, **of_profile, **rest)
+
+
+def read_trainings(profile: str) -> pd.DataFrame:
     """Return the trainings of several seeds in profile zoo, none where there is no file.
 
     Other profiles have none: trained tiny models say nothing of them. A damaged file is a
     UsageError.
     """
     if profile != "zoo" or not TRAININGS.is_file():
-        return ()
-    try:
-        file = TypeAdapter(dict[Literal["trainings"], tuple[SeedTraining, ...]])
-        return file.validate_json(read_bytes(TRAININGS))["trainings"]
-    except (OSError, KeyError, ValidationError) as error:
-        reason = field_problem(error) if isinstance(error, ValidationError) else error
-        raise UsageError(
-            f"{TRAININGS}: not a whole file of trainings ({reason}); delete it, or make it anew "
-            "with `capmoe-eval train --origins`"
-        ) from error
+        return trainings_of([])
+    fix = "delete it, or make it anew with `capmoe-eval train --origins`"
+    with reading(TRAININGS, "not a whole file of trainings", fix):
+        return trainings_of(json.loads(read_bytes(TRAININGS))["trainings"])
+
+
+def trainings_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return trainings of tiny models, from scratch or upcycled, a row each.
+
+    - ``name``, ``origin`` ("scratch" or "upcycled"), ``seed`` and ``steps``
+    - ``peaks``: the highest load of each layer over the mean load
+    - ``accuracy``: percent, by task; ``documents``: number of each task (60 where it is not said)
+    """
+    import pandas as pd
+
+    columns = ["name", "origin", "seed", "steps", "peaks", "accuracy", "documents"]
+    defaults = {"accuracy": {}, "documents": 60}
+    trainings = pd.DataFrame([defaults | dict(row) for row in rows], columns=columns)
+    if trainings.isna().any(axis=None) or not trainings["peaks"].map(len).all():
+        raise ValueError("a training lacks a name, an origin, a seed, steps or peaks")
+    return trainings
 
 
 def dev_losses(models: Iterable[str]) -> pd.DataFrame:
@@ -381,24 +390,9 @@ def _of_families(losses: pd.DataFrame) -> pd.Series[float]:
     return losses.T.groupby(family).mean().mean()
 
 
-def pooled_models(profile: str) -> frozenset[str]:
-    """Return the models of a profile that ``experiment=replicate`` evaluates."""
-    option = load_option("profile", profile)
-    lists = ("replicate", "retrained", "images", "retrained_images", "table7", "server")
-    named = [name for name in lists if not OmegaConf.is_interpolation(option, name)]
-    return frozenset(model for name in named for model in option[name])
-
-
 @cache
 def _routing(side: Side, ep_size: int, gamma: float, top_k: int) -> str:
     return setting(side.routing(ep_size, gamma, top_k).identity())
-
-
-@cache
-def _method(of: str) -> Method:
-    """Return the method of a setting."""
-    knobs = json.loads(of)
-    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
 
 
 def clauses_by_family(

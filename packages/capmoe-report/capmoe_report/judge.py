@@ -11,9 +11,8 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from capmoe_eval.errors import field_problem
 from capmoe_eval.experiment.data_file import read_yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from capmoe_report import arithmetic, measures, speedup
 from capmoe_report.contrasts import Contrast, judge_contrasts, read_contrasts
@@ -123,17 +122,8 @@ def _claims(name: str) -> tuple[Claim, ...]:
 
 
 def read_claims(text: str) -> tuple[Claim, ...]:
-    """Read claims from YAML; one that does not fit the schema is a ValueError that names it."""
-    claims: dict[str, Claim] = {}
-    for raw in read_yaml(text):
-        try:
-            claim = Claim.model_validate(raw)
-        except ValidationError as error:
-            raise ValueError(f"claim {raw.get('id')}: {field_problem(error)}") from error
-        if claim.id in claims:
-            raise ValueError(f"claims: an id is used twice: {claim.id}")
-        claims[claim.id] = claim
-    return tuple(claims.values())
+    """Read claims from YAML."""
+    return TypeAdapter(tuple[Claim, ...]).validate_python(read_yaml(text))
 
 
 COLUMNS: Final = ("claim", "conclusion", "of", "check", "decides", *Finding.model_fields)
@@ -149,25 +139,20 @@ def judge(evidence: Evidence, claims: Sequence[Claim]) -> pd.DataFrame:
     - ``decides``: whether the finding decided, or would have but for the paper's own numbers
     - the fields of :class:`capmoe_report.verdicts.Finding`
 
-    The first row of each check has no label: its verdict is the check's. A check that cannot be
-    read is a ValueError that names the claim.
+    The first row of each check has no label: its verdict is the check's.
     """
     import pandas as pd
 
     by_id = {claim.id: claim for claim in claims}
     rows = []
     for claim in claims:
-        try:
-            results = [
-                (kind, _check(kind, arguments, claim, by_id, evidence))
-                for check in claim.checks
-                for kind, arguments in check.items()
-            ]
-        except (ValueError, LookupError, TypeError) as error:
-            problem = field_problem(error) if isinstance(error, ValidationError) else error
-            raise ValueError(f"claim {claim.id}: {problem}") from error
+        results = [
+            (kind, _check(kind, arguments, claim, by_id, evidence))
+            for check in claim.checks
+            for kind, arguments in check.items()
+        ]
         word, scope = conclude(claim, results, evidence)
-        decided = deciding(_behind(_deciding(results)))
+        decided = deciding([finding for _, (_, *rest) in _deciding(results) for finding in rest])
         rows += [
             (claim.id, word, scope, kind, finding is decided, *vars(finding).values())
             for kind, findings in results
@@ -189,11 +174,6 @@ def findings_of(rows: pd.DataFrame) -> list[Finding]:
     fields = rows[list(Finding.model_fields)].astype(object)
     present = fields.where(fields.notna(), None)
     return [Finding.model_validate(row) for row in present.to_dict("records")]
-
-
-def _behind(results: _Results) -> list[Finding]:
-    """Return the findings that checks rest on."""
-    return [finding for _, (_, *findings) in results for finding in findings]
 
 
 def _check(
@@ -224,7 +204,7 @@ def _check(
             return timed[:1] if claim.kind == "number" else timed
         case "none", {"reason": reason}:
             return [Finding(verdict=Outcome.IMPOSSIBLE, text=reason)]
-    raise ValueError(f"an argument of the check is missing: {kind}: {arguments}")
+    raise LookupError(f"claim {claim.id}: no check {kind} with {arguments}")
 
 
 def _agreement(claim: Claim, other: Claim) -> Finding:
@@ -237,15 +217,14 @@ def _agreement(claim: Claim, other: Claim) -> Finding:
 
 def _judged(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
     """Return a finding for each contrast; one of the replication's has its finding there."""
-    rest = list(contrasts)
-    findings: dict[str, Finding] = {}
+    findings: dict[Contrast, Finding] = {}
     for claim in replication_claims():
-        if shared := [contrast for contrast in rest if contrast in claim.contrasts]:
-            both = zip(claim.contrasts, judge_contrasts(claim.contrasts, evidence), strict=True)
-            findings |= {repr(c): finding for c, finding in both if c in shared}
-            rest = [contrast for contrast in rest if contrast not in shared]
-    findings |= zip(map(repr, rest), judge_contrasts(rest, evidence), strict=True)
-    return [findings[repr(contrast)] for contrast in contrasts]
+        if set(contrasts) & set(claim.contrasts) - findings.keys():
+            judged = judge_contrasts(claim.contrasts, evidence)
+            findings = dict(zip(claim.contrasts, judged, strict=True)) | findings
+    rest = [contrast for contrast in contrasts if contrast not in findings]
+    findings |= zip(rest, judge_contrasts(rest, evidence), strict=True)
+    return [findings[contrast] for contrast in contrasts]
 
 
 def _measured(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
@@ -305,7 +284,8 @@ def conclude(claim: Claim, results: _Results, evidence: Evidence) -> tuple[str, 
     if printed is Outcome.FAILS:
         return INCONSISTENT, ""
     if measured := _deciding(results):
-        outcome, findings = _weigh(measured), _behind(measured)
+        outcome = _weigh(measured)
+        findings = [finding for _, (_, *rest) in measured for finding in rest]
         if scope := next(filter(None, (check.scope for _, (check, *_) in measured)), ""):
             word, scope = _direction(claim, outcome, scope)
         else:

@@ -16,17 +16,11 @@ from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import read_results
-from capmoe_eval.results.frames import results_of
 
 from capmoe_report.claims import profile_note
 from capmoe_report.contrasts import grouping
 from capmoe_report.effects import by_family
-from capmoe_report.evidence import (
-    Evidence,
-    dev_losses,
-    idle_notes,
-    read_trainings,
-)
+from capmoe_report.evidence import Evidence, evidence_of, idle_notes
 from capmoe_report.judge import (
     check_pairs,
     findings_of,
@@ -69,13 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_writable("--results", results)
         check_writable("--out", parsed.out)
         models = frozenset(plan.cell.model.name for plan in cells.plans)
-        evidence = Evidence(
-            profile,
-            results_of(_alike(cells)),
-            trainings=read_trainings(profile),
-            pooled=models,
-            losses=dev_losses(models),
-        )
+        evidence = evidence_of(profile, _alike(cells), models)
         file = _judged(cells, evidence)
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())

@@ -1,18 +1,20 @@
-"""Checks of directions and orders in the efficiency studies.
+"""Checks of directions and orders in the efficiency studies, by the facts of ``speedups.yaml``.
 
-A fact is a list of comparisons of two timings or speedups, of which one must be higher. The files
-are of other machines than the paper's, and most are emulations: no published number is compared.
+The files are of other machines than the paper's, and most are emulations: no published number is
+compared.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from capmoe_bench.timings import DROPLESS, RUN, Bench, Spread, bench_command
+from capmoe_bench.timings import DROPLESS, RUN, Bench, bench_command
 from capmoe_bench.timings import EMULATED as KIND
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import gamma_suffix
+from pydantic import BaseModel
 
 from capmoe_report.verdicts import Finding, Outcome, listed
 
@@ -21,210 +23,122 @@ if TYPE_CHECKING:
 
 EMULATED: Final = "in direction, emulated"
 """Scope of a verdict on timings that are not all of real ranks."""
+_PHASES: Final = ("permute", "dispatch", "return", "experts")  # in the order of findings
 
 
-class Pair(NamedTuple):
-    """Something that must be higher than something else, each a median with quartiles."""
+class Comparison(BaseModel, frozen=True, extra="forbid"):
+    """Times of which some must be higher than others; ``data/speedups.yaml`` has the fields."""
 
-    label: str  # what is compared
-    higher: pd.Series[Any]  # a row of the times
-    lower: pd.Series[Any] | None = None  # one of the same kind; None: the speedup 1
-    name: Literal["speedup", "seconds"] = "speedup"  # the column
+    label: str
+    higher: str
+    lower: str = ""
+    by: tuple[str, ...] = ()
+    where: str = ""
+    of: Literal["speedup", "seconds"] = "speedup"
 
-    @property
-    def spreads(self) -> tuple[Spread, Spread]:
-        """Both with their quartiles."""
-        names = [self.name, f"{self.name}_q1", f"{self.name}_q3"]
-        first = Spread(*self.higher[names])
-        return first, Spread(1.0, 1.0, 1.0) if self.lower is None else Spread(*self.lower[names])
+    def pairs(self, times: pd.DataFrame) -> pd.DataFrame:
+        """Return a row for each comparison, the columns of its lower side with ``_low``.
 
-    @property
-    def outcome(self) -> Outcome:
-        """It holds if the quartiles lie apart, and fails if they do on the other side."""
-        higher, lower = self.spreads
-        if higher.low > lower.high:
-            return Outcome.HOLDS
-        return Outcome.FAILS if higher.high < lower.low else Outcome.UNDECIDED
+        ``median``, ``q1`` and ``q3`` are what is compared, ``order`` is where the row stands.
+        """
+        names = {self.of: "median", f"{self.of}_q1": "q1", f"{self.of}_q3": "q3"}
+        times = times.rename(columns=names)
+        pairs = times.query(self.higher)
+        if self.lower:
+            lower = times.query(self.lower).dropna(subset=list(self.by))
+            pairs = pairs.merge(lower, on=list(self.by), suffixes=("", "_low"))
+        else:
+            pairs = pairs.assign(**dict.fromkeys(("median_low", "q1_low", "q3_low"), 1.0))
+        pairs = pairs.query(self.where) if self.where else pairs
+        return pairs.copy().assign(  # a copy is one block of columns again
+            compared=[self.label.format(**row) for row in pairs.to_dict("records")],
+            order=pairs.filter(regex="^series(_low)?$").max(axis="columns"),
+        )
 
-    def __str__(self) -> str:
-        """Return it with its numbers."""
-        high, low = (f"{s.median:.3g} [{s.low:.3g}, {s.high:.3g}]" for s in self.spreads)
-        return f"{self.label} ({high} against {low})"
+
+class Fact(BaseModel, frozen=True, extra="forbid"):
+    """Comparisons of the times of a study that must all go the same way."""
+
+    study: str
+    says: str
+    comparisons: tuple[Comparison, ...]
+
+
+@cache
+def facts() -> Mapping[str, Fact]:
+    """Return every fact that a claim can name."""
+    return read_data(__package__, "data/speedups.yaml", dict[str, Fact])
 
 
 def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
     """Return whether every comparison of a fact goes the way it must.
 
-    It holds where the quartiles of all lie apart on the right side, fails where all lie apart on
-    the wrong side, and is open otherwise. A fact that there is not is a ValueError.
+    A comparison holds where the quartiles of its sides lie apart, and fails where they do on the
+    other side. The fact holds or fails if all of them do, and is open otherwise.
     """
-    if set(raw) != {"fact"} or raw["fact"] not in FACTS:
-        raise ValueError(f"speedup: fact {raw.get('fact')!r} is none of {', '.join(FACTS)}")
-    study, fact = FACTS[raw["fact"]]
-    pairs = list(fact(bench.best(study)))
-    if not pairs:
-        text = f"No file of study {study} that says it: {bench_command(study)}."
+    import pandas as pd
+
+    fact = facts()[raw["fact"]]
+    times = _with_places(bench.best(fact.study))
+    pairs = pd.concat([comparison.pairs(times) for comparison in fact.comparisons])
+    if pairs.empty:
+        text = f"No file of study {fact.study} that says it: {bench_command(fact.study)}."
         return [Finding(verdict=Outcome.ABSENT, text=text)]
-    how = _how([pair.higher for pair in pairs])
-    outcomes = [pair.outcome for pair in pairs]
-    rest = [str(pair) for pair in pairs if pair.outcome is not Outcome.HOLDS]
+    how, is_emulated = _how(pairs), (pairs["kind"] == KIND).any()
+    rest, findings, outcomes = list[str](), list[Finding](), list[Outcome]()
+    for pair in pairs.sort_values(["order", "phase_rank"], kind="stable").itertuples():
+        fails = Outcome.FAILS if pair.q3 < pair.q1_low else Outcome.UNDECIDED
+        outcomes.append(Outcome.HOLDS if pair.q1 > pair.q3_low else fails)
+        if outcomes[-1] is not Outcome.HOLDS:
+            high = f"{pair.median:.3g} [{pair.q1:.3g}, {pair.q3:.3g}]"
+            low = f"{pair.median_low:.3g} [{pair.q1_low:.3g}, {pair.q3_low:.3g}]"
+            rest.append(f"{pair.compared} ({high} against {low})")
+        if pair.median_low > 0:
+            about: dict[str, Any] = {"label": pair.compared, "records": (pair.path,)}
+            about["unit"] = "× (EMULATED)" if is_emulated else "× (measured)"
+            effect = pair.median / pair.median_low
+            findings.append(Finding(verdict=outcomes[-1], effect=effect, **about))
     text = (
-        f"{fact.__doc__} {how[0].upper()}{how[1:]}; quartiles lie apart as said in "
+        f"{fact.says} {how[0].upper()}{how[1:]}; quartiles lie apart as said in "
         f"{outcomes.count(Outcome.HOLDS)} of {len(pairs)} comparisons{', not in:' if rest else '.'}"
     )
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.UNDECIDED
-    emulated = any(pair.higher["kind"] == KIND for pair in pairs)
-    scope = EMULATED if emulated else f"in direction, {how}"
-    findings = [Finding(verdict=outcome, text=listed(text, rest, most=6), scope=scope)]
-    for pair in pairs:
-        higher, lower = pair.spreads
-        if lower.median > 0:
-            about: dict[str, Any] = {
-                "effect": higher.median / lower.median,
-                "records": (pair.higher["path"],),
-            }
-            unit = "× (EMULATED)" if emulated else "× (measured)"
-            findings.append(Finding(label=pair.label, verdict=pair.outcome, unit=unit, **about))
-    return findings
+    scope = EMULATED if is_emulated else f"in direction, {how}"
+    return [Finding(verdict=outcome, text=listed(text, rest, most=6), scope=scope), *findings]
 
 
-def _how(runs: Sequence[pd.Series[Any]]) -> str:
+def _how(runs: pd.DataFrame) -> str:
     """Return how the runs were timed, and on how many ranks."""
-    on = f"on {', '.join(map(str, sorted({run['ranks'] for run in runs})))} ranks"
-    kinds = {run["kind"] for run in runs}
+    on = f"on {', '.join(map(str, sorted(set(runs['ranks']))))} ranks"
+    kinds = set(runs["kind"])
     if kinds == {"measured"}:
         return f"measured {on}"
-    machines = ", ".join(sorted({run["device"] for run in runs}))
+    machines = ", ".join(sorted(set(runs["device"])))
     return f"{'EMULATED' if len(kinds) == 1 else 'partly EMULATED'} {on} ({machines})"
 
 
-_EXCHANGE: Final = ("permute", "dispatch", "return")
-_METHOD: Final = ["method", "gamma"]
+def _with_places(times: pd.DataFrame) -> pd.DataFrame:
+    """Return times with what queries of facts ask for besides.
 
-
-def _by(times: pd.DataFrame, *columns: str) -> dict[tuple[Any, ...], pd.Series[Any]]:
-    """Return the first of the times that have some values in columns, by these values."""
-    first = times.drop_duplicates(list(columns))
-    return {tuple(row[list(columns)]): row for _, row in first.iterrows()}
-
-
-def _each(times: pd.DataFrame, *by: str) -> Iterator[tuple[Any, pd.DataFrame]]:
-    """Yield the times of each run, or of each value of other columns, in their order."""
-    yield from times.groupby(list(by or RUN), sort=False)
-
-
-def _limited(times: pd.DataFrame, part: str = "layer", phase: str = "total") -> pd.DataFrame:
-    """Return the times of every method with a capacity at the runs' first points."""
-    is_limited = times["method"] != DROPLESS
-    is_first = (times["point"] == 0) & (times["part"] == part) & (times["phase"] == phase)
-    return times[is_limited & is_first]
-
-
-def _name(row: pd.Series[Any]) -> str:
-    return f"{row['model']} {row['method']}{gamma_suffix(row['gamma'])}"
-
-
-def accelerates(times: pd.DataFrame) -> Iterator[Pair]:
-    """One MoE layer is faster with a capacity than without."""
-    for _, row in _limited(times).iterrows():
-        yield Pair(_name(row), row)
-
-
-def rises(times: pd.DataFrame) -> Iterator[Pair]:
-    """One MoE layer gains more with the tightest γ than with the loosest."""
-    rows = _limited(times).dropna(subset="gamma")
-    for _, same in _each(rows, *RUN, "method"):
-        by_gamma = same.sort_values("gamma", kind="stable")
-        tight, loose = by_gamma.iloc[0], by_gamma.iloc[-1]
-        if tight["gamma"] != loose["gamma"]:
-            text = f"{_name(tight)} against{gamma_suffix(loose['gamma'])}"
-            yield Pair(text, tight, loose)
-
-
-def whole_model(times: pd.DataFrame) -> Iterator[Pair]:
-    """A prefill is faster with a capacity than without, and gains less than one MoE layer."""
-    layers = _by(_limited(times), *RUN, "label")
-    for key, row in _by(_limited(times, "prefill"), *RUN, "label").items():
-        yield Pair(f"{_name(row)}, prefill", row)
-        if key in layers:
-            yield Pair(f"{_name(row)}, layer", layers[key], row)
-
-
-def fewer_experts(times: pd.DataFrame) -> Iterator[Pair]:
-    """A layer gains more with the fewest experts per rank than with the most."""
-    for (model,), same in _each(_limited(times), "model"):
-        count, most = same["experts_per_rank"].min(), same["experts_per_rank"].max()
-        few, many = (
-            _by(same[same["experts_per_rank"] == number], *_METHOD, "granularity", "candidates")
-            for number in (count, most)
-        )
-        for key, row in few.items():
-            if count < most and key in many:
-                text = f"{model} {row['method']}, {count} against {most} experts per rank"
-                yield Pair(text, row, many[key])
-
-
-def phases_shrink(times: pd.DataFrame) -> Iterator[Pair]:
-    """A capacity shortens permutation, communication and experts; candidates are local."""
-    for _, of_run in _each(times):
-        first = of_run[(of_run["point"] == 0) & (of_run["part"] == "layer")]
-        dropless = first[first["method"] == DROPLESS]
-        for _, of_method in _each(first[first["candidates"] == "local"], "label"):
-            yield from _phases(of_method, dropless, of_method, *_EXCHANGE, "experts")
-
-
-def global_costs(times: pd.DataFrame) -> Iterator[Pair]:
-    """Candidates on all ranks make permutation and communication longer than local ones do."""
-    for _, of_run in _each(times):
-        first = of_run[(of_run["point"] == 0) & (of_run["part"] == "layer")]
-        local = dict(_each(first[first["candidates"] == "local"], *_METHOD))
-        for key, of_method in _each(first[first["candidates"] == "global"], *_METHOD):
-            if key in local:
-                yield from _phases(of_method, of_method, local[key], *_EXCHANGE)
-
-
-def _phases(
-    of_method: pd.DataFrame, higher: pd.DataFrame, lower: pd.DataFrame, *phases: str
-) -> Iterator[Pair]:
-    """Yield the phases that two methods of a run have, named by the first frame's method."""
-    high, low = _by(higher, "phase"), _by(lower, "phase")
-    row = of_method.iloc[0]
-    for phase in phases:
-        if (key := (phase,)) in high and key in low:
-            yield Pair(f"{_name(row)}, {phase}", high[key], low[key], "seconds")
-
-
-def device_gains_more(times: pd.DataFrame) -> Iterator[Pair]:
-    """A capacity of γ=1 for each device gains more than one of γ=1.5 for each expert."""
-    for _, of_run in _each(times):
-        for part in ("layer", "prefill"):
-            rows = _by(_limited(of_run, part), "granularity", "gamma")
-            device, expert = rows.get(("device", 1.0)), rows.get(("expert", 1.5))
-            if device is not None and expert is not None:
-                text = f"{device['model']}, {part}"
-                yield Pair(text, device, expert)
-
-
-def slower_when_uneven(times: pd.DataFrame) -> Iterator[Pair]:
-    """Without a capacity a layer takes longer the higher the peak load, with as many pairs."""
-    is_whole = (times["part"] == "layer") & (times["phase"] == "total")
-    for _, points in _each(times[is_whole & (times["method"] == DROPLESS)]):
-        rows = [row for _, row in points.sort_values("peak", kind="stable").iterrows()]
-        for first, last in itertools.pairwise(rows):
-            if first["tokens_per_rank"] == last["tokens_per_rank"]:
-                peaks = f"peak {last['peak']:.1f} against {first['peak']:.1f}"
-                text = f"{last['model']}, {peaks}, seconds"
-                yield Pair(text, last, first, "seconds")
-
-
-FACTS: Final[Mapping[str, tuple[str, Callable[[pd.DataFrame], Iterator[Pair]]]]] = {
-    fact.__name__: (study, fact)
-    for study, fact in (
-        *(("speedup", fact) for fact in (accelerates, rises, whole_model)),
-        ("placement", fewer_experts),
-        *(("breakdown", fact) for fact in (phases_shrink, global_costs)),
-        ("granularity", device_gains_more),
-        ("skew", slower_when_uneven),
+    - ``suffix``: γ in words, empty where a method has none
+    - ``limited``: of a method with a capacity, whole, at the first point of its run
+    - ``tightest`` and ``loosest``: of the lowest and of the highest γ of its run and method
+    - ``fewest`` and ``most``: of the fewest and of the most experts per rank of its model
+    - ``peak_rank``: the place of its peak among the points of its run
+    - ``series`` and ``phase_rank``: places of the method in its run and of the phase, for an order
+    """
+    limited = (times["method"] != DROPLESS) & (times["point"] == 0) & (times["phase"] == "total")
+    gammas = times.groupby([*RUN, "method"])["gamma"]
+    experts = times.groupby("model")["experts_per_rank"]
+    has_gamma = times["gamma"].notna()
+    return times.assign(
+        suffix=times["gamma"].astype(object).where(has_gamma, None).map(gamma_suffix),
+        limited=limited,
+        tightest=times["gamma"] == gammas.transform("min"),
+        loosest=times["gamma"] == gammas.transform("max"),
+        fewest=times["experts_per_rank"] == experts.transform("min"),
+        most=times["experts_per_rank"] == experts.transform("max"),
+        peak_rank=times.groupby(RUN)["peak"].rank("dense"),
+        series=times.groupby([*RUN, "label"], sort=False).ngroup(),
+        phase_rank=times["phase"].map(dict(zip(_PHASES, range(4), strict=True))),
     )
-}
-"""Each fact with the study that it is taken from."""

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import pandas as pd
 import pytest
+from capmoe_bench.timings import read_bench
+from capmoe_eval.experiment.results import read_results
 from tests.golden.test_golden import differences
 from tests.satellites import NEEDS_METHODS
 
-from capmoe_report.claims import evidence_of
 from capmoe_report.contrasts import Contrast, grouping
 from capmoe_report.effects import by_family
-from capmoe_report.evidence import Evidence
+from capmoe_report.evidence import Evidence, evidence_of
 from capmoe_report.judge import findings_of, judge, paper_claims, replication_claims
 from capmoe_report.verdicts import Finding
 from tests.golden import BENCH, RESULTS, framed, read, write
@@ -28,8 +29,9 @@ from tests.golden import BENCH, RESULTS, framed, read, write
 @functools.cache
 def evidence() -> Evidence:
     """The material of the claims: all records of profile zoo."""
-    material = evidence_of(RESULTS, "zoo", BENCH)
-    assert not material.broken
+    broken, bench = list[str](), read_bench(BENCH)
+    material = evidence_of("zoo", read_results(RESULTS, broken), bench=bench)
+    assert not (*broken, *bench.broken)
     return material
 
 

@@ -13,7 +13,7 @@ from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from tests.records import layer, record_of
 
-from capmoe_report.evidence import Evidence, SeedTraining
+from capmoe_report.evidence import Evidence, trainings_of
 from capmoe_report.measures import Question, measure, noise_step, uniform_bound
 from capmoe_report.verdicts import Finding, Outcome
 
@@ -39,7 +39,7 @@ def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, obj
 
 
 def trained(trainings: list[dict[str, object]]) -> Evidence:
-    return Evidence("zoo", trainings=tuple(map(SeedTraining.model_validate, trainings)))
+    return Evidence("zoo", trainings=trainings_of(trainings))
 
 
 def test_trainings_at_chance_count_for_nothing() -> None:

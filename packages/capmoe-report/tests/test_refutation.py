@@ -12,7 +12,7 @@ from capmoe_eval.results.frames import results_of
 from tests.records import layer, record_of
 
 from capmoe_report.contrasts import Contrast
-from capmoe_report.evidence import Evidence, SeedTraining, Side
+from capmoe_report.evidence import Evidence, Side, trainings_of
 from capmoe_report.judge import Claim, judge, replication_claims
 
 if TYPE_CHECKING:
@@ -87,13 +87,15 @@ def records(claim: Claim, hold: bool) -> Iterator[Record]:
             yield record
 
 
-def trainings(hold: bool) -> tuple[SeedTraining, ...]:
+def trainings(hold: bool) -> pd.DataFrame:
     common: dict[str, Any] = {"name": "mixtral", "steps": 600, "accuracy": {"boolq": 90.0}}
     high, low = ("scratch", "upcycled") if hold else ("upcycled", "scratch")
-    return tuple(
-        SeedTraining(**common, origin=origin, seed=seed, peaks=(peak + seed / 10,))
-        for origin, peak in ((high, 6.0), (low, 2.0))
-        for seed in range(3)
+    return trainings_of(
+        [
+            common | {"origin": origin, "seed": seed, "peaks": [peak + seed / 10]}
+            for origin, peak in ((high, 6.0), (low, 2.0))
+            for seed in range(3)
+        ]
     )
 
 

@@ -82,7 +82,7 @@ def test_training_seeds_are_those_of_the_zoo(
 ) -> None:
     """The verdicts on trained models, their training seeds included, are of them alone."""
     monkeypatch.chdir(tmp_path)
-    assert read_trainings("zoo") == ()
+    assert read_trainings("zoo").empty
     TRAININGS.parent.mkdir()
     one = {"name": "mixtral", "origin": "scratch", "seed": 0, "steps": 9, "peaks": [3.0]}
     TRAININGS.write_text(json.dumps({"trainings": [one]}))

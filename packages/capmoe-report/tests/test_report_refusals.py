@@ -14,12 +14,12 @@ REFUSED = {
     "claims": {
         "--out file": f"--out=file: {WRITE}",
         "profile=tinny": "did you mean 'tiny'",
-        "profile=": "expected KEY=VALUE",
+        "profile=": "profile=: choose one of fresh, paper",
         "profile=tiny profile=zoo": "profile is set before",
         "results_dir=pipes": "results_dir=pipes: no whole record there",
         "gamma=1.0": "key=gamma",
         "results_dir=nowhere": "no such directory",
-        "nope": "expected KEY=VALUE",
+        "nope": "key=nope: choose one of profile, results_dir",
         "--nope": "--nope",
     },
     "replicate": {

@@ -147,8 +147,6 @@ def test_one_broken_invariant_is_enough() -> None:
     rows = verdicts(check, evidence(record("score", 1.0), broken))
     assert rows["conclusion"][0] == "contradicted"
     assert rows["records"][1] == (str(broken.path),)
-    with pytest.raises(ValueError, match="invariant: 'bound_hold' is none of bound_holds, "):
-        word("{invariant: {name: bound_hold}}", evidence(broken))
 
 
 # Values of the paper's checkpoints.
