@@ -282,7 +282,7 @@ class Evidence:
         deployed = self.deployments.items()
         return [model for model, at in deployed if at["n_experts"] <= at["ep_size"]]
 
-    def _matched(self, side: Side, model: str) -> tuple[float, float, float] | None:
+    def _matched(self, side: Side, model: str) -> tuple[float, ...] | None:
         """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
 
         Of equally near γ it is the lowest.

@@ -45,7 +45,7 @@ def margins() -> Mapping[str, Mapping[str, Any]]:
     for margin in read_data(__package__, "data/margins.yaml", tuple[dict[str, Any], ...]):
         share, column = margin["share"], margin.get("column", AVERAGE)
         both = [
-            (first, second, *(row.number(column) / row.point for row in (first, second)))
+            (first, second, first.number(column) / first.point, second.number(column) / first.point)
             for first, second in pairs(margin["first"], margin["second"])
         ]
         first, second, high, low = min(both, key=lambda row: abs(row[2] - row[3]))

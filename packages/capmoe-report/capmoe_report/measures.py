@@ -194,7 +194,7 @@ def _of_cells(question: Question, evidence: Evidence) -> _Values:
     return _Values({model: of_models[model] for model in models if model in of_models}, paths)
 
 
-def _of_cell(question: Question, cells: pd.DataFrame, layers: pd.DataFrame) -> pd.Series[float]:
+def _of_cell(question: Question, cells: pd.DataFrame, layers: pd.DataFrame) -> Any:
     """Return the quantity that is asked for, of each cell; NaN where it does not have it."""
     if question.quantity == "drop_rate_at":  # Equation 11's share of dropped pairs at γ
         layers = layers[layers["cell"].isin(cells["cell"])]
@@ -203,7 +203,7 @@ def _of_cell(question: Question, cells: pd.DataFrame, layers: pd.DataFrame) -> p
         of_cells = (layers["assignments"] * rates).groupby(layers["cell"])
         dropped = of_cells.agg(lambda of_layers: of_layers.sum(skipna=False))
         return cells["cell"].map(dropped).astype(float) / cells["pairs"]
-    values = cells.eval(_FORMULAS.get(question.quantity, question.quantity)).astype(float)
+    values: Any = cells.eval(_FORMULAS.get(question.quantity, question.quantity))
     if question.beyond_uniform:
         sizes = cells[["n_experts", "top_k", "load.mean_load"]].itertuples(index=False)
         values = values - [uniform_bound(question.quantity, *size) for size in sizes]
