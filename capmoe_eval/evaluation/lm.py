@@ -374,7 +374,7 @@ class CapmoeLM(HFLM):
     def _model_call(
         self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        if self.meter.is_aside:
+        if self.meter.scope.is_aside:
             trial: Tensor = super()._model_call(inps, attn_mask, labels)
             return trial
         n_sequences, n_positions = inps.shape

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, gate_key, keep_best
+from capmoe_eval.routing.buckets import DROPPED_FIRST, gate_key, keep_best
 
 if TYPE_CHECKING:
     from capmoe_eval.routing.method import Bounded, Method
@@ -238,10 +238,6 @@ def group_tokens(
 # The layer of a decision, and the pairs that are kept.
 
 
-def _same(count: Tensor) -> Tensor:
-    return count
-
-
 @dataclass(frozen=True)
 class LayerContext:
     """A layer and a forward for a decision, on the device of the scores."""
@@ -253,8 +249,8 @@ class LayerContext:
     # What a calibration measured of the layer: the similarity of experts [E, E], the modality of
     # each [E], or the experts of each rank [R, L], rising.
     calibrated: Tensor | None = None
-    # Sums whole numbers over the processes that share the batch.
-    total: Callable[[Tensor], Tensor] = _same
+    # Sums whole numbers over the processes that share the batch; of one process, the number itself.
+    total: Callable[[Tensor], Tensor] = torch.positive
 
     @classmethod
     def of(
@@ -266,25 +262,21 @@ class LayerContext:
         n_experts: int,
         layer: int = 0,
         forward: int = 0,
-        image_T: Tensor | None = None,
-        hidden_TH: Tensor | None = None,
-        calibrated: Tensor | None = None,
-        total: Callable[[Tensor], Tensor] = _same,
-        limit_G: Tensor | None = None,
+        **parts: Any,
     ) -> LayerContext:
         """Return the context of a layer's decision, with the capacities and random numbers.
 
         ``method`` has the layer's own γ. The numbers of the ``layer`` and of the ``forward``
-        determine random numbers. ``limit_G`` are the capacities, where they are at hand.
+        determine random numbers. ``parts`` are the other fields.
         """
-        device = tokens.group_T.device
-        if limit_G is None and method.factor is not None:
+        device, limit_G = tokens.group_T.device, None
+        if method.factor is not None:
             limits = method.limits(tokens.tokens, top_k=top_k, n_experts=n_experts)
             limit_G = moved(torch.tensor(limits, device="cpu"), device)
         random_TE = method.random_numbers(tokens, n_experts, layer, forward)
         if random_TE is not None:
             random_TE = moved(random_TE, device)
-        return cls(limit_G, random_TE, image_T, hidden_TH, calibrated, total)
+        return cls(limit_G, random_TE, **parts)
 
 
 def by_rank(amount_E: Tensor, ranks: int, placed_RL: Tensor | None) -> Tensor:
@@ -313,11 +305,6 @@ def score_keys(scores: Scores, index_TS: Tensor) -> Tensor:
     return gate_key(scores.score_TE.gather(1, index_TS))
 
 
-def added_bit(scores: Scores, index_TS: Tensor) -> Tensor:
-    """Return :data:`ADDED` for slots beyond the router's own choice, 0 for the others [T, S]."""
-    return addable(scores).gather(1, index_TS).long() * ADDED
-
-
 def keep_within_capacity(
     method: Bounded,
     tokens: TokenGroups,
@@ -336,7 +323,7 @@ def keep_within_capacity(
         layer: The capacities.
         index_TS: The expert of each slot.
         key_TS: The order in which a unit keeps pairs: whole numbers from 0 to 2³² - 1, to which
-            :data:`ADDED` may be added.
+            :data:`capmoe_eval.routing.buckets.ADDED` may be added.
         n_experts: Routed experts E.
         valid_TS: False for a slot without a pair; None if all are valid.
 

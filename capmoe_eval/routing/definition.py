@@ -7,7 +7,6 @@ lower expert.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -140,14 +139,9 @@ def pairs_per_unit(
 
     γ is finite, and the decimal that was written (paper §4; of a device, §5.2).
     """
-    numerator, denominator = _ratio(gamma)
+    numerator, denominator = Decimal(repr(gamma)).as_integer_ratio()
     pairs, rest = divmod(sharing * numerator * tokens * top_k, denominator * n_experts)
     return pairs + (rest > 0 and rounding == "ceil")
-
-
-@functools.cache
-def _ratio(gamma: float) -> tuple[int, int]:
-    return Decimal(repr(gamma)).as_integer_ratio()
 
 
 def limits(method: Method, gamma: float, tokens_G: Array, *, top_k: int, n_experts: int) -> Array:

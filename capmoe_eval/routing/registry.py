@@ -191,18 +191,13 @@ def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
     fields = {knob: value for knob, value in values.items() if knob in method_knobs}
     if "gamma" in method_knobs:
         fields["gamma"] = parse_factor(gamma, values)
-    else:
-        _refuse_forms(name, gamma, values)
-    return method(**fields).canonical()
-
-
-def _refuse_forms(name: str, gamma: object, settings: Mapping[str, Any]) -> None:
-    """Refuse a form of γ for a method that has no capacity; a number has no effect."""
-    for form in factor_forms():
+        return method(**fields).canonical()
+    for form in factor_forms():  # a number is without effect
         keyword = gamma if gamma == form.keyword is not None else None
-        for knob, value in (("gamma", keyword), (form.selector, settings.get(form.selector))):
+        for knob, value in (("gamma", keyword), (form.selector, values.get(form.selector))):
             if value is not None:
                 raise UsageError(
                     f"{knob}={shown(value)}: method {name!r} has no capacity factor; leave {knob} "
                     "out, or choose another method"
                 )
+    return method(**fields).canonical()

@@ -134,16 +134,6 @@ def _architectures() -> frozenset[str]:
     return frozenset(registrations)
 
 
-def _check_architecture(name: str | Path, revision: str | None) -> None:
-    """Refuse a checkpoint of a model that a package beside the suite would bring."""
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
-    except (OSError, ValueError):  # no config.json is there, as the error at hand says
-        return
-    if (model_type := config.get("model_type")) not in _architectures():
-        check_installed(f"model_type={model_type}")
-
-
 @contextmanager
 def one_line(field: str, name: str | Path, revision: str | None = None) -> Iterator[None]:
     """Turn every exception of a ``with`` block that loads ``field=name`` into an error of one line.
@@ -165,7 +155,12 @@ def one_line(field: str, name: str | Path, revision: str | None = None) -> Itera
             "spread it over all devices, or dtype=bfloat16"
         ) from error
     except Exception as error:
-        _check_architecture(name, revision)
+        try:
+            config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
+        except (OSError, ValueError):  # no config.json is there, as the error at hand says
+            config = {}
+        if (model_type := config.get("model_type")) not in _architectures():
+            check_installed(f"model_type={model_type}")
         if "trust_remote_code" in str(error):
             raise UsageError(
                 f"{field}={name}: needs code of its own, which runs only where it is asked for by "

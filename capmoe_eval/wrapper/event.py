@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,15 @@ from capmoe_eval.wrapper.ranks import ALONE
 
 COUNTS = ("tokens", "dropped", "added", "lost_all")
 """The counts of a layer's tokens: all, pairs lost, pairs added, and tokens without any pair."""
+
+
+class Totals(NamedTuple):
+    """Sums over the processes that share a batch."""
+
+    demand_GME: Tensor  # the loads by the router's own choice, by modality
+    kept_GME: Tensor  # the loads that the experts were called with, by modality
+    count_CM: Tensor  # the COUNTS by modality
+    pad_slots: Tensor  # the number of slots that tokens take which do not count []
 
 
 @dataclass(eq=False)
@@ -108,6 +118,14 @@ class LayerForward:
         return self.layer.gate.scores(self.groups.counted(self.logits_NE), self.topk_TK)
 
     @cached_property
+    def router_input_TH(self) -> Tensor | None:
+        """The router's input of the counted tokens; None where no decision reads it."""
+        if not self.method.reads_hidden:
+            return None
+        assert self.hidden_NH is not None
+        return self.groups.counted(self.hidden_NH.detach())
+
+    @cached_property
     def image_T(self) -> Tensor | None:
         """True for a token of an image; None where there can be none."""
         return self.plan.on(self.topk_NK.device).image_T
@@ -120,9 +138,9 @@ class LayerForward:
     @cached_property
     def limit_G(self) -> Tensor:
         """The capacity of an expert, or of a device, in each group [G]."""
-        limit_G = self.plan.limit_G(self.method, self.layer, self.index_NA.device)
-        assert limit_G is not None
-        return limit_G
+        gamma = self.method.uniform_gamma
+        assert gamma is not None
+        return self.plan.capacities((gamma,), self.layer, self.index_NA.device)[0]
 
     # Pairs and loads.
 
@@ -162,46 +180,27 @@ class LayerForward:
         return bucket_loads(cell_T, index_TS, amount_TS, shape)
 
     @cached_property
-    def _totals(self) -> tuple[Tensor, ...]:
+    def totals(self) -> Totals:
         """The sums over all processes, in one exchange between them."""
         n_experts = self.layer.n_experts
         called_TA = self.index_TA.clamp(0, n_experts - 1)
-        return self.layer.ranks.totals(
+        parts = Totals(
             self.loads_GME(self.topk_TK, torch.ones_like(self.topk_TK)),
             self.loads_GME(called_TA, (self.index_TA < n_experts).long()),
             by_modality(self.count_CT, self.image_T),
             self._slots_of_pads(),
         )
-
-    @property
-    def demand_GME(self) -> Tensor:
-        """The loads by the router's own choice, by modality [G, M, E]."""
-        return self._totals[0]
-
-    @property
-    def kept_GME(self) -> Tensor:
-        """The loads that the experts were called with, by modality [G, M, E]."""
-        return self._totals[1]
-
-    @property
-    def count_CM(self) -> Tensor:
-        """The :data:`COUNTS` of the whole batch by modality [C, M]."""
-        return self._totals[2]
-
-    @property
-    def pad_slots(self) -> Tensor:
-        """The number of slots that tokens take which do not count []."""
-        return self._totals[3]
+        return Totals(*self.layer.ranks.totals(*parts))
 
     @cached_property
     def demand_GE(self) -> Tensor:
         """The loads by the router's own choice [G, E]."""
-        return self.demand_GME.sum(dim=1)
+        return self.totals.demand_GME.sum(dim=1)
 
     @cached_property
     def kept_GE(self) -> Tensor:
         """The loads that the experts were called with [G, E]."""
-        return self.kept_GME.sum(dim=1)
+        return self.totals.kept_GME.sum(dim=1)
 
     @cached_property
     def demand_E(self) -> Tensor:
@@ -216,7 +215,7 @@ class LayerForward:
     @cached_property
     def count_C(self) -> Tensor:
         """The :data:`COUNTS` of the whole batch [C]."""
-        return self.count_CM.sum(dim=1)
+        return self.totals.count_CM.sum(dim=1)
 
     @property
     def dropped(self) -> Tensor:

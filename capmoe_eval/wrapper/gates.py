@@ -218,37 +218,34 @@ def fitting_gates(
             gate = Gate(recipe, router, expert_scale=factor, stand_ins=stand_ins)
             scaled = [_scaled(gate, probe) for probe in probes]
             deviation = max(off for _, off in scaled)
-            if deviation <= tolerance(probes[0][1].dtype):
-                choices = _choices(scaled[0][0])
-                fitting += [(choice, deviation) for choice in choices if _fits(choice, probes)]
+            if deviation > tolerance(probes[0][1].dtype):
+                continue
+            for choice in _choices(scaled[0][0]):
+                misread = (
+                    misread_T(choice.scores(logits_TE, topk_TK), 1e-5).any()
+                    for logits_TE, _, topk_TK in probes
+                )
+                if fixed or not any(map(bool, misread)):
+                    fitting.append((choice, deviation))
         if fitting:
             return [(dataclasses.replace(gate, stand_ins={}), off) for gate, off in fitting]
     return []
 
 
 def _scaled(gate: Gate, probe: RouterOutput) -> tuple[Gate, float]:
-    """Return the gate with the router's factor on the weights of a probe, and its deviation."""
+    """Return the gate with the router's factor on the weights of a probe, and its deviation.
+
+    The factor is 1, 1/K, or one of the numbers that the router holds.
+    """
     # Neither groups nor a bias change the weight of a chosen expert.
     logits_TE, weight_TK, topk_TK = probe
     scores = gate.scores(logits_TE, topk_TK)
-    scale = _scale(gate.router, weight_TK, gate.weights(scores, topk_TK))
+    ratio = float((weight_TK.float() / gate.weights(scores, topk_TK)).median())
+    held = [float(n) for n in vars(gate.router).values() if type(n) in (int, float) and n > 0]
+    factors = [1.0, *held, 1 / weight_TK.shape[1]]
+    scale = min(factors, key=lambda factor: abs(ratio / factor - 1))
     gate = dataclasses.replace(gate, scale=scale)
     return gate, float(gate.deviation(scores, weight_TK).nan_to_num(nan=torch.inf))
-
-
-def _fits(gate: Gate, probes: Sequence[RouterOutput]) -> bool:
-    """Return whether the gate chooses the experts of every probe."""
-    return gate.recipe.fixed or not any(
-        bool(misread_T(gate.scores(logits_TE, topk_TK), 1e-5).any())
-        for logits_TE, _, topk_TK in probes
-    )
-
-
-def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
-    """Return the factor on a router's weights: 1, 1/K, or one of the numbers that it holds."""
-    numbers = [float(n) for n in vars(router).values() if type(n) in (int, float) and n > 0]
-    ratio = float((weight_TK.float() / expected_TK).median())
-    return min([1.0, *numbers, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
 
 
 def _choices(gate: Gate) -> Iterator[Gate]:

@@ -13,7 +13,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -51,11 +51,6 @@ class Decoding:
         finally:
             self.is_paused = before
 
-    def finish(self, done_B: Tensor) -> None:
-        """Add the sequences that are finished now [B] to those that were."""
-        before_B = self.finished_B
-        self.finished_B = done_B if before_B is None else before_B | done_B
-
 
 class Generation:
     """Follows the generations of a model, and of objects that contain it."""
@@ -76,13 +71,16 @@ class Generation:
         decoding = self._running()
         if decoding is not None and decoding.first is not None and not decoding.is_paused:
             return decoding
-        if _generates(self.concerns):
-            raise UsageError(
-                "generate: it runs the model in forwards that are not the steps of greedy search, "
-                "sampling or beam search (a custom_generate, guidance_scale, or a loop of the "
-                "model's own), so that prompts cannot be told from steps; leave that option out, "
-                "or call the model in a loop of your own"
-            )
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is _GENERATE and self.concerns(frame.f_locals.get("self")):
+                raise UsageError(
+                    "generate: it runs the model in forwards that are not the steps of greedy "
+                    "search, sampling or beam search (a custom_generate, guidance_scale, or a loop "
+                    "of the model's own), so that prompts cannot be told from steps; leave that "
+                    "option out, or call the model in a loop of your own"
+                )
+            frame = frame.f_back
         return None
 
     def _running(self) -> Decoding | None:
@@ -97,15 +95,18 @@ class Generation:
         """
         with _LOCK:
             if not _OPEN:
-                _replace_loops()
+                for (owner, name), follow in _LOOPS.items():
+                    stock = _STOCK[owner, name] = getattr(owner, name)
+                    setattr(owner, name, _followed(stock, follow))
             _OPEN.append(self)
         try:
             yield
         finally:
             with _LOCK:
                 _OPEN.remove(self)
-                if not _OPEN:
-                    _restore_loops()
+                while _STOCK and not _OPEN:
+                    (owner, name), stock = _STOCK.popitem()
+                    setattr(owner, name, stock)
         if self._n_running:
             raise UsageError(
                 "capacity_aware: the block ended while generate still ran in another thread, whose "
@@ -152,7 +153,7 @@ class Generation:
                 self._n_running -= 1
 
     @contextmanager
-    def prompt(self, arguments: dict[str, Any]) -> Iterator[None]:
+    def prompt(self, _loop: str, arguments: dict[str, Any]) -> Iterator[None]:
         """Follow the forwards that compute a prompt, several where it is computed in chunks."""
         decoding = self._running()
         if decoding is None:  # a loop that is not followed
@@ -163,6 +164,17 @@ class Generation:
             yield
         finally:
             decoding.first, decoding.mask = False, None
+
+    def packing(self, _loop: str, _arguments: dict[str, Any]) -> AbstractContextManager[None]:
+        """Refuse the start of continuous batching.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            "generate_batch: continuous batching packs sequences into one row, so that neither "
+            "prompts nor ranks can be told; use generate"
+        )
 
 
 class _Processors(LogitsProcessorList):  # type: ignore[misc]
@@ -195,7 +207,8 @@ class _Criteria(StoppingCriteriaList):  # type: ignore[misc]
                 if tracked is not None:
                     tracked_B = torch.tensor(tracked, device="cpu")
                     noted_B = noted_B | moved(tracked_B, done_B.device)
-            self._decoding.finish(noted_B)
+            before_B = self._decoding.finished_B
+            self._decoding.finished_B = noted_B if before_B is None else before_B | noted_B
         return done_B
 
 
@@ -208,6 +221,7 @@ _LOOPS = {
     (GenerationMixin, "_beam_search"): Generation.decoding,
     (GenerationMixin, "_assisted_decoding"): Generation.decoding,
     (GenerationMixin, "_prefill"): Generation.prompt,
+    (ContinuousMixin, "init_continuous_batching"): Generation.packing,
 }
 _STOCK: dict[tuple[type, str], Any] = {}
 """The methods that are replaced while something follows generations."""
@@ -215,22 +229,8 @@ _STOCK: dict[tuple[type, str], Any] = {}
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
-def _replace_loops() -> None:
-    names = [*_LOOPS, (ContinuousMixin, "init_continuous_batching")]
-    _STOCK.update({(owner, name): getattr(owner, name) for owner, name in names})
-    for (owner, name), stock in _STOCK.items():
-        follow = _LOOPS.get((owner, name))
-        setattr(owner, name, _refused(stock) if follow is None else _followed(stock, follow))
-
-
-def _restore_loops() -> None:
-    while _STOCK:
-        (owner, name), stock = _STOCK.popitem()
-        setattr(owner, name, stock)
-
-
 def _followed(stock: Any, follow: Any) -> Callable[..., Any]:
-    """Return transformers' function, wrapped so that open blocks follow what it decodes."""
+    """Return transformers' function, wrapped so that open blocks follow or refuse it."""
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -241,33 +241,7 @@ def _followed(stock: Any, follow: Any) -> Callable[..., Any]:
         call = signature.bind(generating, *args, **kwargs)
         with ExitStack() as stack:
             for generation in concerned:
-                steps = [stock.__name__] if follow is Generation.decoding else []
-                stack.enter_context(follow(generation, *steps, call.arguments))
+                stack.enter_context(follow(generation, stock.__name__, call.arguments))
             return stock(*call.args, **call.kwargs)
 
     return loop
-
-
-def _refused(stock: Any) -> Callable[..., Any]:
-    """Return the start of continuous batching, wrapped so that models of open blocks refuse it."""
-
-    @functools.wraps(stock)
-    def start(generating: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(generation.concerns(generating) for generation in list(_OPEN)):
-            raise UsageError(
-                "generate_batch: continuous batching packs sequences into one row, so that neither "
-                "prompts nor ranks can be told; use generate"
-            )
-        return stock(generating, *args, **kwargs)
-
-    return start
-
-
-def _generates(concerns: Callable[[Any], bool]) -> bool:
-    """Return whether this thread is inside ``generate`` of an object that ``concerns`` us."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is _GENERATE and concerns(frame.f_locals.get("self")):
-            return True
-        frame = frame.f_back
-    return False

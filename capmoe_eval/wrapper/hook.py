@@ -34,7 +34,6 @@ from capmoe_eval.wrapper.plan import (
     find_images,
     new_columns,
     read_call,
-    row_ends,
 )
 from capmoe_eval.wrapper.ranks import ALONE
 
@@ -46,17 +45,13 @@ class LayerHook:
     """The forward of one layer under a method: a hook of its router and one of its experts."""
 
     def __init__(
-        self,
-        number: int,
-        layer: MoeLayer,
-        method: Method,
-        calibrated: Tensor | None,
-        running: Callable[[int, str], ForwardPlan],
+        self, number: int, meter: Meter, running: Callable[[int, str], ForwardPlan]
     ) -> None:
-        self.layer = layer
-        self._number, self._method, self._calibrated = number, method, calibrated
+        self.layer = meter.layers[number]
+        self._number, self._method = number, meter.method.of_layer(number)
+        self._calibrated = None if meter.calibrated is None else meter.calibrated[number]
         self._running = running  # returns the plan of the forward that runs
-        self._experts: Any = layer.experts
+        self._experts: Any = self.layer.experts
         # See LayerForward.experts_ran; None while nobody asks for it.
         self._computed: list[Tensor] | None = None
 
@@ -87,7 +82,16 @@ class LayerHook:
             calibrated=self.calibrated_on(topk_NK.device),
         )
         if plan.constrained and not self._method.is_stock:
-            event.assignment = self._decide(event)
+            event.assignment = decide(
+                event.scores,
+                self._method,
+                event.groups,
+                layer=self.layer,
+                stream=(self._number, plan.number),
+                image_T=event.image_T,
+                hidden_TH=event.router_input_TH,
+                calibrated=event.calibrated,
+            )
         if plan.observers:
             plan.routed[self._number] = event
             self._computed = [] if self._drops else None
@@ -126,23 +130,6 @@ class LayerHook:
         if self._calibrated is not None:
             self._calibrated = self._calibrated.to(device)
         return self._calibrated
-
-    def _decide(self, event: LayerForward) -> Assignment:
-        """Return the decision on the counted tokens."""
-        hidden_TH = None
-        if self._method.reads_hidden:
-            assert event.hidden_NH is not None
-            hidden_TH = event.groups.counted(event.hidden_NH.detach())
-        return decide(
-            event.scores,
-            self._method,
-            event.groups,
-            layer=self.layer,
-            stream=(self._number, event.plan.number),
-            image_T=event.image_T,
-            hidden_TH=hidden_TH,
-            calibrated=event.calibrated,
-        )
 
     def sent(self, event: LayerForward, assignment: Assignment) -> RouterOutput | None:
         """Return the router's output with the kept pairs; None if they are the router's own."""
@@ -282,29 +269,9 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
             route, emit = forward.unless_aside(hook.route), forward.unless_aside(hook.emit)
             stack.callback(router.register_forward_hook(route).remove)
             stack.callback(experts.register_forward_hook(emit, with_kwargs=True).remove)
-        stack.enter_context(_replaced_forward(model, forward))
+        stack.enter_context(forward.in_place())
         stack.enter_context(forward.generation.followed())
         yield
-
-
-@contextmanager
-def _replaced_forward(model: nn.Module, forward: Any) -> Iterator[None]:
-    """Have a model run another forward; restore its own on exit."""
-    before = vars(model).get("forward")  # accelerate sets one, too
-    model.forward = forward
-    try:
-        yield
-    finally:
-        forward.close()
-        if before is None:
-            del model.forward
-        else:
-            model.forward = before
-    if forward.runs:
-        raise UsageError(
-            "capacity_aware: the block ended while a forward still ran in another thread, whose "
-            "last layers had no capacity; wait for the thread inside the block"
-        )
 
 
 class _Forward:
@@ -315,19 +282,10 @@ class _Forward:
         self._stock: Callable[..., Any] = model.forward
         self._model, self._meter = model, meter
         self._alone = threading.Lock()  # held by the forward that runs
-        self._is_closed = False
+        self._is_closed = False  # then it runs the stock forward, for those who kept this object
         self._signature = inspect.signature(model.forward)
-        self.layers = [
-            LayerHook(
-                number,
-                layer,
-                meter.method.of_layer(number),
-                None if meter.calibrated is None else meter.calibrated[number],
-                self._running,
-            )
-            for number, layer in enumerate(meter.layers)
-        ]
         layers = range(len(meter.layers))
+        self.layers = [LayerHook(number, meter, self._running) for number in layers]
         self._expected = [(layer, part) for layer in layers for part in ("router", "experts")]
         self._plan: ForwardPlan | None = None  # of the forward that runs
         # Without a capacity a decode step needs no count of its tokens, unless they are recorded.
@@ -335,21 +293,36 @@ class _Forward:
             model, lambda: meter.method.decode != "unconstrained" or meter.sees_every_forward
         )
 
-    @property
-    def runs(self) -> bool:
-        """True while a forward runs."""
-        return self._alone.locked()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._stock, memo)  # the copy's own
 
-    def close(self) -> None:
-        """Run the stock forward from now on, for those who kept this object."""
-        self._is_closed = True
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the model run this forward; restore its own on exit.
+
+        Raises:
+            UsageError: On exit, if a forward still runs in another thread.
+        """
+        model: Any = self._model
+        before = vars(model).get("forward")  # accelerate sets one, too
+        model.forward = self
+        try:
+            yield
+        finally:
+            self._is_closed = True
+            if before is None:
+                del model.forward
+            else:
+                model.forward = before
+        if self._alone.locked():
+            raise UsageError(
+                "capacity_aware: the block ended while a forward still ran in another thread, "
+                "whose last layers had no capacity; wait for the thread inside the block"
+            )
 
     def unless_aside(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that leaves the forwards of ``Meter.aside`` alone."""
-        return lambda *call: None if self._meter.is_aside else hook(*call)
+        return lambda *call: None if self._meter.scope.is_aside else hook(*call)
 
     # Where a caller is compiled, the hooks are not: they count on the host.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -363,7 +336,7 @@ class _Forward:
                 "in another thread; run them one after the other, or load the model twice"
             )
         try:
-            if self._meter.is_aside:
+            if self._meter.scope.is_aside:
                 for hook in self.layers:
                     hook.compute_all()
                 return self._stock(*args, **kwargs)
@@ -379,7 +352,13 @@ class _Forward:
             self._meter.begin(plan)
             undo.append(remembered(*(sums for of in plan.observers for sums in of.sums)))
             output = self._stock(*args, **kwargs)
-            self._check_layers(plan)
+            if plan.seen != self._expected:
+                names = [layer.name for layer in self._meter.layers]
+                missing = [names[n] for n, part in self._expected if (n, part) not in plan.seen]
+                raise EnforcementError(
+                    "not every MoE layer ran exactly once in a forward: "
+                    f"{missing or 'some ran twice'}"
+                )
             self._meter.end(plan)
         except EnforcementError:  # what a broken invariant counted stays: the proofs tell of it
             raise
@@ -404,7 +383,7 @@ class _Forward:
         mask, first_column = self._mask(arguments, tokens, step, n_cached)
         if step is None and arguments.get("attention_mask") is None:
             check_unpacked(arguments.get("position_ids"), mask)
-        marked = meter.real_tokens_BS
+        marked = meter.scope.real_tokens_BS
         return ForwardPlan(
             meter.method,
             number=meter.forwards,
@@ -417,8 +396,7 @@ class _Forward:
             is_prompt=step.first if step else None,
             is_idle=meter.ranks.idle,
             config=config,
-            input_ids_BS=arguments.get("input_ids"),
-            token_types_BS=arguments.get("mm_token_type_ids"),
+            arguments=arguments,
             call_mask=arguments.get("attention_mask")
             if marked is None
             else meter.ranks.own(marked),
@@ -432,14 +410,13 @@ class _Forward:
                 meter.method.modality_setting,
                 prompt_length=prompt_length,
             ),
-            row_end_BS=row_ends(config, arguments),
         )
 
     def _mask(
         self, arguments: dict[str, Any], tokens: Tensor, step: Decoding | None, n_cached: int
     ) -> tuple[Any, int]:
         """Return a forward's mask of real tokens, and its first column of a new token."""
-        ranks, real_BS = self._meter.ranks, self._meter.real_tokens_BS
+        ranks, real_BS = self._meter.ranks, self._meter.scope.real_tokens_BS
         if real_BS is not None:
             real_BS = ranks.own(real_BS)
             if real_BS.shape != tokens.shape[:2]:
@@ -468,15 +445,6 @@ class _Forward:
         if self._meter.method.count_padding or mask is None:
             return everyone_BS
         return new_columns(mask, tokens, first_column).to(tokens.device)
-
-    def _check_layers(self, plan: ForwardPlan) -> None:
-        """Check that every layer ran once in the forward that ends."""
-        if plan.seen != self._expected:
-            names = [layer.name for layer in self._meter.layers]
-            missing = [names[n] for n, part in self._expected if (n, part) not in plan.seen]
-            raise EnforcementError(
-                f"not every MoE layer ran exactly once in a forward: {missing or 'some ran twice'}"
-            )
 
     def _running(self, number: int, part: str) -> ForwardPlan:
         """Return the plan of the forward that runs."""

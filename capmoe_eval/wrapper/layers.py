@@ -318,9 +318,8 @@ def _probe(
     with torch.no_grad():
         output = run(hidden_TH)
         spread = _spread(output)
-        if (
-            spread > 0
-        ):  # whatever the scale of its weights, else a bias hides the scores or is hidden
+        # Whatever the scale of its weights, else a bias hides the scores or is hidden.
+        if spread > 0:
             output = run(hidden_TH * (_PROBE_SPREAD / spread))
     if not isinstance(output, tuple) or len(output) != 3:
         raise TypeError("it does not return (logits, weights, indices)")

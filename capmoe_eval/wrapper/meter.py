@@ -31,11 +31,11 @@ _SHARED = ("violations", "pad_slots", "unenforced", "overloaded")
 """The sums of a proof to which several observers add."""
 
 
-class _Scope(threading.local):
+class Scope(threading.local):
     """The ``with`` blocks of a meter that a thread is in."""
 
-    real_tokens_BS: Tensor | None = None
-    is_aside = False
+    real_tokens_BS: Tensor | None = None  # the mask of Meter.real_tokens
+    is_aside = False  # True if forwards of this thread are left alone
 
 
 class Meter:
@@ -61,7 +61,8 @@ class Meter:
         self._misplanned = 0  # those under it that should not be, or the other way round
         self._uncounted = 0  # those in which no token counted, though one is real
         self._all_pads = 0  # those in which no token counted, since none is real
-        self._observers: list[Observer] = [
+        # In the order in which they see an event.
+        self.observers: list[Observer] = [
             Loads(layers, method),
             GateCheck(layers),
             Modalities(layers, method),
@@ -70,51 +71,36 @@ class Meter:
         self._definition: DefinitionCheck | None = None
         if examines:  # the probes of a proof on entry are not compared with the definition
             self._definition = DefinitionCheck(layers, method, calibrated, self._seed)
-            self._observers.append(self._definition)
+            self.observers.append(self._definition)
         # Proofs on entry: γ=∞ gives the stock model; the kept-pairs kernel agrees with the stock's.
         self.stock_at_infinity: Proof = {"passed": None, "why": "not run"}
         self.kernel_agrees: Proof = {"passed": None, "why": "not run"}
-        self._scope = _Scope()
+        self.scope = Scope()
         self._expected_layers = expected_layers
-
-    @property
-    def observers(self) -> Sequence[Observer]:
-        """The observers, in the order in which they see an event."""
-        return self._observers
 
     def examine_nothing(self) -> None:
         """Stop comparing forwards with the definition, to time the forwards of a long run."""
         if self._definition is not None:
-            self._observers.remove(self._definition)
+            self.observers.remove(self._definition)
             self._definition = None
 
     def observe(self, observer: Observer) -> None:
         """Show the following forwards to another observer."""
-        self._observers.append(observer)
+        self.observers.append(observer)
 
     @property
     def sees_every_forward(self) -> bool:
         """True if an observer asks for forwards that are not under the method, too."""
-        return any(observer.every_forward for observer in self._observers)
-
-    @property
-    def real_tokens_BS(self) -> Tensor | None:
-        """The mask of :meth:`real_tokens`, in this thread."""
-        return self._scope.real_tokens_BS
-
-    @property
-    def is_aside(self) -> bool:
-        """True if forwards of this thread are left alone."""
-        return self._scope.is_aside
+        return any(observer.every_forward for observer in self.observers)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Run the forwards of a ``with`` block without a capacity, and neither count nor check."""
-        before, self._scope.is_aside = self._scope.is_aside, True
+        before, self.scope.is_aside = self.scope.is_aside, True
         try:
             yield
         finally:
-            self._scope.is_aside = before
+            self.scope.is_aside = before
 
     @contextmanager
     def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:
@@ -124,11 +110,11 @@ class Meter:
         a causal model, which need no attention mask: the logits of real tokens are then those of an
         unmasked forward, bit for bit. It takes precedence over the model's ``attention_mask``.
         """
-        before, self._scope.real_tokens_BS = self._scope.real_tokens_BS, mask_BS.bool()
+        before, self.scope.real_tokens_BS = self.scope.real_tokens_BS, mask_BS.bool()
         try:
             yield
         finally:
-            self._scope.real_tokens_BS = before
+            self.scope.real_tokens_BS = before
 
     # A forward.
 
@@ -145,9 +131,9 @@ class Meter:
             is_uncounted = int(plan.ranks.total(real)) > 0
             self._uncounted += is_uncounted
             self._all_pads += not is_uncounted
-        for observer in self._observers:
+        for observer in self.observers:
             observer.begin(plan)
-        asked = [observer for observer in self._observers if observer.wants(plan)]
+        asked = [observer for observer in self.observers if observer.wants(plan)]
         if self._samples and not is_examined(self._seed, self._constrained - 1):
             asked = [observer for observer in asked if not observer.is_sampled]
         plan.observers = asked
@@ -170,16 +156,16 @@ class Meter:
                 "capacity not enforced: tokens_counted (no token of a forward counted, though its "
                 "mask says that some are real)"
             )
-        for observer in self._observers:
+        for observer in self.observers:
             observer.end(plan)
         if not plan.constrained:  # nothing was counted since the last check
             return
-        faults = [fault for observer in self._observers for fault in observer.broken()]
+        faults = [fault for observer in self.observers for fault in observer.broken()]
         if not torch.stack([fault.to(faults[0].device) for fault in faults]).any():
             return
         details = []
         for number, layer in enumerate(self.layers):
-            if breaches := [text for of in self._observers for text in of.breaches(number)]:
+            if breaches := [text for of in self.observers for text in of.breaches(number)]:
                 details.append(f"{layer.name}: {', '.join(breaches)}")
         raise EnforcementError("capacity not enforced: " + "; ".join(details))
 
@@ -206,7 +192,7 @@ class Meter:
                 {"uncounted": self._uncounted}, checked=self._constrained, all_pads=self._all_pads
             ),
         }
-        for observer in self._observers:
+        for observer in self.observers:
             proofs |= observer.proofs(self)
         return proofs
 
@@ -243,18 +229,12 @@ class Meter:
 
     def count(self, name: str) -> int:
         """Return a sum over all layers to which several observers may add."""
-        return sum(observer.count(name) for observer in self._observers)
-
-    @property
-    def has_bounds(self) -> bool:
-        """True if any observer compared loads with a bound."""
-        sums = [part for of in self._observers for part in of.sums if isinstance(part, Sums)]
-        return any("violations" in part for part in sums)
+        return sum(observer.count(name) for observer in self.observers)
 
     def summary(self) -> dict[str, Any]:
         """Return the statistics over all layers and forwards, JSON-ready."""
         summary = {"forwards": self.forwards, "decode_forwards": self.decode_forwards}
-        for observer in self._observers:
+        for observer in self.observers:
             summary |= observer.summary()
         return summary
 
@@ -266,8 +246,8 @@ class Meter:
     def _layer(self, number: int) -> dict[str, Any]:
         """Return the statistics of a layer, with its γ if the layers have different ones."""
         factor = self.method.factor
-        report = {key: value for of in self._observers for key, value in of.layer(number).items()}
-        sums = [of.sums[number] for of in self._observers if len(of.sums) > number]
+        report = {key: value for of in self.observers for key, value in of.layer(number).items()}
+        sums = [of.sums[number] for of in self.observers if len(of.sums) > number]
         for name in _SHARED:
             report[name] = sum(part.count(name) for part in sums if isinstance(part, Sums))
         if factor is not None and factor.uniform is None:

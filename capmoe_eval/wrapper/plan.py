@@ -209,12 +209,6 @@ def find_images(
     return image_BS
 
 
-def row_ends(config: Any, arguments: Mapping[str, Any]) -> Tensor | None:
-    """Return a mask [B, S] of the tokens that end a row of an image; None if there are none."""
-    row_end, ids = getattr(config, "image_row_end_id", None), arguments.get("input_ids")  # MolmoE
-    return None if row_end is None or ids is None else ids == row_end
-
-
 # Counted tokens, groups and capacities.
 
 GAMMA_GRID: tuple[float, ...] = tuple(step / 4 for step in range(17))
@@ -272,15 +266,13 @@ class ForwardPlan:
     is_prompt: bool | None = None
     is_idle: bool = False  # True for a process without a sequence of the batch
     config: Any = None  # of the model, which names the tokens that stand for images
-    input_ids_BS: Tensor | None = None
-    token_types_BS: Tensor | None = None  # 0 for text
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # by their names
     call_mask: Any = None  # the mask that the caller gave, as it is; None if there was none
     ranks: Ranks = ALONE
     # The plan.
     counted_BS: Tensor  # True for this process's tokens that count and take slots
     decode: bool  # a decode step
     image_BS: Tensor | None = None  # True for its tokens of images; None where there can be none
-    row_end_BS: Tensor | None = None  # True for its tokens of text between the rows of an image
     thread: int = field(default_factory=threading.get_ident)  # that runs the forward
     # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
@@ -321,7 +313,10 @@ class ForwardPlan:
             image_T = band_T = None
             if self.image_BS is not None:
                 rows_T = moved(self.groups.rows_T, self.image_BS.device)
-                parts = (self.image_BS, image_bands(self.image_BS, self.row_end_BS))
+                row_end = getattr(self.config, "image_row_end_id", None)  # MolmoE
+                ids_BS = self.arguments.get("input_ids")
+                row_end_BS = None if row_end is None or ids_BS is None else ids_BS == row_end
+                parts = (self.image_BS, image_bands(self.image_BS, row_end_BS))
                 image_T, band_T = (part.reshape(-1)[rows_T].to(device) for part in parts)
             pads_N1 = moved(~self.counted_BS.reshape(-1, 1), device)
             self._on[device] = Tokens(self.groups.to(device), pads_N1, image_T, band_T)
@@ -341,10 +336,3 @@ class ForwardPlan:
             limit_XG = [definition.limits(self.method, of, tokens_G, **sizes) for of in gammas]
             self._capacities[key] = moved(torch.from_numpy(np.stack(limit_XG)), device)
         return self._capacities[key]
-
-    def limit_G(self, method: Method, layer: MoeLayer, device: torch.device) -> Tensor | None:
-        """Return the capacity of each group [G] under a layer's method; None without a capacity."""
-        if method.factor is None:
-            return None
-        assert method.factor.uniform is not None
-        return self.capacities((method.factor.uniform,), layer, device)[0]

@@ -50,7 +50,11 @@ def target_model(model: Any) -> PreTrainedModel:
             "example that of a pipeline, pipeline.model"
         )
     for module in model.modules():
-        if _is_compiled(module):
+        if (  # torch compiled the module, its call or its forward
+            hasattr(module, "_orig_mod")
+            or getattr(module, "_compiled_call_impl", None) is not None
+            or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        ):
             raise UsageError(
                 f"model={name}: {type(module).__name__} is compiled, and compiled code leaves out "
                 "the hooks of a capacity; pass a model without torch.compile and .compile()"
@@ -79,15 +83,6 @@ def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
     else:
         for child in module.children():
             yield from _outermost(child)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Return whether torch compiled a module, its call or its forward."""
-    return (
-        hasattr(module, "_orig_mod")
-        or getattr(module, "_compiled_call_impl", None) is not None
-        or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
-    )
 
 
 def _check_loaded(model: PreTrainedModel) -> None:
@@ -215,7 +210,10 @@ def routed(
     with claimed(target):
         meter = _new_meter(target, method, calibrated)
         if verify:
-            prove_on_entry(target, meter)
+            with _evaluating(target), torch.no_grad():
+                tokens_BS = _probe_tokens(target, 2 * meter.ranks.size)
+                meter.kernel_agrees = _compare_kernels(target, meter.layers, tokens_BS)
+                meter.stock_at_infinity = _prove_stock_at_infinity(target, meter, tokens_BS)
         with hooked(target, meter):
             yield meter
 
@@ -277,19 +275,6 @@ def _checked(
 # Proofs on entry: γ=∞ is the stock model, and the kernels agree.
 
 
-def prove_on_entry(model: nn.Module, meter: Meter) -> None:
-    """Prove ``kernel_agrees`` and ``stock_at_infinity``, and note them in the meter.
-
-    Raises:
-        EnforcementError: If one of them does not hold.
-    """
-    layers = meter.layers
-    with _evaluating(model), torch.no_grad():
-        tokens_BS = _probe_tokens(model, 2 * meter.ranks.size)
-        meter.kernel_agrees = _compare_kernels(model, layers, tokens_BS)
-        meter.stock_at_infinity = _prove_stock_at_infinity(model, layers, meter, tokens_BS)
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode; on exit restore the mode of each of its modules."""
@@ -318,10 +303,9 @@ def _run(model: nn.Module, tokens_BS: Tensor) -> Tensor:
     return output.last_hidden_state if logits is None else logits
 
 
-def _prove_stock_at_infinity(
-    model: nn.Module, layers: Sequence[MoeLayer], under: Meter, tokens_BS: Tensor
-) -> dict[str, Any]:
+def _prove_stock_at_infinity(model: nn.Module, under: Meter, tokens_BS: Tensor) -> dict[str, Any]:
     """Compare the model's logits with those under the method where no bound is reached."""
+    layers = under.layers
 
     def run_under(unbounded: Method, real_BS: Tensor) -> Tensor:
         meter = Meter(layers, unbounded, None, under.calibrated, examines=False)
@@ -374,7 +358,11 @@ def _compare_kernels(
         _run(model, tokens_BS)
     if not all(bool(stock_TH.isfinite().all()) for _, stock_TH in pairs):
         return {"passed": None, "why": "the stock experts' outputs are not finite"}
-    deviation = max(_deviation(ours_TH, stock_TH) for ours_TH, stock_TH in pairs)
+    deviation = 0.0  # the largest difference over the largest stock output; infinity for NaN
+    for ours_TH, stock_TH in pairs:
+        most = stock_TH.abs().amax().clamp_min(torch.finfo(stock_TH.dtype).tiny)
+        off = (ours_TH - stock_TH).abs().amax() / most
+        deviation = max(deviation, float(off.double().nan_to_num(nan=torch.inf)))
     tolerance = KERNEL_TOLERANCE[pairs[-1][1].dtype]
     if deviation > tolerance:
         raise EnforcementError(
@@ -406,10 +394,3 @@ def _both_kernels(
         if not torch.equal(computed_P.sort().values, kept_P.sort().values):
             raise EnforcementError("the kept-pairs kernel computes other pairs than the kept")
         yield output_TH, expected_TH
-
-
-def _deviation(output_TH: Tensor, expected_TH: Tensor) -> float:
-    """Return the largest difference over the largest expected output; infinity for NaN."""
-    most = expected_TH.abs().amax().clamp_min(torch.finfo(expected_TH.dtype).tiny)
-    off = (output_TH - expected_TH).abs().amax() / most
-    return float(off.double().nan_to_num(nan=torch.inf))

@@ -56,9 +56,10 @@ class ExpandedDrop(Bounded):
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
         """Return the C best-scoring candidates of every unit."""
+        from capmoe_eval.routing.buckets import ADDED
         from capmoe_eval.routing.decision import (
             Assignment,
-            added_bit,
+            addable,
             keep_within_capacity,
             score_keys,
         )
@@ -66,7 +67,7 @@ class ExpandedDrop(Bounded):
         index_TS, valid_TS = self._candidate_slots(scores, tokens, layer)
         key_TS = score_keys(scores, index_TS)
         if self.protect_topk:
-            key_TS = key_TS + added_bit(scores, index_TS)
+            key_TS = key_TS + addable(scores).gather(1, index_TS).long() * ADDED
         slots = {"index_TS": index_TS, "key_TS": key_TS, "valid_TS": valid_TS}
         n_experts = scores.score_TE.shape[1]
         keep_TS = keep_within_capacity(self, tokens, layer, n_experts=n_experts, **slots)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor
 
 from capmoe_eval.routing import definition
@@ -186,9 +187,9 @@ def image_tokens(plan: ForwardPlan) -> Array | None:
     They are told by the types of tokens, else by the ids that the configuration names. Generated
     tokens are text.
     """
-    types_BS, ids_BS = plan.token_types_BS, plan.input_ids_BS
+    types_BS, ids_BS = (plan.arguments.get(of) for of in ("mm_token_type_ids", "input_ids"))
     shape = (plan.n_sequences, plan.n_new)
-    if types_BS is not None and types_BS.shape == shape:
+    if isinstance(types_BS, Tensor) and types_BS.shape == shape:
         is_image_BS = as_array(types_BS != 0)
     elif ids_BS is not None:
         names = (f"{kind}_token_{end}" for kind in _KINDS for end in ("id", "index"))
@@ -249,32 +250,14 @@ def routed_tokens(
     )
 
 
-def with_limits(tokens: RoutedTokens, method: Method) -> RoutedTokens:
-    """Return the tokens of the whole batch with the capacity of each group, if there is one."""
-    if not method.bounds_pairs:
-        return tokens
-    factor = method.factor
-    assert factor is not None
-    assert factor.uniform is not None
-    sizes = {"top_k": tokens.top_k, "n_experts": tokens.n_experts}
-    limit_G = definition.limits(method, factor.uniform, tokens.tokens_G, **sizes)
-    return dataclasses.replace(tokens, limit_G=limit_G)
-
-
 _FLOAT32 = float(np.finfo(np.float32).eps)
 _SMALLEST = float(np.finfo(np.float32).smallest_normal)
 _TIE = 2e-6
 """Relative difference of two groups' worths within which the router's own choice decides."""
 
 
-def _softmax(logit_TE: Array) -> Array:
-    power_TE = np.exp(logit_TE - logit_TE.max(axis=1, keepdims=True))
-    share_TE: Array = power_TE / power_TE.sum(axis=1, keepdims=True)
-    return share_TE
-
-
 _SCORES: dict[str, Callable[[Array], Array]] = {
-    "softmax": _softmax,
+    "softmax": lambda logit_TE: softmax(logit_TE, axis=1),
     "sigmoid": lambda logit_TE: np.exp(-np.logaddexp(0, -logit_TE)),
     "sqrtsoftplus": lambda logit_TE: np.sqrt(np.logaddexp(0, logit_TE)),
     "none": lambda logit_TE: logit_TE,
@@ -373,10 +356,9 @@ def weights_off(
     the precision of the router's weights. Its error is at most (E + 4) roundings in float32 and one
     in that precision.
     """
-    moved = method.combine_weights(tokens)
-    if moved is None:
-        moved = _combine_weights(tokens, event.layer.gate, kept_TE, method.renormalize)
-    expected_TE, is_computed_TE = moved
+    expected_TE, is_computed_TE = method.combine_weights(tokens) or _combine_weights(
+        tokens, event.layer.gate, kept_TE, method.renormalize
+    )
     precision = torch.finfo(event.weight_NK.dtype)
     rounding = (tokens.n_experts + 4) * _FLOAT32 + precision.eps
     error_TE = rounding * np.maximum(abs(expected_TE), precision.tiny) * is_computed_TE
@@ -598,7 +580,13 @@ class DefinitionCheck(Observer):
     ) -> tuple[Counter[str], int]:
         """Return the faults of a layer's forward, and the number of its buckets."""
         faults = sum((part.faults for part in parts), Counter[str]())
-        tokens = with_limits(_joined(parts, method.scope), method)
+        tokens = _joined(parts, method.scope)
+        if method.bounds_pairs:
+            gamma = method.uniform_gamma
+            assert gamma is not None
+            sizes = {"top_k": tokens.top_k, "n_experts": tokens.n_experts}
+            limit_G = definition.limits(method, gamma, tokens.tokens_G, **sizes)
+            tokens = dataclasses.replace(tokens, limit_G=limit_G)
         slots_TE = np.concatenate([part.slots_TE for part in parts])
         weight_TE = np.concatenate([part.weight_TE for part in parts])
         called_TE = slots_TE > 0
