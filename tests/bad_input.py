@@ -31,18 +31,13 @@ FLAG = "must be true or false"
 TEXT = "must be text"
 NAME = "becomes a name in a path"
 WRITE = "cannot be written"
-REAL = "must be a"
 
 MAIN: dict[str, str] = {
     # Names that become paths.
     "model.name=../../evil": NAME,
     "'model.name=\"a\\\\b\"'": NAME,
-    "model.name=.hidden": NAME,
-    "'model.name=\" \"'": NAME,
     "'model.name=\"a\nb\"'": NAME,
     "model.name=null": "model.name=null",
-    "model.name=[a]": "model.name=",
-    f"model.name={'a' * 101}": NAME,
     f"'model.name=\"{'é' * 60}\"'": NAME,
     "model.profile=../evil": "model.profile=../evil",
     "profile.name=../evil": "profile.name=../evil",
@@ -53,26 +48,14 @@ MAIN: dict[str, str] = {
     **{f"overwrite={word}": FLAG for word in ("no", "on", "0", "null", "[]")},
     "allow_code_execution=yes": FLAG,
     "tasks=humaneval": "allow_code_execution=true",
-    **{
-        f"{knob}={word}": f"{knob}={word}: {FLAG}"
-        for knob in ("protect_topk", "max_k", "count_padding")
-        for word in ("no", "1")
-    },
+    "max_k=no": f"max_k=no: {FLAG}",
     # Whole numbers.
     **{
         f"{key}={word}": f"{key}={word}: must be"
-        for key, words in {
-            "limit": ("0", "-1", "1.5", "true", "abc", "1.0"),
-            **dict.fromkeys(("ep_size", "m", "rounds", "batch_size", "threads"), ("0", "1.5")),
-        }.items()
-        for word in words
-    },
-    **{
-        f"{key}={word}": f"{key}={word}: must be"
-        for key in ("seed", "eval_seed", "shuffle")
+        for key in ("limit", "ep_size", "batch_size", "threads", "seed", "eval_seed", "shuffle")
         for word in ("-1", "1.5")
     },
-    **{f"{key}=null": f"{key}=null: {WHOLE}" for key in ("ep_size", "m", "rounds", "seed")},
+    "ep_size=null": f"ep_size=null: {WHOLE}",
     "eval_seed=4294967296": WHOLE,
     "threads=100000": WHOLE,
     "batch_size=automatic": WHOLE,
@@ -86,15 +69,9 @@ MAIN: dict[str, str] = {
     "tasks=obqa tasks.obqa.fewshot=-1": "tasks.obqa.fewshot=-1",
     "tasks=obqa tasks.obqa.batch_size=0": "tasks.obqa.batch_size=0",
     # Numbers without a bound, which would overflow or never end.
-    **{
-        f"{key}={word}": f"{key}={word[:80]}"
-        for key in ("limit", "batch_size", "ep_size", "m", "rounds", "seed", "eval_seed", "threads")
-        for word in (("9" * 23, "9" * 400, "9" * 5000) if key == "limit" else ("9" * 23,))
-    },
+    f"limit={'9' * 23}": "limit=999",
     f"shuffle={'9' * 23}": "shuffle=999",
-    f"gamma={'9' * 400}": "gamma=999",
     f"gamma={'9' * 5000}": "gamma=999",
-    f"shard=1/{'9' * 23}": "shard=1/999",
     f"shard=1/{'9' * 5000}": "shard=1/999",
     f"model.pretrained=zoo:olmoe_s{'9' * 23} model.name=mine tasks=obqa": "=zoo:olmoe_s999",
     f"-m limit=1,{'9' * 5000}": "limit=1,999",
@@ -118,30 +95,17 @@ MAIN: dict[str, str] = {
     "--exp=file": "--experimental-rerun: would run",
     # The capacity factor.
     **{
-        f"gamma={word}": f"gamma={said}: the capacity factor must be a number"
-        for word, said in (
-            *((word, word) for word in ("-1", "-0.001", "-inf", "nan", "abc", "true", "{}")),
-        )
+        f"gamma={word}": f"gamma={word}: the capacity factor must be a number"
+        for word in ("-0.001", "nan", "abc", "true", "{}")
     },
     "'gamma=\"\u0663\"'": "the capacity factor must be a number",
     "gamma=null": "gamma: method 'score' needs a capacity factor",
     "gamma=0.5:2.0:0.5": "give a comma list: capmoe-eval sweep gamma=0.5,1.0,1.5,2.0",
-    **{
-        f"'layer_gammas={word}'": "layer_gammas="
-        for word in ("[]", "1.0", "[a]", "[1.0,-1]", "[true]")
-    },
+    **{f"'layer_gammas={word}'": "layer_gammas=" for word in ("[]", "1.0", "[1.0,-1]")},
     # Choices.
-    **{
-        f"{key}={word}": f"{key}={word}: choose one of"
-        for key, word in (
-            *((key, "null") for key in ("method", "scope", "candidates", "granularity", "dtype")),
-            ("modality", "null"),
-            *((key, "7") for key in ("method", "scope", "rounding", "decode", "renormalize")),
-            *((key, "true") for key in ("parallel", "dtype", "decode")),
-        )
-    },
+    **{f"{key}=null": f"{key}=null: choose one of" for key in ("method", "scope", "dtype")},
+    "parallel=true": "parallel=true: choose one of",
     "method=scroe": "did you mean 'score'",
-    "'method=\"\"'": "method=: choose one of",
     "method=[score]": "method=['score']: ",
     "placement=null": "placement=null: must be",
     "modality=image": "did you mean 'image_first'",
@@ -153,31 +117,24 @@ MAIN: dict[str, str] = {
     "experiment=banking77 profile=tiny limit=1": "`capmoe-eval train banking77` makes them",
     "dtype=flota32": "did you mean 'float32'",
     # Text and paths.
-    **{
-        f"{key}={word}": f"{key}={said}: {TEXT}"
-        for key in ("results_dir",)
-        for word, said in (("null", "null"), ("42", "42"), ("true", "true"), ("'\"\"'", ""))
-    },
+    "results_dir=null": f"results_dir=null: {TEXT}",
     **{
         f"device={word}": f"device={word}: must be auto or a device: cpu, cuda"
-        for word in ("null", "42", "gpu", "qpu", "cuda:x")
+        for word in ("null", "gpu", "cuda:x")
     },
     # Text that Hydra reads in quotes alone.
     "model.pretrained=odd/李明 model.name=x": """'model.pretrained="odd/李明"'""",
     "'model.pretrained=a=b,c d#e/f' model.name=x": """'model.pretrained="a=b,c d#e/f"'""",
     "results_dir=~nobody/mine": """'results_dir="~nobody/mine"'""",
     "model.name=李明": """'model.name="李明"'""",
-    "results_dir=[a]": "results_dir=['a']",
     "results_dir=file": WRITE,
     "results_dir=/proc/nothing": WRITE,
     f"results_dir={'a' * 300}": "File name too long",
     "device_map=42": "device_map=42",
     "device_map=nope": "device_map=nope: must be auto, balanced",
     "data.root=42": "data.root=42",
-    "'data.root=\"\"'": "data.root=",
     "data.root=nowhere": "data.root=nowhere: no such directory",
     "data.root=file": "data.root=file: no such directory",
-    f"data.root={'a' * 300}": "File name too long",
     "data.root=truncated tasks=piqa": "no dataset 'baber/piqa'",
     "data.root=truncated tasks=obqa": "tasks=obqa: ",
     "data.root=columns tasks=obqa": "no column 'question_stem'",
@@ -200,12 +157,9 @@ MAIN: dict[str, str] = {
             ("++model.pretrained=/my/model", "zoo_olmoe"),
         )
     },
-    "model.revision=null": "model.revision=null",
     "model.tokenizer=42": "model.tokenizer=42",
     "model.tokenizer=/no/such tasks=obqa": "model.tokenizer=/no/such: cannot be loaded",
     "model.tokenizer=file tasks=obqa": "model.tokenizer=file: cannot be loaded",
-    "model.title=null": "model.title=null",
-    "model.note=42": "model.note=42",
     "tasks=obqa tasks.obqa.lm_eval=null": "tasks.obqa.lm_eval=null",
     "tasks=obqa tasks.obqa.lm_eval=openbook": "did you mean 'openbookqa'",
     "tasks=obqa tasks.obqa.dataset=nowhere/at_all": "no dataset 'nowhere/at_all'",
@@ -242,7 +196,6 @@ MAIN: dict[str, str] = {
     "experiment=table8": "experiment=table8",
     "gama=1.0": "key=gama: did you mean 'gamma'",
     "model.nam=x": "model=nam: did you mean 'name'",
-    "data.rot=x": "data=rot: did you mean 'root'",
     "tasks=obqa tasks.obqa.fewshots=3": "tasks=fewshots: did you mean 'fewshot'",
     "tasks=mts_dialog tasks.mts_dialog.metric=bertscore_f1": "metric=bertscore_f1: needs",
     "tasks=mts_dialog tasks.mts_dialog.layer=3": "tasks.mts_dialog.layer=3: is of an encoder; name",
@@ -258,28 +211,21 @@ MAIN: dict[str, str] = {
     # What Hydra takes: a new key by force, and the last of two values.
     "+gama=1.0": "key=gama: did you mean 'gamma'",
     "++model.nam=x": "model=nam: did you mean 'name'",
-    "+data.rot=x": "data=rot: did you mean 'root'",
     "tasks=obqa ++tasks.obqa.fewshots=3": "tasks.obqa=fewshots: did you mean 'fewshot'",
     "gamma=1.0 gamma=2.0": "gamma=2.0: gamma is set before, by gamma=1.0; leave one out",
-    "tasks=obqa tasks=piqa": "tasks is set before",
     "-m seed=0 gamma=1.0,2.0 gamma=abc": "gamma is set before",
     f"gamma={'[' * 500}{']' * 500}": "maximum recursion depth exceeded",
-    f"gamma={'{a:' * 300}1{'}' * 300}": "maximum recursion depth exceeded",
     "x" * 10_000: f"error: {'x' * 100}…: is no setting",
     f"limit=[{'x' * 10_000}": f"error: limit=[{'x' * 93}…: has no closing bracket",
     "tasks=[obqa,": "tasks=[obqa,: has no closing bracket; quote the word",
     "method=mine": "a method of your own needs its package installed",
     # Grids.
     "grid=null": "grid=null: must be keys with lists of values",
-    "grid=[1]": "grid=[1]",
-    "parts=null": "parts=null: must be keys",
     "parts.a=null": "parts.a=null: must be keys",
-    "grid.gamma=1": "grid.gamma=1: must be a list of values",
     "grid.gamma=[]": "grid.gamma=[]: must be a list of values",
     "grid.gamma=[1.0,abc]": "gamma=abc: the capacity factor",
     "grid.gamma=[[a]]": "gamma=[a]: must be one capacity factor",
     "grid.gama=[1.0]": "key=gama: did you mean 'gamma'",
-    "grid.grid=[1]": "key=grid",
     "grid.shard=[1/2]": "key=shard",
     "grid.model=[nope]": "model=nope: choose one of",
     "grid.model=[[zoo_olmoe]]": "model=['zoo_olmoe']: ",
@@ -287,61 +233,40 @@ MAIN: dict[str, str] = {
     "grid.tasks=[nope]": "grid.tasks=nope",
     "grid.tasks=[[obqa]]": "grid.tasks=['obqa']",
     "grid.overwrite=[no]": f"overwrite=no: {FLAG}",
-    "grid.results_dir=[null]": "results_dir=null",
-    "parts.a.gamma=[nan]": "gamma=nan",
     "parts.a.nope=[1]": "parts.a=nope",
     "experiment=table1 gamma=1": "gamma=1: gamma is set by the experiment's grid",
     "grid.gamma=[1.0] gamma=2": "gamma=2: gamma is set by the experiment's grid",
     # Shares.
-    **{f"shard={word}": f"shard={word}: must be i/n" for word in ("0/2", "3/2", "x", "1", "1/0")},
+    **{f"shard={word}": f"shard={word}: must be i/n" for word in ("3/2", "x", "1/0")},
     "'shard=\"1/\u0663\"'": "must be i/n",  # a digit of another script
     # Forecasts.
     "plan=maybe": FLAG,
     "-m hydra.sweeper.max_batch_size=0 gamma=1.0,2.0": "hydra.sweeper.max_batch_size=0: must be",
-    "-m plan=yes gamma=1.0,2.0": "plan=yes: must be true or false",
     "grid.plan=[true]": "key=plan",
     # Sweeps.
     "-m gamma=1.0,abc": "gamma=abc: the capacity factor",
     "-m model=tiny_olmoe,nope": "model=nope: choose one of",
-    "-m model.name=a,../evil": NAME,
-    "-m grid=null gamma=1.0,2.0": "grid=null",
     "-m shard=3/2 gamma=1.0,2.0": "shard=3/2",
-    "-m gama=1,2": "did you mean 'gamma'",
     **{
         f"-m '{word}'": f"{word}: must be a range of 1 to 100000 values"
-        for word in ("gamma=range(1,0)", "gamma=range(0,3,-1)", "limit=range(0,1000000000)")
+        for word in ("gamma=range(1,0)", "limit=range(0,1000000000)")
     },
 }
 METHODS: dict[str, str] = {
-    f"k0={'9' * 23}": "k0=999",
-    f"method=sere min_similarity={'9' * 400}": "min_similarity=999",
     "gamma=adaptive": "gamma=adaptive: needs the share that may be dropped, for example budget",
     "budget=0.05": "budget=0.05: is of gamma=adaptive",
-    **{
-        f"gamma=adaptive budget={word}": f"budget={word}: must be a number above 0 and below 1"
-        for word in ("0", "1", "-0.1", "1.5", "true", "abc", "[]")
-    },
+    "gamma=adaptive budget=1": "budget=1: must be a number above 0 and below 1",
     "gamma=adaptive budget=0.1 budget_of=tokens": "budget_of=tokens: choose one of",
-    **{
-        f"method={name} gamma=adaptive budget=0.1": f"method '{name}' has no capacity factor"
-        for name in ("baseline", "expert_drop")
-    },
     "'layer_gammas=[1.0,2.0]' gamma=adaptive budget=0.1": "gamma=adaptive chooses them",
     "method=sere k0=0": "k0=0: with SERE every token keeps its best expert",
     "method=sere gamma=adaptive budget=0.1": "method 'sere' has no capacity factor",
-    **{
-        f"method=sere min_similarity={word}": f"min_similarity={word}: must be a number of at least"
-        for word in ("-0.1", "abc", "true", "[]")
-    },
+    "method=sere min_similarity=-0.1": "min_similarity=-0.1: must be a number of at least",
     "placement=epbl": "did you mean 'eplb'",
     "placement=eplb granularity=device gamma=adaptive budget=0.1": "placement=eplb: gamma=adaptive",
     "placement=eplb granularity=device parallel=ep": "placement=eplb: under parallel=ep",
     "method=macs": "method=macs: obqa asks about no images, whose tokens it weighs",
     "method=macs gamma=adaptive budget=0.1": "gamma=adaptive: chooses by numbers of tokens",
     "method=macs tasks=mme rho=3": "rho=3: must be a number from 0 to 2",
-    "method=macs tasks=mme delta=-1": "delta=-1: must be a number of at least 0",
-    "method=macs tasks=mme modality_threshold=0.5": "modality_threshold=0.5: must be a number",
-    "method=macs tasks=mme reroute=locl": "did you mean 'local'",
 }
 """Those of packages/capmoe-methods."""
 
@@ -352,27 +277,19 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "": "required",
         "table2 --out file": f"--out=file: {WRITE}",
         "table2 --out ''": "--out=: must be a path",
-        "table2 --out": "--out",
         "table2 --published v3": "--published=v3",
         "table2 --nope": "--nope",
         "table2 profile.seeds=5": "profile.seeds=5: must be a list",
         "table2 --bench nowhere": "--bench=nowhere: no such directory",
         "table2 profile=tiny profile=zoo": "profile is set before",
         "table2 experiment=table1": "experiment=table1",
-        "table2 profile=tinny": "did you mean 'tiny'",
-        "table2 profile.name=../evil": "profile.name=../evil",
         "table10 profile.name=../evil": "profile.name=../evil",
         "table2 limit=0": "limit=0",
-        "table1 gamma=1": "gamma=1: gamma is set by the experiment's grid",
         "table2 out=mine": "out=mine: is an option; write --out=mine",
-        "all out=mine": "out=mine: is an option; write --out=mine",
         "table2 results_dir=/nonexistent": "results_dir=/nonexistent: no such directory",
         "table2 model=custom model.name=mine": "model.pretrained: has no value",
         "table2 model=custom model.name=a model.pretrained=b model.profile=../c": "model.profile=",
-        "table2 model=nope": "model=nope: choose one of",
         "table2 model.name=mine": "model.name=mine: model is set by the experiment's grid",
-        "table2 tasks=[obqa,[piqa]]": "tasks=[obqa,[piqa]]: ",
-        "table2 gama=1": "did you mean 'gamma'",
         "table3_v1": "choose one of",
         "table3 --published v1": "version=v1: choose one of v2",
         "tabel3 --published all": "did you mean 'table3'",
@@ -387,10 +304,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "": "required",
         "fig7 --out file": f"--out=file: {WRITE}",
         "fig7 --formats bmp": "--formats=bmp",
-        "fig7 --nope": "--nope",
         "fig7 experiment=table1": "experiment=table1",
-        "fig7 profile=tinny": "did you mean 'tiny'",
-        "fig7 limit=0": "limit=0",
         "fig7": "fig7",
     },
     "train": {
@@ -400,24 +314,17 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "olmoe --card --origins": "not allowed with",
         "nope": "name=nope",
         "olmo": "did you mean 'olmoe'",
-        "../evil": "name=../evil",
         "olmoe_s٣": "name=olmoe_s٣",
         "olmoe_s01": "name=olmoe_s01",
         "../evil --card": "name=../evil",
-        **{
-            f"olmoe --steps {word}": f"--steps={word}: {WHOLE}"
-            for word in ("0", "-1", "nan", "1.5", "abc", "true")
-        },
-        **{f"olmoe --threads {word}": f"--threads={word}" for word in ("0", "-1", "x", "1e9")},
-        **{f"olmoe --seed {word}": f"--seed={word}" for word in ("-1", "1.5", "4294967296")},
+        "olmoe --steps 0": f"--steps=0: {WHOLE}",
+        "olmoe --threads 1e9": "--threads=1e9",
+        "olmoe --seed 4294967296": "--seed=4294967296",
         "olmoe --out file": f"--out=file: {WRITE}",
         "olmoe --out new --work file": f"--work=file: {WRITE}",
         "olmoe --card --out file": WRITE,
         "olmoe --card --out nowhere": "nowhere",
         "olmoe --origins": "not upcycled",
-        "nope --origins": "name=nope",
-        "--origins --steps 0": "--steps=0",
-        "--origins --seed": "--seed",
         "--origins --out record.json --steps 1": "record.json",
         "--origins --out new.json --work file": WRITE,
     },
@@ -436,9 +343,7 @@ LM_EVAL: Mapping[str, str] = {
     "run --config folder.yaml": "--include_path=/no/such: no such directory",
     f"{_RUN} pretrained=x,method=score,gama=1": "gama: did you mean 'gamma'?",
     f"{_RUN} pretrained=x --include_path /no/such": "--include_path=/no/such: no such directory",
-    f"{_RUN} pretrained=x,method=score,gamma=1,ep_size=0": "ep_size=0",
     f"{_RUN} pretrained=x,method=score,gamma=1,max_k=no": f"max_k=no: {FLAG}",
-    f"{_RUN} pretrained=x,method=random,gamma=1,seed=-1": "seed=-1",
     f"{_RUN} pretrained=/no/such,batch_size=4": "batch_size=4: is an option of lm-eval",
     f"{_RUN} pretrained=/no/such": "/no/such",
     f"{_RUN} pretrained=file": "file",
@@ -447,7 +352,6 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=zoo:banking77": "capmoe-eval run model=banking77 tasks=NAME",
     f"{_RUN} method=baseline": "pretrained",
     f"{_RUN} pretrained=/no/such --batch_size -4": "batch_size=-4",
-    f"{_RUN} pretrained=/no/such --nope": "--nope",
     f"{_RUN} pretrained=/no/such --config nowhere.yaml": "nowhere.yaml",
     "run --model capmoe --tasks piqaa --model_args pretrained=/no/such": "did you mean 'piqa'",
     "run --model capmoe --tasks capmoe_humanevel,x --model_args pretrained=x": "capmoe_humaneval",
