@@ -15,11 +15,12 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
-from definitions import macs_weights
 from tests.wrapper import images, test_modality
 from tests.wrapper.models import ROUNDING, batch, called, logits, make, similarities
 from torch import Tensor
 
+from capmoe_methods.macs.decision import UNIT
+from capmoe_methods.macs.definition import token_weights
 from capmoe_methods.sere import calibration
 from capmoe_methods.sere.calibration import Similarities
 
@@ -231,7 +232,7 @@ def test_macs_changes_the_logits_and_restores_the_model(family: str) -> None:
 
 
 def test_the_meter_weighs_what_the_experts_are_called_with() -> None:
-    """By loops, from the router's inputs and the experts' indices."""
+    """From the router's inputs, the experts' indices and the definition of a token's weight."""
     model, inputs = images.make("llava"), images.batch("llava", (1, 2, 1, 0))
     layers = [layer.mlp for layer in model.model.language_model.layers]
     hidden: list[Tensor] = []
@@ -248,27 +249,23 @@ def test_the_meter_weighs_what_the_experts_are_called_with() -> None:
             hooks.callback(note.remove)
         test_modality.logits(model, inputs)
     groups = group_tokens(inputs["attention_mask"].bool(), ep_size=2)
-    rows = groups.rows_T.tolist()
-    image = (inputs["input_ids"].flatten()[groups.rows_T] == images.IMAGE).tolist()
-    group = groups.group_T.tolist()
+    rows_T, group_T = groups.rows_T, groups.group_T.numpy()
+    image_T = (inputs["input_ids"].flatten()[rows_T] == images.IMAGE).numpy()
     weight = of_images = beyond = 0.0
-    top_k = meter.layers[0].top_k
     for layer, (index_NS, _), bias_E in zip(hidden, computed, modalities, strict=True):
-        weight_T = macs_weights(layer.flatten(0, -2)[rows].double().tolist(), image, group, 2.0)
-        weight += sum(weight_T)
-        of_images += sum(w for w, of_image in zip(weight_T, image, strict=True) if of_image)
+        hidden_TH = layer.flatten(0, -2)[rows_T].numpy()
+        weight_T = token_weights(hidden_TH, image_T, group_T, method)[0] / UNIT
+        weight, of_images = weight + weight_T.sum(), of_images + weight_T[image_T].sum()
+        called_TE = (index_NS[rows_T, :, None] == torch.arange(8)).any(dim=1).numpy()
         for rank in range(2):
-            members = [t for t, g in enumerate(group) if g == rank]
-            ratio = sum(weight_T[t] for t in members if image[t]) / sum(
-                weight_T[t] for t in members
-            )
-            base = -(-len(members) * top_k // 16)  # 0.5·T·K/E, rounded up
-            for expert in range(8):
-                load = [weight_T[t] for t in members if expert in index_NS[rows[t]].tolist()]
-                assert sum(load) <= base * (1 + int(bias_E[expert]) * (ratio - 0.5)) + 1e-3
-                beyond += len(load) > base
+            is_here_T = group_T == rank
+            ratio = weight_T[is_here_T & image_T].sum() / weight_T[is_here_T].sum()
+            base = -(-is_here_T.sum() * meter.layers[0].top_k // 16)  # 0.5·T·K/E, rounded up
+            limit_E = base * (1 + bias_E.numpy() * (ratio - 0.5))
+            assert ((weight_T * is_here_T) @ called_TE <= limit_E + 1e-3).all()
+            beyond += (called_TE[is_here_T].sum(axis=0) > base).sum()
     weights, buckets = meter.summary()["weights"], 16 * len(layers)
-    assert weights["image"] == pytest.approx(of_images / (len(layers) * sum(image)), rel=1e-3)
+    assert weights["image"] == pytest.approx(of_images / (len(layers) * sum(image_T)), rel=1e-3)
     assert weights["visual_ratio"] == pytest.approx(of_images / weight, rel=1e-3)
     # Buckets with more tokens than Token Drop would keep.
     assert weights["beyond_base"] == beyond / buckets > 0
@@ -303,15 +300,6 @@ def test_a_model_with_renumbered_experts_in_blocks_is_the_model_under_the_placem
         assert layer["peak"] == moved["peak"]
         for when in ("load_before", "load_after"):  # an expert keeps its number
             assert [layer[when][old] for old in SPREAD.flatten()] == moved[when] != layer[when]
-
-
-def test_xshare_bounds_the_activated_experts_of_the_placements_devices() -> None:
-    placed = dataclasses.replace(ON_RANKS, ep_size=4, placement="eplb")
-    _, report = under(placed, tokens=batch())
-    assert report["proofs"]["bound_holds"]["passed"]
-    for layer in report["layers"]:
-        used_E = torch.tensor(layer["load_after"]) > 0
-        assert (used_E[SPREAD].sum(dim=1) == 1).all()
 
 
 # SERE: how similar the outputs of experts are.

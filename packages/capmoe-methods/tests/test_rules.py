@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
@@ -17,14 +17,12 @@ from capmoe_eval.routing.decision import (
     expert_load,
     group_tokens,
 )
-from capmoe_eval.routing.knobs import declared_knobs
-from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from capmoe_eval.routing.registry import method_class, method_names
-from definitions import macs_weights, sere_weights
+from capmoe_eval.routing.registry import create_method
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.routing.problems import Case, cases, decide, kept_pairs, one_group
+from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_group
+from tests.routing.test_decisions import routed_tokens
 
 from capmoe_methods.activation import BestFirst
 from capmoe_methods.eplb_placement.calibration import experts_of_ranks
@@ -33,6 +31,63 @@ from capmoe_methods.macs import MACS
 from capmoe_methods.macs.decision import UNIT, token_weights, weigh
 from capmoe_methods.sere import SERE
 from capmoe_methods.xshare import XShare, activation_budget
+
+# By hand: the examples of the methods' README files.
+
+PEAKED, FLAT = [0.90, 0.05, 0.03, 0.02], [0.31, 0.28, 0.27, 0.14]
+SIMILAR = [[1, 0, 0, 0.2], [0, 1, 0.8, 0.1], [0, 0.8, 1, 0], [0.2, 0.1, 0, 1]]
+TWO = {"name": "macs", "gamma": 1.0, "rho": 0.0, "reroute": "none"}
+EXAMPLES: dict[str, tuple[dict[str, Any], list[list[float]], int, list[set[int]]]] = {
+    "the experts that are some token's best": (
+        {"name": "oea", "k0": 1},
+        [[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.3, 0.6]],
+        2,
+        [{0, 2}] * 3,
+    ),
+    "the experts with the highest sums": (
+        {"name": "xshare", "k0": 0, "expert_budget": 0.5},
+        [[0.5, 0.2, 0.2, 0.1], [0.4, 0.2, 0.25, 0.15], [0.25, 0.25, 0.2, 0.3]],
+        2,
+        [{0, 1}] * 3,
+    ),
+    "a similar expert serves the tokens": (
+        {"name": "sere", "k0": 1, "min_similarity": 0.3},
+        [[0.5, 0.0, 0.3, 0.2], [0.0, 0.5, 0.3, 0.2]],
+        3,
+        [{0, 1, 3}, {1, 3}],
+    ),
+    "the least loaded of the viable experts": (
+        {"name": "laser", "peak_mass": 0.5, "viable_score": 0.5},
+        [PEAKED, FLAT, FLAT, FLAT],
+        1,
+        [{0}, {1}, {2}, {0}],
+    ),
+    "of text two fit": (
+        TWO,
+        [[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.8, 0.2]],
+        1,
+        [{0}, set(), set(), {0}],
+    ),
+    "of an image four fit": (
+        TWO | {"delta": 0.0},
+        [[0.9, 0.1]] * 4,
+        1,
+        [{0}] * 4,
+    ),
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples(example: str) -> None:
+    words, scores, top_k, expected = EXAMPLES[example]
+    method, score_TE = create_method(**words), torch.tensor(scores)
+    of = Scores(score_TE, score_TE.topk(top_k, dim=1).indices)
+    knobs = {"calibrated": torch.tensor(SIMILAR)} if method.name == "sere" else {}
+    if "image" in example:
+        knobs = {"image_T": torch.ones(4, dtype=torch.bool), "hidden_TH": torch.zeros(4, 2)}
+    pairs = kept_pairs(assign(of, method, one_group(len(scores)), **knobs))
+    assert [{e for t, e in pairs if t == token} for token in range(len(scores))] == expected
+
 
 # OEA, XShare and SERE: the experts that a batch activates are bounded, and weights are kept.
 
@@ -72,15 +127,16 @@ def test_the_share_of_experts_is_parsed_exactly(share: float, experts: int, rank
 @settings(max_examples=150, deadline=None)
 @given(cases(("sere",)))
 def test_weights_of_sere_move_with_the_tokens(case: Case) -> None:
-    method, topk_TK = case.method, case.scores.topk_TK
-    assume(isinstance(method, SERE))  # ρ above 1 is the baseline
-    assignment = decide(case)
-    weight_TK = case.scores.score_TE.gather(1, topk_TK)
-    sums = dict.fromkeys(kept_pairs(assignment), 0.0)
+    """Slot by slot they add up to the weights of the definition."""
+    assume(isinstance(case.method, SERE))  # a similarity above 1 is the baseline
+    assignment, tokens = decide(case), routed_tokens(case, (0, 0))
+    weights = case.method.combine_weights(tokens)
+    assert weights is not None
+    sum_TE = np.zeros(tokens.score_TE.shape)
     for token, slots in enumerate(assignment.slot_TK.tolist()):
         for k, slot in enumerate(slots):
-            sums[token, int(assignment.index_TS[token, slot])] += float(weight_TK[token, k])
-    assert sums == pytest.approx(sere_weights(case.problem(), method, weight_TK.tolist()))
+            sum_TE[token, assignment.index_TS[token, slot]] += tokens.weight_TK[token, k]
+    assert sum_TE == pytest.approx(weights[0])
     changed = set(assignment.changed_T(case.top_k).nonzero().flatten().tolist())
     assert changed == {t for t, _ in set(kept_pairs(assignment)) ^ case.chosen}
 
@@ -103,31 +159,13 @@ def test_a_part_has_at_most_the_tokens_that_its_width_allows(
 # MACS: the weights of tokens, and the capacities of experts.
 
 
-GAMMAS = [0.1, 0.5, 0.75, 1.0, 1.5, 3.0]
-
-
-@settings(max_examples=40, deadline=None)
-@given(cases(("macs",), gammas=GAMMAS))
-def test_weights_of_macs_are_those_of_the_definition(case: Case) -> None:
-    method = case.method
-    assert isinstance(method, MACS)
-    sizes = {"top_k": case.top_k, "n_experts": case.n_experts}
-    units = weigh(method, case.groups, case.context(), **sizes).unit_T.tolist()
-    image, group = case.image_T.tolist(), case.groups.group_T.tolist()
-    expected = macs_weights(case.hidden_TH.tolist(), image, group, method.delta)
-    for unit, weight in zip(units, expected, strict=True):
-        assert abs(unit - UNIT * weight) <= 2 + 1e-4 * UNIT * (1 + method.delta)
-    assert all(unit == UNIT for unit, of_image in zip(units, image, strict=True) if not of_image)
-    if method.delta == 0:
-        assert {u for u, of_image in zip(units, image, strict=True) if of_image} <= {UNIT // 2}
-
-
 def test_every_token_weighs_at_least_a_unit() -> None:
     """Four flat tokens and one that is not: at δ=100 the weight of the flat ones is below 2⁻²⁴."""
-    hidden_TH = torch.zeros(5, 3)
+    hidden_TH, is_image_T = torch.zeros(5, 3), torch.ones(5) > 0
     hidden_TH[0, 0] = 50.0
-    units_T = token_weights(hidden_TH, torch.ones(5) > 0, one_group(5), 100.0)
+    units_T = token_weights(hidden_TH, is_image_T, one_group(5), 100.0)
     assert units_T.tolist() == [UNIT, 1, 1, 1, 1]
+    assert token_weights(hidden_TH, is_image_T, one_group(5), 0.0).tolist() == [UNIT // 2] * 5
 
 
 def test_a_group_without_a_token_has_no_weight_of_images() -> None:
@@ -145,7 +183,7 @@ def test_a_group_without_a_token_has_no_weight_of_images() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(cases(("macs",), gammas=GAMMAS))
+@given(cases(("macs",), gammas=[0.1, 0.5, 0.75, 1.0, 1.5, 3.0]))
 def test_equal_weights_without_modalities_and_rerouting_are_token_drop(case: Case) -> None:
     """Bit for bit, in the slots as in the pairs."""
     case = case.with_knobs(rho=0.0, reroute="none", ep_size=1)
@@ -155,51 +193,7 @@ def test_equal_weights_without_modalities_and_rerouting_are_token_drop(case: Cas
     assert torch.equal(macs.keep_TS, drop.keep_TS)
 
 
-# placement=eplb: which experts share a device, and nothing else, follows the placement.
-
-
-PLACED = [name for name in method_names() if "placement" in declared_knobs(method_class(name))]
-
-
-@st.composite
-def placed_cases(draw: st.DrawFn, names: Sequence[str] = PLACED) -> Case:
-    """Cases of several ranks whose experts are placed at random."""
-    case = draw(cases(names, gammas=(0.1, 0.5, 0.75, 1.0, 1.5)))
-    n_experts, drawn = case.n_experts, case.method
-    assume(n_experts > 1 and "placement" in declared_knobs(type(drawn)))
-    ranks = draw(st.sampled_from([r for r in range(2, n_experts + 1) if n_experts % r == 0]))
-    local = isinstance(drawn, ExpandedDrop) and drawn.candidates == "local" and draw(st.booleans())
-    knobs = {"granularity": "expert" if local else "device", "placement": "eplb"}
-    method = dataclasses.replace(drawn, ep_size=ranks, **knobs).canonical()  # type: ignore[type-var]
-    assume(method.is_placed)
-    return case.of(method)
-
-
-@settings(max_examples=60, deadline=None)
-@given(placed_cases())
-def test_blocks_as_a_placement_are_blocks_bit_for_bit(case: Case) -> None:
-    blocks_RN = torch.arange(case.n_experts).view(case.method.ep_size, -1)
-    by_blocks = decide(case.with_knobs(placement="contiguous"), (1, 2))
-    by_placement = decide(case, (1, 2), calibrated=blocks_RN)
-    assert torch.equal(by_blocks.index_TS, by_placement.index_TS)
-    assert torch.equal(by_blocks.keep_TS, by_placement.keep_TS)
-
-
-@settings(max_examples=80, deadline=None)
-@given(placed_cases(("score", "order", "expanded_drop", "token_reroute", "xshare")))
-def test_renumbered_experts_in_blocks_decide_as_the_placement(case: Case) -> None:
-    """Without ties: a tie goes to the lower number, which is another after renumbering."""
-    old_E = case.calibrated.flatten()  # of each new number
-    generator = torch.Generator().manual_seed(case.seed)
-    score_TE = torch.rand(case.scores.score_TE.shape, generator=generator, dtype=torch.float64)
-    score_TE = (score_TE + 0.01).float()
-    topk_TK = score_TE.topk(case.top_k, dim=1).indices
-    assume(len(score_TE.unique()) == score_TE.numel())
-    placed = dataclasses.replace(case, scores=Scores(score_TE, topk_TK))
-    renumbered = Scores(score_TE[:, old_E], old_E.argsort()[topk_TK])
-    blocks = dataclasses.replace(case, scores=renumbered).with_knobs(placement="contiguous")
-    pairs = {(token, int(old_E[new])) for token, new in kept_pairs(decide(blocks))}
-    assert set(kept_pairs(decide(placed))) == pairs
+# placement=eplb: which experts share a device.
 
 
 def test_experts_go_by_falling_load_to_the_rank_with_the_lowest_load() -> None:

@@ -24,26 +24,27 @@ def used_weights(tokens: RoutedTokens) -> Array:
 
 def weights_off(tokens: RoutedTokens, method: MACS) -> int:
     """Return how many tokens the decision gave another weight than the definition."""
-    unit_T, (weight_T, error_T) = used_weights(tokens), token_weights(tokens, method)
+    unit_T = used_weights(tokens)
+    weight_T, error_T = token_weights(tokens.hidden_TH, tokens.image_T, tokens.group_T, method)
     if len(unit_T) != len(weight_T):  # other tokens were weighed than count
         return abs(len(unit_T) - len(weight_T))
     return int((abs(unit_T - weight_T) > error_T).sum())
 
 
-def token_weights(tokens: RoutedTokens, method: MACS) -> tuple[Array, Array]:
+def token_weights(
+    hidden_TH: Array | None, image_T: Array | None, group_T: Array, method: MACS
+) -> tuple[Array, Array]:
     """Return the weight of every token, and how far float32 may be off it, both in units [T].
 
     An image token weighs ``sigmoid(-δ·z)``, with z the entropy of the softmax over its hidden
     state, standardised over the image tokens of its group. A rounding error e of the entropies
     moves z by at most 2·e·(1 + |z|)/σ, and the sigmoid by at most δ/4 of that.
     """
-    weight_T = np.full(len(tokens.group_T), float(_UNIT))
-    error_T = np.zeros(len(tokens.group_T))
-    image_T, hidden_TH = tokens.image_T, tokens.hidden_TH
+    weight_T, error_T = np.full(len(group_T), float(_UNIT)), np.zeros(len(group_T))
     if image_T is None or hidden_TH is None:
         return weight_T, error_T
-    for group in np.unique(tokens.group_T[image_T]):
-        rows = np.flatnonzero(image_T & (tokens.group_T == group))
+    for group in np.unique(group_T[image_T]):
+        rows = np.flatnonzero(image_T & (group_T == group))
         logit_VH = hidden_TH[rows].astype(np.float64)
         log_VH = logit_VH - logit_VH.max(axis=1, keepdims=True)
         log_VH -= np.log(np.exp(log_VH).sum(axis=1, keepdims=True))
@@ -79,9 +80,12 @@ def weighted_limits(tokens: RoutedTokens, method: MACS, unit_T: Array) -> Array:
 
 def weighted_pairs(tokens: RoutedTokens, method: MACS) -> Array:
     """Return the pairs that are kept [T, E], by the weights that the decision used."""
+    if method.factor.uniform == math.inf:
+        return tokens.chosen_TE
     unit_T = used_weights(tokens)
     if len(unit_T) != len(tokens.group_T):  # other tokens were weighed than count
-        unit_T = token_weights(tokens, method)[0].round().astype(np.int64)
+        weight_T, _ = token_weights(tokens.hidden_TH, tokens.image_T, tokens.group_T, method)
+        unit_T = weight_T.round().astype(np.int64)
     free_GE = weighted_limits(tokens, method, unit_T)
     kept_TE = _until_full(tokens, unit_T, tokens.chosen_TE, free_GE)
     if method.reroute == "none":
