@@ -62,8 +62,8 @@ class BestFirst(Counting):
         return dataclasses.replace(self, k0=top_k, decode="unconstrained")
 
     def replaced(self, first_E: Tensor, calibrated: Tensor | None) -> Tensor:
-        """Return a mask [E] of the experts that compute nothing; see :meth:`activation_bound`."""
-        raise NotImplementedError
+        """Return a mask [E] of the experts that compute nothing: those that are no token's best."""
+        return first_E == 0
 
     def activation_bound(
         self, demand_E: Tensor, kept_E: Tensor, first_E: Tensor, calibrated: Tensor | None

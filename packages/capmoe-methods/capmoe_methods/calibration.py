@@ -68,6 +68,7 @@ class Calibration(Part, ABC):
     tokens: Positive
     forwards: Count
     weights: str  # the hash of the model's weights, as in a record's provenance
+    layers: Annotated[list[dict[str, Any]], Field(min_length=1)]  # each by its name
 
     @classmethod
     def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Observer:
@@ -77,7 +78,7 @@ class Calibration(Part, ABC):
     @classmethod
     @abstractmethod
     def measured(cls, observer: Any, layers: Counted) -> dict[str, Any]:
-        """Return the fields that this kind adds to the file, after the run."""
+        """Return ``layers``, and what else this kind adds to the file, after the run."""
 
     @classmethod
     def apply(cls, plan: CellPlan, lm: CapmoeLM, warn: Callable[[str], None]) -> Applied:
@@ -106,7 +107,9 @@ class Calibration(Part, ABC):
             if measured is None:
                 measured = calibrate(cls, cell, lm, plan.source, weights)
                 if first:
-                    measured.write(path)
+                    content = measured.content | {"checksum": measured.checksum}
+                    with writing("results_dir", plan.root):
+                        write_text(path, json.dumps(content, sort_keys=True) + "\n")
         return measured.applied(cell.method, path.relative_to(plan.root).as_posix())
 
     @classmethod
@@ -152,16 +155,14 @@ class Calibration(Part, ABC):
         return root / cell.model.name / CALIBRATIONS / name
 
     @property
+    def content(self) -> dict[str, Any]:
+        """The file's content but for the checksum."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @property
     def checksum(self) -> str:
         """The SHA-256 of the content."""
-        content = self.model_dump(mode="json", by_alias=True)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        content = self.model_dump(mode="json", by_alias=True) | {"checksum": self.checksum}
-        with writing("results_dir", path.parents[2]):
-            write_text(path, json.dumps(content, sort_keys=True) + "\n")
+        return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def read(cls, path: Path, cell: Cell, weights: str) -> Calibration:

@@ -19,7 +19,7 @@ from tests.wrapper.models import batch, make
 from tests.wrapper.test_session import MASK_BS
 
 from capmoe_methods.adaptive_gamma import AdaptiveFactor
-from capmoe_methods.adaptive_gamma.calibration import Curves, FactorCurves, LayerCurve
+from capmoe_methods.adaptive_gamma.calibration import Curves, FactorCurves
 from capmoe_methods.adaptive_gamma.choice import SLACK, Array, choose, grid, hull
 
 GAMMAS = (0.25, 0.5, 1.0, 1.5, 4.0)
@@ -56,15 +56,15 @@ def test_the_curves_are_those_of_the_definition_and_of_the_method(
     assert not meter.summary()["dropped"], "the stock model drops nothing"
     curve = observer.curves()[0]
     for number, gamma in enumerate(GAMMAS):
-        ours = curve.dropped[number], curve.dropped_scores[number], curve.straggler[number]
+        ours = [curve[name][number] for name in ("dropped", "dropped_scores", "straggler")]
         assert ours == pytest.approx(curve_by_loops(forwards, number, sharing), abs=1e-6)
         with capacity_aware(model, method.at(gamma)) as bound:
             run()
         first = bound.report()["layers"][0]  # its tokens are those of the stock model
-        assert first["drop_rate"] == pytest.approx(curve.dropped[number], abs=1e-6)
-    assert 0 < curve.dropped[1] < curve.dropped[0]
-    assert curve.dropped[-1] == 0
-    assert curve.dropped_scores[1] < curve.dropped[1], "the lowest scores are dropped"
+        assert first["drop_rate"] == pytest.approx(curve["dropped"][number], abs=1e-6)
+    assert 0 < curve["dropped"][1] < curve["dropped"][0]
+    assert curve["dropped"][-1] == 0
+    assert curve["dropped_scores"][1] < curve["dropped"][1], "the lowest scores are dropped"
 
 
 def curve_by_loops(
@@ -175,8 +175,8 @@ def test_a_budget_goes_to_the_layer_whose_drops_are_few(
         **{"of": {}, "split": "train", "documents": 8, "prompts": "p", "tokens": 9},  # type: ignore[arg-type]
         **{"forwards": 2, "weights": "w", "gammas": [0.5, 1.0, 2.0]},  # type: ignore[arg-type]
         layers=[
-            LayerCurve(name="one", dropped=many, dropped_scores=few, straggler=[1.0, 2.0, 4.0]),
-            LayerCurve(name="two", dropped=few, dropped_scores=many, straggler=[1.5, 3.0, 5.0]),
+            {"dropped": many, "dropped_scores": few, "straggler": [1.0, 2.0, 4.0]},
+            {"dropped": few, "dropped_scores": many, "straggler": [1.5, 3.0, 5.0]},
         ],
     )
     method = TokenDrop(gamma=AdaptiveFactor(budget=0.02, budget_of=budget_of), ep_size=2)

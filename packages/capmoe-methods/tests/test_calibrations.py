@@ -250,7 +250,7 @@ def test_a_calibration_needs_both_modalities() -> None:
     image = {"tokens": 4, "load_before": [4, 2, 0, 2]}
     layer = {"name": "mlp", "modalities": {"text": text, "image": image}} | text
     (shares,) = ExpertModalities.measured(Observer(), [layer])["layers"]
-    assert (shares.text, shares.image) == ([0.5, 0, 1.0, 0.5], [1.0, 0.5, 0, 0.5])
+    assert (shares["text"], shares["image"]) == ([0.5, 0, 1.0, 0.5], [1.0, 0.5, 0, 0.5])
     with pytest.raises(UsageError, match="the calibration saw 0 tokens of images and 2 of"):
         ExpertModalities.measured(Observer(), [{"name": "mlp"} | text])
 

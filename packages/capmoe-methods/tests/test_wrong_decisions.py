@@ -23,6 +23,7 @@ from tests.wrapper.mutations.mutation import (
     Stage,
     capped,
     decision,
+    mutated_run,
     mutations,
     of_first_call,
 )
@@ -103,6 +104,7 @@ KNOBS: dict[str, list[Any]] = {
     "min_similarity": [0.0, 0.75, 1.0],
     "delta": [-0.1, 1.0],
     "reroute": ["none"],
+    "load_updates": [1],
 }
 
 
@@ -189,6 +191,34 @@ def test_every_wrong_decision_is_refused(method: str) -> None:
 @pytest.mark.parametrize("case", [*itertools.product(LONG, test_mutations.SCOPES)], ids=" ".join)
 def test_a_fault_is_refused_in_the_first_forward_that_examines_it(case: tuple[str, str]) -> None:
     test_mutations.faults_are_refused_when_examined(SETTINGS[case[0]], case[1], MUTATIONS)
+
+
+LASER = Setting(create_method("laser", peak_mass=1.0, viable_score=0.0))
+SOME_OF_BEST = SETTINGS["xshare"].under(k0=1, expert_budget=0.9)
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong", "broken"),
+    [
+        *(
+            (of, "kept pairs are: all", {"bound_holds", "overload_drops"})
+            for of in SETTINGS.values()
+        ),
+        *(
+            (of, "kept pairs are: without the first place", {"best_kept"})
+            for of in (SETTINGS["oea"], SETTINGS["sere"], SOME_OF_BEST)
+        ),
+        (LASER, "other knobs: load_updates=1", {"pairs_as_defined"}),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_broken_rule_is_refused_by_its_invariant(
+    setting: Setting, wrong: str, broken: set[str]
+) -> None:
+    """A bound where no layer is examined, too; LASER has none."""
+    (mutation,) = (of for of in MUTATIONS if of.name == wrong)
+    run, _ = mutated_run(mutation, setting, n_forwards=1, examined=setting is LASER)
+    assert broken <= run.refused_by
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 import numpy as np
 import torch
 from capmoe_eval.evaluation.evaluate import Applied
-from capmoe_eval.experiment.record import Amount, ChosenFactors, Part, Share
+from capmoe_eval.experiment.record import Amount, ChosenFactors
 from capmoe_eval.routing.buckets import best_first
 from capmoe_eval.routing.capacity import CapacityFactor, experts_per_rank
 from capmoe_eval.routing.method import Method
@@ -28,16 +28,9 @@ from capmoe_methods.calibration import Calibration, Counted, rounded_shares
 # Shape suffixes: T counted tokens, K = top-k, L layers, X capacity factors, G capacity groups,
 # U units that have a capacity (experts, or devices), P = T·K pairs.
 
+# Of the pairs those beyond the capacity; of their gate scores, if the lowest are dropped; and the
+# kept pairs of a forward's fullest unit, over all units' mean load.
 _CURVES: Final = ("dropped", "dropped_scores", "straggler")
-
-
-class LayerCurve(Part):
-    """One layer by capacity factor [X], over all its forwards."""
-
-    name: str
-    dropped: list[Share]  # of the pairs: those beyond the capacity
-    dropped_scores: list[Share]  # of their gate scores, if the lowest are dropped
-    straggler: list[Amount]  # kept pairs of a forward's fullest unit, over all units' mean load
 
 
 class Curves(Observer):
@@ -85,22 +78,19 @@ class Curves(Observer):
             scores=lost_X1[-1],
         )
 
-    def curves(self) -> list[LayerCurve]:
-        """Return the curve of every layer."""
-        return [
-            LayerCurve(
-                name=layer.name,
-                dropped=rounded_shares((1 - sums.tensor("kept_X") / sums.tensor("pairs")).tolist()),
-                dropped_scores=rounded_shares(
-                    (sums.tensor("lost_X") / sums.tensor("scores")).tolist()
-                ),
-                straggler=[
-                    round(value, 6)
-                    for value in (sums.tensor("fullest_X") / sums.tensor("pairs")).tolist()
-                ],
+    def curves(self) -> list[dict[str, Any]]:
+        """Return the name of every layer and its curves by capacity factor [X]."""
+        curves = []
+        for layer, sums in zip(self._layers, self.sums, strict=True):
+            pairs = sums.tensor("pairs")
+            shares = (
+                1 - sums.tensor("kept_X") / pairs,
+                sums.tensor("lost_X") / sums.tensor("scores"),
             )
-            for layer, sums in zip(self._layers, self.sums, strict=True)
-        ]
+            straggler = [round(value, 6) for value in (sums.tensor("fullest_X") / pairs).tolist()]
+            values = (*(rounded_shares(share_X.tolist()) for share_X in shares), straggler)
+            curves.append({"name": layer.name, **dict(zip(_CURVES, values, strict=True))})
+        return curves
 
 
 class FactorCurves(Calibration):
@@ -117,7 +107,6 @@ class FactorCurves(Calibration):
     )
 
     gammas: Annotated[list[Amount], Field(min_length=1)]
-    layers: Annotated[list[LayerCurve], Field(min_length=1)]
 
     @classmethod
     def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Curves:
@@ -137,7 +126,7 @@ class FactorCurves(Calibration):
         rule = method.factor
         assert isinstance(rule, AdaptiveFactor)
         dropped_LX, dropped_scores_LX, straggler_LX = curves = [
-            np.array([getattr(layer, name) for layer in self.layers]) for name in _CURVES
+            np.array([layer[name] for layer in self.layers]) for name in _CURVES
         ]
         priced_LX = dropped_LX if rule.budget_of == "pairs" else dropped_scores_LX
         chosen = choose(priced_LX, straggler_LX, rule.budget)

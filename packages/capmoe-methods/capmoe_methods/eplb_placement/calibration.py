@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record import Count, Part
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.observers import Observer
-from pydantic import Field
 from torch import Tensor
 
 from capmoe_methods.calibration import Calibration, Counted
 from capmoe_methods.eplb_placement.packing import pack
 
 # Shape suffixes: L layers, E routed experts, R ranks.
-
-
-class LayerLoads(Part):
-    """The number of tokens that choose each expert of a layer [E]."""
-
-    name: str
-    loads: Annotated[list[Count], Field(min_length=1)]
 
 
 class ExpertLoads(Calibration):
@@ -35,18 +26,16 @@ class ExpertLoads(Calibration):
     stem: ClassVar[str] = "loads"
     constants: ClassVar[dict[str, Any]] = {"kind": "expert_loads"}
 
-    layers: Annotated[list[LayerLoads], Field(min_length=1)]
-
     @classmethod
     def measured(cls, observer: Observer, layers: Counted) -> dict[str, Any]:
-        """Return the loads of every layer."""
+        """Return the number of tokens that choose each expert of every layer [E]."""
         nothing = [0] * layers[0]["n_experts"]
-        loads = [(layer["name"], layer["load_before"] or nothing) for layer in layers]
-        return {"layers": [LayerLoads(name=name, loads=load) for name, load in loads]}
+        loads = [{"name": of["name"], "loads": of["load_before"] or nothing} for of in layers]
+        return {"layers": loads}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the experts of each rank [R, E/R], for every layer."""
-        return tuple(experts_of_ranks(layer.loads, method.ep_size) for layer in self.layers)
+        return tuple(experts_of_ranks(layer["loads"], method.ep_size) for layer in self.layers)
 
 
 def experts_of_ranks(loads: Sequence[int], ranks: int) -> Tensor:

@@ -62,8 +62,36 @@ class Laser(OnRanks, Combining):
     ] = 64
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
-        """Return the K experts of every token."""
-        return assign(scores, tokens, self)
+        """Return the K experts of every token: of its candidates those with the lowest loads.
+
+        The tokens of a group are assigned in at most ``load_updates`` parts of consecutive tokens.
+        The loads that a token goes by are those of the parts before its own, so that one part is
+        one step on tensors. Of equally loaded candidates the token's own order decides.
+        """
+        import torch
+        from capmoe_eval.routing.decision import assignment, ranked_experts
+
+        (n_tokens, n_experts), top_k = scores.score_TE.shape, scores.topk_TK.shape[1]
+        n_groups, device = len(tokens.tokens), scores.score_TE.device
+        place_TE = ranked_experts(scores).argsort(dim=1)
+        key_TE = torch.where(candidates(scores, self), place_TE, _NEVER)
+        order_T, bounds_P, width = parts_of_groups(tokens, n_tokens, self.load_updates)
+        slot_W = torch.arange(width, device=device)
+        load_B = torch.zeros(n_groups * n_experts, dtype=torch.long, device=device)
+        keep_TE = torch.zeros((n_tokens + 1, n_experts), dtype=torch.bool, device=device)
+        for part in range(len(bounds_P) - 1):
+            position_W = bounds_P[part] + slot_W
+            is_here_W = position_W < bounds_P[part + 1]
+            row_W = order_T[position_W.clamp(max=n_tokens - 1)]
+            group_W = tokens.group_T[row_W]
+            key_WE = key_TE[row_W] + load_B.view(n_groups, n_experts)[group_W] * n_experts
+            chosen_WK = key_WE.topk(top_k, dim=1, largest=False).indices
+            # What fills a part up weighs nothing, and goes to the last row, which is cut off.
+            bucket_WK = group_W[:, None] * n_experts + chosen_WK
+            weight_WK = is_here_W[:, None].expand_as(chosen_WK).long()
+            load_B = load_B.scatter_add(0, bucket_WK.flatten(), weight_WK.flatten())
+            keep_TE[torch.where(is_here_W, row_W, n_tokens)[:, None], chosen_WK] = True
+        return assignment(scores, keep_TE[:n_tokens])
 
     @property
     def moves_nothing(self) -> bool:
@@ -91,7 +119,12 @@ class Laser(OnRanks, Combining):
         """Return the pairs of every token and the experts that it is assigned to, by definition."""
         import numpy as np
 
-        candidate_TE = self._candidates(tokens)
+        score_TE, unit_TE = tokens.score_TE.astype("float64"), tokens.unit_TE
+        top_T = (unit_TE * tokens.chosen_TE).sum(axis=1).astype("float64")
+        is_flat_T = top_T < self.peak_mass * unit_TE.sum(axis=1).astype("float64")
+        least_T = self.viable_score * score_TE.max(axis=1, initial=0.0)
+        is_viable_TE = tokens.eligible_TE & (score_TE >= least_T[:, None])
+        candidate_TE = tokens.chosen_TE | (is_viable_TE & is_flat_T[:, None])
         tier_TE = 2 * ~tokens.chosen_TE + ~tokens.eligible_TE
         place_TE = np.lexsort((-tokens.ranking_TE, tier_TE), axis=1).argsort(axis=1)
         kept_TE = np.zeros_like(candidate_TE)
@@ -108,49 +141,6 @@ class Laser(OnRanks, Combining):
                     kept_TE[token, pool[by_load[: tokens.top_k]]] = True
                 load_E += kept_TE[rows].sum(axis=0)
         return kept_TE
-
-    def _candidates(self, tokens: RoutedTokens) -> Array:
-        """Define the experts that each token may be assigned to [T, E]: its top-k, or more."""
-        score_TE, unit_TE = tokens.score_TE.astype("float64"), tokens.unit_TE
-        top_T = (unit_TE * tokens.chosen_TE).sum(axis=1).astype("float64")
-        is_flat_T = top_T < self.peak_mass * unit_TE.sum(axis=1).astype("float64")
-        least_T = self.viable_score * score_TE.max(axis=1, initial=0.0)
-        is_viable_TE = tokens.eligible_TE & (score_TE >= least_T[:, None])
-        candidate_TE: Array = tokens.chosen_TE | (is_viable_TE & is_flat_T[:, None])
-        return candidate_TE
-
-
-def assign(scores: Scores, tokens: TokenGroups, method: Laser) -> Assignment:
-    """Return the K experts of every token: of its candidates those with the lowest loads.
-
-    The tokens of a group are assigned in at most ``load_updates`` parts of consecutive tokens. The
-    loads that a token goes by are those of the parts before its own, so that one part is one
-    step on tensors. Of equally loaded candidates the token's own order decides.
-    """
-    import torch
-    from capmoe_eval.routing.decision import assignment, ranked_experts
-
-    (n_tokens, n_experts), top_k = scores.score_TE.shape, scores.topk_TK.shape[1]
-    n_groups, device = len(tokens.tokens), scores.score_TE.device
-    place_TE = ranked_experts(scores).argsort(dim=1)
-    key_TE = torch.where(candidates(scores, method), place_TE, _NEVER)
-    order_T, bounds_P, width = parts_of_groups(tokens, n_tokens, method.load_updates)
-    slot_W = torch.arange(width, device=device)
-    load_B = torch.zeros(n_groups * n_experts, dtype=torch.long, device=device)
-    keep_TE = torch.zeros((n_tokens + 1, n_experts), dtype=torch.bool, device=device)
-    for part in range(len(bounds_P) - 1):
-        position_W = bounds_P[part] + slot_W
-        is_here_W = position_W < bounds_P[part + 1]
-        row_W = order_T[position_W.clamp(max=n_tokens - 1)]
-        group_W = tokens.group_T[row_W]
-        key_WE = key_TE[row_W] + load_B.view(n_groups, n_experts)[group_W] * n_experts
-        chosen_WK = key_WE.topk(top_k, dim=1, largest=False).indices
-        # What fills a part up weighs nothing, and goes to the last row, which is cut off.
-        bucket_WK = group_W[:, None] * n_experts + chosen_WK
-        weight_WK = is_here_W[:, None].expand_as(chosen_WK).long()
-        load_B = load_B.scatter_add(0, bucket_WK.flatten(), weight_WK.flatten())
-        keep_TE[torch.where(is_here_W, row_W, n_tokens)[:, None], chosen_WK] = True
-    return assignment(scores, keep_TE[:n_tokens])
 
 
 def candidates(scores: Scores, method: Laser) -> Tensor:

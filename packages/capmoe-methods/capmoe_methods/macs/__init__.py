@@ -5,6 +5,7 @@ Li et al., arXiv 2605.05225.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -102,10 +103,13 @@ class MACS(Capped, Combining):
         return f"method={self.name}"
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
-        """Return the pairs that fit, and those that are rerouted."""
-        from capmoe_methods.macs import decision
+        """Return the pairs that fit, and those that are rerouted, with the weights as details."""
+        from capmoe_methods.macs.decision import assign_weighted, weigh
 
-        return decision.assign(scores, self, tokens, layer)
+        sizes = {"top_k": scores.topk_TK.shape[1], "n_experts": scores.score_TE.shape[1]}
+        weighted = weigh(self, tokens, layer, **sizes)
+        decided = assign_weighted(scores, self, tokens, weighted)
+        return dataclasses.replace(decided, details=weighted)
 
     def simplest(self) -> Method:
         """Return the baseline without a capacity, and Token Drop where nothing is kept."""

@@ -11,7 +11,7 @@ Weights are whole multiples of 2⁻²⁴, so that sums of them depend on no orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,13 +63,6 @@ def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
         (part_E.double() >= threshold * total_E) & (total_E > 0) for part_E in (visual_E, text_E)
     )
     return is_visual_E.long() - is_text_E.long()
-
-
-def assign(scores: Scores, method: MACS, groups: TokenGroups, layer: LayerContext) -> Assignment:
-    """Return the pairs that fit, and those that are rerouted, with the weights as details."""
-    top_k, n_experts = scores.topk_TK.shape[1], scores.score_TE.shape[1]
-    weighted = weigh(method, groups, layer, top_k=top_k, n_experts=n_experts)
-    return replace(assign_weighted(scores, method, groups, weighted), details=weighted)
 
 
 def weigh(

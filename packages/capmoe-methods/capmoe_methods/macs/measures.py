@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record import Part, Share
 from capmoe_eval.routing.decision import bucket_loads
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.observers.loads import bound_faults
-from pydantic import Field
 from torch import Tensor
 
 from capmoe_methods.calibration import Calibration, Counted, rounded_shares
@@ -22,14 +20,6 @@ from capmoe_methods.macs import MACS
 from capmoe_methods.macs.decision import UNIT, Weighted, modality_bias
 
 # Shape suffixes: T counted tokens, S slots of a token, E experts, G capacity groups.
-
-
-class LayerFrequencies(Part):
-    """The share of the tokens of images, and of text, that choose each expert of a layer [E]."""
-
-    name: str
-    image: list[Share]
-    text: list[Share]
 
 
 class ExpertModalities(Calibration):
@@ -42,11 +32,9 @@ class ExpertModalities(Calibration):
     stem: ClassVar[str] = "modalities"
     constants: ClassVar[dict[str, Any]] = {"kind": "expert_modalities"}
 
-    layers: Annotated[list[LayerFrequencies], Field(min_length=1)]
-
     @classmethod
     def measured(cls, observer: Observer, layers: Counted) -> dict[str, Any]:
-        """Return the frequencies of every layer.
+        """Return the shares of the tokens of images, and of text, that choose each expert [E].
 
         Raises:
             UsageError: If there was no token of an image or none of text.
@@ -66,13 +54,15 @@ class ExpertModalities(Calibration):
                 )
                 for name, count in (("image", image), ("text", text))
             }
-            frequencies.append(LayerFrequencies(name=layer["name"], **shares))
+            frequencies.append({"name": layer["name"], **shares})
         return {"layers": frequencies}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the modality of every expert [E] by the method's threshold, for every layer."""
         assert isinstance(method, MACS)
-        shares = ((torch.tensor(layer.image), torch.tensor(layer.text)) for layer in self.layers)
+        shares = (
+            [torch.tensor(layer[name]) for name in ("image", "text")] for layer in self.layers
+        )
         return tuple(modality_bias(*both, method.modality_threshold) for both in shares)
 
 

@@ -22,7 +22,6 @@ from capmoe_methods.activation import (
 if TYPE_CHECKING:
     from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups
     from capmoe_eval.routing.definition import Array, RoutedTokens
-    from torch import Tensor
 
 
 @register
@@ -38,10 +37,6 @@ class OEA(BestFirst, Combining):
         """Return each token's K best pairs with experts of the batch's set."""
         demand_2E = layer.total(batch_demand(scores, self.k0))
         return assign_within(scores, demand_2E[0] > 0)
-
-    def replaced(self, first_E: Tensor, calibrated: Tensor | None) -> Tensor:
-        """Return the experts that are no token's best; the set has no limit."""
-        return first_E == 0
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return each token's K best pairs with experts of the batch's set, by the definition."""

@@ -77,7 +77,7 @@ class SERE(BestFirst):
         """Return the experts whose tokens a similar primary expert serves."""
         assert calibrated is not None
         nearest_E = calibrated.masked_fill(first_E == 0, -1).amax(dim=1)
-        return (first_E == 0) & (nearest_E >= self.min_similarity)
+        return super().replaced(first_E, calibrated) & (nearest_E >= self.min_similarity)
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the pairs with the experts that serve each token's top-k, by the definition."""

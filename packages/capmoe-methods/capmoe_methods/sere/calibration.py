@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record import Part, Positive, Share
+from capmoe_eval.experiment.record import Positive
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.ranks import ALONE
-from pydantic import Field
 from torch import Tensor
 
 from capmoe_methods.calibration import Calibration, Counted, rounded_shares
@@ -25,22 +24,6 @@ TOKENS: Final = 12_800
 _AT_ONCE = 256  # tokens that every expert computes in one call
 
 
-class LayerSimilarity(Part):
-    """One layer's similarities of two experts each."""
-
-    name: str
-    n_experts: Positive
-    # Of the experts (0, 1), (0, 2), … (1, 2), …: that of two experts has no order.
-    similarity: list[Share]
-
-    def matrix(self) -> Tensor:
-        """Return the similarity of all experts [E, E]; that of an expert to itself is 1."""
-        similarity_EE = torch.eye(self.n_experts)
-        row, column = torch.triu_indices(self.n_experts, self.n_experts, offset=1)
-        similarity_EE[row, column] = similarity_EE[column, row] = torch.tensor(self.similarity)
-        return similarity_EE
-
-
 class ExpertSimilarity(Calibration):
     """The similarity of the outputs of a layer's experts, for ``method=sere``."""
 
@@ -49,7 +32,6 @@ class ExpertSimilarity(Calibration):
     constants: ClassVar[dict[str, Any]] = {"kind": "expert_similarity", "compared": TOKENS}
 
     compared: Positive  # tokens of each layer
-    layers: Annotated[list[LayerSimilarity], Field(min_length=1)]
 
     @classmethod
     def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Similarities:
@@ -67,20 +49,25 @@ class ExpertSimilarity(Calibration):
 
     @classmethod
     def measured(cls, observer: Similarities, layers: Counted) -> dict[str, Any]:
-        """Return the similarities of every layer."""
+        """Return the similarities of every layer: of the experts (0, 1), (0, 2), … (1, 2), …."""
         similarities = []
         for layer, similarity_EE in zip(observer.layers, observer.similarities(), strict=True):
             row, column = torch.triu_indices(layer.n_experts, layer.n_experts, offset=1)
             pairs = rounded_shares(similarity_EE.cpu()[row, column].tolist())
-            similarities.append(
-                LayerSimilarity(name=layer.name, n_experts=layer.n_experts, similarity=pairs)
-            )
+            about = {"name": layer.name, "n_experts": layer.n_experts}
+            similarities.append(about | {"similarity": pairs})
         compared = max(sums.count("tokens") for sums in observer.sums)
         return {"compared": compared, "layers": similarities}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
-        """Return the similarities of every layer's experts [E, E]."""
-        return tuple(layer.matrix() for layer in self.layers)
+        """Return the similarity of every two experts of every layer [E, E]; to itself it is 1."""
+        similarities = []
+        for layer in self.layers:
+            similarity_EE = torch.eye(layer["n_experts"])
+            row, column = torch.triu_indices(*similarity_EE.shape, offset=1)
+            similarity_EE[row, column] = torch.tensor(layer["similarity"])
+            similarities.append(similarity_EE.maximum(similarity_EE.T))
+        return tuple(similarities)
 
 
 class Similarities(Observer):
