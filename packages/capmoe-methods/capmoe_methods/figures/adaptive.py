@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
@@ -43,31 +43,27 @@ def against_static(sources: Sources) -> pd.DataFrame:
     import pandas as pd
 
     results = sources.results
-    cells = results.cells.assign(straggler=stragglers(results))
-    rows: list[dict[str, Any]] = []
-    for model, title in sources.models.items():
-        of_model = cells[cells["model"] == model]
-        settings = []
-        for _, same in of_model.groupby("setting", sort=False):
-            if set(same["task"]) >= sources.tasks.keys():
-                setting = {
-                    "quantity": "setting",
-                    "model": title,
-                    "budget_of": same["budget_of"].fillna(_STATIC).iloc[0],
-                    "dropped_percent": 100 * fmean(same["drop_rate"]),
-                    "value": fmean(same["straggler"]),
-                }
-                settings.append(setting)
-        rows += sorted(settings, key=lambda setting: -setting["dropped_percent"])
+    cells = results.cells.assign(
+        straggler=stragglers(results), budget_of=results.cells["budget_of"].fillna(_STATIC)
+    )
+    points = cells.groupby(["model", "setting", "budget_of"], sort=False).agg(
+        dropped_percent=("drop_rate", "mean"),
+        value=("straggler", "mean"),
+        tasks=("task", "nunique"),
+    )
+    points = points[points["tasks"] == len(sources.tasks)].reset_index()
+    points["dropped_percent"] *= 100
+    order = [-points["dropped_percent"], points["model"].map([*sources.models].index)]
+    points = points.assign(quantity="setting", model=points["model"].map(sources.models))
     compared = outcomes(results)
     judged = verdicts(compared)
+    rows: list[dict[str, Any]] = []
     for quantity, column in (("straggler", "gain"), ("accuracy", "points")):
         for _, verdict in judged.iterrows():
             same = compared[compared["budget_of"] == verdict["budget_of"]]
             if not math.isnan(verdict["budget"]):
                 same = same[same["budget"] == verdict["budget"]]
-            about = {"quantity": quantity, "budget_of": verdict["budget_of"]}
-            about["budget"] = verdict["budget"]
+            about = {"quantity": quantity} | verdict[["budget_of", "budget"]].to_dict()
             rows += [
                 about | {"model": sources.models[model], "value": value}
                 for model, value in by_model(same, column).items()
@@ -86,7 +82,9 @@ def against_static(sources: Sources) -> pd.DataFrame:
             f"were as low as a convex one can be, the first difference would be {worst}."
         )
     columns = ["quantity", "model", "budget_of", "budget", "dropped_percent", "value"]
-    return pd.DataFrame(rows, columns=[*columns, "value_low", "value_high"])
+    parts = [points.iloc[np.lexsort(order)], pd.DataFrame(rows)]
+    frames = [part.reindex(columns=[*columns, "value_low", "value_high"]) for part in parts]
+    return pd.concat(frames, ignore_index=True)
 
 
 @figure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_bench.timings import read_evaluation
@@ -16,9 +16,9 @@ from capmoe_methods.comparison import lost, peaks
 if TYPE_CHECKING:
     import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
-    from capmoe_eval.results.frames import Results
     from matplotlib.figure import Figure
 
+LOST: Final = ("lost", "lost_low", "lost_high")
 _DROP: Final = method_title("score")
 _KINDS: Final = {"prompts": "questions", "decode steps": "generation"}
 _BOUNDED: Final = {
@@ -33,9 +33,9 @@ _KNOBS: Final = {
     "min_similarity": "similarity",
     "viable_score": "score",
 }
-_LOSSLESS: Final = {  # the dash of its line, by how a method's name begins
-    "EPLB+": ("EPLB+R, nothing dropped", "--"),
-    "LPLB+": ("LPLB+R, nothing dropped", ":"),
+_LOSSLESS: Final = {  # a line and its dash, by what a method's name has before a +
+    "EPLB": ("EPLB+R, nothing dropped", "--"),
+    "LPLB": ("LPLB+R, nothing dropped", ":"),
 }
 _NO_LIMIT: Final[d.Look] = {
     **{"color": d.GREY, "linestyle": "", "marker": "x", "markersize": 5, "markeredgewidth": 1.5}
@@ -51,6 +51,22 @@ _WORDS: Final = {
 }
 
 
+def losses(
+    sources: Sources, stock: pd.DataFrame, cells: pd.DataFrame, tasks: Collection[str], where: str
+) -> Iterator[tuple[pd.DataFrame, dict[str, float]]]:
+    """Yield the cells of each setting, and the points that they lose against those of the stock.
+
+    A setting that does not pair is left out, which a note says by the cells' ``name``.
+    """
+    for _, same in cells.groupby("setting", sort=False):
+        points = lost(sources.results, stock, same, tasks)
+        if isinstance(points, str):
+            name = same["name"].iloc[0]
+            sources.notes.append(f"{where}: {name} is left out: {points}.")
+        else:
+            yield same, dict(zip(LOST, points, strict=True))
+
+
 def settings(sources: Sources) -> pd.DataFrame:
     """Return what each setting loses and the loads that it may bound, tasks counting equally.
 
@@ -59,29 +75,25 @@ def settings(sources: Sources) -> pd.DataFrame:
     """
     import pandas as pd
 
-    results = sources.results
-    cells = results.cells.assign(
-        **{knob: results.cells[knob].astype(float).fillna(0.0) for knob in _KNOBS},
-        **_loads(results),
-        line=_lines(results.cells),
-    )
-    stock, limited = cells.loc[sources.cells("stock").index], cells.loc[_limited(sources).index]
-    rows = []
-    for of, model in itertools.product(_KINDS, sources.models):
+    results, limited = sources.results, _limited(sources)
+    # Ranks are known where there are some; stock cells may be older than counts of activation.
+    has_ranks = results.cells["ep_size"].fillna(1) > 1
+    for limit, when in (("", "after"), ("unlimited_", "before")):
+        limited[f"{limit}activated"] = limited[f"load.activated_{when}"].astype(float)
+        limited[f"{limit}expert_peak"] = limited[f"load.mean_peak_{when}"].astype(float)
+        limited[f"{limit}rank_peak"] = peaks(results, "device", when).where(has_ranks)
+    limited["line"] = limited["name"] = _lines(limited)
+    limited[[*_KNOBS]] = limited[[*_KNOBS]].astype(float).fillna(0.0)
+    stock, rows = sources.cells("stock"), []
+    for of, model in itertools.product(_KINDS.values(), sources.models):
         tasks, title = _tasks(sources, of), sources.models[model]
-        about = {"of": f"{_KINDS[of]} ({', '.join(tasks.values())})", "model": title}
-        of_model = limited[_is_of(limited, of) & (limited["model"] == model)]
-        for _, same in of_model.groupby("setting", sort=False):
-            row = about | same.iloc[0][["line", *_KNOBS]].to_dict()
-            points = lost(results, stock[stock["model"] == model], same, tasks)
-            if isinstance(points, str):
-                text = f"{title}, {_KINDS[of]}: {row['line']} is left out: {points}."
-                sources.notes.append(text)
-                continue
-            ends = dict(zip(("lost", "lost_low", "lost_high"), points, strict=True))
+        about = {"of": f"{of} ({', '.join(tasks.values())})", "model": title}
+        of_model = limited[(limited["of"] == of) & (limited["model"] == model)]
+        of_stock = stock[stock["model"] == model]
+        for same, ends in losses(sources, of_stock, of_model, tasks, f"{title}, {of}"):
             loads = same.groupby("task")[list(_EVERY_LOAD)].mean().mean(skipna=False)
-            rows.append(row | ends | loads.to_dict())
-    columns = ["of", "model", "line", *_KNOBS, "lost", "lost_low", "lost_high", *_EVERY_LOAD]
+            rows.append(about | same.iloc[0][["line", *_KNOBS]].to_dict() | ends | loads.to_dict())
+    columns = ["of", "model", "line", *_KNOBS, *LOST, *_EVERY_LOAD]
     frame = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_EVERY_LOAD, float))
     frame["activated"] /= frame["unlimited_activated"]
     frame["unlimited_activated"] = frame["activated"].where(frame["activated"].isna(), 1.0)
@@ -90,36 +102,18 @@ def settings(sources: Sources) -> pd.DataFrame:
     return pd.concat(rising, ignore_index=True) if rising else frame
 
 
-def _loads(results: Results) -> dict[str, pd.Series[float]]:
-    """Return the loads of each cell, missing where they are not known."""
-    cells = results.cells
-    # Ranks are known where there are some; stock cells may be older than counts of activation.
-    has_ranks = cells["ep_size"].fillna(1) > 1
-    return {
-        "activated": cells["load.activated_after"].astype(float),
-        "expert_peak": cells["load.mean_peak_after"].astype(float),
-        "rank_peak": peaks(results, "device").where(has_ranks),
-        "unlimited_activated": cells["load.activated_before"].astype(float),
-        "unlimited_expert_peak": cells["load.mean_peak_before"].astype(float),
-        "unlimited_rank_peak": peaks(results, "device", "before").where(has_ranks),
-    }
-
-
 def _limited(sources: Sources) -> pd.DataFrame:
-    return sources.cells(*(part for part in sources.parts if part != "stock"))
+    """Return the cells of all parts but the stock's; ``of`` are the forwards that they bound."""
+    cells = sources.cells(*(part for part in sources.parts if part != "stock"))
+    kinds = {True: _KINDS["decode steps"], False: _KINDS["prompts"]}
+    return cells.assign(of=cells["decode"].eq("only").map(kinds))
 
 
 def _tasks(sources: Sources, of: str) -> dict[str, str]:
     """Return the titles of the tasks that have bounded forwards of a kind."""
     cells = _limited(sources)
-    asked = set(cells["task"][_is_of(cells, of)])
+    asked = set(cells["task"][cells["of"] == of])
     return {task: title for task, title in sources.tasks.items() if task in asked}
-
-
-def _is_of(cells: pd.DataFrame, of: str) -> pd.Series[bool]:
-    """Return which cells bound forwards of a kind."""
-    is_of_steps = cells["decode"] == "only"
-    return is_of_steps if of == "decode steps" else ~is_of_steps
 
 
 def _lines(cells: pd.DataFrame) -> pd.Series[str]:
@@ -175,15 +169,16 @@ def comparators_decode(rows: pd.DataFrame) -> Figure:
 
 def _by_method(rows: pd.DataFrame) -> Figure:
     """Draw a row of panels for each method, a panel for each load."""
-    markers = _markers(rows["model"])
+    markers = {model: d.MARKERS[n % len(d.MARKERS)] for model, n in d.places(rows["model"]).items()}
     drops, others = rows[rows["line"] == _DROP], rows[rows["line"] != _DROP]
     lines = list(d.each(others, "line"))
     canvas, grid = _multiples(len(lines), list(_BOUNDED.values()))
     for (line, same), sides in zip(lines, grid, strict=True):
         for load, axes in zip(_BOUNDED, sides, strict=True):
-            names = {model: model for model in markers}
-            _beside_drop(axes, drops, same, load, names, markers)
-        sides[0].set_title(line + _ranges(same), loc="left")
+            _beside_drop(axes, drops, same, load, dict(zip(markers, markers, strict=True)), markers)
+        ends = {name: (same[knob].min(), same[knob].max()) for knob, name in _KNOBS.items()}
+        grow = [f"{name} {low:g} → {high:g}" for name, (low, high) in ends.items() if low < high]
+        sides[0].set_title(": ".join([line, *([", ".join(grow)] if grow else [])]), loc="left")
     canvas.suptitle("; ".join(rows["of"].unique()))
     d.legend(canvas, 2)
     return canvas
@@ -199,32 +194,31 @@ def ranks(sources: Sources) -> pd.DataFrame:
 
     rows = settings(sources)
     file = sources.bench / "placement.json"
-    balances = read_evaluation(file)["balances"] if file.is_file() else ()
-    balanced: list[dict[str, Any]] = []
-    for of, kind in _KINDS.items():
-        tasks, judged = _tasks(sources, of), set()
-        for model, title in sources.models.items():
-            for row in balances:
-                line = next((kind for kind in _LOSSLESS if row["method"].startswith(kind)), None)
-                on = row["judged_on"]
-                is_own = (row["model"], row["of"], row["planned_on"]) == (model, of, on)
-                if line is not None and is_own and on in sources.tasks:
-                    judged.add(sources.tasks[on])
-                    about = {"of": f"{kind} ({', '.join(tasks.values())})", "model": title}
-                    balanced.append(
-                        about | {"line": _LOSSLESS[line][0], "rank_peak": row["straggler"]}
-                    )
-        # Only where there is a panel for it.
-        if judged and rows["of"].str.startswith(kind).any():
-            sources.notes.append(
-                f"Balancing of {kind} was measured on {', '.join(sorted(judged))}."
-            )
-    if not balances:
+    if not file.is_file():
         sources.notes.append(
             "No line of lossless load balancing: capmoe-eval bench placement makes it."
         )
-    frame = pd.DataFrame(balanced, columns=rows.columns).astype(rows.dtypes.to_dict())
-    return pd.concat([rows, frame], ignore_index=True) if len(frame) else rows
+        return rows
+    balances = pd.DataFrame(read_evaluation(file)["balances"])
+    names = {kind: name for kind, (name, _) in _LOSSLESS.items()}
+    balances["line"] = balances["method"].str.partition("+")[0].map(names)
+    is_shown = balances["planned_on"].eq(balances["judged_on"]) & balances["line"].notna()
+    is_shown &= balances["model"].isin(sources.models) & balances["judged_on"].isin(sources.tasks)
+    balances = balances[is_shown & balances["method"].str.contains("+", regex=False)]
+    sides = [rows]
+    for of, kind in _KINDS.items():
+        same = balances[balances["of"] == of]
+        order = same["model"].map([*sources.models].index).argsort(kind="stable")
+        titles = f"{kind} ({', '.join(_tasks(sources, kind).values())})"
+        models = same["model"].map(sources.models)
+        lines = same.assign(of=titles, model=models, rank_peak=same["straggler"]).iloc[order]
+        if len(lines):
+            sides.append(lines.reindex(columns=rows.columns).astype(rows.dtypes.to_dict()))
+        # Only where there is a panel for it.
+        if len(lines) and rows["of"].str.startswith(kind).any():
+            judged = ", ".join(sorted(same["judged_on"].map(sources.tasks).unique()))
+            sources.notes.append(f"Balancing of {kind} was measured on {judged}.")
+    return pd.concat(sides, ignore_index=True)
 
 
 @figure(
@@ -259,10 +253,6 @@ def comparators_ranks(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def _markers(models: pd.Series[str]) -> dict[str, str]:
-    return {model: d.MARKERS[n % len(d.MARKERS)] for model, n in d.places(models).items()}
-
-
 def _multiples(count: int, loads: Sequence[str]) -> tuple[Figure, Any]:
     """Return rows of panels, one column of a page wide."""
     count = max(1, count)
@@ -295,10 +285,3 @@ def _beside_drop(
     axes.plot(before, [0.0] * len(before), **_NO_LIMIT, label="no limit")
     for model, curve in d.each(rows.dropna(subset=load), "model"):
         d.line(axes, curve, load, "lost", names[model], marker=markers[model], **_COLOURED)
-
-
-def _ranges(rows: pd.DataFrame) -> str:
-    """Return what grows along the lines, such as ``: γ 0.5 → 2``; nothing where nothing does."""
-    ends = {name: (rows[knob].min(), rows[knob].max()) for knob, name in _KNOBS.items()}
-    texts = [f"{name} {low:g} → {high:g}" for name, (low, high) in ends.items() if low < high]
-    return f": {', '.join(texts)}" if texts else ""

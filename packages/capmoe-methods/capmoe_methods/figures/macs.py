@@ -9,7 +9,8 @@ from capmoe_eval.experiment.names import gamma_suffix, gamma_text, is_stock, met
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
-from capmoe_methods.comparison import interval, lost, nearness, paired_between, peaks
+from capmoe_methods.comparison import interval, nearness, paired_between, peaks
+from capmoe_methods.figures.comparators import LOST, losses
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +26,6 @@ _LINES: Final = (
     f"{_MACS} without rerouting",
     f"{_MACS}, ρ=0",
 )
-_ENDS: Final = ("lost", "lost_low", "lost_high")
 _EQUAL: Final = {
     "gamma": ("capacity factor γ", "at equal γ"),
     "drop_rate": ("dropped share of own pairs", "at equal drops"),
@@ -39,10 +39,12 @@ def losses_and_loads(sources: Sources) -> pd.DataFrame:
     import pandas as pd
 
     results = sources.results
+    lines = _lines(results.cells)
     cells = results.cells.assign(
         expert_peak=results.cells["load.mean_peak_after"].astype(float),
         rank_peak=peaks(results, "device"),
-        line=_lines(results.cells),
+        line=lines,
+        name=lines + results.cells["gamma"].map(gamma_suffix),
     )
     rows: list[dict[str, Any]] = []
     for task, title in sources.tasks.items():
@@ -52,23 +54,19 @@ def losses_and_loads(sources: Sources) -> pd.DataFrame:
         if stock.empty:
             sources.notes.append(f"{title}: nothing is drawn without the result that has no limit.")
             continue
-        there = []
-        for place, cell in limited.iterrows():
-            points = lost(results, stock, limited.loc[[place]], [task])
-            if isinstance(points, str):
-                name = f"{title}: {cell['line']}{gamma_suffix(cell['gamma'])}"
-                sources.notes.append(f"{name} is left out: {points}.")
-                continue
-            there.append(place)
-            ends = dict(zip(_ENDS, points, strict=True))
-            rows.append({"task": title} | cell[["line", *_EQUAL]].to_dict() | ends)
-        drops = limited.loc[there].query("line == @_DROP")
+        points = list(losses(sources, stock, limited, [task], title))
+        for cell, ends in points:
+            rows.append({"task": title} | cell.iloc[0][["line", *_EQUAL]].to_dict() | ends)
+        is_there = limited["cell"].isin([cell["cell"].iloc[0] for cell, _ in points])
+        drops = limited[is_there & (limited["line"] == _DROP)]
         for label in _LINES[2:]:
-            for place, cell in limited.loc[there].query("line == @label").iterrows():
-                if parts := list(_better_by(results, limited.loc[[place]], stock, drops)):
-                    name = f"{title}: {label}, γ={gamma_text(cell['gamma'])}"
+            for cell, _ in points:
+                if label == cell["line"].iloc[0] and (
+                    parts := list(_better_by(results, cell, stock, drops))
+                ):
+                    name = f"{title}: {label}, γ={gamma_text(cell['gamma'].iloc[0])}"
                     sources.notes.append(f"{name}, less Token Drop: {', '.join(parts)} points.")
-    return pd.DataFrame(rows, columns=["task", "line", *_EQUAL, *_ENDS])
+    return pd.DataFrame(rows, columns=["task", "line", *_EQUAL, *LOST])
 
 
 @figure(
