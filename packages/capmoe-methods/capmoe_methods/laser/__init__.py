@@ -127,7 +127,7 @@ class Laser(OnRanks, Combining):
         candidate_TE = tokens.chosen_TE | (is_viable_TE & is_flat_T[:, None])
         tier_TE = 2 * ~tokens.chosen_TE + ~tokens.eligible_TE
         place_TE = np.lexsort((-tokens.ranking_TE, tier_TE), axis=1).argsort(axis=1)
-        kept_TE = np.zeros_like(candidate_TE)
+        kept_TE: Array = np.zeros_like(candidate_TE)
         for group in np.unique(tokens.group_T):
             members = np.flatnonzero(tokens.group_T == group)
             load_E = np.zeros(tokens.n_experts, dtype=np.int64)

@@ -60,10 +60,10 @@ class ExpertModalities(Calibration):
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the modality of every expert [E] by the method's threshold, for every layer."""
         assert isinstance(method, MACS)
-        shares = (
-            [torch.tensor(layer[name]) for name in ("image", "text")] for layer in self.layers
-        )
-        return tuple(modality_bias(*both, method.modality_threshold) for both in shares)
+        least = method.modality_threshold
+        image, text = ([torch.tensor(of[kind]) for of in self.layers] for kind in ("image", "text"))
+        pairs = zip(image, text, strict=True)
+        return tuple(modality_bias(visual_E, text_E, least) for visual_E, text_E in pairs)
 
 
 class WeightBound(Observer):

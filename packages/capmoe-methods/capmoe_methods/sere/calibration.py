@@ -63,8 +63,9 @@ class ExpertSimilarity(Calibration):
         """Return the similarity of every two experts of every layer [E, E]; to itself it is 1."""
         similarities = []
         for layer in self.layers:
-            similarity_EE = torch.eye(layer["n_experts"])
-            row, column = torch.triu_indices(*similarity_EE.shape, offset=1)
+            n_experts = layer["n_experts"]
+            similarity_EE = torch.eye(n_experts)
+            row, column = torch.triu_indices(n_experts, n_experts, offset=1)
             similarity_EE[row, column] = torch.tensor(layer["similarity"])
             similarities.append(similarity_EE.maximum(similarity_EE.T))
         return tuple(similarities)
