@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from capmoe_serve.balancing import compare
+from capmoe_serve.placements import compare
 from capmoe_serve.readers.formats import read_trace
 from capmoe_serve.summary import ALL, summarise
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from capmoe_serve.trace_file import load_trace
+from capmoe_serve.trace import load_trace
 
 from capmoe_eval.__main__ import main
 from capmoe_eval.experiment.results import record_paths

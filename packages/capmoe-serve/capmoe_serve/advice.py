@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,11 +22,10 @@ from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
 from capmoe_report.evidence import Evidence, Side
 
-from capmoe_serve.balancing import placements
-from capmoe_serve.capacities import KEEPERS, Granularity, count, shares
 from capmoe_serve.exports import placement_files
 from capmoe_serve.loads import json_rows
-from capmoe_serve.placements import SlotPlan, contiguous
+from capmoe_serve.placements import SlotPlan, contiguous, placements
+from capmoe_serve.summary import KEEPERS, Granularity, count, shares
 from capmoe_serve.trace import Trace
 
 if TYPE_CHECKING:
@@ -199,48 +198,49 @@ def trace_settings(
         load_LE = [trace.load(layer)[:middle].sum(axis=0) for layer in range(trace.n_layers)]
         more = [slots - home.slots] if slots > home.slots else []
         plans = placements(np.stack(load_LE), ranks, more, groups, nodes)
-    lossless: list[dict[str, Any]] = []
-    lossy: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name, placement in plans.items():
-        extra = float(placement.redundant)
         is_home = name == CONTIGUOUS
-        lossless.append(
+        of_placement = {"placement": name, "extra": float(placement.redundant)}
+        rows.append(
             {
                 "title": "contiguous placement" if is_home else name,
                 "kind": UNCHANGED if is_home else "placement",
                 "method": name,
-                "placement": name,
                 "straggler": _straggler(judged, placement),
-                "extra": extra,
+                "drop_rate": 0.0,
+                **of_placement,
             }
         )
         if not is_home and np.array_equal(placement.expert_LRN, home.expert_LRN):
             continue
-        for granularity in _granularities(placement):
+        can_have: dict[Granularity, bool] = {
+            "expert": not placement.redundant,
+            "device": placement.slots > 1,
+        }
+        for granularity in (each for each, can in can_have.items() if can):
             sums = count(judged, gammas, placement, granularity).groupby("gamma").sum()
-            for gamma, row in shares(sums, ranks).iterrows():
+            for gamma, share in shares(sums, ranks).iterrows():
                 # Who is kept changes no load: on a placement only the best is looked at.
                 for keeper in KEEPERS if is_home else KEEPERS[:1]:
                     bound = f"{keeper} γ={gamma_text(gamma)} per {granularity}"
-                    lossy.append(
+                    rows.append(
                         {
                             "title": bound if is_home else f"{bound} on {name}",
                             "kind": "capacity",
                             "method": keeper,
-                            "placement": name,
+                            "straggler": share["straggler"],
+                            "drop_rate": share["dropped"],
+                            **of_placement,
                             "gamma": gamma,
                             "granularity": granularity,
-                            "straggler": row["straggler"],
-                            "drop_rate": row["dropped"],
-                            "pad_waste": row["padding"],
-                            "dropped_score": row.get(f"lost_{keeper}", math.nan),
-                            "extra": extra,
+                            "pad_waste": share["padding"],
+                            "dropped_score": share.get(f"lost_{keeper}", math.nan),
                         }
                     )
-    frame = pd.DataFrame([*lossless, *lossy]).fillna({"drop_rate": 0.0})
-    unchanged = frame.loc[0, "straggler"]
+    frame = pd.DataFrame(sorted(rows, key=lambda row: row["kind"] == "capacity"))
     sent = 1 - frame["drop_rate"]
-    frame.insert(5, "speedup", speedup(frame["straggler"], unchanged, sent, link_share))
+    frame["speedup"] = speedup(frame["straggler"], rows[0]["straggler"], sent, link_share)
     return frame.assign(**dict.fromkeys(_CHANGE, math.nan))
 
 
@@ -271,14 +271,6 @@ def speedup(straggler: Any, unchanged: float, sent: Any, link_share: float) -> A
     """
     after = (1 - link_share) * straggler / unchanged + link_share * sent
     return 1 / np.maximum(after, 1e-9)
-
-
-def _granularities(placement: SlotPlan) -> Iterator[Granularity]:
-    """Yield what can have a capacity: experts without copies, and devices of several slots."""
-    if not placement.redundant:
-        yield "expert"
-    if placement.slots > 1:
-        yield "device"
 
 
 # The accuracy of settings.
@@ -367,11 +359,11 @@ def is_on_front(settings: pd.DataFrame, axis: str) -> list[bool]:
     """
     columns = settings["speedup"], -cost(settings, axis), is_lossless(settings)
     places = list(zip(*columns, strict=True))
-    known = [place for place in places if not math.isnan(place[1])]
+    priced = [place for place in places if not math.isnan(place[1])]
     return [
-        place in known
+        place in priced
         and not any(
-            other[0] >= place[0] and other[1] >= place[1] and other > place for other in known
+            other[0] >= place[0] and other[1] >= place[1] and other > place for other in priced
         )
         for place in places
     ]

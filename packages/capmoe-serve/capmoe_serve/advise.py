@@ -13,7 +13,6 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import EXPERTS, PATH, POINTS, POSITIVE, SHARE, Parser
 from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.routing.registry import CONTIGUOUS
 
 from capmoe_serve.loads import add_trace_options
 from capmoe_serve.readers.formats import EXAMPLE, read_trace
@@ -172,30 +171,8 @@ def text(advice: Mapping[str, Any]) -> str:
     lines = [_ABOUT.format_map({**advice, **words})]
     if advice["assumed_steps"] is not None:
         lines.append(f"steps: {advice['assumed_steps']}")
-    lines += ["", f"{advice['sentence']} {remark(advice)}".rstrip(), "", "The front:", front]
+    lines += ["", advice["sentence"], "", "The front:", front]
     lines += ["", "Not known:", *(f"- {line}" for line in advice["unknown"])]
     if advice["commands"]:
         lines += ["", "To measure what the answers lose:", *advice["commands"]]
     return "\n".join(lines)
-
-
-def remark(advice: Mapping[str, Any]) -> str:
-    """Return a sentence on who takes a recommended capacity, or nothing.
-
-    Megatron-LM, commit d98e8a64: the capacity is of one rank's tokens, ``probs`` keeps the highest
-    of what the router multiplies with (``moe_utils.py`` of ``megatron/core/transformer/moe``,
-    ``apply_router_token_dropping``).
-    """
-    if advice["recommended"] is None:
-        return ""
-    row = advice["settings"][advice["recommended"]]
-    if row["kind"] != "capacity":
-        return ""
-    others = "SGLang, TensorRT-LLM and vLLM have no capacity of their own."
-    if (row["method"], row["granularity"], row["placement"]) != ("score", "expert", CONTIGUOUS):
-        return f"No server takes it by itself: {others}"
-    return (
-        f"Megatron-LM takes it by --moe-expert-capacity-factor {row['gamma']} "
-        "--moe-token-drop-policy probs --moe-token-dispatcher-type alltoall; "
-        f"{others}"
-    )

@@ -32,16 +32,15 @@ from lm_eval.models.vllm_causallms import VLLM
 from torch import Tensor
 from transformers import ProcessorMixin
 
+from capmoe_serve.server.engine import StepPlan, StepRows
 from capmoe_serve.server.local import (
     end_engine,
     engine_facts,
     put_under,
     runner_of,
     start_engine,
-    take_off,
 )
 from capmoe_serve.server.seam import VLLM_LIBRARY
-from capmoe_serve.server.step import StepPlan, StepRows
 
 _AT_ONCE: Final = 10**9
 """Requests that lm-eval gives to the engine at once: all of them."""
@@ -191,7 +190,7 @@ class CapmoeVllmLM(VLLM):
     def release(self) -> None:
         """Give the routers back to vLLM."""
         if self.model is not None:
-            take_off(self.model)
+            runner_of(self.model).capmoe.remove()
 
     def composition(self) -> dict[str, Any]:
         """Return the engine's settings and the composition of its steps, JSON-ready."""

@@ -1,4 +1,4 @@
-"""Place experts into the slots of ranks, and split their pairs over the slots.
+"""Place experts into the slots of ranks, split their pairs over the slots, and judge placements.
 
 EPLB replicates the most loaded experts and packs the replicas into ranks, after the description and
 example in https://github.com/deepseek-ai/EPLB (commit d52c72d), which vLLM and SGLang use as well.
@@ -6,19 +6,23 @@ example in https://github.com/deepseek-ai/EPLB (commit d52c72d), which vLLM and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.registry import CONTIGUOUS
 from capmoe_methods.eplb_placement.packing import pack
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, N slots of a rank, P = R·N slots; X rows
 # (layers or nodes of them), B bins. Of pairs of a token and an expert: I.
 
 Counts = NDArray[np.int64]
-Amounts = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,24 +30,11 @@ class SlotPlan:
     """The expert in every slot: R ranks have N slots each, in every layer.
 
     ``expert_LRN.reshape(L, -1)`` is the ``physical_to_logical_map`` of EPLB, vLLM and SGLang.
-
-    Raises:
-        UsageError: If a slot holds no expert, or an expert has no slot.
+    Every expert has a slot in each layer.
     """
 
     expert_LRN: Counts
     n_experts: int
-
-    def __post_init__(self) -> None:
-        expert_LRN = checked_loads("expert_LRN", self.expert_LRN, "LRN", whole=True)
-        object.__setattr__(self, "expert_LRN", expert_LRN)
-        if (highest := self.expert_LRN.max()) >= self.n_experts:
-            raise UsageError(f"expert_LRN={highest}: must be from 0 to {self.n_experts - 1}")
-        if not (held_LE := self.held_LRE.any(axis=1)).all():
-            layer, missing = np.argwhere(~held_LE)[0]
-            raise UsageError(
-                f"expert_LRN: expert {missing} has no slot in layer {layer}; give every expert one"
-            )
 
     @property
     def ranks(self) -> int:
@@ -80,7 +71,7 @@ class SlotPlan:
         expert_P = self.expert_LP[layer]
         replicas_E = np.bincount(expert_P, minlength=self.n_experts)
         each_SE, more_SE = np.divmod(load_SE, replicas_E)
-        is_first_SP = _turns(expert_P) < more_SE[:, expert_P]  # which take one more
+        is_first_SP = turns(expert_P) < more_SE[:, expert_P]  # which take one more
         return np.asarray(each_SE[:, expert_P] + is_first_SP)
 
     def rank_load(self, load_SE: Counts, layer: int) -> Counts:
@@ -98,11 +89,11 @@ class SlotPlan:
         by_expert_P = np.argsort(expert_P, kind="stable")
         replicas_E = np.bincount(expert_P, minlength=self.n_experts)
         first_E = replicas_E.cumsum() - replicas_E
-        turn_I = _turns(step_I * self.n_experts + expert_I) % replicas_E[expert_I]
+        turn_I = turns(step_I * self.n_experts + expert_I) % replicas_E[expert_I]
         return np.asarray(by_expert_P[first_E[expert_I] + turn_I])
 
 
-def _turns(group_I: Counts) -> Counts:
+def turns(group_I: Counts) -> Counts:
     """Return the number of each item among those of its group, from 0."""
     size_G = np.bincount(group_I)
     short_I = group_I.astype(np.min_scalar_type(len(size_G)))  # short integers sort faster
@@ -119,18 +110,13 @@ def contiguous(layers: int, n_experts: int, ranks: int, slots: int | None = None
     paper's placement: rank r holds the experts r·E/R to (r+1)·E/R − 1. In slots that are left the
     first experts stand again behind the last one, as in vLLM
     (``build_initial_global_physical_to_logical_map`` of ``vllm/distributed/eplb/eplb_state.py``).
-
-    Raises:
-        UsageError: If the slots have no space for E.
     """
     slots = -(-n_experts // ranks) if slots is None else slots
     expert_RN = (np.arange(ranks * slots, dtype=np.int64) % n_experts).reshape(ranks, slots)
     return SlotPlan(np.tile(expert_RN, (layers, 1, 1)), n_experts)
 
 
-def plan_eplb(
-    load_LE: ArrayLike, ranks: int, slots: int, groups: int = 1, nodes: int = 1
-) -> SlotPlan:
+def plan_eplb(load_LE: Counts, ranks: int, slots: int, groups: int = 1, nodes: int = 1) -> SlotPlan:
     """Return EPLB's placement for expected loads.
 
     Where the nodes divide the groups, it is hierarchical: groups of experts are packed into nodes,
@@ -145,15 +131,9 @@ def plan_eplb(
         nodes: Nodes, each of R/nodes consecutive ranks.
 
     Raises:
-        UsageError: If the experts do not fit, or do not divide by groups, or the ranks by nodes.
+        UsageError: If the experts do not divide by groups, or the ranks by nodes.
     """
-    load_LE = checked_loads("load_LE", load_LE, "LE")
     layers, n_experts = load_LE.shape
-    if ranks * slots < n_experts:
-        raise UsageError(
-            f"slots={slots}: {ranks} ranks have space for {ranks * slots} of {n_experts} experts; "
-            f"give at least {-(-n_experts // ranks)}"
-        )
     if n_experts % groups:
         raise UsageError(f"groups={groups}: must divide the number of experts, {n_experts}")
     if ranks % nodes:
@@ -173,7 +153,7 @@ def plan_eplb(
     return SlotPlan(expert_XP.reshape(layers, ranks, slots), n_experts)
 
 
-def _replicate(load_XE: Amounts, slots: int) -> tuple[Counts, Counts]:
+def _replicate(load_XE: Counts, slots: int) -> tuple[Counts, Counts]:
     """Return the expert of every replica [X, P], and the number of replicas of each expert [X, E].
 
     One more replica goes, until the slots are full, to the expert with the highest load per
@@ -190,22 +170,86 @@ def _replicate(load_XE: Amounts, slots: int) -> tuple[Counts, Counts]:
     return copy_XP, count_XE
 
 
-def checked_loads(field: str, load: ArrayLike, shape: str, *, whole: bool = False) -> NDArray[Any]:
-    """Return loads, numbers of pairs or means of them, as an array.
+# Several placements of the same loads.
 
-    ``field`` is the name of the argument, for the error, and ``shape`` its axes as letters, such as
-    ``SLE``; ``whole`` refuses other types than integers.
+
+def compare(
+    load_SLE: ArrayLike,
+    ranks: int,
+    extra_slots: Iterable[int] = (1,),
+    groups: int = 1,
+    nodes: int = 1,
+) -> pd.DataFrame:
+    """Return what every placement of :func:`placements` gives, as :func:`judge`, by its name.
+
+    EPLB plans on the first half of the steps; all are judged on the second.
 
     Raises:
-        UsageError: For other axes or an empty one, and for what is no load.
+        UsageError: For loads that are no whole numbers of pairs, or fewer than two steps.
     """
-    array = np.asarray(load)
-    if array.ndim != len(shape) or not array.size:
+    import pandas as pd
+
+    load_SLE = np.asarray(load_SLE)
+    if load_SLE.ndim != 3 or not load_SLE.size:
+        raise UsageError(f"load_SLE has shape {load_SLE.shape}: give loads of shape [S, L, E]")
+    if load_SLE.dtype.kind not in "ui" or (load_SLE < 0).any():
         raise UsageError(
-            f"{field} has shape {array.shape}: give loads of shape [{', '.join(shape)}]"
+            f"load_SLE has type {load_SLE.dtype}: give numbers of pairs, as integers of at least 0"
         )
-    kind = np.integer if whole else np.number
-    if not np.issubdtype(array.dtype, kind) or not np.isfinite(array).all() or (array < 0).any():
-        numbers = "numbers of pairs, as integers" if whole else "finite numbers of pairs"
-        raise UsageError(f"{field} has type {array.dtype}: give {numbers} of at least 0")
-    return array.astype(np.int64 if whole else np.float64, copy=False)
+    if (middle := len(load_SLE) // 2) < 1:
+        raise UsageError(
+            "load_SLE has one step: a placement is planned on other steps than it is judged on; "
+            "give at least 2"
+        )
+    planned = placements(load_SLE[:middle].sum(axis=0), ranks, extra_slots, groups, nodes)
+    rows = {name: judge(load_SLE[middle:], placement) for name, placement in planned.items()}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("placement")
+
+
+def placements(
+    load_LE: Counts,
+    ranks: int,
+    extra_slots: Iterable[int] = (1,),
+    groups: int = 1,
+    nodes: int = 1,
+) -> dict[str, SlotPlan]:
+    """Return contiguous placement and those of EPLB for summed loads, by their names.
+
+    EPLB has the fewest slots that hold all experts, and so many more on every rank; ``groups`` and
+    ``nodes`` are those of :func:`plan_eplb`. Where R does not divide E, all have copies.
+    """
+    layers, n_experts = load_LE.shape
+    plans = {CONTIGUOUS: contiguous(layers, n_experts, ranks)}
+    for extra in (0, *extra_slots):
+        placement = plan_eplb(load_LE, ranks, plans[CONTIGUOUS].slots + extra, groups, nodes)
+        plans[f"EPLB+{placement.redundant}" if placement.redundant else "EPLB"] = placement
+    return plans
+
+
+def judge(
+    load_SLE: Counts, placement: SlotPlan, asked_SLE: Counts | None = None
+) -> dict[str, float]:
+    """Return what a placement gives on loads, which must not be those it was planned on.
+
+    - ``straggler``: load of the fullest rank over the mean rank load before any drop, the mean over
+      the steps and layers that have a pair: as ``peak.device_after`` of a record's layers
+    - ``worst``: the highest of them
+    - ``extra``: copies of experts in a layer
+    - ``drop_rate``: share of the pairs that no rank computes; ``asked_SLE`` are the loads before a
+      capacity came first
+    """
+    asked_SL = (load_SLE if asked_SLE is None else asked_SLE).sum(axis=2)
+    fullest_SL = np.stack(
+        [
+            placement.rank_load(load_SLE[:, layer], layer).max(axis=1)
+            for layer in range(load_SLE.shape[1])
+        ],
+        axis=1,
+    )
+    straggler_SL = fullest_SL * placement.ranks / np.where(asked_SL, asked_SL, np.nan)
+    return {
+        "straggler": float(np.nanmean(straggler_SL)),
+        "worst": float(np.nanmax(straggler_SL)),
+        "extra": float(placement.redundant),
+        "drop_rate": 1 - float(load_SLE.sum()) / max(int(asked_SL.sum()), 1),
+    }

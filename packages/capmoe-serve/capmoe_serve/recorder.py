@@ -31,21 +31,16 @@ class Recorder(Observer):
         self.tokens = 0  # recorded, of all processes
         self.seen = 0  # tokens of the run
         self._limit = limit
-        # Of each recorded forward by its number: an array of each field, and the layers' choices.
-        self._forwards: dict[int, dict[str, Array]] = {}
-        self._choices: dict[int, dict[int, tuple[Array, Array]]] = {}
+        # Of each forward by its number: an array of each field, and the layers' choices; of those
+        # that run, and of those that have ended.
+        self._open: dict[int, tuple[dict[str, Array], dict[int, tuple[Array, Array]]]] = {}
+        self._parts: list[dict[str, Array]] = []
 
     def begin(self, plan: ForwardPlan) -> None:
         """Record the number and the kind of a forward, if its tokens are still to be recorded."""
         self.seen += plan.groups.n_tokens
-        if self._is_to_record(plan):
-            self.tokens += plan.groups.n_tokens
-            self._forwards[plan.number] = self._described(plan)
-            self._choices[plan.number] = {}
-
-    def _is_to_record(self, plan: ForwardPlan) -> bool:
-        """Return whether a forward that begins is recorded."""
-        return self.tokens < self._limit
+        if self.tokens < self._limit:
+            self._open[plan.number] = self._described(plan), {}
 
     def _described(self, plan: ForwardPlan) -> dict[str, Array]:
         """Return what is recorded of each of a forward's tokens, beside its experts."""
@@ -57,7 +52,7 @@ class Recorder(Observer):
 
     def wants(self, plan: ForwardPlan) -> bool:
         """Return whether a forward is recorded."""
-        return plan.number in self._forwards
+        return plan.number in self._open
 
     def see(self, event: LayerForward) -> None:
         """Record a layer's router."""
@@ -65,16 +60,21 @@ class Recorder(Observer):
         n_experts = scores.score_TE.shape[1]
         ids = scores.topk_TK.cpu().numpy().astype(np.min_scalar_type(n_experts - 1))
         gates = scores.score_TE.gather(1, scores.topk_TK).float().cpu().numpy()
-        self._choices[event.plan.number][event.number] = ids, gates
+        self._open[event.plan.number][1][event.number] = ids, gates
+
+    def end(self, plan: ForwardPlan) -> None:
+        """Keep what was recorded of a forward; one that was broken off has no end."""
+        if plan.number not in self._open:
+            return
+        fields, choices = self._open.pop(plan.number)
+        by_layer = [choices[layer] for layer in sorted(choices)]
+        ids, gates = (np.stack(each, axis=1) for each in zip(*by_layer, strict=True))
+        self._parts.append({"expert_TLK": ids, "score_TLK": gates, **fields})
+        self.tokens += plan.groups.n_tokens
 
     def recorded(self) -> dict[str, Array]:
         """Return what this process recorded of each token: fields of a trace, and ``decode_T``."""
-        parts = []
-        for number, fields in self._forwards.items():
-            choices = [choice for _, choice in sorted(self._choices[number].items())]
-            ids, gates = (np.stack(each, axis=1) for each in zip(*choices, strict=True))
-            parts.append({"expert_TLK": ids, "score_TLK": gates, **fields})
-        return _joined(parts)
+        return _joined(self._parts)
 
 
 def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:

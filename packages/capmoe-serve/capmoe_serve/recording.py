@@ -51,8 +51,7 @@ class TraceObserver(CellObserver):
             UsageError: If no token was routed, or the file cannot be written.
         """
         from capmoe_serve.recorder import trace_fields
-        from capmoe_serve.trace import Trace
-        from capmoe_serve.trace_file import save_trace
+        from capmoe_serve.trace import Trace, save_trace
 
         if not observer.tokens:  # in no process
             raise UsageError(f"{self.setting}: {plan.cell} routed no token")

@@ -20,10 +20,8 @@ from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.knobs import LARGEST
 from capmoe_eval.routing.registry import CONTIGUOUS
 
-from capmoe_serve.balancing import judge, placements
-from capmoe_serve.placements import Counts
-from capmoe_serve.trace import Trace
-from capmoe_serve.trace_file import load_trace
+from capmoe_serve.placements import Counts, judge, placements
+from capmoe_serve.trace import Trace, load_trace
 
 # Shape suffixes: S steps, L layers, E experts.
 

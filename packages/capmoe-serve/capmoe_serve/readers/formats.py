@@ -13,8 +13,7 @@ from capmoe_eval.experiment.files import read_bytes
 
 from capmoe_serve.readers.recordings import read_counts, read_csv, read_sglang
 from capmoe_serve.readers.responses import read_responses
-from capmoe_serve.trace import Trace
-from capmoe_serve.trace_file import OWN_ARRAYS, SUFFIX, check_regular, load_trace
+from capmoe_serve.trace import OWN_ARRAYS, SUFFIX, Trace, check_regular, load_trace
 
 EXAMPLE: Final = "example"
 """Stands for the trace in the package."""

@@ -42,7 +42,7 @@ from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import check
 from pydantic import NonNegativeInt
 
-from capmoe_serve.readers.padding import without_padding
+from capmoe_serve.readers.recordings import without_padding
 from capmoe_serve.trace import Array, Trace, unsigned
 
 ROUTED = "routed_experts"

@@ -123,40 +123,35 @@ def put_under(llm: Any, method: Method) -> Meter:
     runner = runner_of(llm)
     if not isinstance(getattr(runner, "capmoe", None), EngineCapacity):
         raise EnforcementError("the engine runs without the plugin, so that it has no capacity")
-    proof = _stock_at_infinity(llm, method)
-    meter = _replace(runner, method)
+    proof = _stock_at_infinity(llm, runner, method)
+    meter = replace(runner, method)
     meter.stock_at_infinity = proof
     return meter
 
 
-def take_off(llm: Any) -> None:
-    """Give the routers and experts of an engine back to vLLM."""
-    runner_of(llm).capmoe.remove()
-
-
-def _replace(runner: Any, method: Method) -> Meter:
+def replace(runner: Any, method: Method) -> Meter:
+    """Put the model of a model runner under another method, without a proof of anything."""
     runner.capmoe.remove()
     runner.capmoe = EngineCapacity(runner.model, runner.vllm_config.model_config.hf_config, method)
     meter: Meter = runner.capmoe.meter
     return meter
 
 
-def _stock_at_infinity(llm: Any, method: Method) -> Proof:
+def _stock_at_infinity(llm: Any, runner: Any, method: Method) -> Proof:
     """Compare log-probabilities of the stock engine with those under a bound out of reach."""
-    runner = runner_of(llm)
     layers = runner.capmoe.meter.layers
     never_binds = method.never_binding(
         max(layer.n_experts for layer in layers), min(layer.top_k for layer in layers)
     )
     if never_binds.renormalize == "always":  # it would change weights where nothing is dropped
         never_binds = dataclasses.replace(never_binds, renormalize="before")  # type: ignore[type-var]
-    take_off(llm)
+    runner.capmoe.remove()
     stock = _answers(llm)
     for under in (create_method("baseline"), never_binds):
-        _replace(runner, under)
+        replace(runner, under)
         if _answers(llm) == stock:
             continue
-        take_off(llm)
+        runner.capmoe.remove()
         if _answers(llm) != stock:
             return {"passed": None, "why": "the stock engine is not deterministic"}
         raise EnforcementError("γ=∞ does not give the stock engine's log-probabilities bit for bit")

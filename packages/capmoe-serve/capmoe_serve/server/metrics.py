@@ -28,7 +28,7 @@ from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.plan import ForwardPlan
 from torch import Tensor
 
-from capmoe_serve.server.step import StepPlan
+from capmoe_serve.server.engine import StepPlan
 
 # Shape suffixes: T rows of a plan, C counts, P phases.
 

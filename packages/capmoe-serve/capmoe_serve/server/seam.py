@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,31 +79,37 @@ def install(settings: ServerSettings) -> None:
             f"capmoe_eval: vllm=={version} was not tested; tested: {', '.join(TESTED)}",
             file=sys.stderr,
         )
-    _wrap_configuration(EngineArgs)
+    _wrap(EngineArgs, "create_engine_config", _configured)
     for runner in (CPUModelRunner, GPUModelRunner):
-        _wrap_loading(runner, settings)
-    _wrap_steps(GPUModelRunner)
+        _wrap(runner, "load_model", functools.partial(_loaded, settings))
+    _wrap(GPUModelRunner, "execute_model", _stepped)
     # By this name `LLM.collective_rpc("capmoe_report")` asks every worker, in whatever process.
     WorkerBase.capmoe_report = lambda worker: worker.model_runner.capmoe.report()
 
 
-def _wrap_configuration(engine_args: Any) -> None:
-    stock = engine_args.create_engine_config
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a function of vLLM by ``around``, which is called with the stock one first."""
+    stock = getattr(owner, name)
 
     @functools.wraps(stock)
-    def create_engine_config(*args: Any, **kwargs: Any) -> Any:
-        config = stock(*args, **kwargs)
-        try:
-            check_configuration(config)
-        except UsageError as error:
-            print(f"capmoe_eval: {error}", file=sys.stderr)
-            raise SystemExit(2) from error
-        # The key of vLLM's cache of compiled graphs: those of a stock engine are never taken.
-        ours = {"capmoe_eval": f"opaque layers, {__version__}"}
-        config.additional_config = {**config.additional_config, **ours}
-        return config
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(stock, *args, **kwargs)
 
-    engine_args.create_engine_config = create_engine_config
+    setattr(owner, name, wrapped)
+
+
+def _configured(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Refuse what cannot be served, and keep the compiled graphs of a stock engine apart."""
+    config = stock(*args, **kwargs)
+    try:
+        check_configuration(config)
+    except UsageError as error:
+        print(f"capmoe_eval: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    # The key of vLLM's cache of compiled graphs: those of a stock engine are never taken.
+    ours = {"capmoe_eval": f"opaque layers, {__version__}"}
+    config.additional_config = {**config.additional_config, **ours}
+    return config
 
 
 def check_configuration(config: Any) -> None:
@@ -163,19 +170,21 @@ def check_configuration(config: Any) -> None:
         )
 
 
-def _wrap_loading(runner_class: Any, settings: ServerSettings) -> None:
-    stock = runner_class.load_model
-
-    @functools.wraps(stock)
-    def load_model(runner: Any, *args: Any, **kwargs: Any) -> None:
-        stock(runner, *args, **kwargs)
-        config = runner.vllm_config.model_config.hf_config
-        capacity = EngineCapacity(runner.model, config, settings.method, samples=True)
-        _observe(capacity, settings, runner.vllm_config.model_config.model)
-        _keep_out_of_graphs(runner)
-        runner.capmoe = capacity
-
-    runner_class.load_model = load_model
+def _loaded(
+    settings: ServerSettings, stock: Callable[..., None], runner: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Put the loaded model under the method."""
+    stock(runner, *args, **kwargs)
+    config = runner.vllm_config.model_config
+    runner.capmoe = EngineCapacity(runner.model, config.hf_config, settings.method, samples=True)
+    _observe(runner.capmoe, settings, config.model)
+    # Every MoE layer becomes one opaque operation of the compiled model, as on GPUs. On a CPU vLLM
+    # traces through the layer, and Python of ours would run at tracing alone.
+    for layer in runner.model.modules():
+        if hasattr(layer, "routed_experts") and hasattr(layer, "_forward_entry"):
+            shared = layer.shared_experts is not None
+            ops = torch.ops.vllm
+            layer._forward_entry = ops.moe_forward_shared if shared else ops.moe_forward
 
 
 def _observe(capacity: EngineCapacity, settings: ServerSettings, model: str) -> None:
@@ -195,31 +204,16 @@ def _observe(capacity: EngineCapacity, settings: ServerSettings, model: str) -> 
         )
 
 
-def _keep_out_of_graphs(runner: Any) -> None:
-    """Make every MoE layer one opaque operation of the compiled model, as on GPUs.
-
-    On a CPU vLLM traces through the layer, and Python of ours would run at tracing alone.
-    """
-    for layer in runner.model.modules():
-        if hasattr(layer, "routed_experts") and hasattr(layer, "_forward_entry"):
-            shared = layer.shared_experts is not None
-            ops = torch.ops.vllm
-            layer._forward_entry = ops.moe_forward_shared if shared else ops.moe_forward
-
-
-def _wrap_steps(runner_class: Any) -> None:
-    stock = runner_class.execute_model
-
-    @functools.wraps(stock)
-    def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        capacity: EngineCapacity = runner.capmoe
-        capacity.begin(runner, scheduler_output)
-        try:
-            output = stock(runner, scheduler_output, *args, **kwargs)
-        except BaseException:
-            capacity.abandon()
-            raise
-        capacity.end()
-        return output
-
-    runner_class.execute_model = execute_model
+def _stepped(
+    stock: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Begin and end a step of the engine; one that fails is broken off."""
+    capacity: EngineCapacity = runner.capmoe
+    capacity.begin(runner, scheduler_output)
+    try:
+        output = stock(runner, scheduler_output, *args, **kwargs)
+    except BaseException:
+        capacity.abandon()
+        raise
+    capacity.end()
+    return output

@@ -15,9 +15,8 @@ from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
 
 from capmoe_serve.recorder import Array, Recorder, trace_fields
-from capmoe_serve.server.step import StepPlan, StepRows
-from capmoe_serve.trace import Trace
-from capmoe_serve.trace_file import save_trace
+from capmoe_serve.server.engine import StepPlan, StepRows
+from capmoe_serve.trace import Trace, save_trace
 
 # Shape suffixes: R requests of a step.
 
@@ -51,25 +50,18 @@ class TraceWriter(Recorder):
         self._model, self._source = model, source
         self._numbers: dict[str, int] = {}  # of the requests by their ids
         self._step: StepRows | None = None
-        self._begun: set[int] = set()  # recorded plans of the step that have not ended
         self._in_file = 0  # tokens
-        self._is_open = True
         # Not `atexit`, which a process that was forked by multiprocessing leaves out.
         self._at_exit = Finalize(None, self.close, exitpriority=0)
         _say(f"writes a trace to {path}")
 
-    def _is_to_record(self, plan: ForwardPlan) -> bool:
-        """Return whether a plan is recorded: all plans of a step are, or none."""
+    def begin(self, plan: ForwardPlan) -> None:
+        """Record a plan; all plans of a step begin before the first of them ends."""
         assert isinstance(plan, StepPlan)
         if plan.step is not self._step:
-            self._leave_out_broken()
             self._step = plan.step
-            is_to_record = super()._is_to_record(plan)
-        else:
-            is_to_record = bool(self._begun)
-        if is_to_record:
-            self._begun.add(plan.number)
-        return is_to_record
+            self._open.clear()  # of a step that was broken off
+        super().begin(plan)
 
     def _described(self, plan: ForwardPlan) -> dict[str, Array]:
         assert isinstance(plan, StepPlan)
@@ -78,37 +70,29 @@ class TraceWriter(Recorder):
         return super()._described(plan) | {"request_T": number_R[plan.request_T.numpy()]}
 
     def end(self, plan: ForwardPlan) -> None:
-        """Note that a plan is whole, and write the trace if it has doubled or is the last one."""
-        self._begun.discard(plan.number)
-        if self._begun or not self._forwards:
+        """Keep a plan, and write the trace if it has doubled or the step is the last one."""
+        super().end(plan)
+        if self._open or not self._limit:
             return
         if self.tokens >= self._limit:
             self.close()
-        elif self.tokens >= 2 * self._in_file:
+        elif self.tokens >= max(2 * self._in_file, 1):
             self._write()
-
-    def _leave_out_broken(self) -> None:
-        for number in self._begun:
-            self.tokens -= len(self._forwards.pop(number)["step_T"])
-        self._begun.clear()
 
     def close(self) -> None:
         """Write what is recorded, say where, and record no more."""
-        if not self._is_open:
-            return
-        self._leave_out_broken()
-        if self._in_file < self.tokens:
+        if self._limit and self._in_file < self.tokens:
             self._write()
-        if self._is_open:  # the disk did not fail
+        if self._limit:  # neither closed before, nor did the disk fail
             what = f"wrote a trace of {self._in_file} tokens" if self._in_file else "wrote no token"
             self._stop(f"{what} to {self._path}")
 
     def _stop(self, message: str) -> None:
         self._at_exit.cancel()
         _say(message)
-        self._is_open, self._limit = False, 0
-        self._forwards.clear()
-        self._choices.clear()
+        self._limit = 0
+        self._open.clear()
+        self._parts.clear()
 
     def _write(self) -> None:
         """Write the trace; a server goes on without it where the disk fails."""

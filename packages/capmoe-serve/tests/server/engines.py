@@ -12,100 +12,36 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from capmoe_eval.routing.method import Method
 from tests.wrapper.architectures import build
 from transformers import PreTrainedModel
 
-from capmoe_serve.server.local import DEFAULTS
+from capmoe_serve.server import local
 from capmoe_serve.server.settings import ServerSettings
 
 NEEDS_VLLM = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (capmoe-serve[vllm])"
 )
 
-ENVIRONMENT = {
-    **{name: value for name, value in DEFAULTS.items() if name != "TORCHDYNAMO_DISABLE"},
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "OMP_NUM_THREADS": "1",
-}
+ENVIRONMENT = {**local.DEFAULTS, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
 """Variables of vLLM, which it reads when it is first imported."""
+del ENVIRONMENT["TORCHDYNAMO_DISABLE"]  # a test compiles an engine
 os.environ.update(ENVIRONMENT)
 
-_K3 = {"num_experts_per_tok": 3}
-# What the CPU's attention and experts take: heads of 32, sizes that 32 divides.
-_SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-}
-_LATENT: dict[str, Any] = {  # of 576 numbers, which alone vLLM's CPU attention takes
-    "head_dim": 64,
-    "q_lora_rank": None,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 32,
-    "num_hidden_layers": 3,
-    "moe_intermediate_size": 32,
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "olmoe": ("olmoe", {**_K3, "intermediate_size": 32}),
-    "qwen3_moe": ("qwen3_moe", {**_K3, "moe_intermediate_size": 32, "norm_topk_prob": True}),
-    "qwen2_moe": (
-        "qwen2_moe",
-        {
-            "num_experts": 6,
-            "num_hidden_layers": 3,
-            "mlp_only_layers": [1],
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
-        },
-    ),
-    "mixtral": ("mixtral", {"num_local_experts": 4}),
-    "deepseek_v2": (
-        "deepseek_v2",
-        _LATENT | {"topk_method": "greedy", "n_group": 1, "routed_scaling_factor": 1.7},
-    ),
-    "deepseek_v2_groups": (
-        "deepseek_v2",
-        _LATENT
-        | {
-            "topk_method": "group_limited_greedy",
-            "n_group": 4,
-            "topk_group": 2,
-            **_K3,
-        },
-    ),
-    "deepseek_v3": (
-        "deepseek_v3",
-        _LATENT
-        | {
-            "n_group": 4,
-            "topk_group": 2,
-            **_K3,
-            "norm_topk_prob": True,
-            "topk_method": "noaux_tc",
-            "scoring_func": "sigmoid",
-            "routed_scaling_factor": 2.5,
-        },
-    ),
-}
-"""Families of tiny random models by name."""
+FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("families.yaml").read_text(encoding="utf-8")
+)["families"]
+"""Settings of tiny random models by name."""
 
 
 def make(name: str) -> PreTrainedModel:
     """Return a tiny random model of :data:`FAMILIES`."""
-    family, settings = FAMILIES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build(family, _SIZES | settings)
+        model = build(name.split(maxsplit=1)[0], FAMILIES[name])
     for path, parameter in model.named_parameters():
-        if family.startswith("deepseek") and path.endswith("o_proj.weight"):
+        if name.startswith("deepseek") and path.endswith("o_proj.weight"):
             # Stock vLLM computes latent attention by 1e-3 otherwise than transformers, which would
             # hide what a capacity changes.
             parameter.data.zero_()
@@ -160,17 +96,11 @@ class Engine:
     @property
     def runner(self) -> Any:
         """The model runner."""
-        executor = self.llm.llm_engine.engine_core.engine_core.model_executor
-        return executor.driver_worker.worker.model_runner
+        return local.runner_of(self.llm)
 
     def put_under(self, method: Method) -> None:
         """Put the loaded model under another method."""
-        from capmoe_serve.server.engine import EngineCapacity
-
-        runner = self.runner
-        runner.capmoe.remove()
-        config = runner.vllm_config.model_config.hf_config
-        runner.capmoe = EngineCapacity(runner.model, config, method)
+        local.replace(self.runner, method)
 
     def generate(
         self, texts: Sequence[Sequence[int]], tokens: int = 1, **sampling: Any
@@ -184,14 +114,11 @@ class Engine:
         outputs: list[Any] = self.llm.generate(requests, parameters, use_tqdm=False)
         return outputs
 
-    def logprobs(self, texts: Sequence[Sequence[int]]) -> list[float]:
-        """Return the log-probability of every token of the prompts behind the first."""
-        return prompt_logprobs(self.generate(texts))
-
     def report(self) -> dict[str, Any]:
-        """Return what the plugin counted."""
-        reports: list[dict[str, Any]] = self.llm.collective_rpc("capmoe_report")
-        return reports[0]
+        """Return what the plugin counted, all of whose proofs hold."""
+        report: dict[str, Any] = self.llm.collective_rpc("capmoe_report")[0]
+        assert [proof for proof in report["proofs"].values() if proof["passed"] is False] == []
+        return report
 
 
 def prompt_logprobs(outputs: Sequence[Any]) -> list[float]:

@@ -11,8 +11,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from torch import Tensor, nn
 
-from capmoe_serve.server.engine import EngineCapacity
-from capmoe_serve.server.step import StepRows
+from capmoe_serve.server.engine import EngineCapacity, StepRows
 
 E, K, HIDDEN = 7, 3, 6
 MIXED = StepRows(("a", "b", "c"), (9, 1, 4), (0, 12, 3), (9, 8, 7))

@@ -1,9 +1,9 @@
-"""The demo's servers end with all their processes; a real one bears many clients and a restart."""
+"""The demo's servers answer, bear many clients, and end with all their processes."""
 
 from __future__ import annotations
 
+import re
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,77 +17,17 @@ from capmoe_serve.server import demo
 from server.engines import NEEDS_VLLM
 
 SETTINGS = {"CAPMOE_METHOD": "score", "CAPMOE_GAMMA": "1.0"}
-PATHS = Path("weights"), Path("tokenizer")
-FAKE = """
-import http.server, json, os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-gamma = os.environ.get("CAPMOE_GAMMA")
-print("worker", child.pid, "gamma", gamma, flush=True)
-port = int(sys.argv[sys.argv.index("--port") + 1])
-class Answers(http.server.BaseHTTPRequestHandler):
-    def answer(self, text):
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(text.encode())
-    def do_GET(self):
-        self.answer('capmoe_a_total 3.0\\ncapmoe_b{le="1"} 0.0\\ncapmoe_a_bucket 1.0\\nother 1.0')
-    def do_POST(self):
-        prompts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
-        value = -2.0 if gamma else -1.0
-        of = [{"index": n, "finish_reason": "length", "text": prompt + " yes", "logprobs": {
-            "text_offset": [0, 1, 2, len(prompt)], "token_logprobs": [None, value, value, -9.0],
-        }} for n, prompt in enumerate(prompts)]
-        self.answer(json.dumps({"id": "a", "object": "text_completion", "created": 0, "model": "m",
-                                "choices": of[::-1]}))
-http.server.HTTPServer(("127.0.0.1", port), Answers).serve_forever()
-"""
+CLIENTS = 100
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a program in the place of ``vllm``, of which the tests write the text."""
-    path = tmp_path / "vllm"
-    python = sys.executable
-    path.write_text(f'#!/bin/sh\nexec {python} {tmp_path}/fake.py "$@"\n', encoding="utf-8")
-    path.chmod(0o755)
-    monkeypatch.setattr(demo.sys, "executable", str(tmp_path / "python"))
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The weights and the tokenizer of a server, in the environment that a user has."""
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "PROMETHEUS_MULTIPROC_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CAPMOE_GAMMA", "7")  # of the caller, which no server of the demo has
-    (tmp_path / "fake.py").write_text(FAKE, encoding="utf-8")
-    return tmp_path / "fake.py"
-
-
-def is_running(process: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False
-    ).stdout
-    return bool(state.strip()) and not state.startswith("Z")
-
-
-def test_a_server_and_its_workers_end_when_the_demo_is_interrupted(program: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), demo.Server(program.parent, SETTINGS, *PATHS) as server:
-        server.await_ready()
-        raise KeyboardInterrupt
-    (log,) = program.parent.glob("*.log")
-    _, worker, _, gamma = log.read_text(encoding="utf-8").splitlines()[0].split()
-    assert gamma == SETTINGS["CAPMOE_GAMMA"]
-    until = time.monotonic() + 10
-    while is_running(int(worker)):
-        assert time.monotonic() < until, "a worker was left behind"
-        time.sleep(0.05)
-
-
-def test_a_server_that_ends_is_reported_with_the_plugin_s_line(program: Path) -> None:
-    program.write_text(
-        "import sys; print('capmoe_eval: gamma=x: wrong'); print('bye'); sys.exit(2)", "utf-8"
-    )
-    with (
-        demo.Server(program.parent, SETTINGS, *PATHS) as server,
-        pytest.raises(UsageError) as refused,
-    ):
-        server.await_ready()
-    assert str(refused.value) == "vllm serve: ended with status 2: capmoe_eval: gamma=x: wrong"
+    miniworld_tokenizer().save_pretrained(tokenizer := tmp_path / "tokenizer")
+    return WEIGHTS / demo.MODEL, tokenizer
 
 
 def test_wrong_settings_show_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,16 +38,38 @@ def test_wrong_settings_show_before_a_server_starts(monkeypatch: pytest.MonkeyPa
         demo.main(["--model", "smollm2_moe"])
 
 
-def test_both_servers_are_asked_the_same(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("openai")
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_both_servers_are_asked_the_same(
+    paths: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     demo.main([])
-    assert program
-    text = capsys.readouterr().out
-    assert text.count("stock vLLM     -2.000  yes") == text.count("score 1.0      -4.000  yes") == 4
-    assert text.endswith("adds to /metrics:\n  capmoe_a_total 3.0\n")
+    text, _, metrics = capsys.readouterr().out.partition("The plugin adds to /metrics:\n")
+    logprobs = {
+        side: [float(line.split()[2]) for line in text.splitlines() if line.startswith(f"  {side}")]
+        for side in ("stock vLLM", "score 1.0")
+    }
+    assert [len(values) for values in logprobs.values()] == [4, 4]
+    assert max(max(values) for values in logprobs.values()) < 0
+    assert logprobs["stock vLLM"] != logprobs["score 1.0"]
+    names = [line.split("{")[0].strip() for line in metrics.splitlines()]
+    assert {"capmoe_info", "capmoe_dropped_pairs_total"} <= set(names)
+    assert all(name.startswith("capmoe_") and "bucket" not in name for name in names)
 
 
-CLIENTS = 100
+@NEEDS_VLLM
+@pytest.mark.slow
+def test_a_server_that_ends_is_reported_with_the_plugin_s_line(
+    tmp_path: Path, paths: tuple[Path, Path]
+) -> None:
+    settings = {"CAPMOE_METHOD": "scor"}
+    line = "ended with status .*: capmoe_eval: CAPMOE_METHOD=scor: did you mean 'score'"
+    with (
+        demo.Server(tmp_path, settings, *paths) as server,
+        pytest.raises(UsageError, match=line) as refused,
+    ):
+        server.await_ready()
+    assert "\n" not in str(refused.value)
 
 
 def stream(address: str, number: int) -> int:
@@ -130,15 +92,14 @@ def stream(address: str, number: int) -> int:
 
 @NEEDS_VLLM
 @pytest.mark.slow
-def test_a_server_bears_many_clients_aborted_requests_and_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_server_bears_many_clients_and_aborted_requests_and_leaves_no_process(
+    tmp_path: Path, paths: tuple[Path, Path]
 ) -> None:
-    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "PROMETHEUS_MULTIPROC_DIR"):
-        monkeypatch.delenv(name, raising=False)  # as a user has it
-    miniworld_tokenizer().save_pretrained(tokenizer := tmp_path / "tokenizer")
     settings = {**SETTINGS, "CAPMOE_DECODE": "constrained"}
-    server = demo.Server(tmp_path, settings, WEIGHTS / demo.MODEL, tokenizer)
-    with server:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        demo.Server(tmp_path, settings, *paths) as server,
+    ):
         server.await_ready()
         with ThreadPoolExecutor(CLIENTS) as clients:
             tokens = list(clients.map(lambda n: stream(server.address, n), range(CLIENTS)))
@@ -154,6 +115,7 @@ def test_a_server_bears_many_clients_aborted_requests_and_a_restart(
         )
         assert kept + dropped - added == routed == sums["capmoe_tokens_total"] * 4 * 8
         assert dropped > 0
-    assert server._process.returncode is not None
-    with server:  # again, on the same port
-        assert len(server.ask(demo.PROMPTS)) == len(demo.PROMPTS)
+        raise KeyboardInterrupt
+    time.sleep(1)  # until those that were killed have ended
+    group = re.compile(rf"^\s*{server._process.pid}\s+[^Z\s]", re.MULTILINE)  # with no zombie
+    assert not group.search(subprocess.check_output(["ps", "-eo", "pgid=,stat="], text=True))

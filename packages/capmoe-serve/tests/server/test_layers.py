@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,8 +18,7 @@ from tests.routing.problems import Case, one_group
 from tests.routing.reference import assign_reference
 from torch import Tensor
 
-from capmoe_serve.server.engine import EngineCapacity
-from capmoe_serve.server.step import StepRows
+from capmoe_serve.server.engine import EngineCapacity, StepRows
 from server.stand_ins import (
     CPUUnquantizedExperts,
     E,
@@ -42,7 +42,6 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("expanded_drop", {"candidates": "ranked", "m": 2, "max_k": True}),
     ("token_reroute", {"rounds": 2}),
 )
-DECODE = ("unconstrained", "constrained", "only")
 
 
 @st.composite
@@ -64,16 +63,15 @@ def steps(draw: st.DrawFn) -> StepRows:
 
 def under_method(method: Method, rows: StepRows) -> list[bool]:
     """Return by a loop which rows are under the method."""
-    under = []
-    for scheduled, computed, prompt in zip(rows.scheduled, rows.computed, rows.prompt, strict=True):
-        for place in range(computed, computed + scheduled):
-            is_decode = place >= prompt
-            under.append(
-                {"constrained": True, "only": is_decode, "unconstrained": not is_decode}[
-                    method.decode
-                ]
-            )
-    return under
+    is_decode = [
+        place >= prompt
+        for scheduled, computed, prompt in zip(
+            rows.scheduled, rows.computed, rows.prompt, strict=True
+        )
+        for place in range(computed, computed + scheduled)
+    ]
+    concerned = {"constrained": (True, False), "only": (True,), "unconstrained": (False,)}
+    return [decode in concerned[method.decode] for decode in is_decode]
 
 
 def expected_pairs(
@@ -98,8 +96,8 @@ def expected_pairs(
     rows=steps(),
     chosen=st.sampled_from(METHODS),
     gamma=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
-    decode=st.sampled_from(DECODE),
-    compacts=st.booleans(),
+    decode=st.sampled_from(["unconstrained", "constrained", "only"]),
+    kind=st.sampled_from([CPUUnquantizedExperts, Experts]),
     normalises=st.booleans(),
     n_padding=st.integers(0, 3),
     seed=st.integers(0, 2**20),
@@ -109,37 +107,38 @@ def test_a_layer_computes_the_pairs_that_loops_choose(
     rows: StepRows,
     chosen: tuple[str, dict[str, Any]],
     gamma: float,
-    decode: str,
-    compacts: bool,
-    normalises: bool,
     n_padding: int,
     seed: int,
+    **knobs: Any,
 ) -> None:
-    name, knobs = chosen
-    kind = CPUUnquantizedExperts if compacts else Experts
-    served = Served(
-        name, gamma, decode=decode, kind=kind, normalises=normalises, draw=seed, **knobs
-    )
-    method, stock = served.method, Router(E, K, normalises=normalises)
+    name, own_knobs = chosen
+    served = Served(name, gamma, draw=seed, **knobs, **own_knobs)
+    method, stock = served.method, Router(E, K, normalises=knobs["normalises"])
     under = under_method(method, rows)
     for number in range(2):  # two steps, whose random numbers are others
         first_plan = served.capacity._number
         for place, call in enumerate(served.compute(rows, padding=n_padding)):
             own_weight_NK, own_NK = stock._select_experts(call.hidden_NH, call.logits_NE)
             score_NE = call.logits_NE.softmax(dim=-1)
-            total_N1 = score_NE.gather(1, own_NK.long()).sum(dim=1, keepdim=True)
-            of_NE = score_NE / total_N1 if normalises else score_NE
+            if knobs["normalises"]:
+                score_NE /= score_NE.gather(1, own_NK.long()).sum(dim=1, keepdim=True)
             pairs = expected_pairs(method, under, call.logits_NE, own_NK, place, first_plan)
             pairs += [set(row) for row in own_NK[rows.n_rows :].tolist()]
             assert call.pairs == pairs, (number, place)
-            for row, experts in enumerate(pairs):
-                expected = sum(float(of_NE[row, expert]) * (expert + 1) for expert in experts)
-                torch.testing.assert_close(
-                    call.output_NH[row], call.hidden_NH[row] * expected, rtol=1e-5, atol=1e-6
-                )
-                if row >= rows.n_rows or not under[row]:  # bit for bit what the router returned
-                    assert torch.equal(call.weight_NS[row, :K], own_weight_NK[row])
-                    assert torch.equal(call.index_NS[row, :K], own_NK[row])
+            factors = [
+                sum(float(of_E[e]) * (e + 1) for e in of)
+                for of_E, of in zip(score_NE, pairs, strict=True)
+            ]
+            torch.testing.assert_close(
+                call.output_NH,
+                call.hidden_NH * torch.tensor(factors)[:, None],
+                rtol=1e-5,
+                atol=1e-6,
+            )
+            # Bit for bit what the router returned.
+            is_free_N = ~torch.tensor([*under, *[False] * n_padding])
+            assert torch.equal(call.weight_NS[is_free_N, :K], own_weight_NK[is_free_N])
+            assert torch.equal(call.index_NS[is_free_N, :K], own_NK[is_free_N])
     assert served.capacity.report()["summary"]["tokens"] == 2 * sum(under)
 
 
@@ -169,56 +168,60 @@ def test_a_step_without_requests_is_a_warm_up() -> None:
 # What breaks an invariant is done here on purpose.
 
 
-KINDS = pytest.mark.parametrize("kind", [Experts, CPUUnquantizedExperts])
-
-
-@KINDS
-def test_a_router_that_is_replaced_later_is_caught(kind: type[Experts]) -> None:
-    served = Served("score", 0.5, layers=1, kind=kind)
+def replaced_router(served: Served) -> None:
     served.layers[0].router._select_experts = Router(E, K)._select_experts  # type: ignore[method-assign]
-    with pytest.raises(EnforcementError, match="no MoE layer ran"):
-        served.compute()
 
 
-@KINDS
-@pytest.mark.parametrize("examined", ["each", "samples"])
-def test_a_router_whose_decision_is_overwritten_is_caught(
-    kind: type[Experts], examined: str
-) -> None:
-    """Also in a server between the steps that are examined whole."""
-    served = Served("score", 0.5, layers=1, kind=kind, samples=examined == "samples")
-    for _ in range(10):
-        served.compute()  # in the first the kernel is proven
+def overwritten_decision(served: Served) -> None:
     router, stock = served.layers[0].router, Router(E, K)
     under_capacity = router._select_experts
+    router._select_experts = lambda *call: (  # type: ignore[method-assign]
+        under_capacity(*call),
+        stock._select_experts(*call),
+    )[1]
 
-    def overwritten(*call: Any) -> Any:
-        under_capacity(*call)
-        return stock._select_experts(*call)
 
-    router._select_experts = overwritten  # type: ignore[method-assign]
-    with pytest.raises(EnforcementError, match="bound_holds"):
+def changed_call(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Served], None]:
+    def break_call(served: Served) -> None:
+        under_capacity = served.experts.apply
+        served.experts.apply = lambda **call: under_capacity(**call | {part: change(call[part])})
+
+    return break_call
+
+
+def layer_left_out(served: Served) -> None:
+    served.layers[1].forward = lambda *_: (None, None, None)  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("kind", [Experts, CPUUnquantizedExperts])
+@pytest.mark.parametrize("samples", [False, True])  # also between the steps that are examined
+@pytest.mark.parametrize(
+    ("broken", "part"),
+    [
+        (replaced_router, "no MoE layer ran|for 2 layers"),
+        (overwritten_decision, "bound_holds"),
+        (changed_call("topk_ids", lambda index: index.roll(1, dims=0)), "capacity not enforced"),
+        (changed_call("topk_weights", lambda of: of.clamp_min(0.1)), "capacity not enforced"),
+        (layer_left_out, "2 calls of routers and experts for 2 layers"),
+    ],
+)
+def test_what_breaks_a_step_is_caught(
+    broken: Callable[[Served], None], part: str, kind: type[Experts], samples: bool
+) -> None:
+    served = Served("score", 0.5, kind=kind, samples=samples)
+    for _ in range(10 if broken is overwritten_decision else 1):
+        served.compute()  # in the first the kernel is proven
+    broken(served)
+    with pytest.raises(EnforcementError, match=part):
         served.compute()
 
 
-@KINDS
-@pytest.mark.parametrize("part", ["topk_ids", "topk_weights"])
-def test_a_change_between_router_and_experts_is_caught(kind: type[Experts], part: str) -> None:
-    served = Served("score", 0.5, layers=1, kind=kind)
-    served.compute()  # the kernel is proven
-    under_capacity = served.experts.apply
-
-    def changed(**call: Any) -> Any:
-        value = call[part]
-        other = value.roll(1, dims=0) if part == "topk_ids" else value.clamp_min(0.1)
-        return under_capacity(**call | {part: other})
-
-    served.experts.apply = changed
-    with pytest.raises(EnforcementError, match="capacity not enforced"):
-        served.compute()
+def test_a_row_that_is_left_out_is_caught() -> None:
+    with pytest.raises(EnforcementError, match="16 rows of 17 tokens"):
+        Served("score", 0.5, layers=1).compute(17, padding=-1)
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [Experts, CPUUnquantizedExperts])
 def test_a_kernel_that_computes_other_pairs_is_caught(kind: type[Experts]) -> None:
     """A tried one that ignores weights, and another that ignores weights of 0."""
 
@@ -229,16 +232,6 @@ def test_a_kernel_that_computes_other_pairs_is_caught(kind: type[Experts]) -> No
     faulty = type(kind.__name__, (kind,), {"apply": apply})
     with pytest.raises(EnforcementError, match="computes other pairs than the kept"):
         Served("score", 0.5, layers=1, kind=faulty).compute()
-
-
-def test_a_layer_or_a_row_that_is_left_out_is_caught() -> None:
-    served = Served("score", 0.5)
-    served.layers[1].forward = lambda *_: (None, None, None)  # type: ignore[method-assign,assignment]
-    with pytest.raises(EnforcementError, match="2 calls of routers and experts for 2 layers"):
-        served.compute()
-    served = Served("score", 0.5, layers=1)
-    with pytest.raises(EnforcementError, match="16 rows of 17 tokens"):
-        served.compute(17, padding=-1)
 
 
 STEPS = 70
@@ -262,10 +255,8 @@ def test_every_step_is_checked_against_its_bound(samples: bool) -> None:
     assert report["proofs"]["gate_as_read"]["checked"] == seen
     summary = free.capacity.report()["summary"]  # without a capacity
     assert summary["forwards"] == STEPS
-    if not samples:
-        assert summary["tokens"] == STEPS * 16
-    else:
-        assert 0 < summary["tokens"] < STEPS * 16
+    assert 0 < summary["tokens"] <= STEPS * 16
+    assert (summary["tokens"] < STEPS * 16) == samples
 
 
 def test_the_live_sequences_of_decode_steps_are_requests() -> None:
@@ -285,23 +276,20 @@ def other_gate(layer: Layer, _: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "part"),
+    ("part", "change"),
     [
-        (lambda layer, _: vars(layer._quant_method).update(is_monolithic=True), "by itself"),
+        ("by itself", lambda layer, _: vars(layer._quant_method).update(is_monolithic=True)),
         (
-            lambda layer, _: setattr(layer.routed_experts, "apply_router_weight_on_input", True),
             "weighs the input of its experts",
+            lambda layer, _: setattr(layer.routed_experts, "apply_router_weight_on_input", True),
         ),
-        (lambda layer, _: setattr(layer.router, "eplb_state", object()), "--enable-eplb"),
-        (lambda _, model: model.layers.pop(0), "has no Mixture-of-Experts layer"),
-        (
-            lambda layer, model: setattr(model, "announced", 2),
-            "announces 2 MoE layers, 1 were found",
-        ),
-        (other_gate, "no known gate computes the weights of its router Router"),
+        ("--enable-eplb", lambda layer, _: setattr(layer.router, "eplb_state", object())),
+        ("has no Mixture-of-Experts layer", lambda _, model: model.layers.pop(0)),
+        ("announces 2 MoE layers, 1 were", lambda _, model: setattr(model, "announced", 2)),
+        ("no known gate computes the weights of its router Router", other_gate),
     ],
 )
-def test_models_that_cannot_be_put_under_a_capacity_are_refused(change: Any, part: str) -> None:
+def test_models_that_cannot_be_put_under_a_capacity_are_refused(part: str, change: Any) -> None:
     layer = Layer(Router(E, K), Experts(E))
     model = Model(layer)
     change(layer, model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,49 +39,49 @@ def configured(model: str = MODEL, **arguments: Any) -> Any:
         return EngineArgs(model, skip_tokenizer_init=True, **arguments).create_engine_config()
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
+
+
 @NEEDS_VLLM
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    ("part", "arguments"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: was not tried"),
-        ({"data_parallel_size": 2}, "data_parallel_size=2: was not tried"),
+        ("pipeline_parallel_size=2: was not tried", {"pipeline_parallel_size": 2}),
+        ("data_parallel_size=2: was not tried", {"data_parallel_size": 2}),
         (
-            {"moe_backend": "deep_gemm_mega_moe", "enable_expert_parallel": True},
             "moe_backend=deep_gemm_mega_moe: one kernel",
+            {"moe_backend": "deep_gemm_mega_moe", "enable_expert_parallel": True},
         ),
-        ({"moe_backend": "flashinfer_moe_ep_cutedsl"}, "; set moe_backend=auto"),
-        ({"enable_expert_parallel": True}, "set enable_expert_parallel=False"),
-        ({"distributed_executor_backend": "external_launcher"}, "distributed_executor_backend=ext"),
-        ({"enable_lora": True}, "lora_config: was not tried under a capacity; leave it out"),
-        ({"quantization": "experts_int8"}, "quantization=experts_int8: was not tried"),
+        ("; set moe_backend=auto", {"moe_backend": "flashinfer_moe_ep_cutedsl"}),
+        ("set enable_expert_parallel=False", {"enable_expert_parallel": True}),
         (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "speculative_config: was not tried under a capacity; leave it out",
+            "distributed_executor_backend=ext",
+            {"distributed_executor_backend": "external_launcher"},
         ),
+        ("lora_config: was not tried under a capacity; leave it out", {"enable_lora": True}),
+        ("quantization=experts_int8: was not tried", {"quantization": "experts_int8"}),
+        ("speculative_config: was not tried under a capacity", {"speculative_config": NGRAM}),
+        ("dense: has no Mixture-of-Experts layer", {"model": "dense"}),
     ],
 )
 def test_an_engine_that_was_not_tried_is_refused(
-    arguments: dict[str, Any], part: str, capsys: pytest.CaptureFixture[str]
+    part: str,
+    arguments: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "model" in arguments:
+        sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 32}
+        sizes |= {"vocab_size": 97, "num_attention_heads": 2, "num_key_value_heads": 2}
+        Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained("dense")
     with pytest.raises(SystemExit) as caught:
         configured(**arguments)
     assert caught.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "capmoe_eval: " in line]
-    assert len(lines) == 1
-    assert part in lines[0]
-
-
-@NEEDS_VLLM
-@pytest.mark.slow
-def test_a_dense_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 32}
-    Qwen3ForCausalLM(
-        Qwen3Config(vocab_size=97, num_attention_heads=2, num_key_value_heads=2, **sizes)
-    ).save_pretrained(tmp_path)
-    with pytest.raises(SystemExit):
-        configured(str(tmp_path))
-    assert f"model={tmp_path}: has no Mixture-of-Experts layer" in capsys.readouterr().err
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "capmoe_eval: " in line]
+    assert part in line
 
 
 @NEEDS_VLLM
@@ -117,22 +116,18 @@ def test_the_tested_vllm_has_the_classes_that_are_wrapped(monkeypatch: pytest.Mo
 # A failure of the plugin ends the process.
 
 
-@pytest.fixture
-def load_plugins(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def load_plugins() -> None:
     """Load vLLM's plugins as at its start."""
     import vllm.plugins
 
-    monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
-    load: Callable[[], None] = vllm.plugins.load_general_plugins
-    return load
+    vllm.plugins.plugins_loaded = False
+    vllm.plugins.load_general_plugins()
 
 
 @NEEDS_VLLM
 @pytest.mark.slow
 def test_a_failure_of_the_plugin_is_never_only_logged(
-    load_plugins: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
@@ -142,22 +137,18 @@ def test_a_failure_of_the_plugin_is_never_only_logged(
         load_plugins()
     assert caught.value.code == 2
     assert "capmoe_eval: CAPMOE_METHOD=scor: did you mean 'score'?" in capsys.readouterr().err
+    monkeypatch.setenv("CAPMOE_METHOD", "baseline")
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a fault of ours"):
-        patch.setattr("vllm.plugins.plugins_loaded", False)
         patch.setattr("capmoe_serve.server.settings.read_settings", fails)
         load_plugins()
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr("vllm.plugins.plugins_loaded", False)
-        patch.setitem(sys.modules, "capmoe_serve.server.seam", None)  # it cannot be imported
-        patch.setenv("CAPMOE_METHOD", "baseline")
+    monkeypatch.setitem(sys.modules, "capmoe_serve.server.seam", None)  # it cannot be imported
+    with pytest.raises(SystemExit):
         load_plugins()
 
 
 @NEEDS_VLLM
 @pytest.mark.slow
-def test_without_a_method_nothing_is_wrapped(
-    load_plugins: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_method_nothing_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -167,7 +158,6 @@ def test_without_a_method_nothing_is_wrapped(
     load_plugins()
     assert (EngineArgs.create_engine_config, GPUModelRunner.execute_model) == before
     monkeypatch.setenv("CAPMOE_METHOD", "baseline")
-    monkeypatch.setattr("vllm.plugins.plugins_loaded", False)
     with installed(None):
         load_plugins()
         assert EngineArgs.create_engine_config is not before[0]

@@ -16,8 +16,7 @@ from capmoe_serve.server import trace as module
 from capmoe_serve.server.seam import install
 from capmoe_serve.server.settings import ServerSettings
 from capmoe_serve.server.trace import TraceWriter, new_trace_path
-from capmoe_serve.trace import Trace
-from capmoe_serve.trace_file import load_trace
+from capmoe_serve.trace import Trace, load_trace
 from server.stand_ins import MIXED, E, K, LayerCall, Served
 
 
@@ -32,16 +31,19 @@ class Recorded(Served):
         meter.observe(self.writer)
 
     def trace(self) -> Trace:
-        """Return the file's content."""
+        """Return the file's content, once it is written."""
+        self.writer.close()
         return load_trace(self.path)
 
 
 def routed(steps: list[list[LayerCall]]) -> tuple[Any, Any]:
     """Return scores and experts of the tokens of mixed steps, of prompts before the others."""
     rows = [*range(9), *range(10, 14), 9]
-    parts = [[call.logits_NE.softmax(dim=-1).topk(K) for call in calls] for calls in steps]
-    scores = [np.stack([of.values.numpy() for of in part], axis=1)[rows] for part in parts]
-    experts = [np.stack([of.indices.numpy() for of in part], axis=1)[rows] for part in parts]
+    scores, experts = [], []
+    for calls in steps:
+        parts = [call.logits_NE.softmax(dim=-1).topk(K) for call in calls]
+        scores.append(np.stack([of.values.numpy() for of in parts], axis=1)[rows])
+        experts.append(np.stack([of.indices.numpy() for of in parts], axis=1)[rows])
     return np.concatenate(scores), np.concatenate(experts)
 
 
@@ -49,13 +51,15 @@ def test_a_trace_has_the_routers_choices_the_requests_and_the_phases(tmp_path: P
     """With scores of all tokens, though half of the pairs were dropped."""
     recorded = Recorded(tmp_path / "new/trace.npz")
     following = dataclasses.replace(MIXED, requests=("d", "b", "e"), computed=(0, 13, 3))
-    steps = [recorded.compute(MIXED), recorded.compute(following)]
-    recorded.writer.close()
+    steps = []
+    for step in (MIXED, following):
+        steps.append(recorded.compute(step))
+        recorded.compute(step, layers=1)  # broken off, and left out
     trace = recorded.trace()
     score_TLK, expert_TLK = routed(steps)
     np.testing.assert_allclose(trace.score_TLK, score_TLK, rtol=1e-6)
     np.testing.assert_array_equal(trace.expert_TLK, expert_TLK)
-    assert trace.step_T.tolist() == [0] * 13 + [1] + [2] * 13 + [3]
+    assert trace.step_T.tolist() == [0] * 13 + [1] + [4] * 13 + [5]
     assert trace.decode_S.tolist() == [False, True, False, True]
     # In the order in which the requests came: a, b and c, then d and e.
     assert trace.request_T.tolist() == [0] * 9 + [2] * 4 + [1] + [3] * 9 + [4] * 4 + [1]
@@ -69,22 +73,22 @@ def test_a_step_of_both_phases_counts_as_one_of_prompts(
 ) -> None:
     recorded = Recorded(tmp_path / "trace.npz", decode=decode)
     recorded.compute(MIXED)
-    recorded.writer.close()
-    kinds = recorded.trace().decode_S
-    assert kinds.tolist() == steps
+    assert recorded.trace().decode_S.tolist() == steps
 
 
 def test_a_file_has_half_of_the_tokens_at_any_time(tmp_path: Path) -> None:
     """vLLM kills its workers, by default."""
     recorded = Recorded(tmp_path / "trace.npz")
-    sizes = []
+    sizes = set()
     for number in range(1, 20):
         recorded.compute(MIXED)
-        tokens = recorded.trace().n_tokens
+        recorded.compute(MIXED, layers=1)  # broken off
+        tokens = load_trace(recorded.path).n_tokens
+        assert tokens is not None
         assert 2 * tokens > MIXED.n_rows * number
-        sizes.append(tokens)
-    recorded.writer.close()
-    assert len(set(sizes)) == 5, "written at 1, 2, 4, 8 and 16 steps, and not at each"
+        sizes.add(tokens)
+    assert len(sizes) == 5, "written at 1, 2, 4, 8 and 16 steps, and not at each"
+    assert recorded.trace().n_tokens == 19 * MIXED.n_rows
 
 
 def test_a_trace_ends_with_the_step_that_reaches_the_limit(
@@ -96,41 +100,29 @@ def test_a_trace_ends_with_the_step_that_reaches_the_limit(
         recorded.compute(MIXED)
     message = f"capmoe_eval: wrote a trace of 28 tokens to {recorded.path}\n"
     assert capsys.readouterr().err == message
+    assert not recorded.writer._parts, "the memory is free"
     trace = recorded.trace()
-    assert trace.n_tokens == 28
-    assert trace.source == "a test, the first 28 tokens"
-    recorded.writer.close()
+    assert (trace.n_tokens, trace.source) == (28, "a test, the first 28 tokens")
     assert capsys.readouterr().err == ""
-    assert not recorded.writer._forwards, "the memory is free"
     Recorded(tmp_path / "empty.npz").writer.close()
     assert "wrote no token" in capsys.readouterr().err
     assert not (tmp_path / "empty.npz").exists()
 
 
-def test_a_step_that_is_broken_off_is_left_out(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path / "trace.npz")
-    steps = [recorded.compute(MIXED, layers=layers) for layers in (2, 1, 2, 1)]
-    recorded.writer.close()
-    np.testing.assert_array_equal(recorded.trace().expert_TLK, routed(steps[::2])[1])
-
-
 def test_a_server_goes_on_when_the_disk_is_full(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = Recorded(tmp_path / "trace.npz")
-
     def fail(_trace: Trace, path: Path) -> None:
         raise UnwritableError(f"trace={path}: cannot be written")
 
+    recorded = Recorded(tmp_path / "trace.npz")
     monkeypatch.setattr(module, "save_trace", fail)
     for _ in range(3):
         recorded.compute(MIXED)
     recorded.writer.close()
     _, message = capsys.readouterr().err.splitlines()
-    assert (
-        message
-        == f"capmoe_eval: writes no trace any more: trace={recorded.path}: cannot be written"
-    )
+    line = f"capmoe_eval: writes no trace any more: trace={recorded.path}: cannot be written"
+    assert message == line
 
 
 def _serve(path: Path) -> None:
@@ -151,17 +143,11 @@ def test_a_worker_that_ends_writes_the_rest(method: str, tmp_path: Path) -> None
     assert load_trace(tmp_path / "trace.npz").n_tokens == 3 * MIXED.n_rows
 
 
-def test_every_worker_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_every_worker_has_a_file_of_its_own_where_files_can_be_written(tmp_path: Path) -> None:
     paths = {new_trace_path(tmp_path, "allenai/OLMoE-1B-7B-0924") for _ in range(20)}
     assert len(paths) == 20
-    for path in paths:
-        assert path.parent == tmp_path
-        assert path.name.startswith("OLMoE-1B-7B-0924_")
-
-
-def test_a_directory_that_cannot_be_written_is_refused_before_anything_starts(
-    tmp_path: Path,
-) -> None:
+    assert all(path.parent == tmp_path for path in paths)
+    assert all(path.name.startswith("OLMoE-1B-7B-0924_") for path in paths)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"^CAPMOE_TRACE=[^\n]*file/traces[^\n]*$"):
         install(ServerSettings(create_method("score", 0.5), tmp_path / "file/traces"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import evaluate
 from capmoe_eval.evaluation.run import load_lm, run, task_library, with_documents
 from capmoe_eval.experiment.record import Record
+from lm_eval.api.instance import Instance
 from tests.records import planned
 
 from capmoe_serve.server.local import end_engine
-from capmoe_serve.trace_file import load_trace
+from capmoe_serve.trace import load_trace
 
 pytestmark = [
     pytest.mark.slow,
@@ -127,6 +129,25 @@ def test_an_engine_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     torch.set_num_threads(2)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
+
+
+def test_what_an_engines_prompt_loses_is_noted_by_document(tmp_path: Path) -> None:
+    """It keeps a place for a token more than transformers does."""
+    places, sizes = 32, (40, 31, 30, 3)
+    words = ("model=zoo_olmoe", f"model.max_length={places}", "method=baseline", "backend=vllm")
+    (plan,) = planned(*words, "tasks=[obqa]", f"results_dir={tmp_path}")
+    lm = load_lm(plan)
+    ends = {"loglikelihood": " tea", "generate_until": {"until": ["\n\n"], "max_gen_toks": 2}}
+    for (kind, end), shuffle in itertools.product(ends.items(), (None, 0)):
+        lm.set_batches(plan.cell.batch_size, shuffle, plan.cell.max_num_batched_tokens)
+        lm.route(plan.cell.method)
+        asked = [
+            Instance(kind, {}, (" tea" * size, end), 0, ("t", n, 1)) for n, size in enumerate(sizes)
+        ]
+        getattr(lm, kind)(asked)
+        # A continuation of one token and one that is generated, or two that are generated.
+        assert lm.truncated == {("t", 0): 40 + 2 - places, ("t", 1): 31 + 2 - places}
+        assert sorted(lm.batches) == [("t", n) for n in range(len(sizes))]
 
 
 def test_what_vllm_cannot_run_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ class StepCounts:
 
     dropped: int
     slots: int
-    fullest_before: int  # pairs of the fullest rank
-    fullest_after: int
+    fullest: int  # pairs of the fullest rank
     dropped_score: dict[str, float]  # by keeper
 
 
@@ -55,7 +54,6 @@ def count_step(
         [(*pair, slot) for slot in slots if slot[0] == rank for pair in pairs[slot]]
         for rank in range(len(placed))
     ]
-    before = [len(bucket) for bucket in buckets]
     if not of_devices:
         buckets = [[(*pair, slot) for pair in pairs[slot]] for slot in slots]
     after = [0] * len(placed)
@@ -71,4 +69,4 @@ def count_step(
             after[bucket[0][2][0]] += kept
             mass = sum(score for _, score, _ in bucket)
             lost["random"] += mass * (len(bucket) - kept) / len(bucket)
-    return StepCounts(dropped, limit * len(buckets), max(before), max(after), lost)
+    return StepCounts(dropped, limit * len(buckets), max(after), lost)

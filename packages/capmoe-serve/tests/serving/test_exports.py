@@ -13,7 +13,7 @@ from capmoe_serve.advice import advise
 from capmoe_serve.placements import plan_eplb
 from capmoe_serve.trace import Trace
 from serving.test_advice import skewed
-from serving.test_balancing import PUBLISHED_LOADS, PUBLISHED_MAP
+from serving.test_placements import PUBLISHED_LOADS, PUBLISHED_MAP
 
 
 def test_a_placement_is_the_same_in_all_files() -> None:

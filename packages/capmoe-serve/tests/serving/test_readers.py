@@ -17,7 +17,6 @@ import torch
 from capmoe_eval.errors import UsageError
 
 from capmoe_serve.readers.formats import read_trace
-from capmoe_serve.summary import ALL, summarise
 from capmoe_serve.trace import Trace
 
 # [T=5, L=2, K=2] of 6 experts: two tokens of a prompt, and the answer's.
@@ -123,22 +122,34 @@ def golden(name: str, **options: int | None) -> Trace:
     return read_trace(Path(__file__).parent / "responses" / f"{name}.jsonl", 6, **options)
 
 
-def test_a_layer_that_is_0_throughout_has_no_experts_and_is_left_out() -> None:
-    """vLLM's buffer begins with zeros, which a dense layer never overwrites."""
-    trace = golden("vllm_dense_layer")
-    np.testing.assert_array_equal(trace.expert_TLK, IDS)
-    assert trace.layers == ("1", "2")
-    assert trace.source == "vllm; without layer 0, which recorded no expert"
+TOP_1 = np.random.default_rng(0).integers(1, 16, (40, 4, 1)).astype("u1")
+BLANK, CONSTANT = TOP_1.copy(), TOP_1.copy()
+BLANK[:30] = CONSTANT[15:30] = 0
+CONSTANT[:15] = 1  # as if a token had the same expert in every layer
 
 
-def test_interleaved_dense_layers_of_a_top_1_model_are_left_out(tmp_path: Path) -> None:
-    """As of Llama 4: with K=1 a dense layer repeats no expert, and would be a straggler of R."""
-    ids = np.zeros((8, 4, 1), dtype="u1")
-    ids[:, 1::2, 0] = np.arange(8)[:, None]
-    trace = read_trace(lines(tmp_path / "out.jsonl", completion(npy(ids))), 8)
-    assert trace.layers == ("1", "3")
-    assert trace.source == "vllm; without layers 0, 2, which recorded no expert"
-    assert summarise(trace.in_steps(8), (1.0,), ranks=8).layers.loc[ALL, "straggler"] == 1.0
+@pytest.mark.parametrize(
+    ("ids", "rows", "remark"),
+    [
+        # vLLM's buffer begins with zeros, which a dense layer, and a token without, keep.
+        (np.pad(IDS, ((0, 0), (1, 0), (0, 0))), range(5), "without layer 0, which"),
+        (np.pad(IDS, ((0, 1), (0, 0), (0, 0))), range(5), "without 1 token that"),
+        # As of Llama 4: with K=1 a dense layer repeats no expert, and would be a straggler.
+        (np.pad(TOP_1[:, 1:2], ((0, 0), (1, 1), (0, 0))), range(40), "without layers 0, 2, which"),
+        # With K=1 a router may choose expert 0 in every layer, as it may any other expert.
+        (BLANK, range(30, 40), "without 30 tokens that"),
+        (CONSTANT, range(40), ""),
+        (BLANK[15:, :3], range(25), ""),
+    ],
+)
+def test_rows_of_zeros_recorded_no_expert(
+    ids: Any, rows: range, remark: str, tmp_path: Path
+) -> None:
+    trace = read_trace(lines(tmp_path / "out.jsonl", completion(npy(ids))), 16)
+    layers = [layer for layer in range(ids.shape[1]) if ids[:, layer].any()]
+    np.testing.assert_array_equal(trace.expert_TLK, ids[rows][:, layers])
+    assert trace.layers == tuple(map(str, layers))
+    assert trace.source == (f"vllm; {remark} recorded no expert" if remark else "vllm")
 
 
 @pytest.mark.parametrize(
@@ -213,14 +224,12 @@ def test_cached_tokens_are_no_load(
 def test_a_prefix_that_may_have_been_cached_is_counted_with_a_warning(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ids = np.concatenate([PROMPT, IDS])
-    path = lines(tmp_path / "out.jsonl", *[cached(server, ids, None)] * 2)
-    trace = read_trace(path, 6, 2)
+    ids, path = np.concatenate([PROMPT, IDS]), tmp_path / "out.jsonl"
+    trace = read_trace(lines(path, *[cached(server, ids, None)] * 2), 6, 2)
     assert trace.n_tokens == 90
     assert "; with 32 tokens that may have been cached" in trace.source
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"warning: {path}: 32 of 90 tokens have the experts of an earlier")
-    assert printed.count("\n") == 1
+    warning = f"warning: {path}: 32 of 90 tokens have the experts of an earlier"
+    assert capsys.readouterr().err.startswith(warning)
     read_trace(lines(path, cached(server, ids, None), cached(server, ids[1:], None, 39)), 6, 2)
     assert not capsys.readouterr().err  # other tokens from the first on
 
@@ -239,21 +248,6 @@ def test_what_is_left_out_of_a_prompt(several: bool, tmp_path: Path) -> None:
         response["choices"][0]["routed_experts"] = npy(answers[0][30:])
         trace, computed = read_trace(lines(path, response), 6), answers[0][32:]
     np.testing.assert_array_equal(trace.expert_TLK, computed)
-
-
-def test_tokens_of_zeros_recorded_no_expert(tmp_path: Path) -> None:
-    """With K=1 a router may choose expert 0 in every layer, as it may any other expert."""
-    ids = np.random.default_rng(0).integers(1, 16, (40, 4, 1)).astype("u1")
-    ids[:30] = 0
-    path = tmp_path / "out.jsonl"
-    trace = read_trace(lines(path, completion(npy(ids))), 16)
-    np.testing.assert_array_equal(trace.expert_TLK, ids[30:])
-    assert trace.source == "vllm; without 30 tokens that recorded no expert"
-    padded = np.concatenate([IDS, IDS[:1] * 0])
-    assert read_trace(lines(path, completion(npy(padded))), 6).n_tokens == 5
-    ids[:15] = 1  # as if a token had the same expert in every layer
-    assert read_trace(lines(path, completion(npy(ids))), 16).n_tokens == 40
-    assert read_trace(lines(path, completion(npy(ids[15:, :3]))), 16).n_tokens == 25
 
 
 def test_a_top_k_that_divides_the_models_is_refused(tmp_path: Path) -> None:
@@ -276,40 +270,34 @@ def recording(
     physical = torch.arange(8).repeat(3, 1)
     physical[:, 6:] -= 6
     records = []
-    for number, of_pass in zip((7, 9), tokens, strict=True):  # the later pass stands first
+    for number, of_pass in zip((7, 9), tokens, strict=True):
         ids = torch.full((3, len(of_pass), 8), -1, dtype=torch.int32)
         ids[1:, :, :2] = torch.from_numpy(of_pass.transpose(1, 0, 2))
         ids[2][ids[2] == 1] = 7
-        records.insert(
-            0,
-            {
-                "forward_pass_id": number,
-                "rank": rank,
-                "gatherer_key": "primary",
-                "input_ids": [1] * len(of_pass),
-                "positions": [0] * len(of_pass),
-                "extend_seq_lens": None,
-                "forward_mode": 1,
-                "topk_ids_of_layer": ids,
-                "misc_objects": [],
-                "global_physical_count": torch.stack(
-                    [torch.bincount(layer[layer >= 0], minlength=8) for layer in ids]
-                ),
-            },
-        )
-    return {"records": records, "last_physical_to_logical_map": physical} | changes
+        counts = [torch.bincount(layer[layer >= 0], minlength=8) for layer in ids]
+        record = {"forward_pass_id": number, "rank": rank, "forward_mode": 1}
+        record |= {"topk_ids_of_layer": ids, "global_physical_count": torch.stack(counts)}
+        records.append(record | {"input_ids": [1] * len(of_pass), "extend_seq_lens": None})
+    # The later pass stands first.
+    return {"records": records[::-1], "last_physical_to_logical_map": physical} | changes
+
+
+def saved(path: Path, content: Any) -> Path:
+    """Return the path of what is saved there."""
+    torch.save(content, path)
+    return path
 
 
 def test_sglang_per_token(tmp_path: Path) -> None:
-    torch.save(recording(), tmp_path / "r.pt")
-    trace = read_trace(tmp_path / "r.pt")
+    path = tmp_path / "r.pt"
+    trace = read_trace(saved(path, recording()))
     np.testing.assert_array_equal(trace.expert_TLK, IDS)
     assert (trace.n_experts, trace.layers) == (6, ("1", "2"))
     assert trace.step_T.tolist() == [0, 0, 1, 1, 1]
-    torch.save(recording(last_physical_to_logical_map=None), tmp_path / "r.pt")
+    saved(path, recording(last_physical_to_logical_map=None))
     with pytest.raises(UsageError, match="add --experts E"):
-        read_trace(tmp_path / "r.pt")
-    assert read_trace(tmp_path / "r.pt", 8).n_experts == 8
+        read_trace(path)
+    assert read_trace(path, 8).n_experts == 8
 
 
 @pytest.mark.parametrize("mode", [1, 2, 3, "2", 2.0, True, [2], 99, None])
@@ -319,8 +307,7 @@ def test_sglang_says_which_steps_are_of_decoding(mode: object, tmp_path: Path) -
     if mode is None:  # an old version
         for record in recorded["records"]:
             del record["forward_mode"]
-    torch.save(recorded, tmp_path / "r.pt")
-    trace = read_trace(tmp_path / "r.pt")
+    trace = read_trace(saved(tmp_path / "r.pt", recorded))
     if type(mode) is int and mode < 3:
         assert trace.decode_S.tolist() == [False, mode == 2]
     else:
@@ -336,50 +323,46 @@ def as_counts(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> None:
-    torch.save(recording(), tmp_path / "tokens.pt")
-    loads = read_trace(tmp_path / "tokens.pt").loads()
-    passes = as_counts(recording())
-    torch.save(passes, tmp_path / "passes.pt")
+    path, passes = tmp_path / "r.pt", as_counts(recording())
+    loads = read_trace(saved(path, recording())).loads()
     logical = torch.zeros((4, 3, 6), dtype=torch.int32)  # a buffer with two steps that are unused
     logical[:2, 1:] = torch.from_numpy(loads.copy())
     stat = {"rank": 0, "logical_count": logical, "average_utilization_rate_over_window": None}
-    torch.save(stat, tmp_path / "stat.pt")
-    for name in ("passes.pt", "stat.pt"):
-        trace = read_trace(tmp_path / name)
+    for content in (passes, stat):
+        trace = read_trace(saved(path, content))
         np.testing.assert_array_equal(trace.loads(), loads)
         assert (trace.expert_TLK, trace.layers, trace.n_tokens) == (None, ("1", "2"), None)
     for record in passes["records"]:  # of two copies 2**63 is negative
         record["global_physical_count"] = torch.full((3, 8), 2**62)
-    torch.save(passes, tmp_path / "passes.pt")
     with pytest.raises(UsageError, match=r"global_physical_count: .* pairs in all"):
-        read_trace(tmp_path / "passes.pt")
+        read_trace(saved(path, passes))
 
 
 def test_recordings_of_several_ranks_are_one_trace(tmp_path: Path) -> None:
     """What two ranks computed in one pass is one step; counts say the same."""
+    first, second = tmp_path / "0.pt", tmp_path / "1.pt"
     ranks = (recording(), recording(1, (IDS[2:3], IDS[:1])))
-    for number, content in enumerate(ranks):
-        torch.save(content, tmp_path / f"{number}.pt")
+    saved(first, ranks[0])
+    saved(second, ranks[1])
     trace = read_trace(tmp_path)
     together = np.concatenate([IDS[:2], IDS[2:3], IDS[2:], IDS[:1]])
     np.testing.assert_array_equal(trace.expert_TLK, together)
     assert trace.step_T.tolist() == [0] * 3 + [1] * 4
     assert trace.source.startswith("sglang per_token, ranks 0, 1")
     ranks[1]["records"][0]["forward_mode"] = 2  # in pass 9, in which the other has prompts
-    torch.save(ranks[1], tmp_path / "1.pt")
+    saved(second, ranks[1])
     assert "forward_mode 1 and 2 in one step is neither" in read_trace(tmp_path).source
-    for number, content in enumerate(ranks):
-        torch.save(as_counts(content), tmp_path / f"{number}.pt")
+    saved(first, as_counts(ranks[0]))
+    saved(second, as_counts(ranks[1]))
     np.testing.assert_array_equal(read_trace(tmp_path).loads(), trace.loads())
-    torch.save(recording(1, last_physical_to_logical_map=None), tmp_path / "1.pt")
-    with pytest.raises(UsageError, match="last_physical_to_logical_map: differs"):
-        read_trace(tmp_path)
-    torch.save(recording(), tmp_path / "1.pt")
-    with pytest.raises(UsageError, match="rank=0: of several files"):
-        read_trace(tmp_path)
-    torch.save({"logical_count": torch.ones(2, 2, 4)}, tmp_path / "1.pt")
-    with pytest.raises(UsageError, match="logical_count: has the counts of all ranks"):
-        read_trace(tmp_path)
+    for content, part in (
+        (recording(1, last_physical_to_logical_map=None), "last_physical_to_logical_map: differs"),
+        (recording(), "rank=0: of several files"),
+        ({"logical_count": torch.ones(2, 2, 4)}, "logical_count: has the counts of all ranks"),
+    ):
+        saved(second, content)
+        with pytest.raises(UsageError, match=part):
+            read_trace(tmp_path)
 
 
 DUMPS = {  # layer, expert, count; ranks do not end at the same time
@@ -431,17 +414,19 @@ def test_counts_in_json(tmp_path: Path) -> None:
         read_trace(path)
 
 
-def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(tmp_path: Path) -> None:
-    torch.save({"logical_count": Path("x")}, tmp_path / "r.pt")
-    with pytest.raises(UsageError, match="weights_only=True") as refused:
-        read_trace(tmp_path / "r.pt")
-    assert "\n" not in str(refused.value)
-    for content, part in (
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ({"logical_count": Path("x")}, "weights_only=True"),  # and is not run
         ({"records": []}, "neither logical_count nor records"),
         ({"logical_count": torch.zeros(2, 2, 4)}, "all are 0"),
         ({"logical_count": [1]}, "logical_count: is no dense tensor"),
         (recording(records=[{"forward_pass_id": 1}]), "unexpected layout"),
-    ):
-        torch.save(content, tmp_path / "r.pt")
-        with pytest.raises(UsageError, match=part):
-            read_trace(tmp_path / "r.pt")
+    ],
+)
+def test_a_file_of_torch_that_is_no_recording_is_refused(
+    content: Any, part: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=part) as refused:
+        read_trace(saved(tmp_path / "r.pt", content))
+    assert "\n" not in str(refused.value)

@@ -18,7 +18,7 @@ from tests.evaluation.test_run import plan
 
 from capmoe_serve.recording import TraceObserver
 from capmoe_serve.summary import summarise
-from capmoe_serve.trace_file import load_trace
+from capmoe_serve.trace import load_trace
 
 NOTES = TaskId("mts_dialog", "capmoe_mts_dialog", "har1/MTS_Dialogue-Clinical_Note", "rougeL")
 

@@ -15,7 +15,7 @@ import torch
 from capmoe_eval.__main__ import main
 from tests.bad_input import WRITE, refusal
 
-from capmoe_serve.trace_file import SCHEMA
+from capmoe_serve.trace import SCHEMA
 
 ADVISE = "example --ranks 8 --at-most-points 1"
 REFUSED = {

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from capmoe_eval.errors import UsageError
 
-from capmoe_serve.trace import Trace, in_known_steps, unsigned
-from capmoe_serve.trace_file import load_trace, save_trace
+from capmoe_serve.trace import Trace, in_known_steps, load_trace, save_trace, unsigned
 
 IDS = np.array([[[0, 3], [1, 2]], [[3, 1], [2, 0]], [[1, 0], [3, 2]]], dtype=np.uint8)
 SCORES = np.linspace(0.1, 0.9, IDS.size, dtype=np.float16).reshape(IDS.shape)
@@ -151,7 +150,7 @@ def test_steps_of_one_kind() -> None:
 def test_a_packed_array_of_too_many_bytes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capmoe_serve.trace_file._MOST_UNPACKED", 2**10)
+    monkeypatch.setattr("capmoe_serve.trace._MOST_UNPACKED", 2**10)
     trace = Trace(4, np.zeros((2**20, 1, 1), dtype=np.uint8))
     save_trace(trace, tmp_path / "a.npz")
     assert load_trace(tmp_path / "a.npz").n_tokens == 2**20

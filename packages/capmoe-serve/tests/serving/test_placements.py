@@ -1,0 +1,150 @@
+"""Placements follow the definition of EPLB, and compute every pair once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from capmoe_eval.errors import UsageError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capmoe_serve.placements import SlotPlan, compare, contiguous, judge, plan_eplb
+
+# The example of https://github.com/deepseek-ai/EPLB (README.md at commit d52c72d).
+PUBLISHED_LOADS = np.array(
+    [
+        [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
+        [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],
+    ]
+)
+PUBLISHED_MAP = [
+    [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1],
+    [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1],
+]
+
+
+def packed(weights: Sequence[float], bins: int) -> list[list[int]]:
+    """Return the items of each bin: the heaviest first, into the lightest bin that has space."""
+    space = len(weights) // bins
+    if space == 1:
+        return [[item] for item in range(bins)]
+    contents: list[list[int]] = [[] for _ in range(bins)]
+    for item in sorted(range(len(weights)), key=lambda i: -weights[i]):
+        free = [content for content in contents if len(content) < space]
+        min(free, key=lambda content: sum(weights[i] for i in content)).append(item)
+    return contents
+
+
+def eplb(load: list[float], ranks: int, slots: int, groups: int, nodes: int) -> list[list[int]]:
+    """Return by loops the experts of each rank: groups into nodes, then replicas into ranks."""
+    if groups % nodes:
+        groups = nodes = 1
+    size = len(load) // groups
+    placed = []
+    for node in packed([sum(load[g * size : (g + 1) * size]) for g in range(groups)], nodes):
+        experts = [expert for group in node for expert in range(group * size, (group + 1) * size)]
+        copies = [*experts]
+        while len(copies) < ranks * slots // nodes:  # to the highest load per replica
+            copies.append(max(experts, key=lambda expert: load[expert] / copies.count(expert)))
+        ranked = packed([load[copy] / copies.count(copy) for copy in copies], ranks // nodes)
+        placed += [[copies[place] for place in rank] for rank in ranked]
+    return placed
+
+
+def test_eplb_gives_the_published_placement() -> None:
+    placement = plan_eplb(PUBLISHED_LOADS, ranks=8, slots=2, groups=4, nodes=2)
+    assert placement.expert_LP.tolist() == PUBLISHED_MAP
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3]))
+def test_eplb_follows_its_definition_and_every_pair_is_computed_once(
+    data: st.DataObject, groups: int, nodes: int
+) -> None:
+    ranks, local = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    slots, n_experts = local + data.draw(st.integers(0, 2)), ranks * local
+    groups, nodes = math.gcd(groups, n_experts), math.gcd(nodes, ranks)
+    numbers = st.one_of(st.integers(0, 5), st.integers(0, 60))
+    load_E = data.draw(st.lists(numbers, min_size=n_experts, max_size=n_experts))
+    placement = plan_eplb(np.array([load_E]), ranks, slots, groups, nodes)
+    (rank_RN,) = placement.expert_LRN.tolist()
+    assert rank_RN == eplb(load_E, ranks, slots, groups, nodes)
+    if groups % nodes == 0 and nodes > 1:  # a group's replicas stay on one node
+        by_node = placement.expert_LRN.reshape(nodes, -1) // (n_experts // groups)
+        assert all((by_node == group).any(axis=1).sum() == 1 for group in range(groups))
+    # Replicas take the pairs of two steps in turn, of one with the loads and of one that is even.
+    load_SE = np.array([load_E, [2] * n_experts])
+    expert_I = np.concatenate([np.repeat(np.arange(n_experts), row) for row in load_SE])
+    step_I = np.repeat([0, 1], load_SE.sum(axis=1))
+    slot_I = placement.slot_of(expert_I, step_I, 0)
+    assert (placement.expert_LP[0][slot_I] == expert_I).all()
+    counted_SP = np.zeros((2, ranks * slots), dtype=int)
+    np.add.at(counted_SP, (step_I, slot_I), 1)
+    assert (counted_SP == placement.split(load_SE, 0)).all()
+
+
+def test_outcomes_count_by_hand() -> None:
+    load_SLE = np.array([[[6, 2, 1, 0]], [[0, 0, 3, 1]], [[0, 0, 0, 0]]])
+    home = contiguous(1, 4, 2)
+    assert home.rank_load(load_SLE[:, 0], 0).tolist() == [[8, 1], [0, 4], [0, 0]]
+    judged = judge(load_SLE, home)
+    assert judged["straggler"] == pytest.approx((16 / 9 + 2) / 2)  # of the steps with a pair
+    assert judged["worst"] == 2.0
+    placement = SlotPlan(np.array([[[0, 1, 2], [2, 3, 0]]]), 4)
+    # The only token of 2 goes to rank 0.
+    assert placement.rank_load(load_SLE[:, 0], 0)[0].tolist() == [3 + 2 + 1, 3]
+    assert judge(load_SLE, placement)["extra"] == 2
+
+
+def test_placements_are_judged_on_other_steps_than_they_are_planned_on() -> None:
+    load_SLE = np.random.default_rng(3).integers(0, 9, (6, 2, 8))
+    load_SLE[:, :, 0] += 40
+    compared = compare(load_SLE, 4)
+    factors = load_SLE[3:].reshape(-1, 4, 2).sum(axis=2)  # of the second half of the steps
+    expected = (factors.max(axis=1) / factors.mean(axis=1)).mean()
+    assert compared.loc["contiguous", "straggler"] == pytest.approx(expected)
+    assert compared.loc["EPLB+4", "straggler"] < expected
+    stale = compare(np.concatenate([load_SLE[:3, :, ::-1], load_SLE[3:]]), 4)
+    assert stale.loc["EPLB+4", "straggler"] > compared.loc["EPLB+4", "straggler"]
+    assert stale.loc["contiguous"].equals(compared.loc["contiguous"])
+
+
+@pytest.mark.slow
+def test_the_straggler_factor_is_the_meters() -> None:
+    from capmoe_eval import capacity_aware
+    from capmoe_eval.zoo.tiny import tiny_model
+
+    model = tiny_model("olmoe", vocab_size=64)
+    torch.manual_seed(0)
+    with capacity_aware(model, "score", 1.0, ep_size=2, verify=False) as meter:
+        model(input_ids=torch.randint(0, 64, (4, 40)))
+    layers = meter.report()["layers"]
+    load_SLE = np.array([[layer["load_before"] for layer in layers]])
+    judged = judge(load_SLE, contiguous(len(layers), layers[0]["n_experts"], 2))
+    measured = [layer["peak"]["device_before"]["last"] for layer in layers]
+    assert judged["straggler"] == pytest.approx(np.mean(measured), abs=1e-5)
+    assert judged["worst"] == pytest.approx(max(measured), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("load_SLE", "knobs", "part"),
+    [
+        ([[[1, 2]]] * 2, {"groups": 3}, "groups=3"),
+        ([[[1, 2]]] * 2, {"nodes": 3}, "nodes=3"),
+        ([[[1, -2]]] * 2, {}, "load_SLE .* of at least 0"),
+        ([1, 2], {}, r"give loads of shape \[S, L, E\]"),
+        ([[[1, 1]]], {}, "load_SLE has one step: .* give at least 2"),
+        ([[[1, 0.5]]] * 2, {}, "load_SLE has type float64: .* as integers"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_field(
+    load_SLE: Any, knobs: dict[str, int], part: str
+) -> None:
+    with pytest.raises(UsageError, match=part) as error:
+        compare(load_SLE, 2, **knobs)
+    assert "\n" not in str(error.value)
