@@ -26,7 +26,7 @@ from capmoe_eval.experiment.packs import SUFFIX, Pack, has_checksum, open_pack, 
 from capmoe_eval.routing.capacity import gamma_json
 
 SCHEMA = 3
-"""Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
+"""Version of the record's ``capmoe`` part; ``docs/reference/records.md`` describes it."""
 
 VERDICTS = "replication.json"
 """The file of a results directory that holds the replication's verdicts on its records."""
@@ -409,7 +409,7 @@ class Whole(Summary):
 class Record(Summary):
     """lm-eval's result dictionary of one task, with the suite's ``capmoe`` part as types.
 
-    ``docs/results.md`` describes the fields; a record may have more. That of a pack is unpacked
+    ``docs/reference/records.md`` describes the fields; a record may have more. That of a pack is unpacked
     when its answers, layers or content are first asked for.
     """
 

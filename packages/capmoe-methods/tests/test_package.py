@@ -57,6 +57,13 @@ def test_its_experiments_are_those_of_the_suite() -> None:
     assert {path.stem for path in FOLDER.glob("conf/experiment/*.yaml")} < {*options("experiment")}
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("conf/experiment/*")))
+def test_the_repository_has_the_records_of_its_experiments(name: str) -> None:
+    words = [sys.executable, "-m", "capmoe_eval", f"experiment={name}", "plan=true"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Missing cells: 0 of "), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "words", [["run", "experiment=comparators"], ["figure", "comparators_ranks"]]
 )
