@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from capmoe_bench.timings import Bench, read_bench, targets
 
 from pages import ROOT, paragraph, span, table
@@ -31,39 +32,38 @@ _COLUMNS = ("contiguous", "EPLB", "EPLB+", "LPLB+", "LLEP", "Token Drop γ=2", "
 def balancing() -> str:
     """Return straggler factors with and without loss, of prompts and of decode steps."""
     file = _evaluation("placement")
-    rows: dict[tuple[str, int, str, str], list[str]] = {}
-    steps: dict[str, list[int]] = {}
-    for column in _COLUMNS:
-        for row in file["balances"]:
-            method, of, lost = row["method"], row["of"], row["drop_rate"]
-            is_column = method.rstrip("0123456789") == column or method == column
-            if is_column and row["judged_on"] == row["planned_on"]:
-                key = (row["model"], row["ranks"], row["judged_on"], of)
-                steps.setdefault(of, []).append(row["steps"])
-                extra = f" ({row['moved']:.1f} sent)" if row.get("moved") else ""
-                extra = f" ({lost:.0%} dropped)" if lost else extra
-                text = f"{row['straggler']:.2f}{extra.replace('%', ' %')}"
-                rows.setdefault(key, []).append(text)
+    balances = pd.DataFrame(file["balances"])
+    whole = balances[balances["judged_on"] == balances["planned_on"]]
+    unnumbered = whole["method"].str.rstrip("0123456789")
+    whole = whole.assign(column=whole["method"].where(whole["method"].isin(_COLUMNS), unnumbered))
+    whole = whole[whole["column"].isin(_COLUMNS)]
+    texts = [
+        f"{row.straggler:.2f}"
+        + (f" ({row.moved:.1f} sent)" if row.moved > 0 and not row.drop_rate else "")
+        + (f" ({100 * row.drop_rate:.0f} % dropped)" if row.drop_rate else "")
+        for row in whole.itertuples()
+    ]
+    index = ["model", "ranks", "judged_on", "of"]
+    wide = whole.assign(text=texts).pivot(index=index, columns="column", values="text")
+    keys = whole[whole["column"] == _COLUMNS[0]][index].itertuples(index=False, name=None)
+    lines = [
+        (f"{FAMILIES[key[0]]}, {key[1]} ranks, {key[2]}, {key[3]}", *wide.loc[key, [*_COLUMNS]])
+        for key in keys
+    ]
     head = (
         *("straggler factor", "contiguous", "EPLB", "EPLB, 1 more slot a rank", "LPLB, the same"),
         *("LLEP (weights sent a layer)", "γ=2", "γ=1"),
     )
-    lines = [
-        (f"{FAMILIES[model]}, {ranks} ranks, {task}, {of}", *texts)
-        for (model, ranks, task, of), texts in rows.items()
-    ]
-    other = [
-        (balance["straggler"], contiguous["straggler"])
-        for balance in file["balances"]
-        for contiguous in file["balances"]
-        if balance["method"].startswith("EPLB+")
-        and balance["of"] == contiguous["of"] == "prompts"
-        and contiguous["method"] == "contiguous"
-        and balance["planned_on"] != balance["judged_on"] == contiguous["judged_on"]
-        and balance["model"] == contiguous["model"]
-    ]
-    worse = sum(planned >= contiguous for planned, contiguous in other)
-    counted = ", ".join(f"{span(map(float, n), '{:.0f}')} of {of}" for of, n in steps.items())
+    steps = whole.groupby("of", sort=False)["steps"]
+    counted = ", ".join(f"{span(map(float, n), '{:.0f}')} of {of}" for of, n in steps)
+    prompts = balances[balances["of"] == "prompts"]
+    is_other = prompts["planned_on"] != prompts["judged_on"]
+    other = prompts[is_other & prompts["method"].str.startswith("EPLB+")].merge(
+        prompts[prompts["method"] == "contiguous"],
+        on=["model", "judged_on"],
+        suffixes=("", "_none"),
+    )
+    worse = (other["straggler"] >= other["straggler_none"]).sum()
     return (
         paragraph(
             f"From `results/bench/placement.json`: {file['limit']} documents of each task in "
@@ -76,7 +76,7 @@ def balancing() -> str:
         + paragraph(
             "The plan must fit the traffic: planned on the other of the two tasks of prompts, EPLB "
             f"with one more slot is no better than no plan in {worse} of {len(other)} cases "
-            f"({span((planned for planned, _ in other), '{:.2f}')})."
+            f"({span(other['straggler'], '{:.2f}')})."
         )
     )
 

@@ -6,21 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from pages import (
-    benchmarks,
-    comparators,
-    effects,
-    generation,
-    glance,
-    images,
-    in_context,
-    protocol,
-    real,
-    size,
-    table1,
-)
-from pages.commands import first_result, printed
-from pages.knobs import knob_table
+from pages import benchmarks, effects, embedded, glance, protocol, real
+from pages.commands import first_result, knob_table, printed
 
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "glance": glance.caption,
@@ -30,8 +17,8 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     ),
     "sweep": partial(printed, "capmoe-eval sweep method=order,score gamma=1.0,2.0 tasks=obqa"),
     "caption": effects.caption,
-    "same-tasks": table1.same_tasks,
-    "rests-on": table1.rests_on,
+    "same-tasks": effects.same_tasks,
+    "rests-on": effects.rests_on,
     "models": effects.models,
     "adaptive": effects.adaptive,
     "placed-drops": effects.placed_drops,
@@ -57,22 +44,33 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "server-decode": effects.server_decode,
     "decode-steps": effects.server_decode,
     "emulation": benchmarks.emulation,
-    "generation": generation.scores,
-    "images": images.scores,
-    "in-context": in_context.scores,
-    "in-context-choices": in_context.choices,
-    "size": size.sizes,
-    "size-changes": size.changes,
-    "macs": comparators.macs,
+    "generation": embedded.generation,
+    "images": embedded.images,
+    "in-context": embedded.in_context,
+    "in-context-choices": embedded.in_context_choices,
+    "size": embedded.sizes,
+    "size-changes": embedded.size_changes,
+    "macs": embedded.macs,
     "protocol-runs": protocol.runs,
     "protocol-real": partial(protocol.primary_table, "real"),
     "protocol-fresh": partial(protocol.primary_table, "fresh"),
-    "protocol-rules": protocol.rules,
-    "protocol-tasks": protocol.tasks,
+    "protocol-rules": partial(
+        protocol.listed, "rules", rule="`{id}`", exploratory="{was}", here="{is}"
+    ),
+    "protocol-tasks": partial(
+        protocol.listed,
+        "tasks",
+        **{
+            **{"task": "`{name}`", "documents": "{documents:,}", "of": "{of}", "which": "{rule}"},
+            "seconds a setting": "{seconds:,}",
+        },
+    ),
     "protocol-settings": protocol.settings,
     "protocol-commands": protocol.commands,
     "protocol-outcomes": protocol.outcomes,
-    "protocol-deviations": protocol.deviations,
+    "protocol-deviations": partial(
+        protocol.listed, "deviations", date="{date}", what="{what}", why="{why}"
+    ),
     "real-caption": real.caption,
     "real-dev": real.dev_scores,
     "real-verdicts": real.verdicts,

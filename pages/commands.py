@@ -1,4 +1,4 @@
-"""Blocks with what a command prints, as a user in the checkout would see it."""
+"""Blocks of what the suite says of itself: the output of commands, and the table of knobs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from capmoe_eval.errors import shown
 from capmoe_eval.experiment.packs import file_with
-from pages import ROOT, paragraph
+from capmoe_eval.routing.registry import knobs, methods_in_words
+from pages import ROOT, paragraph, table
 
 
 def first_result(command: str) -> str:
@@ -42,3 +44,13 @@ def printed(command: str, *, is_shown: bool = False, paragraphs: int | None = No
     lines = [f"$ {command}", *lines] if is_shown else lines
     text = "\n".join(f"    {line}".rstrip() for line in lines).strip("\n")
     return f"\n{text}\n\n"
+
+
+def knob_table() -> str:
+    """Return every knob of every registered method as a row of a Markdown table."""
+    rows = []
+    for knob in knobs().values():
+        names = ", ".join(f"`{name}`" for name in knob.choices)
+        cells = f"`{knob.name}`", f"`{shown(knob.default)}`", names or knob.values, knob.help
+        rows.append((*cells, methods_in_words(knob.name)))
+    return table(("knob", "default", "values", "meaning", "methods"), rows)

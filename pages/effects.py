@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from functools import cache
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from capmoe_methods.comparison import Interval
 from capmoe_methods.trial import (
     by_model,
     mean_interval,
@@ -19,21 +19,23 @@ from capmoe_methods.trial import (
     sentence,
     verdicts,
 )
-from capmoe_report.effects import pair_cells, pooled
-from capmoe_report.evidence import NEEDED, dev_losses
+from capmoe_report.contrasts import printed_gap
+from capmoe_report.effects import Effect, by_family, contrast, pair_cells
+from capmoe_report.evidence import NEEDED, Side, dev_losses
+from capmoe_report.judge import judge, replication_claims
 from capmoe_report.margins import pairs
 from capmoe_report.records import RECORDS, line_numbers, paths_of
 from capmoe_report.verdicts import Finding, VerdictFile
+from numpy.typing import NDArray
 
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record import VERDICTS, Record, read_record
-from capmoe_eval.paper.pairing import Paired
+from capmoe_eval.experiment.record import VERDICTS, read_record
+from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import AVERAGE
 from capmoe_eval.report.texts import shown
-from capmoe_eval.results.frames import results_of
+from capmoe_eval.results.frames import Results, pick, results_of
 from pages import DOCS, ROOT, paragraph, signed, span, table
-from pages.names import FAMILIES, card, records
-from pages.pooling import mean_load
+from pages.names import FAMILIES, card, evidence, results
 
 
 @cache
@@ -121,58 +123,30 @@ def caption() -> str:
     )
 
 
-_PLACEMENTS: Final = ("contiguous", "eplb")
-
-
-def _placed() -> dict[tuple[float, str], list[list[Record]]]:
-    """Return the records on contiguous placement and on EPLB's placement, by γ and model."""
-    groups: dict[tuple[float, str], list[list[Record]]] = {}
-    for record in records("experiment=placed"):
-        if record.gamma is not None:
-            sides = groups.setdefault((record.gamma, record.model), [[], []])
-            sides[_PLACEMENTS.index(record.cell.method.placement)].append(record)
-    return dict(sorted(groups.items(), key=lambda item: item[0][0]))
-
-
-def _tasks(side: Iterable[Record]) -> list[str]:
-    return sorted({record.task for record in side})
-
-
-def paired_by_task(first: Sequence[Record], second: Sequence[Record]) -> dict[str, Paired]:
-    """Return two sides' scores of one model on the same documents, by task."""
-    results = results_of([*first, *second])
-    digests = ({record.digest for record in side} for side in (first, second))
-    sides = (results.cells[results.cells["cell"].isin(side)] for side in digests)
-    pairs, _ = pair_cells(results, *sides)
-    return next(iter(pairs.values()), {})
-
-
-def _points(models: dict[str, dict[str, Paired]]) -> Interval:
-    effect = pooled(models)
-    assert effect.points is not None
-    return Interval(effect.points, *effect.interval())
+def units_of(
+    compared: Results, first: pd.DataFrame, second: pd.DataFrame
+) -> dict[str, NDArray[np.float64]]:
+    """Return the first side minus the second, in points, of one model: by task [units]."""
+    (tasks,) = pair_cells(compared, first, second)[0].values()
+    return {task: 100 * paired.units for task, paired in tasks.items()}
 
 
 def placed_drops() -> str:
     """Return the sentence on a capacity of devices on EPLB's placement at γ=1."""
-    shares = [
-        [100 * (mean_load(side, _tasks(side), "drop_rate") or 0.0) for side in sides]
-        for (gamma, _), sides in _placed().items()
-        if gamma == 1.0
-    ]
-    compared = {
-        m: paired_by_task(both[1], both[0]) for (g, m), both in _placed().items() if g == 1.0
-    }
-    blocks, eplb = (span(side, "{:.0f}") for side in zip(*shares, strict=True))
+    compared = results("experiment=placed")
+    sides = [pick(compared.cells, gamma=1.0, placement=name) for name in (None, "eplb")]
+    shares = (100 * side.groupby("model")["drop_rate"].mean() for side in sides)
+    contiguous, eplb = (span(share, "{:.0f}") for share in shares)
+    change = contrast(compared, sides[1], sides[0])
     return paragraph(
-        f"At γ=1, `placement=eplb` drops {eplb} % of the pairs, contiguous placement {blocks} %; "
-        f"accuracy changes by {signed(*_points(compared))} points."
+        f"At γ=1, `placement=eplb` drops {eplb} % of the pairs, contiguous placement "
+        f"{contiguous} %; accuracy changes by {signed(change.points, *change.interval())} points."
     )
 
 
 @cache
 def _adaptive() -> pd.DataFrame:
-    compared = outcomes(results_of(records("experiment=adaptive")))
+    compared = outcomes(results("experiment=adaptive"))
     assert not compared.isna().any(axis=None)
     return compared
 
@@ -268,19 +242,70 @@ def server_decode() -> str:
     """Return what a capacity on decode steps does to GSM8K, in static batches and in a server."""
     (finding,) = findings("q", "score γ=1 decode=constrained")
     (named,) = (row for row in _rows() if (row["claim"], row["label"]) == ("q", finding.label))
-    sides = [read_record((DOCS / "zoo" / path).resolve()) for path in paths_of(named)]
-    words = "experiment=table2", "tasks=gsm8k", f"grid.model=[{','.join(finding.models)}]"
-    stock = [record for record in records(*words) if record.cell.method.is_stock]
-    static, served, free = (
-        span((100 * record.value for record in group), "{:.0f}")
-        for group in (
-            [record for record in sides if record.cell.backend == "transformers"],
-            [record for record in sides if record.cell.backend != "transformers"],
-            stock,
-        )
-    )
+    cells = results_of(read_record((DOCS / "zoo" / path).resolve()) for path in paths_of(named))[0]
+    is_static = cells["backend"] == "transformers"
+    models = ",".join(finding.models)
+    stock = results(f"experiment=table2 tasks=gsm8k grid.model=[{models}]").cells
+    sides = (cells[is_static], cells[~is_static], pick(stock, method="baseline"))
+    static, served, free = (span(100 * side["value"], "{:.0f}") for side in sides)
     return paragraph(
         "Decode steps under the capacity lose most. On GSM8K "
         f"{free} % of the answers are right without a capacity. Under Token Drop at γ=1 with "
         f"`decode=constrained` {static} % are right in static batches, and {served} % in a server."
+    )
+
+
+def tasks_of(effect: Effect) -> set[str]:
+    """Return every task that an effect is of."""
+    return {task for tasks in effect.tasks.values() for task in tasks}
+
+
+_TABLE_1: Final = (
+    *(("score", "baseline", gamma) for gamma in (1.0, 1.5, 2.0)),
+    *(("score", other, 1.0) for other in ("random", "reverse_order", "order")),
+    *(("random", "reverse_order", 1.0), ("reverse_order", "order", 1.0)),
+)
+
+
+def same_tasks() -> str:
+    """Return the effects of Table 1 on all its tasks, and beside ours on the tasks of ours."""
+    rows: list[list[str]] = []
+    columns: list[str] = []
+    for first, second, gamma in _TABLE_1:
+        a, b = (
+            Side(method=name, gamma=None if name == "baseline" else gamma)
+            for name in (first, second)
+        )
+        effect = evidence().effect(a, b)
+        assert effect.points is not None
+        printed, columns = printed_gap(first, second, gamma, tasks_of(effect))
+        everything, _ = printed_gap(first, second, gamma, {column.task for column in ALL_TASKS})
+        rows.append(
+            [
+                f"{a} − {b}",
+                *(shown(points, "{:+.1f}") for points in (everything, printed)),
+                signed(effect.points, *effect.interval(), 1),
+            ]
+        )
+    head = ("points of accuracy", "Table 1, its eight tasks", f"Table 1, {', '.join(columns)}")
+    return table((*head, "embedded models, the same four"), rows)
+
+
+def rests_on() -> str:
+    """Return what (k) and (d2) would be on other tasks and on other models."""
+    (claim,) = (claim for claim in replication_claims() if claim.id == "k")
+    every_task = dataclasses.replace(evidence(), losses=pd.DataFrame(), _effects={})
+    everything = judge(every_task, [claim]).iloc[0]
+    verdicts = {written.id: written.verdict for written in replication().claims}
+    (finding,) = findings("d2")
+    families = by_family(finding.models)
+    gains = ", ".join(f"{FAMILIES[name]} {shown(x, '{:+.2f}')}" for name, x in families.items())
+    others = fmean(gain for name, gain in families.items() if name != "zoo_mixtral")
+    return paragraph(
+        f"- (k) is *{verdicts['k']}* because tasks that hardly need experts are left out. "
+        f"On all tasks it would be *{everything['conclusion']}* {everything['of']}.",
+        rest="  ",
+    ) + paragraph(
+        f"- (d2) rests on Mixtral: {gains}. Without it the mean is {shown(others, '{:+.2f}')}.",
+        rest="  ",
     )

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_report.contrasts import printed_gap
 from capmoe_report.effects import Effect, by_family
-from capmoe_report.evidence import Evidence, Side, dev_losses
+from capmoe_report.evidence import Side
 from capmoe_report.records import line_numbers, record_row
 
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import shown
-from capmoe_eval.results.frames import results_of
 from pages import DOCS, paragraph, signed, span, table
-from pages.effects import leads, lines_of, replication
-from pages.names import FAMILIES, records
+from pages.effects import leads, lines_of, replication, tasks_of
+from pages.names import FAMILIES, evidence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,14 +32,6 @@ _TITLES: Final = {
     "order": "Order",
 }
 _STOCK: Final = Side(method="baseline")
-
-
-@cache
-def evidence() -> Evidence:
-    """Return the committed records that the claims are judged by."""
-    asked = tuple(records("experiment=replicate"))
-    losses = dev_losses({record.model for record in asked})
-    return Evidence("zoo", results_of(asked), losses=losses)
 
 
 @cache
@@ -165,11 +156,6 @@ def headline() -> str:
 def _in_print(effect: Effect) -> str:
     """Return what Table 1 prints for the change of Token Drop at γ=1, on an effect's tasks."""
     return shown(printed_gap("score", "baseline", 1.0, tasks_of(effect))[0], "{:+.1f}")
-
-
-def tasks_of(effect: Effect) -> set[str]:
-    """Return every task that an effect is of."""
-    return {task for tasks in effect.tasks.values() for task in tasks}
 
 
 def _families(names: Mapping[str, float]) -> str:

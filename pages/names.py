@@ -1,15 +1,17 @@
-"""Names of the embedded models and their records."""
+"""Names of the embedded models and their results."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
+from capmoe_report.evidence import Evidence, dev_losses
+
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.configuration import finished
-from capmoe_eval.experiment.record import Record
+from capmoe_eval.results.frames import Results, results_of
 from capmoe_eval.zoo import WEIGHTS
 from pages import ROOT
 
@@ -22,9 +24,18 @@ FAMILIES: Final = {
 
 
 @cache
-def records(*words: str) -> Sequence[Record]:
-    """Return the committed records of the cells that a command line names."""
-    return finished([*words, "profile=zoo", f"results_dir={ROOT}/results/zoo"]).records
+def results(*commands: str) -> Results:
+    """Return the committed results of the cells that command lines name."""
+    common = ["profile=zoo", f"results_dir={ROOT}/results/zoo"]
+    asked = (finished([*command.split(), *common]).records for command in commands)
+    return results_of(itertools.chain(*asked))
+
+
+@cache
+def evidence() -> Evidence:
+    """Return the committed records that the claims are judged by."""
+    compared = results("experiment=replicate")
+    return Evidence("zoo", compared, losses=dev_losses(set(compared.cells["model"])))
 
 
 def card(model: str) -> dict[str, Any]:

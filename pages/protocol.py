@@ -43,6 +43,14 @@ def primary(run: str) -> Iterator[tuple[Mapping[str, Any], Contrast]]:
         yield row, Contrast.model_validate({key: row[key] for key in _CONTRAST})
 
 
+def in_words(row: Mapping[str, Any], contrast: Contrast) -> tuple[str, str, str]:
+    """Return the claim of a primary contrast, the contrast, and where its effect must lie."""
+    secondary = ", secondary" if "secondary" in row else ""
+    expected = str(contrast.expect).replace("-", "−")
+    expected = expected if row["endpoint"] == "accuracy" else "fewer bits"
+    return f"({row['claim']}){secondary}", str(contrast), expected
+
+
 def seconds(setting: Mapping[str, Any]) -> float:
     """Return the seconds that a setting of the real model takes on the protocol's machine."""
     names = [task for group in setting["run_on"] for task in protocol()["sets"][group]]
@@ -128,10 +136,8 @@ def primary_table(run: str) -> str:
     """Return the primary contrasts of a run with their power."""
     rows = []
     for row, contrast in primary(run):
-        is_accuracy = row["endpoint"] == "accuracy"
-        expected = str(contrast.expect).replace("-", "−") if is_accuracy else "fewer bits"
         cells = ["–", "–"]
-        if is_accuracy:
+        if row["endpoint"] == "accuracy":
             plan = planned(run, row, contrast)
             depth = contrast.expect.depth(0.0)
             inside = not contrast.expect.is_direction and depth > 0
@@ -139,19 +145,9 @@ def primary_table(run: str) -> str:
                 f"{plan.detectable:.2f}",
                 f"{100 * plan.power(depth):.0f} %" if inside else "–",
             ]
-        secondary = ", secondary" if "secondary" in row else ""
-        rows.append((f"({row['claim']}){secondary}", str(contrast), expected, *cells))
+        rows.append((*in_words(row, contrast), *cells))
     head = ("claim", "primary contrast", "expected", "decidable, points", "power at 0")
     return table(head, rows)
-
-
-def tasks() -> str:
-    """Return the documents of each task of the real model."""
-    rows = [
-        (f"`{name}`", f"{task['documents']:,}", task["of"], task["rule"], f"{task['seconds']:,}")
-        for name, task in protocol()["tasks"].items()
-    ]
-    return table(("task", "documents", "of", "which", "seconds a setting"), rows)
 
 
 def settings() -> str:
@@ -171,17 +167,20 @@ def settings() -> str:
     return table(("priority", "on", "settings (claims)", "hours"), rows)
 
 
-def rules() -> str:
-    """Return the rules that differ from the exploratory ones."""
-    rows = [(f"`{row['id']}`", row["was"], row["is"]) for row in protocol()["rules"]]
-    return table(("rule", "exploratory", "here"), rows)
+def listed(part: str, **columns: str) -> str:
+    """Return the rows of a part of the YAML as a table: a template of its cells by each heading."""
+    rows = protocol()[part]
+    if isinstance(rows, Mapping):
+        rows = [{"name": name, **row} for name, row in rows.items()]
+    rows = [[cell.format(**row) for cell in columns.values()] for row in rows]
+    return table([*columns], rows)
 
 
 def outcomes() -> str:
     """Return how each outcome is read, and what counts against the paper."""
-    rows = [(row["outcome"], row["reading"]) for row in protocol()["outcomes"]]
     points = "".join(paragraph(each, "- ", "  ") for each in protocol()["against"])
-    return table(("outcome", "reading"), rows) + "\nAgainst the paper counts:\n\n" + points
+    rows = listed("outcomes", outcome="{outcome}", reading="{reading}")
+    return f"{rows}\nAgainst the paper counts:\n\n{points}"
 
 
 def runs() -> str:
@@ -257,14 +256,6 @@ def commands() -> str:
         "`runs.fresh.commands` of the YAML has the commands. Processor hours of training on one "
         f"thread: {words}."
     )
-
-
-def deviations() -> str:
-    """Return what was done otherwise."""
-    rows = [
-        tuple(str(row[key]) for key in ("date", "what", "why")) for row in protocol()["deviations"]
-    ]
-    return table(("date", "what", "why"), rows)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ All numbers come from the records of ``results/real`` and, of dev documents, ``r
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 from capmoe_report.contrasts import Contrast
@@ -19,14 +19,15 @@ from capmoe_report.evidence import Side
 
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import metric_title
+from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.pairing import shares
 from capmoe_eval.paper.printed import find_row
 from capmoe_eval.paper.statistics import holm
 from capmoe_eval.report.figures import drawing as d
-from capmoe_eval.report.texts import shown
+from capmoe_eval.report.texts import ABSENT, shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
 from pages import DOCS, ROOT, paragraph, signed, table
-from pages.protocol import primary, protocol
+from pages.protocol import in_words, primary, protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,14 +37,8 @@ TEXT: Final = "passages_512"
 BITS: Final = "bits_per_byte"
 _TOP_K: Final = 12
 _CHANCE: Final = {"piqa": 0.5, "obqa": 0.25, "arc_c": 0.25, "winogrande": 0.5, "hellaswag": 0.25}
-_PRINTED: Final = {
-    "piqa": "PIQA",
-    "obqa": "OBQA",
-    "arc_c": "ARC-C",
-    "winogrande": "WinoGrande",
-    "hellaswag": "HellaSwag",
-}
-"""The columns of Table 1 that this model is asked."""
+_PRINTED: Final = {column.task: column.printed or column.heading for column in ALL_TASKS}
+"""The columns of Table 1 by their tasks."""
 _BASELINE: Final = Side(method="baseline")
 
 
@@ -75,17 +70,16 @@ def answerable() -> tuple[str, ...]:
 
 def dev_scores() -> str:
     """Return what the model answers on dev documents, and which tasks enter."""
-    rows = []
-    for task, cell in pick(_dev(), method="baseline").set_index("task").iterrows():
-        rows.append(
-            (
-                str(task),
-                f"{cell['n']:,}",
-                f"{100 * cell['value']:.1f} ± {100 * cell['stderr']:.1f}",
-                f"{100 * _CHANCE[str(task)]:.0f}",
-                "yes" if task in answerable() else "no",
-            )
+    rows = [
+        (
+            cell.task,
+            f"{cell.n:,}",
+            f"{100 * cell.value:.1f} ± {100 * cell.stderr:.1f}",
+            f"{100 * _CHANCE[cell.task]:.0f}",
+            "yes" if cell.task in answerable() else "no",
         )
+        for cell in pick(_dev(), method="baseline").itertuples()
+    ]
     head = ("task", "dev documents", "right, % ± standard error", "chance, %", "enters")
     return table(head, rows)
 
@@ -105,105 +99,73 @@ def effect_of(first: Side, second: Side, *tasks: str) -> Effect:
     return dataclasses.replace(pooled(pairs), worth=max(worth, default=0.0), unpaired=unpaired)
 
 
-class Judged(NamedTuple):
-    """A primary contrast and what the records say of it."""
-
-    row: Mapping[str, Any]  # of the protocol
-    contrast: Contrast
-    effect: Effect
-    depth: float | None  # how deep within its bounds; None without records of both sides
-    p: float  # corrected, if the contrast is not secondary
-
-    @property
-    def verdict(self) -> str:
-        """The protocol's reading of the outcome."""
-        if self.depth is None:
-            return "not run"
-        if self.p >= protocol()["level"]:
-            return "not shown"
-        return "confirmed" if self.depth > 0 else "contradicted"
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the row of the page."""
-        is_bits = self.row["endpoint"] == BITS
-        expected = "fewer bits" if is_bits else str(self.contrast.expect).replace("-", "−")
-        secondary = ", secondary" if "secondary" in self.row else ""
-        names = (f"({self.row['claim']}){secondary}", str(self.contrast), expected)
-        if self.depth is None:
-            return (*names, "–", "–", "–", self.verdict)
-        scale, digits = (0.01, 4) if is_bits else (1.0, 2)
-        numbers = (self.effect.points or 0.0, *self.effect.interval())
-        return (
-            *names,
-            signed(*(scale * number for number in numbers), digits),
-            f"{scale * self.effect.detectable:.{digits}f}",
-            f"{self.p:.2g}",
-            self.verdict,
-        )
-
-
-@cache
-def judged() -> tuple[Judged, ...]:
-    """Return every primary contrast of the real run with its verdict.
-
-    Holm corrects over all primary contrasts, those without records included (p = 1).
-    """
-    rows: list[Judged] = []
-    for row, contrast in primary("real"):
-        tasks = (TEXT,) if row["endpoint"] == BITS else answerable()
-        effect = effect_of(contrast.first, contrast.second, *tasks)
-        if effect.points is None:
-            rows.append(Judged(row, contrast, effect, None, 1.0))
-            continue
-        # Fewer bits are better: `greater` is asked of the negative difference.
-        points = -effect.points if row["endpoint"] == BITS else effect.points
-        depth = contrast.expect.depth(points)
-        rows.append(Judged(row, contrast, effect, depth, effect.p(depth)))
-    asked = [each for each in rows if "secondary" not in each.row]
-    corrected = dict(zip(map(id, asked), holm([each.p for each in asked]), strict=True))
-    return tuple(each._replace(p=corrected.get(id(each), each.p)) for each in rows)
+def _change(effect: Effect, digits: int, scale: float = 1.0) -> str:
+    """Return an effect with its interval, or a dash where a side has no records."""
+    if effect.points is None:
+        return "–"
+    return signed(*(scale * number for number in (effect.points, *effect.interval())), digits)
 
 
 def verdicts() -> str:
-    """Return the primary contrasts with their verdicts."""
+    """Return the primary contrasts with their verdicts.
+
+    Holm corrects over all primary contrasts but the secondary ones, those without records included
+    (p = 1).
+    """
+    judged: list[tuple[Mapping[str, Any], Contrast, Effect, float, float]] = []
+    for row, contrast in primary("real"):
+        tasks = (TEXT,) if row["endpoint"] == BITS else answerable()
+        effect = effect_of(contrast.first, contrast.second, *tasks)
+        # Fewer bits are better: `greater` is asked of the negative difference.
+        points = -(effect.points or 0.0) if row["endpoint"] == BITS else effect.points or 0.0
+        depth = contrast.expect.depth(points)
+        judged.append((row, contrast, effect, depth, effect.p(depth) if effect.documents else 1.0))
+    asked = [place for place, (row, *_) in enumerate(judged) if "secondary" not in row]
+    corrected = dict(zip(asked, holm([judged[place][-1] for place in asked]), strict=True))
+    rows = []
+    for place, (row, contrast, effect, depth, alone) in enumerate(judged):
+        scale, digits = (0.01, 4) if row["endpoint"] == BITS else (1.0, 2)
+        numbers, verdict = ("–", "–"), "not run"
+        if effect.documents:
+            p = corrected.get(place, alone)
+            numbers = f"{scale * effect.detectable:.{digits}f}", f"{p:.2g}"
+            verdict = "confirmed" if depth > 0 else "contradicted"
+            verdict = verdict if p < protocol()["level"] else "not shown"
+        change = _change(effect, digits, scale)
+        rows.append((*in_words(row, contrast), change, *numbers, verdict))
     head = ("claim", "primary contrast", "expected", "effect [95 %]", "decidable", "p", "verdict")
-    return table(head, [each.cells() for each in judged()])
+    return table(head, rows)
 
 
-def _sides() -> list[tuple[Side, Mapping[str, Any]]]:
+def _sides() -> list[Side]:
     """Return the protocol's settings, each once, in their order."""
-    sides: dict[Side, Mapping[str, Any]] = {}
-    for row in protocol()["settings"]:
-        sides.setdefault(Side.model_validate(row["side"]), row)
-    return list(sides.items())
+    return [*dict.fromkeys(Side.model_validate(row["side"]) for row in protocol()["settings"])]
 
 
 def text_scores() -> str:
     """Return bits per byte of every setting that was run, by the length of the documents."""
     rows = []
-    for side, _ in _sides():
-        for task in ("passages_512", "passages_2k", "passages_8k"):
-            cells = cells_of(side, task)
-            if cells.empty:
-                continue
+    lengths = {"passages_512": "0.5k", "passages_2k": "2k", "passages_8k": "8k"}
+    for side, task in itertools.product(_sides(), lengths):
+        cells = cells_of(side, task)
+        if not cells.empty:
             effect = effect_of(side, _BASELINE, task)
-            change = "–"
-            if side.method != "baseline" and effect.points is not None:
-                numbers = (effect.points, *effect.interval())
-                change = signed(*(0.01 * number for number in numbers), 4)
-            rows.append(
-                (
-                    "no capacity" if side == _BASELINE else str(side),
-                    task.removeprefix("passages_").removesuffix("12").replace("5", "0.5k"),
-                    f"{cells['value'].mean():.4f}",
-                    change,
-                    shown(_finite(cells["drop_rate"].mean()), "{:.1f}", 100),
-                    shown(_finite(cells["peak_before"].mean()), "{:.1f}"),
-                    shown(_finite(cells["peak_after"].mean()), "{:.1f}"),
-                )
-            )
+            change = "–" if side == _BASELINE else _change(effect, 4, 0.01)
+            columns = {"drop_rate": 100, "peak_before": 1, "peak_after": 1}
+            means = (_mean(cells[name], scale) for name, scale in columns.items())
+            name, value = _name(side), f"{cells['value'].mean():.4f}"
+            rows.append((name, lengths[task], value, change, *means))
     head = ("setting", "tokens", "bits per byte", "change [95 %]", "dropped, %", "peak before")
     return table((*head, "peak after"), rows)
+
+
+def _name(side: Side) -> str:
+    return "no capacity" if side == _BASELINE else str(side)
+
+
+def _mean(values: pd.Series[float], scale: float) -> str:
+    """Return a mean with a decimal, or a dash where there is none."""
+    return shown(None if values.isna().all() else values.mean(), "{:.1f}", scale)
 
 
 def _costs() -> pd.DataFrame:
@@ -212,23 +174,15 @@ def _costs() -> pd.DataFrame:
     They are in the order of their changes.
     """
     rows = []
-    for side, _ in _sides():
+    for side in _sides():
         cells, effect = cells_of(side, TEXT), effect_of(side, _BASELINE, TEXT)
-        if side == _BASELINE or cells.empty or effect.points is None:
-            continue
-        low, high = effect.interval()
-        row = {
-            "setting": str(side).replace(" γ=", ", γ="),
-            "bits": effect.points / 100,
-            "bits_low": low / 100,
-            "bits_high": high / 100,
-            "before": cells["peak_before"].mean(),
-            "after": cells["peak_after"].mean(),
-            "gamma": side.gamma,
-            "method": side.method,
-            "dropped": cells["drop_rate"].mean(),
-        }
-        rows.append(row)
+        if side != _BASELINE and effect.points is not None:
+            numbers = (number / 100 for number in (effect.points, *effect.interval()))
+            row = dict(zip(("bits", "bits_low", "bits_high"), numbers, strict=True))
+            row |= {"setting": str(side).replace(" γ=", ", γ="), "gamma": side.gamma}
+            row |= {"method": side.method, "dropped": cells["drop_rate"].mean()}
+            row |= {when: cells[f"peak_{when}"].mean() for when in ("before", "after")}
+            rows.append(row)
     return pd.DataFrame(rows).sort_values("bits", ascending=False, ignore_index=True)
 
 
@@ -283,22 +237,13 @@ def task_scores() -> str:
     tasks = [task for task in answerable() if not cells_of(_BASELINE, task).empty]
     printed = [_PRINTED[task] for task in tasks if task in _PRINTED]
     rows = []
-    for side, _ in _sides():
-        scores = [cells_of(side, task)["value"].mean() for task in tasks]
-        if all(map(math.isnan, scores)):
-            continue
-        effect = effect_of(side, _BASELINE, *tasks)
-        change = "–"
-        if side != _BASELINE and effect.points is not None:
-            change = signed(effect.points, *effect.interval(), 1)
-        rows.append(
-            (
-                "no capacity" if side == _BASELINE else str(side),
-                *(shown(_finite(score), "{:.1f}", 100) for score in scores),
-                change,
-                shown(_printed_change(side, printed), "{:+.1f}"),
-            )
-        )
+    for side in _sides():
+        scores = [_mean(cells_of(side, task)["value"], 100) for task in tasks]
+        if set(scores) != {ABSENT}:
+            effect = effect_of(side, _BASELINE, *tasks)
+            change = "–" if side == _BASELINE else _change(effect, 1)
+            in_print = shown(_printed_change(side, printed), "{:+.1f}")
+            rows.append((_name(side), *scores, change, in_print))
     last = f"Table 1, {', '.join(printed)}"
     return table(("setting", *tasks, "change [95 %]", last), rows)
 
@@ -331,7 +276,3 @@ def progress() -> str:
 
 def _enters(task: str) -> bool:
     return task.startswith("passages") or task in answerable()
-
-
-def _finite(value: float) -> float | None:
-    return None if math.isnan(value) else value

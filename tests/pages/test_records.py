@@ -21,7 +21,6 @@ from capmoe_eval.experiment.packs import SUFFIX, open_pack
 from capmoe_eval.experiment.record import Record, read_record
 from pages import DOCS, ROOT, glance, pages
 from pages.effects import replication
-from pages.pooling import rank_peak
 
 VERDICTS = DOCS / "zoo" / "replication.md"
 REPLICATION = DOCS / "zoo" / "replication.records.json"
@@ -109,9 +108,9 @@ def stragglers(contrast: Contrast, folder: Path) -> list[float]:
     before: dict[str, list[float]] = {}
     for record in read(contrast, folder):
         if record.method == "score":
-            after.setdefault(record.model, []).append(rank_peak([record]))
-            peaks = [layer.peak["device_before"]["mean"] for layer in record.layers]
-            before.setdefault(record.model, []).append(statistics.fmean(peaks))
+            for when, sides in (("before", before), ("after", after)):
+                peaks = [layer.peak[f"device_{when}"]["mean"] for layer in record.layers]
+                sides.setdefault(record.model, []).append(statistics.fmean(peaks))
     return [by_model(side) for side in (before, after)]
 
 

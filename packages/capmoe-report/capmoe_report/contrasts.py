@@ -62,18 +62,17 @@ def judge_contrasts(contrasts: Sequence[Contrast], evidence: Evidence) -> list[F
         for place, (contrast, effect) in enumerate(zip(contrasts, effects, strict=True))
         if effect.points is not None
     }
-
-    def corrected(*, wide: bool) -> dict[int, float]:
-        ps = holm([effects[place].p(depth, wide=wide) for place, depth in depths.items()])
-        return dict(zip(depths, ps, strict=True))
-
-    over_documents, over_families = corrected(wide=False), corrected(wide=True)
+    ps = [
+        holm([effects[place].p(depth, wide=wide) for place, depth in depths.items()])
+        for wide in (False, True)
+    ]
+    corrected = dict(zip(depths, zip(*ps, strict=True), strict=True))
     findings = []
     for place, (contrast, effect) in enumerate(zip(contrasts, effects, strict=True)):
         numbers: dict[str, Any] = {}
         verdict = Outcome.ABSENT
         if place in depths:
-            p, (low, high) = over_documents[place], effect.interval()
+            (p, p_families), (low, high) = corrected[place], effect.interval()
             verdict = Outcome.HOLDS if depths[place] > 0 else Outcome.FAILS
             verdict = verdict if p < LEVEL else Outcome.UNDECIDED
             numbers = {
@@ -81,7 +80,7 @@ def judge_contrasts(contrasts: Sequence[Contrast], evidence: Evidence) -> list[F
                 **{"models": effect.models, "documents": effect.documents},
                 **{"records": effect.records, "compared": _coverage(effect)},
                 "wide": None if effect.between is None else effect.interval(wide=True),
-                "conditional": over_families[place] >= LEVEL,
+                "conditional": p_families >= LEVEL,
                 "detectable": effect.detectable if contrast.expect.margin else None,
             }
         finding = Finding(

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser, report_options
+from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import CellPlan, model_notes, planned
 from capmoe_eval.experiment.files import check_writable, read_bytes, write_text
@@ -78,34 +78,24 @@ def main(words: Sequence[str] | None = None) -> None:
         "nothing.",
     )
     parser.add_argument(
-        "--replication",
-        type=PATH,
-        help=f"verdicts of the replication (default: {VERDICTS} in the results directory)",
-    )
-    parser.add_argument(
         "--all", action="store_true", help="first write tables, figures, verdicts and claims anew"
     )
     report_options(parser)
     arguments = parser.parse_intermixed_args(words)
-    options = arguments.out, arguments.bench, arguments.replication, arguments.all
-    sys.exit(run_command(partial(build, arguments.overrides, *options)))
+    options = arguments.overrides, arguments.out, arguments.bench, arguments.all
+    sys.exit(run_command(partial(build, *options)))
 
 
-def build(
-    overrides: Sequence[str], out: Path, bench: Path, replication_file: Path | None, all_parts: bool
-) -> int:
+def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> int:
     """Write a report and return its exit status.
 
     Args:
         overrides: Those of the command line, which say of which records.
         out: The directory of the report.
         bench: The directory of the files of benchmarks.
-        replication_file: The verdicts of the replication; None for the profile's own.
         all_parts: Whether tables, figures, verdicts and claims are written, too.
     """
     check_writable("--out", out)
-    if replication_file and not replication_file.is_file():
-        raise UsageError(f"--replication={replication_file}: no such file; leave it out")
     subject = FigurePlans(overrides)
     config, plans = cell_config(subject.overrides), _table_plans(subject.overrides)
     roots = sorted({plan.root for plan in plans} or {Path(str(config.results_dir))})
@@ -133,8 +123,7 @@ def build(
         filled = {"sweep": _attempt(partial(sweep_table, roots[0])), **filled}
     folder = out / subject.profile
     read_from = [place for root in roots for place in directories(root)]
-    paths = [replication_file] if replication_file else [place / VERDICTS for place in read_from]
-    verdicts, judged = _read_verdicts(paths, subject.profile)
+    verdicts, judged = _read_verdicts([place / VERDICTS for place in read_from], subject.profile)
     if subject.own:
         verdicts = f"Claims are judged on all models of a profile, not on {subject.own} alone."
     ledger = folder / "claims.json"
@@ -156,7 +145,9 @@ def build(
         "counts": _read(ledger, _fields("counts")) if ledger.is_file() else None,
         "shown": shown,
         "folder": folder,
-        "written": lambda stem: _there(folder / f"{stem}.{suffix}" for suffix in _SUFFIXES),
+        "written": lambda stem: [
+            path for suffix in _SUFFIXES if (path := folder / f"{stem}.{suffix}").is_file()
+        ],
         "link": link,
     }
     with writing("--out", out):
@@ -172,10 +163,6 @@ def build(
     print(f"{values['subject']}: {len(records)} records{text}")
     print(f"written: {out / 'index.html'}")
     return status
-
-
-def _there(paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if path.is_file()]
 
 
 def _refuse_nothing(roots: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
@@ -353,7 +340,7 @@ def _read_verdicts(paths: Iterable[Path], profile: str) -> tuple[VerdictFile | s
             raise ValueError(f"verdicts of profile {file.profile}, not of {profile}")
         return file
 
-    files = {path: _read(path, parse) for path in _there(paths)}
+    files = {path: _read(path, parse) for path in paths if path.is_file()}
     counts = {p: -1 if isinstance(file, str) else file.records for p, file in files.items()}
     path = max(counts, key=counts.__getitem__, default=None)
     if path is None:

@@ -17,7 +17,6 @@ from capmoe_report.arithmetic import (
 )
 from capmoe_report.evidence import Evidence
 from capmoe_report.judge import judge, paper_claims
-from capmoe_report.margins import pairs
 from capmoe_report.verdicts import INCONSISTENT, Outcome
 
 
@@ -94,19 +93,6 @@ def test_what_falls_short_of_our_own_threshold_is_no_contradiction_in_print() ->
     assert "-2.65" in strict.text  # 61.3125 − 63.9625
     assert check({**fact, "margin": -1.0, "ours": True}).verdict is Outcome.UNDECIDED
     assert check({**fact, "margin": -2.7, "ours": True}).verdict is Outcome.HOLDS
-
-
-def test_rows_pair_by_what_neither_choice_fixes() -> None:
-    found = pairs({"table": 2, "method": "Expanded Drop"}, {"table": 2, "method": "Token Drop"})
-    assert len(found) == 4
-    assert all(a.model == b.model and a.method != b.method for a, b in found)
-    below = {"table": 4, "method": "Token Drop", "variant": ["Uniform", "Text First"]}
-    beside = pairs({"table": 4, "method": "Baseline"}, below)
-    assert [(a.method, b.variant) for a, b in beside] == [
-        ("Baseline", "Uniform"),
-        ("Baseline", "Text First"),
-    ]
-    assert [(b, a) for a, b in beside] == pairs(below, {"table": 4, "method": "Baseline"})
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,3 @@ def test_training_seeds_are_those_of_the_zoo(
         TRAININGS.write_text(text)
         with pytest.raises(UsageError, match="not a whole file of trainings"):
             read_trainings("zoo")
-
-
-def test_nothing_to_judge_gives_one_line(run: Run) -> None:
-    status, _, err = run("profile=tiny")
-    assert (status, err.count("\n")) == (2, 1)
-    assert "experiment=replicate profile=tiny" in err

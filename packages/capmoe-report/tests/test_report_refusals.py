@@ -41,7 +41,6 @@ REFUSED = {
         "results_dir=pipes --all": "results_dir=pipes: no whole record there",
         "'results_dir=[a]'": "results_dir=['a']: must be",
         "limit=x": "limit=x: must be a whole number of at least 1",
-        "--replication=none.json": "--replication=none.json: no such file",
         "--bench=none": "--bench=none: no such directory",
         "--nope": "--nope",
     },

@@ -57,7 +57,7 @@ class Site:
 
     def build(self, out: Path, *words: str) -> int:
         """Build a site of some words in a directory, without any benchmark."""
-        return build(words or self.words, out, self.root, None, False)
+        return build(words or self.words, out, self.root, False)
 
 
 _COMPLETE = {"records": 0, "of": 3, "commands": []}
