@@ -66,7 +66,6 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
         },
     ),
     "protocol-settings": protocol.settings,
-    "protocol-commands": protocol.commands,
     "protocol-outcomes": protocol.outcomes,
     "protocol-deviations": partial(
         protocol.listed, "deviations", date="{date}", what="{what}", why="{why}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import fmean
 from typing import Any, Final
@@ -64,11 +65,16 @@ def _rows() -> list[dict[str, Any]]:
     return rows
 
 
+def anchor(rows: Sequence[Mapping[str, Any]], claim: str, *labels: str) -> str:
+    """Return the lines of contrasts that stand below each other in a file of records."""
+    numbers = line_numbers(rows)
+    ends = (f"L{numbers[claim, label]}" for label in (labels[0], labels[-1]))
+    return f"#{'-'.join(dict.fromkeys(ends))}"
+
+
 def lines_of(claim: str, *labels: str) -> str:
     """Return where the records of contrasts that stand below each other are named, from docs/."""
-    numbers = line_numbers(_rows())
-    lines = [f"L{numbers[claim, label]}" for label in labels]
-    return f"zoo/{RECORDS}#{'-'.join(dict.fromkeys((lines[0], lines[-1])))}"
+    return f"zoo/{RECORDS}{anchor(_rows(), claim, *labels)}"
 
 
 def _linked(claim: str, finding: Finding) -> str:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from capmoe_report.contrasts import printed_gap
 from capmoe_report.effects import Effect, by_family
 from capmoe_report.evidence import Side
-from capmoe_report.records import line_numbers, record_row
+from capmoe_report.records import record_row
 
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import shown
 from pages import DOCS, paragraph, signed, span, table
-from pages.effects import leads, lines_of, replication, tasks_of
+from pages.effects import anchor, leads, lines_of, replication, tasks_of
 from pages.names import FAMILIES, evidence
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ def sources() -> list[dict[str, Any]]:
 
 def _source(*labels: str) -> str:
     """Return where the records of effects that stand below each other are named, from docs/."""
-    numbers = line_numbers(sources())
-    lines = [f"L{numbers['at a glance', label]}" for label in labels]
-    return f"pictures/{RECORDS.name}#{'-'.join(lines)}"
+    return f"pictures/{RECORDS.name}{anchor(sources(), 'at a glance', *labels)}"
 
 
 def caption() -> str:

@@ -25,7 +25,6 @@ from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.paper.pairing import Paired, shares
 from pages import ROOT, paragraph, table
-from pages.names import card
 
 YAML: Final = ROOT / "packages/capmoe-report/capmoe_report/data/protocol.yaml"
 _CONTRAST: Final = ("a", "b", "expect")
@@ -152,17 +151,16 @@ def primary_table(run: str) -> str:
 
 def settings() -> str:
     """Return the settings of the real model by priority and tasks, with their hours."""
-    names: dict[tuple[int, str], list[str]] = {}
-    hours: dict[tuple[int, str], float] = {}
+    groups: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for setting in protocol()["settings"]:
-        group = (setting["priority"], ", ".join(setting["run_on"]))
+        group = (str(setting["priority"]), ", ".join(setting["run_on"]))
         side = str(Side.model_validate(setting["side"]))
         seeds = f", {setting['runs']} seeds" if "runs" in setting else ""
-        names.setdefault(group, []).append(f"{side}{seeds} ({', '.join(setting['for'])})")
-        hours[group] = hours.get(group, 0.0) + seconds(setting) / 3600
+        text = f"{side}{seeds} ({', '.join(setting['for'])})"
+        groups.setdefault(group, []).append((text, seconds(setting) / 3600))
     rows = [
-        (str(priority), tasks, "; ".join(names[priority, tasks]), f"{spent:.1f}")
-        for (priority, tasks), spent in hours.items()
+        (*group, "; ".join(text for text, _ in of_group), f"{sum(h for _, h in of_group):.1f}")
+        for group, of_group in groups.items()
     ]
     return table(("priority", "on", "settings (claims)", "hours"), rows)
 
@@ -242,20 +240,6 @@ def _task_words(names: Sequence[str]) -> list[str]:
             words.append(f"tasks.{name}.fewshot={shots}")
     limit = _limit(names[0])
     return words if limit is None else [*words, f"limit={limit}"]
-
-
-def commands() -> str:
-    """Return where the commands of the fresh run are, and the hours of each training."""
-    run = protocol()["runs"]["fresh"]
-    hours = {
-        name: each * card(name)["training"]["steps"] / 3600
-        for name, each in run["step_seconds"].items()
-    }
-    words = ", ".join(f"{name} {each:.1f}" for name, each in hours.items())
-    return paragraph(
-        "`runs.fresh.commands` of the YAML has the commands. Processor hours of training on one "
-        f"thread: {words}."
-    )
 
 
 if __name__ == "__main__":

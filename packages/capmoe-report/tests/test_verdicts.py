@@ -109,8 +109,6 @@ WASTE = "pad_waste, of: {method: score, gamma: 1.0}"
 UNIFORM = f"{WASTE}, beyond_uniform: true, above: 0"
 ADDED = "computed_share, of: {method: expanded_drop, gamma: 1.0}"
 NONE_ADDED = f"{ADDED}, every_gamma: true, below: 1.001"
-    "computed_share, of: {method: expanded_drop, gamma: 1.0}, every_gamma: true, below: 1.001"
-)
 PEAK = [record("baseline", load={"peak_before": 3.9})]
 
 
