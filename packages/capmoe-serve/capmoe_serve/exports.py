@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 import yaml
 
-from capmoe_serve.placements import SlotPlan, plan_eplb
+from capmoe_serve.placements import plan_eplb
 from capmoe_serve.trace import Trace
 
 SGLANG: Final = "sglang_expert_location.json"
@@ -81,27 +81,23 @@ def placement_files(
         ),
     }
     if placement.held_LRE.sum() == placement.expert_LRN.size:  # no device holds an expert twice
+        ascend = [
+            {
+                "layer_id": layer,
+                "device_count": ranks,
+                "device_list": [
+                    {"device_id": rank, "device_expert": experts}
+                    for rank, experts in enumerate(expert_RN.tolist())
+                ],
+            }
+            for layer, expert_RN in enumerate(placement.expert_LRN)
+        ]
         files[VLLM_ASCEND] = (
-            _json(_ascend_map(placement)),
+            _json({"moe_layer_count": len(layers), "layer_list": ascend}),
             "vllm serve … --enable-expert-parallel --additional-config "
             f'\'{{"eplb_config": {{"expert_map_path": "{VLLM_ASCEND}"}}}}\'  # on vllm-ascend',
         )
     return files
-
-
-def _ascend_map(placement: SlotPlan) -> dict[str, object]:
-    layers = [
-        {
-            "layer_id": layer,
-            "device_count": placement.ranks,
-            "device_list": [
-                {"device_id": rank, "device_expert": experts}
-                for rank, experts in enumerate(expert_RN.tolist())
-            ],
-        }
-        for layer, expert_RN in enumerate(placement.expert_LRN)
-    ]
-    return {"moe_layer_count": len(layers), "layer_list": layers}
 
 
 def _json(content: dict[str, object]) -> str:

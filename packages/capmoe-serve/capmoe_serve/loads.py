@@ -154,20 +154,14 @@ def text(
         "",
         _GIVEN_BY_IDS,
         *([_WITHOUT_SCORES] if trace.score_TLK is None else []),
-        *_ranks_in_words(trace.n_experts, ranks),
-        _QUALITY,
     ]
-    return "\n".join(lines)
-
-
-def _ranks_in_words(n_experts: int, ranks: int | None) -> list[str]:
-    """Return in a sentence what is not known of ranks, if anything."""
     if ranks is None:
-        return ["Not known without --ranks: loads and stragglers of ranks."]
-    if copies := -n_experts % ranks:
-        return [
-            f"{ranks} ranks do not divide {n_experts} experts: {copies} of them have a copy behind "
-            "the last. What a capacity of an expert leaves to each copy is not defined, "
-            "so that no straggler is known under one; capmoe-eval advise bounds whole ranks."
-        ]
-    return []
+        lines.append("Not known without --ranks: loads and stragglers of ranks.")
+    elif copies := -trace.n_experts % ranks:
+        lines.append(
+            f"{ranks} ranks do not divide {trace.n_experts} experts: {copies} of them have a copy "
+            "behind the last. What a capacity of an expert leaves to each copy is not defined, so "
+            "that no straggler is known under one; capmoe-eval advise bounds whole ranks."
+        )
+    lines.append(_QUALITY)
+    return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.knobs import LARGEST
 from capmoe_eval.routing.registry import CONTIGUOUS
 
-from capmoe_serve.placements import Counts, judge, placements
+from capmoe_serve.placements import judge, placements
 from capmoe_serve.trace import Trace, load_trace
 
 # Shape suffixes: S steps, L layers, E experts.
@@ -91,17 +91,14 @@ def outcomes(before: Trace, after: Trace, ranks: int) -> dict[str, dict[str, flo
     if before is not after:
         del judged[CONTIGUOUS]
     else:
+        top_k = after.top_k or 1
+        step_tokens = (judged_SLE[:, 0].sum(axis=1) // top_k).tolist()
         for gamma in GAMMAS:
-            kept_SLE = np.minimum(judged_SLE, _capacities(judged_SLE, gamma, after.top_k or 1))
+            # All tokens of a step are one capacity group.
+            limits = [capacity(gamma, tokens, top_k, judged_SLE.shape[2]) for tokens in step_tokens]
+            kept_SLE = np.minimum(judged_SLE, np.array(limits)[:, None, None])
             judged[f"Token Drop γ={gamma:g}"] = judge(kept_SLE, home, judged_SLE)
     return {name: {"steps": steps, **outcome} for name, outcome in judged.items()}
-
-
-def _capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
-    """Return the capacity of an expert in every step [S, 1, 1], all its tokens being one group."""
-    tokens: Sequence[int] = (load_SLE[:, 0].sum(axis=1) // top_k).tolist()
-    limits = [capacity(gamma, count, top_k, load_SLE.shape[2]) for count in tokens]
-    return np.array(limits, dtype=np.int64)[:, None, None]
 
 
 def _target(row: dict[str, Any]) -> Target:

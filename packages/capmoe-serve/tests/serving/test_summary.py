@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -11,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_serve.placements import SlotPlan, contiguous
-from capmoe_serve.summary import ALL, KEEPERS, Granularity, count, shares, summarise
+from capmoe_serve.summary import ALL, Granularity, count, shares, summarise
 from capmoe_serve.trace import Trace
-from serving.capacity_reference import count_step
 
 GAMMAS = (0.0, 0.4, 1.0, 1.1, 2.0, 20.0)
 
@@ -78,6 +79,62 @@ def test_ranks_that_do_not_divide_the_experts_have_copies() -> None:
 # Capacities on a trace are what loops count, on any placement.
 
 
+def count_step(
+    experts: Sequence[Sequence[int]],
+    scores: Sequence[Sequence[float]],
+    *,
+    gamma: float,
+    n_experts: int,
+    placed: Sequence[Sequence[int]],
+    of_devices: bool = False,
+) -> dict[str, float]:
+    """Count by loops what one capacity does to one layer of a step, token by token.
+
+    ``experts[t]`` are the experts of token t, ``scores[t]`` their gate scores; ``placed`` has the
+    experts in the slots of every rank. A token's pairs come in the order of their experts. An
+    expert's first pair goes to its first slot, the next to its next, and in turn again. A capacity
+    is of every slot, of which each expert then has one, or (``of_devices``) of every rank, whose
+    slots share it.
+    """
+    n_experts_bound = Fraction(n_experts, len(placed)) if of_devices else 1
+    exact = Fraction(repr(gamma)) * n_experts_bound * len(experts) * len(experts[0]) / n_experts
+    limit = min(math.ceil(exact), (len(placed[0]) if of_devices else 1) * len(experts))
+    slots = [(rank, slot) for rank, held in enumerate(placed) for slot in range(len(held))]
+    pairs: dict[tuple[int, int], list[tuple[int, float]]] = {slot: [] for slot in slots}
+    turns, number = [0] * n_experts, 0
+    for chosen, gates in zip(experts, scores, strict=True):
+        for expert, score in sorted(zip(chosen, gates, strict=True)):
+            places = [(rank, slot) for rank, slot in slots if placed[rank][slot] == expert]
+            pairs[places[turns[expert] % len(places)]].append((number, score))
+            turns[expert] += 1
+            number += 1
+    buckets = [
+        [(*pair, slot) for slot in slots if slot[0] == rank for pair in pairs[slot]]
+        for rank in range(len(placed))
+    ]
+    if not of_devices:
+        buckets = [[(*pair, slot) for pair in pairs[slot]] for slot in slots]
+    after = [0] * len(placed)
+    dropped, lost = 0, {"score": 0.0, "order": 0.0, "random": 0.0}
+    for bucket in buckets:
+        kept = min(len(bucket), limit)
+        dropped += len(bucket) - kept
+        in_order = sorted(bucket)
+        by_score = sorted(in_order, key=lambda pair: -pair[1])  # of equal scores the first
+        for keeper, ordered in (("order", in_order), ("score", by_score)):
+            lost[keeper] += sum(score for _, score, _ in ordered[kept:])
+        if bucket:
+            after[bucket[0][2][0]] += kept
+            mass = sum(score for _, score, _ in bucket)
+            lost["random"] += mass * (len(bucket) - kept) / len(bucket)
+    asked = len(experts) * len(experts[0])
+    counts = {"asked": asked, "kept": asked - dropped, "slots": limit * len(buckets)}
+    mass = sum(map(sum, scores))
+    return (
+        counts | {"fullest": max(after), "mass": mass} | {f"lost_{k}": v for k, v in lost.items()}
+    )
+
+
 def by_steps(trace: Trace, layer: int) -> Iterator[tuple[list[list[int]], list[list[float]]]]:
     for step in np.unique(trace.step_T):
         there = trace.step_T == step
@@ -119,18 +176,10 @@ def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide
             )
             for experts, scores in by_steps(trace, layer)
         ]
-        asked = trace.expert_TLK[:, 0].size  # type: ignore[index]
-        expected = {
-            "asked": asked,
-            "kept": asked - sum(step.dropped for step in steps),
-            "slots": sum(step.slots for step in steps),
-            "fullest": sum(step.fullest for step in steps),
-        }
-        assert without.loc[layer, gamma].to_dict() == expected  # counts alone say the same
-        expected["mass"] = float(trace.score_TLK[:, layer].sum())  # type: ignore[index]
-        for keeper in KEEPERS:
-            expected[f"lost_{keeper}"] = sum(step.dropped_score[keeper] for step in steps)
+        expected = {name: sum(step[name] for step in steps) for name in steps[0]}
         assert row.to_dict() == pytest.approx(expected, abs=1e-5)
+        counted = without.loc[layer, gamma].to_dict()  # counts alone say the same
+        assert counted == {name: expected[name] for name in ("asked", "kept", "slots", "fullest")}
     total = shares(sums.groupby("gamma").sum(), placement.ranks)
     asked = trace.loads().sum()
     fullest = sums.groupby("gamma")["fullest"].sum()
