@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from capmoe_bench import decision
-from capmoe_bench.ep.benchmark import emulated_link, planned, study_file
+from capmoe_bench.ep.benchmark import JobTimer, plan
 from capmoe_bench.ep.layer import LayerSetting, find_shape
-from capmoe_bench.ep.measure import JobTimer
+from capmoe_bench.ep.links import emulated_link
 from capmoe_bench.ep.skewed import skewed_model
 from capmoe_bench.ep.studies import Shape, find_studies
 from capmoe_bench.rounds import timed, write_file
@@ -148,8 +148,8 @@ def _study(name: str, setting: GpuSetting) -> Measured:
         **dict.fromkeys(("machine", "bandwidth", "latency")),
     )
     link = emulated_link(arguments, setting.device)
-    bench = JobTimer(None, setting.device, setting.dtype, link, arguments)
-    file = study_file(bench, *planned(study, arguments, None))
+    timer = JobTimer(None, setting.device, setting.dtype, link, arguments)
+    file = timer.file(*plan(study, arguments))
     more: dict[str, Any] = {"place": study.place, "note": file["note"], "link": str(link)}
     if full:  # a rehearsal's would stand among the figures
         path = setting.out / f"ep-{name}-emulated-gpu.json"

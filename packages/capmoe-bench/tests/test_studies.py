@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.decision import expert_load
 
-from capmoe_bench.ep.benchmark import figure_1, study_jobs
+from capmoe_bench.ep.benchmark import Job, plan
 from capmoe_bench.ep.layer import SHAPES
-from capmoe_bench.ep.measure import Job
 from capmoe_bench.ep.skew import RecordedLoads
 from capmoe_bench.ep.studies import find_studies
 from capmoe_bench.timings import EVALUATIONS, read_bench
@@ -27,15 +27,10 @@ def test_the_committed_measurements_are_whole() -> None:
     assert EVALUATIONS.keys() == bench.evaluations.keys()
 
 
-def jobs(name: str, processes: int | None = None, scale: int = 4) -> list[Job]:
+def jobs(name: str, processes: int | None = None) -> list[Job]:
     (study,) = find_studies(name)
-    return study_jobs(
-        study,
-        processes=processes,
-        scale=scale,
-        batch_divisor=study.batch_divisor,
-        results=RESULTS,
-    )
+    arguments = Namespace(scale=None, batch_divisor=None, results=RESULTS)
+    return plan(study, arguments, processes)[1]
 
 
 def load(logits_TE: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -43,7 +38,8 @@ def load(logits_TE: torch.Tensor, top_k: int) -> torch.Tensor:
 
 
 def test_figure_1_is_taken_in_proportion() -> None:
-    trace = figure_1()
+    (trace,) = jobs("breakdown")[0].routings
+    assert isinstance(trace, RecordedLoads)
     drawn = torch.tensor(trace.loads[0])
     assert (len(drawn), trace.top_k) == (64, 8)
     assert float(drawn.max()) == pytest.approx(7.229)

@@ -8,27 +8,25 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from torch import Tensor, nn
 
-from capmoe_bench.ep.emulation import (
-    NODE,
-    EmulatedLayer,
-    ReferenceMachine,
-    balanced,
-    exchange_seconds,
-)
+from capmoe_bench.ep import benchmark
 from capmoe_bench.ep.layer import SHAPES, LayerSetting
-from capmoe_bench.ep.measure import TimedPrefill, summed, time_layers
+from capmoe_bench.ep.links import NODE, Link, ReferenceMachine
 from capmoe_bench.ep.skew import Skew
-from capmoe_bench.ep.studies import Link, Shape
-from capmoe_bench.ep.timing import PHASES, PairLoad, Pass
+from capmoe_bench.ep.studies import Shape
+from capmoe_bench.ep.timing import PHASES, PairLoad, Pass, TimedLayer, TimedPrefill
+from capmoe_bench.rounds import CPU
 from capmoe_bench.timings import Spread
 
-CPU = torch.device("cpu")
-SHAPE = Shape("tiny", hidden=16, intermediate=24, n_experts=8, top_k=2, shared=8)
+SETTING = LayerSetting(Shape("tiny", 16, 24, n_experts=8, top_k=2, shared=8), 2, CPU)
+LOGITS_TE = Skew(2.5).logits(40, 8, 2, layer=4)
+DROPLESS = create_method("baseline")
 METHODS = {
+    "dropless": DROPLESS,
     "score": create_method("score", 1.0, ep_size=2),
     "local": create_method("expanded_drop", 1.0, ep_size=2),
     "global": create_method("expanded_drop", 1.0, ep_size=2, candidates="global"),
@@ -37,56 +35,39 @@ METHODS = {
 }
 
 
-def layer(link: Link | None = None, ranks: int = 2) -> EmulatedLayer:
-    return EmulatedLayer(setting(ranks), Skew(2.5).logits(40, 8, 2, layer=4), link or NODE)
+def layer(link: Link = NODE) -> TimedLayer:
+    return TimedLayer(SETTING, LOGITS_TE, link=link)
 
 
-def setting(ranks: int = 2, shape: Shape = SHAPE) -> LayerSetting:
-    return LayerSetting(shape, ranks, CPU)
+def by_hand(timed: TimedLayer, method: Method) -> Tensor:
+    """The layer's output by a loop over tokens and the slots of one decision for all ranks."""
+    score_TE = LOGITS_TE.softmax(dim=1)
+    scores = Scores(score_TE, score_TE.topk(2, dim=1).indices)
+    groups = group_tokens(torch.ones(2, 20, dtype=torch.bool), ep_size=2)
+    context = LayerContext.of(method, groups, top_k=2, n_experts=8)
+    chosen = method.decide(scores, groups, context)
+    hidden_TH = torch.cat([rank.hidden_TH for rank in timed.ranks])
+    out_TH = gated(timed.ranks[0].shared, hidden_TH)
+    for token, slot in chosen.keep_TS.nonzero().tolist():
+        expert = int(chosen.index_TS[token, slot])
+        weights = timed.ranks[expert // 4].experts
+        gate_up, down = weights.gate_up_proj[expert % 4], weights.down_proj[expert % 4]  # type: ignore[index]
+        gate_H, up_H = (gate_up @ hidden_TH[token]).chunk(2)
+        out_TH[token] += score_TE[token, expert] * (down @ (nn.functional.silu(gate_H) * up_H))
+    return out_TH
 
 
-def by_hand(timed: EmulatedLayer, method: Method) -> Tensor:
-    """Return the layer's output by a loop over ranks, tokens and experts."""
-    outputs = []
-    for rank in timed._ranks:
-        score_TE = rank.logits_TE.softmax(dim=1)
-        routed = rank.route(method, lambda _: _nothing())
-        kept_TS, weight_TS = routed.packed.keep_TS, routed.weight_TS
-        out_TH = torch.zeros_like(rank.hidden_TH)
-        for token, (keep_S, weight_S) in enumerate(zip(kept_TS, weight_TS, strict=True)):
-            for keep, weight in zip(keep_S, weight_S, strict=True):
-                if keep:
-                    (expert,) = (score_TE[token] == weight).nonzero()[0].tolist()
-                    out_TH[token] += weight * run_expert(timed, expert, rank.hidden_TH[token])
-        outputs.append(out_TH + run_shared(timed, rank.hidden_TH))
-    return torch.cat(outputs)
-
-
-class _nothing:  # noqa: N801 - reads as a statement
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def run_expert(timed: EmulatedLayer, expert: int, hidden_H: Tensor) -> Tensor:
-    local = 8 // len(timed._ranks)
-    owner = timed._ranks[expert // local].experts
-    gate, up = (owner.gate_up_proj[expert % local] @ hidden_H).chunk(2)  # type: ignore[index]
-    return owner.down_proj[expert % local] @ (nn.functional.silu(gate) * up)  # type: ignore[index]
-
-
-def run_shared(timed: EmulatedLayer, hidden_TH: Tensor) -> Tensor:
-    shared = timed._ranks[0].shared
+def gated(shared: nn.Module | None, hidden_TH: Tensor) -> Tensor:
     assert shared is not None
     gate_TI, up_TI = (hidden_TH @ shared.gate_up_proj.weight.T).chunk(2, dim=1)
     return (nn.functional.silu(gate_TI) * up_TI) @ shared.down_proj.weight.T
 
 
-@pytest.mark.parametrize("name", ["dropless", *METHODS])
+@pytest.mark.parametrize("name", METHODS)
 def test_the_emulated_layer_computes_every_kept_pair(name: str) -> None:
-    timed, method = layer(), METHODS.get(name, create_method("baseline"))
+    timed, method = layer(), METHODS[name]
     torch.testing.assert_close(
-        timed.run(method).output_TH, by_hand(timed, method), rtol=1e-4, atol=1e-5
+        timed.run(method).output, by_hand(timed, method), rtol=1e-4, atol=1e-5
     )
 
 
@@ -94,12 +75,12 @@ def test_an_exchange_by_hand() -> None:
     link = Link(100.0, 0.5, "stated")
     bytes_RR = torch.tensor([[900, 10, 20], [0, 900, 40], [5, 5, 900]])
     # Rank 0 sends 30, rank 1 40, rank 2 10; rank 2 receives 60: it takes longest.
-    assert exchange_seconds(link, bytes_RR) == pytest.approx(0.5 + 60 / 100)
-    assert exchange_seconds(link, torch.zeros(3, 3)) == 0.5
+    assert link.seconds(bytes_RR) == pytest.approx(0.5 + 60 / 100)
+    assert link.seconds(torch.zeros(3, 3)) == 0.5
 
 
 def test_the_emulated_total_is_the_sum_of_its_phases() -> None:
-    seconds = dict(layer(Link(1e12, 0.25, "stated")).run(create_method("baseline")).seconds)
+    seconds = dict(layer(Link(1e12, 0.25, "stated")).run(DROPLESS).seconds)
     total = seconds.pop("total")
     assert tuple(seconds) == PHASES
     assert seconds["dispatch"] == pytest.approx(0.5, abs=1e-3)  # the counts, then the rows
@@ -108,38 +89,30 @@ def test_the_emulated_total_is_the_sum_of_its_phases() -> None:
 
 
 def test_an_exchange_waits_for_the_last_rank() -> None:
-    timed = layer(Link(1e12, 1.0, "stated"))
     spent = [
         {"gate": 1, "decide": 5, "permute": 1, "experts": 2, "combine": 1, "shared": 9},
         {"gate": 4, "decide": 1, "permute": 3, "experts": 6, "combine": 3, "shared": 1},
     ]
     # The last is done with its gate after 4, with its decision after 6 (1 + 5), and is ready after
     # 8 (4 + 1 + 3). Then all begin together; combine ends after 3 and shared after 10 (1 + 9).
-    assert timed._seconds(spent, torch.zeros(2, 2)) == {
+    assert layer(Link(1e12, 1.0, "stated")).seconds(spent, torch.zeros(2, 2)) == {
         **{"gate": 4, "decide": 2, "permute": 2, "dispatch": 2, "experts": 6, "return": 1},
         **{"combine": 3, "shared": 7, "total": 27},
     }
 
 
 def test_a_layer_is_scaled_in_its_widths_alone() -> None:
-    assert SHAPES["deepseek_v2_lite"].scaled(8) == Shape(
-        "deepseek_v2_lite", 256, 176, 64, 6, shared=352
-    )
+    scaled = Shape("deepseek_v2_lite", 256, 176, 64, 6, shared=352)
+    assert SHAPES["deepseek_v2_lite"].scaled(8) == scaled
     with pytest.raises(UsageError, match=r"scale=3: .*hidden 2048, intermediate 1024"):
         SHAPES["olmoe"].scaled(3)
 
 
-def test_a_link_has_a_machines_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_has_a_machines_proportion() -> None:
     """At every size, an exchange takes the share of the experts' time that it takes there."""
-    machine = ReferenceMachine("M", flops=1e12, bandwidth=5e9, latency=1e-3)
+    machine, rate = ReferenceMachine("M", flops=1e12, bandwidth=5e9, latency=1e-3), 7e6
     assert machine.balance == 0.005
-    timed = layer()
-    monkeypatch.setattr(
-        timed, "run", lambda _: Pass({"experts": 2.0}, torch.zeros(0)), raising=True
-    )
-    busiest = max(timed.load(create_method("baseline")).rank_load)
-    rate = busiest * 6 * 16 * 24 / 2.0
-    link = balanced(timed, machine, width=4, tokens=100.0)
+    link = machine.link(rate, torch.float32, width=4, tokens=100.0)
     # There: rows of 16·4 bfloat16, experts of 24·4, a hundred times the tokens.
     rows = 1000 * 100
     there_experts = rows * 6 * (16 * 4) * (24 * 4) / machine.flops
@@ -153,48 +126,48 @@ def test_a_link_has_a_machines_proportion(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
     link = replace(NODE, latency=0.25)
-    first = layer(link)
     others = [Skew(3.0).logits(40, 8, 2, layer=n) for n in (1, 2)]
-    layers = [first, *(EmulatedLayer(setting(), logits, link) for logits in others)]
+    layers = [layer(link), *(TimedLayer(SETTING, logits, link=link) for logits in others)]
     prefill = TimedPrefill(layers, 20, 5)
     done = prefill.run(METHODS["score"])
-    assert done.output_TH.shape[:2] == (4, 1)
+    assert done.output.shape[:2] == (4, 1)
     assert done.seconds["moe"] > 3 * 0.75  # three exchanges in each of three layers
     assert done.seconds["total"] == done.seconds["dense"] + done.seconds["moe"]
     one_by_one = [each.load(METHODS["score"]) for each in layers]
     whole = prefill.load(METHODS["score"])
-    assert whole == summed(one_by_one)
+    assert whole == PairLoad.summed(one_by_one)
     assert whole.kept == sum(load.kept for load in one_by_one)
     assert whole.fullest_rank == sum(max(load.rank_load) for load in one_by_one)
     assert one_by_one[1].expert_load != one_by_one[0].expert_load
 
 
-class Scripted:
+class Scripted(TimedLayer):
     """A layer whose passes take what a script says."""
 
     def __init__(self, totals: Mapping[str, list[float]]) -> None:
+        super().__init__(SETTING, LOGITS_TE)
         self._totals: dict[str, Iterator[float]] = {k: iter(v) for k, v in totals.items()}
 
     def run(self, method: Method) -> Pass:
         total = next(self._totals[method.name])
-        return Pass({**dict.fromkeys(PHASES, total / 10), "total": total}, torch.zeros(0))
-
-    def load(self, method: Method) -> PairLoad:
-        loads = {"baseline": [8, 1, 1, 2], "score": [3, 1, 1, 2]}[method.name]
-        ranks = [loads[0] + loads[1], loads[2] + loads[3]]
-        return PairLoad(sum(loads), 0.0, loads, ranks, 0, max(loads), max(ranks))
+        seconds = {**dict.fromkeys(PHASES, total / 10), "experts": 2.0, "total": total}
+        return Pass(seconds, torch.zeros(0))
 
 
 def test_speedups_are_taken_within_a_round() -> None:
     script = {"baseline": [9.0, 4.0, 6.0, 8.0], "score": [9.0, 2.0, 4.0, 2.0]}
-    layer = Scripted(script)
-    (rows,) = time_layers([layer], [create_method("score", 1.0)], repeats=3, warmup=1)
-    dropless, score = rows
+    timed = Scripted(script)
+    ((dropless, score),) = benchmark.time_layers([timed], [METHODS["score"]], repeats=3, warmup=1)
     assert score["speedup"] == asdict(Spread.of([2.0, 1.5, 4.0]))
     assert score["speedup"]["median"] == 2.0
     assert score["seconds"]["total"]["median"] == 2.0
-    assert score["ideal_expert"] == 8 / 3
-    assert score["ideal_rank"] == 9 / 4
-    assert score["reached"] == pytest.approx((2 - 1) / (9 / 4 - 1))
+    before, after = (timed.load(METHODS[name]) for name in ("dropless", "score"))
+    assert score["ideal_expert"] == max(before.expert_load) / max(after.expert_load)
+    assert score["ideal_rank"] == max(before.rank_load) / max(after.rank_load) > 1.05
+    assert score["reached"] == pytest.approx((2 - 1) / (score["ideal_rank"] - 1))
     assert dropless["speedup"]["median"] == 1
     assert dropless["reached"] is None
+    # The experts of the fullest rank take two seconds: three products of 16 × 24 for each pair.
+    assert benchmark._expert_rate(Scripted({"baseline": [1.0] * 4})) == (
+        max(before.rank_load) * 6 * 16 * 24 / 2.0
+    )

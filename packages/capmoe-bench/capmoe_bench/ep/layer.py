@@ -1,10 +1,10 @@
-"""MoE layers and models of any size with random weights, and one rank's work in a layer."""
+"""MoE layers and models of any size with random weights, and one rank's pass through a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import InitVar, dataclass
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.parallel import Packed, combine_rows, lay_out
+from capmoe_eval.wrapper.parallel import combine_rows, lay_out, run_experts
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
@@ -32,8 +32,10 @@ _HEAD = 64  # size of an attention head
 
 Lap = Callable[[str], AbstractContextManager[object]]
 """Times the block under a phase's name; ``nullcontext`` times nothing."""
-Total = Callable[[Tensor], Tensor]
-"""Sums counts of a rank's tokens over all ranks."""
+Totals = Callable[[Method], Callable[[Tensor], Tensor]]
+"""Return what sums counts of a rank's tokens over all ranks, in one decision of a method."""
+Weights = tuple[nn.Module, nn.Module | None]
+"""A rank's experts, and the shared ones as one gated MLP, if there are any."""
 
 
 def find_shape(name: str, field: str = "shape") -> Shape:
@@ -109,63 +111,53 @@ def _random_weights(
 
 
 @lru_cache(maxsize=1)  # a study times many routings of one layer
-def layer_weights(
-    setting: LayerSetting, ranks: tuple[int, ...]
-) -> tuple[list[nn.Module], nn.Module | None]:
-    """Return the experts of some ranks, and the shared ones as one gated MLP, if there are any."""
-    shape = setting.shape
-    experts = [random_experts(setting, rank) for rank in ranks]
-    if not shape.shared:
-        return experts, None
-    config = Phi3Config(hidden_size=shape.hidden, intermediate_size=shape.shared)
-    return experts, _random_weights(Phi3MLP, config, setting, 0)
+def layer_weights(setting: LayerSetting, ranks: tuple[int, ...]) -> list[Weights]:
+    """Return the weights of some ranks; all ranks have the same shared experts."""
+    shape, shared = setting.shape, None
+    if shape.shared:
+        config = Phi3Config(hidden_size=shape.hidden, intermediate_size=shape.shared)
+        shared = _random_weights(Phi3MLP, config, setting, 0)
+    return [(random_experts(setting, rank), shared) for rank in ranks]
 
 
-@dataclass(frozen=True)
-class Routed:
-    """A rank's tokens after the router, the capacity and the packing."""
-
-    hidden_TH: Tensor  # their hidden states before the layer
-    packed: Packed  # the kept pairs, ready to be sent
-    weight_TS: Tensor  # combine weight of each slot
-
-
-@dataclass(eq=False)
 class Rank:
     """One rank of a layer, with an equal share of a batch."""
 
-    setting: LayerSetting
-    logits: InitVar[Tensor]  # router logits [T·R, E] of the tokens of all ranks
-    number: int
-    experts: nn.Module
-    shared: nn.Module | None
-    total: Callable[[Method], Total]  # what sums counts over the ranks, in one decision
-
-    def __post_init__(self, logits: Tensor) -> None:
-        setting, number = self.setting, self.number
-        shape, size, device = setting.shape, setting.ranks, setting.device
-        n_tokens = len(logits) // size
+    def __init__(
+        self, setting: LayerSetting, logits: Tensor, number: int, weights: Weights, total: Totals
+    ) -> None:
+        """Take the rank's share of the router logits [T·R, E] of all ranks' tokens."""
+        self.setting, self.number, self._total = setting, number, total
+        self.experts, self.shared = weights
+        size, n_tokens = setting.ranks, len(logits) // setting.ranks
         share = torch.full((size,), n_tokens), torch.arange(size), size, number
         counted = torch.ones(1, n_tokens, dtype=torch.bool)
-        self.groups = group_tokens(counted, ep_size=size, share=share).to(device)
+        self.groups = group_tokens(counted, ep_size=size, share=share).to(setting.device)
         # The routing that the tokens are given, in place of what random weights would choose.
-        self.logits_TE = logits[number * n_tokens : (number + 1) * n_tokens].to(device)
-        self.hidden_TH = _normal(setting, n_tokens, shape.hidden, setting.seed * 1000 + number)
-        self._weight_EH = _normal(setting, shape.n_experts, shape.hidden, 0)
+        self.logits_TE = logits[number * n_tokens : (number + 1) * n_tokens].to(setting.device)
+        hidden, seed = setting.shape.hidden, setting.seed * 1000 + number
+        self.hidden_TH = _normal(setting, n_tokens, hidden, seed)
+        self._weight_EH = _normal(setting, setting.shape.n_experts, hidden, 0)
 
-    def route(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Routed:
-        """Route the rank's tokens: the phases before anything is sent.
+    def steps(
+        self, method: Method, lap: Lap = nullcontext, hidden_TH: Tensor | None = None
+    ) -> Generator[Any, Any, None]:
+        """Pass the rank's tokens through the layer; it stops where ranks exchange rows.
 
-        ``hidden_TH`` takes the place of the rank's own random hidden states.
+        ``hidden_TH`` takes the place of the rank's own random hidden states. Yields in turn:
+
+        - the :class:`Packed` pairs; sent back are the rows that arrived [A, H] and the
+          :class:`Exchange`
+        - the outputs of the rank's experts [A, H]; sent back are those of its own pairs [P, H]
+        - the layer's output for the rank's tokens [T, H]
         """
-        n_experts = self.setting.shape.n_experts
-        if hidden_TH is None:
-            hidden_TH = self.hidden_TH
+        shape = self.setting.shape
+        hidden_TH = self.hidden_TH if hidden_TH is None else hidden_TH
         with lap("gate"):
             # The router's own product takes its time; what it says is replaced by the given logits.
             nn.functional.linear(hidden_TH, self._weight_EH)
             score_TE = self.logits_TE.softmax(dim=1, dtype=torch.float32)
-            weight_TK, topk_TK = score_TE.topk(self.setting.shape.top_k, dim=1)
+            weight_TK, topk_TK = score_TE.topk(shape.top_k, dim=1)
         with lap("decide"):
             if method.is_stock:
                 index_TS, weight_TS = topk_TK, weight_TK
@@ -173,30 +165,28 @@ class Rank:
                 context = LayerContext.of(
                     method,
                     self.groups,
-                    top_k=topk_TK.shape[1],
-                    n_experts=n_experts,
+                    top_k=shape.top_k,
+                    n_experts=shape.n_experts,
                     hidden_TH=hidden_TH,
-                    total=self.total(method),
+                    total=self._total(method),
                 )
                 chosen = method.decide(Scores(score_TE, topk_TK), self.groups, context)
-                index_TS = chosen.index_TS.masked_fill(~chosen.keep_TS, n_experts)
+                index_TS = chosen.index_TS.masked_fill(~chosen.keep_TS, shape.n_experts)
                 weight_TS = score_TE.gather(1, chosen.index_TS)
             weight_TS = weight_TS.to(hidden_TH.dtype)
         with lap("permute"):
-            packed = lay_out(hidden_TH, index_TS, n_experts=n_experts, size=self.setting.ranks)
-        return Routed(hidden_TH, packed, weight_TS)
-
-    def finish(self, rows_PH: Tensor, routed: Routed, lap: Lap) -> Tensor:
-        """Return the layer's output for the rank's tokens [T, H]: the phases after the exchanges.
-
-        ``rows_PH`` are the experts' outputs, as they came back.
-        """
+            size = self.setting.ranks
+            packed = lay_out(hidden_TH, index_TS, n_experts=shape.n_experts, size=size)
+        arrived_AH, exchange = yield packed
+        with lap("experts"):
+            done_AH = run_experts(self.experts, arrived_AH, exchange)
+        rows_PH = yield done_AH
         with lap("combine"):
-            out_TH = combine_rows(rows_PH, routed.packed, routed.weight_TS)
+            out_TH = combine_rows(rows_PH, packed, weight_TS)
         if self.shared:
             with lap("shared"):
-                out_TH = out_TH + self.shared(routed.hidden_TH)
-        return out_TH
+                out_TH = out_TH + self.shared(hidden_TH)
+        yield out_TH
 
 
 def _normal(setting: LayerSetting, rows: int, columns: int, seed: int) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
 from capmoe_eval.experiment.data_file import read_data, read_yaml
-from capmoe_eval.experiment.record import Amount, Count, Positive
+from capmoe_eval.experiment.record import Count, Positive
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from capmoe_bench.timings import STUDIES
@@ -52,15 +52,6 @@ class Shape:
     def pair_flops(self) -> int:
         """Floating-point operations of an expert on one token: three products, H × width each."""
         return 6 * self.hidden * self.intermediate
-
-
-@dataclass(frozen=True)
-class Link:
-    """A model of the all-to-all between ranks."""
-
-    bandwidth: Amount  # bytes per second that a rank sends, and at the same time receives
-    latency: Amount  # seconds of an exchange of nothing
-    source: str  # the origin of these two, in plain words
 
 
 @dataclass(frozen=True)

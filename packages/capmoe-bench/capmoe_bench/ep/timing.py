@@ -1,86 +1,96 @@
-"""Time of one MoE layer over ranks, phase by phase; here each rank is a process."""
+"""Time an MoE layer over ranks by phase, and the prefill of a model of such layers.
+
+Each rank is a process, or all ranks are EMULATED on one device. Then gate, decision, packing,
+experts, combination and shared experts of each rank are measured in turn, alone on the device; the
+slowest rank counts, as it would between two exchanges. The exchanges are not run: they take
+``latency + bytes / bandwidth`` of the rank that sends or receives most.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.parallel import announce, run_experts, send_back, send_rows
-from capmoe_eval.wrapper.ranks import Ranks, World
-from torch import Tensor
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.parallel import Exchange, announce, send_back, send_rows
+from capmoe_eval.wrapper.ranks import ALONE, World
+from torch import Tensor, nn
 
-from capmoe_bench.ep.layer import Lap, LayerSetting, Rank, layer_weights
-from capmoe_bench.ep.studies import Link
+from capmoe_bench.ep.layer import Lap, LayerSetting, Rank, layer_weights, random_model
+from capmoe_bench.ep.links import NODE, Link
 from capmoe_bench.rounds import wait
+
+# Shape suffixes: R ranks, L experts of a rank, T tokens, K = top-k, E experts, H hidden size,
+# P kept pairs of a rank's tokens, A pairs that arrived at a rank, B sequences, S positions.
 
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
 """The phases of a layer, in order; only one with shared experts has the last. Figure 6 shows the
 first two, and the exchanges, as one."""
+_VOCABULARY = 32_000
 _LINK_ROWS, _LINK_COLUMNS = 8192, 256  # float32 to each rank: 8 MiB
 
 
 class Clock:
     """Notes when each phase of a pass begins and ends, without disturbing it.
 
-    On a GPU the marks are events in its stream, so that nothing waits between phases; elsewhere
-    they are the time of day.
+    It counts from when the device had nothing to do. On a GPU the marks are events in its stream,
+    so that nothing waits between phases; elsewhere they are the time of day.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._origin: Any = None
-        self._laps: list[tuple[str, Any, Any]] = []
-
-    def start(self) -> None:
-        """Wait until the device has nothing to do, and count from now."""
-        self.wait()
-        self._origin = self._mark()
-
-    def wait(self) -> None:
-        """Wait until the device has nothing to do."""
-        wait(self.device)
+        wait(device)
+        self.device, self._origin = device, _mark(device)
+        self._laps: dict[str, tuple[Any, Any]] = {}
 
     @contextmanager
     def lap(self, phase: str) -> Iterator[None]:
         """Note when a block begins and ends."""
-        begun = self._mark()
+        begun = _mark(self.device)
         yield
-        self._laps.append((phase, begun, self._mark()))
+        self._laps[phase] = begun, _mark(self.device)
 
     def seconds(self) -> dict[str, float]:
-        """Return how long each phase took, all its blocks together."""
-        self.wait()
-        spent: dict[str, float] = defaultdict(float)
-        for phase, begun, ended in self._laps:
-            spent[phase] += self._between(begun, ended)
-        return dict(spent)
+        """Return how long each phase took."""
+        wait(self.device)
+        return {phase: _between(*marks) for phase, marks in self._laps.items()}
 
     def ends(self) -> dict[str, float]:
-        """Return when each phase ended, in seconds since :meth:`start`."""
-        self.wait()
-        return {phase: self._between(self._origin, ended) for phase, _, ended in self._laps}
+        """Return when each phase ended, in seconds since the clock was made."""
+        wait(self.device)
+        return {phase: _between(self._origin, ended) for phase, (_, ended) in self._laps.items()}
 
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
 
-    def _between(self, begun: Any, ended: Any) -> float:
-        if self.device.type != "cuda":
-            return float(ended - begun)
-        return float(begun.elapsed_time(ended)) / 1e3
+def _mark(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _between(begun: Any, ended: Any) -> float:
+    return float(ended - begun if isinstance(begun, float) else begun.elapsed_time(ended) / 1e3)
+
+
+class Pass(NamedTuple):
+    """One pass through a layer or a model."""
+
+    # Of every phase and of the ``total``, their sum: a phase lasts from when the last rank finished
+    # the one before to when the last rank finished it.
+    seconds: Mapping[str, float]
+    output: Tensor  # this rank's output (of all ranks, where they are emulated)
 
 
 def from_ends(ends: Mapping[str, float]) -> dict[str, float]:
@@ -90,52 +100,20 @@ def from_ends(ends: Mapping[str, float]) -> dict[str, float]:
         ends: When the last rank had finished each phase, in seconds since all of them began.
     """
     times = [0.0, *ends.values()]
-    steps = zip(ends, pairwise(times), strict=True)
+    steps = zip(ends, itertools.pairwise(times), strict=True)
     return {phase: max(0.0, end - begun) for phase, (begun, end) in steps} | {"total": times[-1]}
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One pass through the layer."""
-
-    # Of every phase and of the ``total``, their sum: a phase lasts from when the last rank finished
-    # the one before to when the last rank finished it.
-    seconds: Mapping[str, float]
-    output_TH: Tensor  # this rank's output (of all ranks, where they are emulated)
-
-
-class RankedLayer(Rank):
-    """The rank of a layer that is this process's, among as many processes as the layer has ranks.
-
-    Every process makes one and calls the same methods.
-    """
-
-    def __init__(self, setting: LayerSetting, logits: Tensor, world: World) -> None:
-        (experts,), shared = layer_weights(setting, (world.rank,))
-        super().__init__(setting, logits, world.rank, experts, shared, lambda _method: world.total)
-        self.world = world
-
-    @torch.no_grad()
-    def run(self, method: Method) -> Pass:
-        """Pass the batch through the layer."""
-        return in_step(partial(self.forward, method), self.world, self.setting.device)
-
-    def forward(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Tensor:
-        """Return the layer's output for this rank's tokens [T, H], each phase timed by ``lap``."""
-        group = self.world.group
-        routed = self.route(method, lap, hidden_TH)
-        with lap("dispatch"):
-            exchange = announce(routed.packed.counts_RL, group)
-            arrived_AH = send_rows(routed.packed.rows_PH, exchange, group)
-        with lap("experts"):
-            done_AH = run_experts(self.experts, arrived_AH, exchange)
-        with lap("return"):
-            rows_PH = send_back(done_AH, exchange, group)
-        return self.finish(rows_PH, routed, lap)
-
-    def load(self, method: Method) -> PairLoad:
-        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
-        return load_of([self], method, self.world)
+def in_step(work: Callable[[Lap], Tensor], world: World, device: torch.device) -> Pass:
+    """Do some work in all processes after one barrier; a phase ends with the last of them."""
+    wait(device)
+    dist.barrier(group=world.group)
+    clock = Clock(device)
+    output = work(clock.lap)
+    ends = clock.ends()
+    finished = torch.tensor(list(ends.values()), dtype=torch.float64, device=device)
+    latest = world.highest(finished).tolist()
+    return Pass(from_ends(dict(zip(ends, latest, strict=True))), output)
 
 
 @dataclass(frozen=True)
@@ -150,41 +128,208 @@ class PairLoad:
     fullest_expert: int  # its pairs; of several layers, the sum of each one's own
     fullest_rank: int  # the same of the rank with most
 
-
-@torch.no_grad()
-def load_of(ranks: Sequence[Rank], method: Method, world: Ranks) -> PairLoad:
-    """Return the load of all ranks of a layer, given those of this process."""
-    setting, top_k = ranks[0].setting, ranks[0].setting.shape.top_k
-    rows = []
-    for rank in ranks:
-        packed = rank.route(method, nullcontext).packed
-        counts_RL, dropped_TK = packed.counts_RL, ~packed.keep_TS[:, :top_k]
-        rows.append((counts_RL, dropped_TK.sum(), counts_RL.sum() - counts_RL[rank.number].sum()))
-    sums = (torch.stack(each).sum(dim=0) for each in zip(*rows, strict=True))
-    counts_RL, dropped, sent = world.totals(*sums)
-    expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
-    return PairLoad(
-        kept=sum(expert_load),
-        dropped_share=int(dropped) / (ranks[0].groups.n_tokens * top_k),
-        expert_load=expert_load,
-        rank_load=rank_load,
-        sent_bytes=int(sent) * setting.row_bytes,
-        fullest_expert=max(expert_load),
-        fullest_rank=max(rank_load),
-    )
+    @classmethod
+    def summed(cls, loads: Sequence[PairLoad]) -> PairLoad:
+        """Return the load of several layers with as many tokens each."""
+        sums = {
+            name: np.sum([vars(load)[name] for load in loads], axis=0) for name in vars(loads[0])
+        }
+        sums["dropped_share"] /= len(loads)
+        return cls(**{name: value.tolist() for name, value in sums.items()})
 
 
-def in_step(work: Callable[[Lap], Tensor], world: World, device: torch.device) -> Pass:
-    """Do some work in all processes after one barrier; a phase ends with the last of them."""
-    clock = Clock(device)
-    clock.wait()
-    dist.barrier(group=world.group)
-    clock.start()
-    output = work(clock.lap)
-    ends = clock.ends()
-    finished = torch.tensor(list(ends.values()), dtype=torch.float64, device=device)
-    latest = world.highest(finished).tolist()
-    return Pass(from_ends(dict(zip(ends, latest, strict=True))), output)
+class TimedLayer:
+    """An MoE layer over ranks, under the routing of router logits [T·R, E] of all tokens.
+
+    In a world every process makes one, of its own rank, and calls the same methods. Without one,
+    the ranks take turns in this process over an emulated link.
+    """
+
+    def __init__(
+        self, setting: LayerSetting, logits: Tensor, world: World | None = None, link: Link = NODE
+    ) -> None:
+        self.setting, self.world, self._link = setting, world, link
+        numbers = (world.rank,) if world else tuple(range(setting.ranks))
+        self.ranks = [
+            Rank(setting, logits, number, weights, self._total)
+            for number, weights in zip(numbers, layer_weights(setting, numbers), strict=True)
+        ]
+        self._logits_TE = logits
+        self._emulated_totals = functools.cache(self._whole_batch)
+
+    @torch.no_grad()
+    def run(self, method: Method) -> Pass:
+        """Pass the batch through the layer."""
+        if self.world:
+            return in_step(partial(self.exchange, method), self.world, self.setting.device)
+        return self._emulate(method)
+
+    def exchange(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Tensor:
+        """Return the layer's output for this process's tokens [T, H], each phase timed."""
+        assert self.world
+        group, steps = self.world.group, self.ranks[0].steps(method, lap, hidden_TH)
+        packed = next(steps)
+        with lap("dispatch"):
+            exchange = announce(packed.counts_RL, group)
+            arrived_AH = send_rows(packed.rows_PH, exchange, group)
+        done_AH = steps.send((arrived_AH, exchange))
+        with lap("return"):
+            rows_PH = send_back(done_AH, exchange, group)
+        out_TH: Tensor = steps.send(rows_PH)
+        return out_TH
+
+    def _emulate(self, method: Method) -> Pass:
+        """Pass the batch through the layer rank by rank; rows change their rank in between."""
+        clocks = [Clock(self.setting.device) for _ in self.ranks]
+        works = [
+            rank.steps(method, clock.lap) for rank, clock in zip(self.ranks, clocks, strict=True)
+        ]
+
+        def resume(sent: Iterable[Any]) -> list[Any]:
+            results = []
+            for work, rows in zip(works, sent, strict=True):
+                wait(self.setting.device)
+                results.append(work.send(rows))
+            return results
+
+        numbers = range(len(works))
+        packed = resume(None for _ in numbers)
+        counts_RRL = torch.stack([pairs.counts_RL for pairs in packed])  # [source, rank, L]
+        pairs_RR = counts_RRL.sum(dim=2).cpu()
+        rows = [
+            torch.split(pairs.rows_PH, counts)
+            for pairs, counts in zip(packed, pairs_RR.tolist(), strict=True)
+        ]
+        received = pairs_RR.T.tolist()
+        done = resume(
+            (
+                torch.cat([part[number] for part in rows]),
+                Exchange(counts_RRL[:, number], [], received[number]),
+            )
+            for number in numbers
+        )
+        back = [torch.split(*of_rank) for of_rank in zip(done, received, strict=True)]
+        outputs = resume(torch.cat([part[number] for part in back]) for number in numbers)
+        spent = [clock.seconds() for clock in clocks]
+        return Pass(self.seconds(spent, pairs_RR), torch.cat(outputs))
+
+    def seconds(
+        self, spent: Sequence[Mapping[str, float]], pairs_RR: Tensor
+    ) -> Mapping[str, float]:
+        """Return the seconds of phases, given those of each rank and the pairs between ranks.
+
+        An exchange begins when the last rank is ready for it.
+        """
+
+        def slowest(phases: Sequence[str], begun: float) -> dict[str, float]:
+            """Return when the last rank has finished each of some phases, if all begin together."""
+            times = [list(itertools.accumulate(each[p] for p in phases)) for each in spent]
+            return {
+                p: begun + max(ends)
+                for p, ends in zip(phases, zip(*times, strict=True), strict=True)
+            }
+
+        bytes_RR, latency = pairs_RR * self.setting.row_bytes, self._link.latency
+        ends = slowest(("gate", "decide", "permute"), 0.0)
+        # Before the rows go the counts, in an exchange of their own.
+        ends["dispatch"] = ends["permute"] + latency + self._link.seconds(bytes_RR)
+        ends |= slowest(("experts",), ends["dispatch"])
+        ends["return"] = ends["experts"] + self._link.seconds(bytes_RR.T)
+        after = [phase for phase in ("combine", "shared") if phase in spent[0]]
+        return from_ends(ends | slowest(after, ends["return"]))
+
+    def _total(self, method: Method) -> Callable[[Tensor], Tensor]:
+        if self.world:
+            return self.world.total
+        totals = iter(self._emulated_totals(method))  # in the order in which a rank asks for them
+        return lambda _count: next(totals)
+
+    def _whole_batch(self, method: Method) -> list[Tensor]:
+        """Return what the decision for the tokens of all ranks together sums over them."""
+        size, totals = self.setting.ranks, list[Tensor]()
+
+        def total(count: Tensor) -> Tensor:
+            totals.append(count.to(self.setting.device))
+            return count
+
+        score_TE = self._logits_TE.softmax(dim=1, dtype=torch.float32)
+        topk_TK = score_TE.topk(self.setting.shape.top_k, dim=1).indices
+        counted = torch.ones(size, len(score_TE) // size, dtype=torch.bool)
+        groups = group_tokens(counted, ep_size=size)
+        top_k, n_experts = topk_TK.shape[1], score_TE.shape[1]
+        context = LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, total=total)
+        method.decide(Scores(score_TE, topk_TK), groups, context)
+        return totals
+
+    @torch.no_grad()
+    def load(self, method: Method) -> PairLoad:
+        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
+        top_k, rows = self.setting.shape.top_k, []
+        for rank in self.ranks:
+            packed = next(rank.steps(method))
+            counts_RL, dropped_TK = packed.counts_RL, ~packed.keep_TS[:, :top_k]
+            leaving = counts_RL.sum() - counts_RL[rank.number].sum()
+            rows.append((counts_RL, dropped_TK.sum(), leaving))
+        sums = (torch.stack(each).sum(dim=0) for each in zip(*rows, strict=True))
+        counts_RL, dropped, sent = (self.world or ALONE).totals(*sums)
+        expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
+        return PairLoad(
+            kept=sum(expert_load),
+            dropped_share=int(dropped) / (self.ranks[0].groups.n_tokens * top_k),
+            expert_load=expert_load,
+            rank_load=rank_load,
+            sent_bytes=int(sent) * self.setting.row_bytes,
+            fullest_expert=max(expert_load),
+            fullest_rank=max(rank_load),
+        )
+
+
+class TimedPrefill:
+    """A random model on a rank's sequences, each MoE layer with its own routing.
+
+    Attention, norms, embeddings and head are OLMoE's, of the layer's hidden size; every rank
+    computes them for its own sequences. Layers of real ranks are in the model. EMULATED ones are
+    timed beside it, and the model is the dense part of one rank. ``tokens`` are those of this rank,
+    ``prompt`` those of a sequence.
+    """
+
+    def __init__(self, layers: Sequence[TimedLayer], tokens: int, prompt: int) -> None:
+        self._layers, self._method = layers, create_method("baseline")
+        setting = layers[0].setting
+        replaced = replace(setting.shape, intermediate=8, n_experts=2, top_k=1)
+        dense = replace(setting, shape=replaced)
+        model = random_model(dense, layers=len(layers), vocabulary=_VOCABULARY)
+        for decoder, layer in zip(model.model.layers, layers, strict=True):
+            decoder.mlp = nn.Identity()
+            if layer.world:
+                decoder.mlp.forward = partial(self._through, layer)
+        tokens_N = torch.arange(tokens, device=setting.device) * 7919 % _VOCABULARY
+        self._model = partial(model, tokens_N.view(-1, prompt), use_cache=False, logits_to_keep=1)
+
+    def _through(self, layer: TimedLayer, hidden_BSH: Tensor) -> Tensor:
+        out_TH = layer.exchange(self._method, nullcontext, hidden_BSH.flatten(0, 1))
+        return out_TH.view(hidden_BSH.shape)
+
+    def _logits(self, phase: str, lap: Lap) -> Tensor:
+        with lap(phase):
+            logits: Tensor = self._model().logits
+        return logits
+
+    @torch.no_grad()
+    def run(self, method: Method) -> Pass:
+        """Run the prefill once, until the last rank has finished it."""
+        self._method, first = method, self._layers[0]
+        if first.world:
+            return in_step(partial(self._logits, "total"), first.world, first.setting.device)
+        clock = Clock(first.setting.device)
+        logits = self._logits("dense", clock.lap)
+        dense = clock.seconds()["dense"]
+        moe = sum(layer.run(method).seconds["total"] for layer in self._layers)
+        return Pass({"dense": dense, "moe": moe, "total": dense + moe}, logits)
+
+    def load(self, method: Method) -> PairLoad:
+        """Return the pairs that the method leaves to be sent and computed in all layers."""
+        return PairLoad.summed([layer.load(method) for layer in self._layers])
 
 
 def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> Link:
