@@ -17,9 +17,8 @@ from capmoe_eval.zoo.hub import ready
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
-from capmoe_benchmarks import generate as generation
 from capmoe_benchmarks import suite
-from capmoe_benchmarks.forward import SIDES
+from capmoe_benchmarks.wrapper import FORWARD, GENERATE
 
 
 def targets(content: dict[str, Any]) -> dict[str, float | None]:
@@ -31,12 +30,12 @@ def test_forward(tmp_path: Path) -> None:
     status, content = bench(tmp_path, "forward", *small)
     assert status == 0
     assert list(targets(content).values()) == [0.98, 0.98, 1.05, 0.95, 0.95]
-    assert set(content["seconds"]) == {"stock", *SIDES}
+    assert set(content["seconds"]) == {"stock", *FORWARD}
     dropped = content["dropped_share"]
     assert dropped.pop("baseline") == dropped.pop("score, γ=1000") == 0
     assert min(dropped.values()) > 0.15
     assert content["peaks"] == pytest.approx([4], rel=0.1)
-    for target, name in zip(content["targets"], SIDES, strict=True):
+    for target, name in zip(content["targets"], FORWARD, strict=True):
         spent = content["seconds"][name]
         assert target["name"] == f"{name} over stock"
         ratios = [a / b for a, b in zip(content["seconds"]["stock"], spent, strict=True)]
@@ -54,12 +53,10 @@ def test_generate(tmp_path: Path) -> None:
     few = ["--prompt", "16", "--new", "3", "--rounds", "2", "--warmup", "0"]
     status, content = bench(tmp_path, "generate", "--shapes", "small", "zoo:olmoe", *few)
     assert status == 0
-    names = [
-        f"{model}: {side} over stock" for model in content["shapes"] for side in generation.SIDES
-    ]
+    names = [f"{model}: {side} over stock" for model in content["shapes"] for side in GENERATE]
     assert targets(content) == dict.fromkeys(names, 0.95)
     for model in ("small", "zoo:olmoe"):
-        assert set(content["seconds"][model]) == {"stock", *generation.SIDES}
+        assert set(content["seconds"][model]) == {"stock", *GENERATE}
         dropped = content["dropped_share"][model]
         shares = [dropped[f"score, γ={gamma}"] for gamma in ("0.5", "1", "1.5", "2", "1000")]
         assert shares == sorted(set(shares), reverse=True)
@@ -82,7 +79,7 @@ def test_every_side_of_generate_makes_as_many_tokens(tmp_path: Path, monkeypatch
     monkeypatch.setattr(OlmoeForCausalLM, "generate", counted)
     few = ["--prompt", "4", "--new", "3", "--rounds", "1", "--warmup", "0"]
     bench(tmp_path, "generate", "--shapes", "small", *few)
-    assert made == [8 * (4 + 3)] * (1 + len(generation.SIDES))
+    assert made == [8 * (4 + 3)] * (1 + len(GENERATE))
 
 
 @pytest.mark.nightly

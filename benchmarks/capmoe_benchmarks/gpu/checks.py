@@ -29,8 +29,6 @@ from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from capmoe_benchmarks.targets import target_of
-
 # Shape suffixes: B sequences, S positions, T counted tokens, K = top-k, E experts.
 
 _RANKS = 2
@@ -91,16 +89,12 @@ def measure(
             if differing or not n:
                 faults.append(f"{family}, {where}: {name}, {differing} of {n}")
     targets = [
-        target_of(
-            "gpu_decisions",
+        Target.of(
+            f"{dtype_name(dtype)}: {name}",
+            f"Number of {what}; {compared[name]} were compared, {len(families)} families",
             [float(wrong[name])],
-            {
-                "dtype": dtype_name(dtype),
-                "count": name,
-                "what": what,
-                "compared": compared[name],
-                "families": len(families),
-            },
+            at_most=0.0,
+            unit="differ",
         )
         for name, what in COUNTS.items()
     ]

@@ -23,10 +23,8 @@ import transformers
 from capmoe_bench.rounds import (
     device_and_dtype,
     dtype_name,
-    line,
     measured_on,
     say,
-    without_goal,
     write_evaluation,
 )
 from capmoe_bench.timings import Target, targets
@@ -35,7 +33,6 @@ from capmoe_eval.evaluation.provenance import revision
 
 import capmoe_benchmarks
 from capmoe_benchmarks.gpu.items import ITEMS, GpuSetting, Item
-from capmoe_benchmarks.targets import target_of
 
 REHEARSAL = "rehearsal, no figure of this is about a GPU"
 _SCALE = 32  # of a rehearsal
@@ -74,11 +71,13 @@ def run(arguments: argparse.Namespace) -> None:
         results = {name: results[name] for name in ITEMS if name in results}
         done = sum(result["state"] == "done" for result in results.values())
         reached = [target for name, of in results.items() for target in _targets(name, of)]
-        share = target_of("gpu_done", [done / len(ITEMS)])
+        share = Target.of(
+            "items that are done", "Share of the list", [done / len(ITEMS)], unit="share"
+        )
         more: dict[str, Any] = {"key": key, "software": _software(setting), "items": results}
         write_evaluation(path, "gpu", device, [share, *reached], rehearsal=rehearsal, **more)
         for target in _targets(name, result):
-            print(line(target), flush=True)
+            print(target.line(), flush=True)
         if result["state"] != "done":
             say(f"gpu: {name} {result['state']}: {result['why']}")
     done = sum(result["state"] == "done" for result in results.values())
@@ -122,7 +121,7 @@ def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]
         with _limit(item.limit):
             reached, more = item.measure(setting)
         if not goals:
-            reached = [without_goal(target) for target in reached]
+            reached = [replace(target, target=None) for target in reached]
         result = {"state": "done", "targets": [target.fields() for target in reached], **more}
     except _TimeUp:
         result = {"state": "skipped", "why": f"it took longer than {item.limit} s"}

@@ -23,11 +23,10 @@ from capmoe_bench.timings import STUDIES, Spread, Target, rows_of
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 
-from capmoe_benchmarks import forward, generate
+from capmoe_benchmarks import wrapper
 from capmoe_benchmarks.gpu import checks
 from capmoe_benchmarks.gpu.checks import STOCK, host_waits
 from capmoe_benchmarks.options import RANKS
-from capmoe_benchmarks.targets import target_of
 
 Measured = tuple[list[Target], dict[str, Any]]
 """The targets of an item, and what else was measured, JSON-ready."""
@@ -35,8 +34,8 @@ Measured = tuple[list[Target], dict[str, Any]]
 _OLMOE: Mapping[str, int] = {"vocabulary": 50304, "head": 128}
 """OLMoE-1B-7B's beside the sizes of its MoE layers; it has 16 of them."""
 _SIDES = {
-    **forward.SIDES,
-    f"token_reroute, γ=1, {RANKS} ranks": forward.TimedMethod(
+    **wrapper.FORWARD,
+    f"token_reroute, γ=1, {RANKS} ranks": wrapper.TimedMethod(
         create_method("token_reroute", 1.0, ep_size=RANKS), "dropped pairs go to other experts"
     ),
 }
@@ -88,7 +87,7 @@ def _forward(batch: int, prompt: int, setting: GpuSetting) -> Measured:
         peak=_PEAK,
         **setting.rounds,
     )
-    targets, more = forward.measure(
+    targets, more = wrapper.measure_forward(
         arguments, setting.layer("olmoe"), model_sizes=setting.olmoe(), sides=_SIDES
     )
     return targets, {**more, **vars(arguments)}
@@ -129,8 +128,16 @@ def _waits(setting: GpuSetting) -> Measured:
             run()  # what is made once is not counted
             waits = host_waits(run, setting.device)
         lines[name] = dict(sorted(waits.items()))
-        words = {"side": name, "layers": layers, "stock": stock}
-        targets.append(target_of("gpu_waits", [float(waits.total() - waits[STOCK])], words))
+        targets.append(
+            Target.of(
+                f"waits: {name}",
+                f"Times that a forward of {layers} MoE layers makes the host wait for its device, "
+                f"beside the stock model's {stock}",
+                [float(waits.total() - waits[STOCK])],
+                at_most=1.0,
+                unit="waits",
+            )
+        )
     return targets, {"stock": stock, "lines": lines, "layers": layers}
 
 
@@ -170,14 +177,15 @@ def _speedups(file: Mapping[str, Any]) -> list[Target]:
             last.setdefault(row["run"], {})[row["point"]] = row
     for points in last.values():
         *_, row = points.values()
-        words = {"study": row["study"], "title": row["model"], "ranks": row["ranks"]}
-        words["method"] = row["label"]
+        name = f"{row['study']}: {row['model']}, {row['ranks']} ranks"
+        what = f"EMULATED speedup of one layer over dropless, {row['ranks']} ranks, {row['label']}"
         speedup = Spread(row["speedup"], row["speedup_q1"], row["speedup_q3"])
-        targets.append(target_of("gpu_study", speedup, words))
+        targets.append(Target.of(name, what, speedup))
         if row["study"] == "workload":
             by_size = sorted(points.values(), key=lambda row: row["tokens_per_rank"])
             rise = by_size[-1]["speedup"] / by_size[0]["speedup"]
-            targets.append(target_of("gpu_study_rise", [rise], words))
+            what = "The same of the batch with most tokens over that with fewest (Table 10: a rise)"
+            targets.append(Target.of(f"{name}, rise", what, [rise], at_least=1.0))
     return targets
 
 
@@ -195,8 +203,12 @@ def _training(setting: GpuSetting) -> Measured:
             seconds.append(timed(partial(train, device=setting.device), setting.device))
     each = (seconds[1] - seconds[0]) / (last - first)
     steps = recipe(_TRAINED).steps
-    words = {"model": _TRAINED, "all_steps": steps, "first": first, "last": last}
-    target = target_of("gpu_training", [each * steps / 60], words)
+    target = Target.of(
+        f"training of {_TRAINED}",
+        f"EXTRAPOLATED minutes of the recipe's {steps} steps, from steps {first} to {last}",
+        [each * steps / 60],
+        unit="min",
+    )
     return [target], {"seconds": seconds, "steps": [first, last], "seconds_per_step": each}
 
 
@@ -208,7 +220,7 @@ def _generate(setting: GpuSetting) -> Measured:
     )
     rounds = {"rounds": 3, "warmup": 1} if setting.scale == 1 else setting.rounds
     arguments = argparse.Namespace(**sizes, layers=layers, new=setting.less(64, 2), **rounds)
-    targets, more = generate.measure(arguments, {"olmoe": (model, tokens_BS)})
+    targets, more = wrapper.measure_generate(arguments, {"olmoe": (model, tokens_BS)})
     made = arguments.batch * arguments.new
     rates = {
         side: made / Spread.of(spent).median for side, spent in more["seconds"]["olmoe"].items()

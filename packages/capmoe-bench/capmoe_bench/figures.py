@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,34 +42,39 @@ _PRINT_NOTE: Final = (
     f"Stars: what the paper prints, measured on {MACHINE} with other code. No emulation and no "
     "other machine can confirm these values; the direction and the order can be compared."
 )
-_PHASES: Final = {  # of a bar: the measured phases that each is the sum of
-    "gate": ("gate", "decide"),
-    "permute": ("permute",),
-    "all-to-all": ("dispatch", "return"),
-    "experts": ("experts",),
-    "combine": ("combine",),
-    "shared": ("shared",),
-}
+_IDEAL_NOTE: Final = (
+    "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "
+    "gain if nothing but its experts took time, and theirs in proportion to pairs. Share reached: "
+    "of the ideal gain; none where the ideal is below 1.05."
+)
 _WHOLE: Final = "whole layer"
+_BARS: Final = {  # by measured phase: the bar that it is a part of
+    **{"gate": "gate", "decide": "gate", "permute": "permute"},
+    **{"dispatch": "all-to-all", "return": "all-to-all"},
+    **{"experts": "experts", "combine": "combine", "shared": "shared"},
+}
 _SHORT: Final = {
     method_title("score"): "Token\nDrop",
     method_title("expanded_drop"): "Exp.\nlocal",
     f"{method_title('expanded_drop')} (global)": "Exp.\nglobal",
 }
 _DEPLOYED: Final = ("OLMoE", "DeepSeek-V2-Lite", "Qwen1.5-MoE", "Mixtral")
+"""The models of Figures 4 and 5, as :data:`capmoe_bench.timings.DEPLOYMENTS` calls them."""
 _SPREAD: Final = {
     "spread": "A speedup is the median over rounds of one run, in which a capacity-aware and a "
     "dropless pass alternate. There are no error bars: how far another run differs is not known."
 }
 """What the captions of speedups have in common."""
-
-
-_ABBREVIATIONS: Final[Mapping[str, str]] = {"score": "TD", "expanded_drop": "ED"}
+_ABBREVIATIONS: Final = {"score": "TD", "expanded_drop": "ED"}
 """Our methods by their abbreviations in Figures 4 and 5."""
+_PRINTED: Final = {
+    ("expert", 1.5): {"layer": 1.40, "prefill": 1.23},
+    ("device", 1.0): {"layer": 1.51, "prefill": 1.31},
+}
+"""Speedups of Expanded Drop on Qwen3-MoE in the text of §5.2, by (granularity, γ)."""
 _COLUMNS: Final = (
-    *("key", "model", "measured", "ranks", "experts_per_rank", "scale", "peak", "together"),
-    *("point", "part", "method", "method_name", "gamma", "granularity", "speedup", "ideal"),
-    "reached",
+    *("model", "measured", "ranks", "experts_per_rank", "scale", "peak", "together"),
+    *("part", "method", "method_name", "gamma", "granularity", "speedup", "ideal", "reached"),
 )
 
 
@@ -77,16 +82,11 @@ _COLUMNS: Final = (
 class Study(Sources):
     """The runs that a figure of a study shows.
 
-    ``times`` are as :func:`capmoe_bench.timings.timings_of` has them, with ``measured``, the kind
+    ``times`` are as :data:`capmoe_bench.timings.COLUMNS` says, with ``measured``, the kind
     in words, and the ``method_name`` of the paper.
     """
 
     times: pd.DataFrame
-
-    @property
-    def totals(self) -> pd.DataFrame:
-        """The times of whole parts: a row for each point, part and method, dropless included."""
-        return self.times.loc[self.times["phase"] == "total", [*RUN, *_COLUMNS]]
 
 
 def of_study(
@@ -105,19 +105,22 @@ def of_study(
     times = bench.best(study)
     lacking = [study] if times.empty else []
     if models:  # any other shape is not of this figure
-        keys = {key: deployment(key) for key in times["key"].unique()}
-        names = {key: shape.name for key, shape in keys.items() if shape}
-        times = times[times["key"].map(names).isin(models)]
-        lacking = [name for name in models if name not in names.values()]
+        names = times["key"].map(deployment)
+        times, lacking = (
+            times[names.isin(models)],
+            [name for name in models if name not in {*names}],
+        )
     broken = [f"Left out: {line}." for line in bench.broken]
     because = f" ({broken[0].rstrip('.')})" if broken else ""
-    kinds = {kind_text(kind) for kind in times["kind"]}
+    times = times.assign(
+        measured=times["kind"].map(kind_text),
+        method_name=[_method_name(row) for _, row in times.iterrows()],
+        method=times["method"].replace(timings.DROPLESS, DROPLESS),
+    )
+    kinds = times["measured"].unique()
     notes = [*broken, *timings.circumstances(times), *_others(times, bench.timings)]
     if lacking and len(times):
         notes.append(f"No run of {', '.join(lacking)}.")
-    is_dropless = times["method"] == timings.DROPLESS
-    by_label = times.groupby("label", sort=False)
-    titles = {label: _method_name(same.iloc[0]) for label, same in by_label}
     return Study(
         profile=plans.profile,
         planned=len(models) or 1,
@@ -128,11 +131,7 @@ def of_study(
         n_absent=len(lacking),
         absent=[bench_command(study)] if lacking else [],
         notes=notes,
-        times=times.assign(
-            measured=times["kind"].map(kind_text),
-            method=times["method"].mask(is_dropless, DROPLESS),
-            method_name=times["label"].map(titles),
-        ),
+        times=times,
     )
 
 
@@ -157,8 +156,9 @@ def _method_name(row: pd.Series[Any]) -> str:
     return name if row["granularity"] == "expert" else f"{name}, {row['granularity']} level"
 
 
-def _first_points(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
+def _first_points(study: Study) -> pd.DataFrame:
     """Return the times at each run's first point, which is shown; note the number of others."""
+    rows = study.times
     for (_, _, title), points in rows.groupby([*RUN, "model"], sort=False)["point"]:
         if others := points.max():
             noun = "point is" if others == 1 else "points are"
@@ -166,48 +166,43 @@ def _first_points(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["point"] == 0]
 
 
-def _gains(study: Study, paper: Callable[[pd.Series[Any]], float | None]) -> pd.DataFrame:
+def _gains(study: Study) -> pd.DataFrame:
     """Return the speedups at first points, of layers and prefills, with what the paper prints."""
     study.notes.append(_PRINT_NOTE)
-    rows = _first_points(study, study.totals)
-    rows = rows[rows["method"] != DROPLESS]
-    printed: Any = [paper(row) for _, row in rows.iterrows()]
-    return rows.assign(paper=printed).astype({"paper": float})
+    rows = _first_points(study)
+    rows = rows[(rows["phase"] == "total") & (rows["method"] != DROPLESS)]
+    printed: Any = [printed_speedup(row) for _, row in rows.iterrows()]
+    return rows[[*_COLUMNS]].assign(paper=printed).astype({"paper": float})
 
 
-def _shown(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return times without the columns that no figure has."""
-    return rows.drop(columns=[*RUN, "key", "point"])
+def printed_speedup(row: pd.Series[Any]) -> float | None:
+    """Return the speedup that the paper prints: in Figure 4 or 5 or, of Qwen3, in §5.2.
 
-
-def layer_speedup(model: str, method: str, gamma: float) -> float | None:
-    """Return the speedup of one MoE layer that Figure 4 prints, or None."""
-    deployed, name = deployment(model), _ABBREVIATIONS.get(method)
-    if deployed is None or deployed.layer is None or name is None:
-        return None
-    printed: Mapping[str, float] = printed_figure("fig4_layer_speedup", deployed.layer, name)
-    return printed.get(str(gamma))
-
-
-def model_speedup(model: str, method: str, gamma: float, experts_per_rank: int) -> float | None:
-    """Return the end-to-end speedup that Figure 5 prints, or None.
-
-    The figure has Mixtral twice: with one expert per GPU, and with several.
+    Figure 5 has one γ of each model. It has Mixtral twice: with one expert per GPU, and with
+    several.
     """
-    deployed, name = deployment(model), _ABBREVIATIONS.get(method)
-    if deployed is None or deployed.whole is None or name is None:
+    model, part, gamma = deployment(row["key"]), row["part"], row["gamma"]
+    if model == "Qwen3":
+        return _PRINTED.get((row["granularity"], gamma), {}).get(part)
+    method = _ABBREVIATIONS.get(row["method"])
+    if model not in _DEPLOYED or method is None:
         return None
-    bars = printed_figure("fig5_e2e_speedup", "single" if experts_per_rank == 1 else "multi")
-    fitting = (
-        values for key, values in bars.items() if key.startswith(f"{deployed.whole} g{gamma}")
-    )
-    return next((float(values[name][0]) for values in fitting), None)
+    if part == "layer":
+        layers: Mapping[str, Any] = printed_figure("fig4_layer_speedup")
+        by_gamma: Mapping[str, float]
+        (by_gamma,) = (layers[key][method] for key in layers if key.startswith(model))
+        return by_gamma.get(str(gamma))
+    bars = printed_figure("fig5_e2e_speedup", "single" if row["experts_per_rank"] == 1 else "multi")
+    for key, speedups in bars.items():  # by such as "DeepSeek g2.0"
+        name, _, at = key.partition(" g")
+        if model.startswith(name) and at.startswith(str(gamma)):
+            return float(speedups[method][0])
+    return None
 
 
 def of_layers(study: Study) -> pd.DataFrame:
     """Return the speedup of one MoE layer of each model, by method and γ."""
-    rows = _gains(study, lambda row: layer_speedup(row["key"], row["method"], row["gamma"]))
-    return _shown(rows[rows["part"] == "layer"])
+    return _gains(study).query("part == 'layer'")
 
 
 @figure(
@@ -224,11 +219,7 @@ def fig4(rows: pd.DataFrame) -> Figure:
 
 def of_prefills(study: Study) -> pd.DataFrame:
     """Return the speedup of a prefill of each model, beside one layer's; UsageError without any."""
-
-    def printed(row: pd.Series[Any]) -> float | None:
-        return model_speedup(row["key"], row["method"], row["gamma"], row["experts_per_rank"])
-
-    rows = _gains(study, printed)
+    rows = _gains(study)
     layer, prefill = (rows[rows["part"] == part] for part in ("layer", "prefill"))
     if prefill.empty:
         raise UsageError("fig5: no run of study speedup has a prefill; measure it with prefill")
@@ -244,9 +235,8 @@ def of_prefills(study: Study) -> pd.DataFrame:
             f"{row['layer']:.2f} (ideal {row['ideal']:.2f} against {row['layer_ideal']:.2f})"
             for _, row in same.iterrows()
         )
-        text = f"{title}: the prefill gains more than its first layer: {which}."
-        study.notes.append(text)
-    return _shown(rows)
+        study.notes.append(f"{title}: the prefill gains more than its first layer: {which}.")
+    return rows
 
 
 @figure(
@@ -320,29 +310,21 @@ def _how(row: pd.Series[Any]) -> str:
 
 def phases_of_layers(study: Study) -> pd.DataFrame:
     """Return milliseconds of the phases of one layer, dropless first, then by falling γ."""
-    import pandas as pd
-
     study.notes.append(published_note("figure6"))
-    rows = _first_points(study, study.times)
-    rows = rows[rows["part"] == "layer"].assign(order=-rows["gamma"].fillna(np.inf))
-    parts = []
-    for _, of_model in d.each(rows, "model"):
-        for _, same in d.each(of_model.sort_values("order", kind="stable"), "label"):
-            milliseconds = (1e3 * same.set_index("phase")["seconds"]).to_dict()
-            row = same[same["phase"] == "total"].iloc[0]
-            total = milliseconds.pop("total")
-            times = {
-                bar: sum(milliseconds.pop(name, 0.0) for name in names)
-                for bar, names in _PHASES.items()
-            }
-            times |= {"other": sum(milliseconds.values()), _WHOLE: total}
-            bars = pd.DataFrame({"phase": list(times), "ms": list(times.values())})
-            is_whole = bars["phase"] == _WHOLE
-            ends = 1e3 * row["seconds_q1"], 1e3 * row["seconds_q3"]
-            bars.loc[is_whole, ["ms_low", "ms_high"]] = ends
-            names = ("model", "measured", "ranks", "experts_per_rank", "scale", "peak", "gamma")
-            parts.append(bars.assign(method=row["method_name"], **row[list(names)]))
-    return pd.concat(parts, ignore_index=True)
+    rows = _first_points(study).query("part == 'layer'")
+    rows = rows.assign(phase=rows["phase"].map(_BARS | {"total": _WHOLE}).fillna("other"))
+    bars = list(dict.fromkeys([*_BARS.values(), "other", _WHOLE]))
+    by = ["model", "label"]
+    seconds = rows.groupby([*by, "phase"])["seconds"].sum().unstack()
+    ms = 1e3 * seconds.reindex(columns=bars).fillna(0.0)
+    whole = rows[rows["phase"] == _WHOLE]
+    order = whole["model"].map(d.places(whole["model"])), -whole["gamma"].fillna(np.inf)
+    whole = whole.iloc[np.lexsort(order[::-1])]
+    ends = {"ms_low": 1e3 * whole["seconds_q1"], "ms_high": 1e3 * whole["seconds_q3"]}
+    names = ("measured", "ranks", "experts_per_rank", "scale", "peak", "gamma")
+    whole = whole.assign(method=whole["method_name"], **ends)[[*by, *names, "method", *ends]]
+    rows = whole.merge(ms.melt(value_name="ms", ignore_index=False), on=by).drop(columns="label")
+    return rows.assign(**{end: rows[end].where(rows["phase"] == _WHOLE) for end in ends})
 
 
 @figure(
@@ -381,28 +363,10 @@ def fig6(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-_PRINTED: Final[Mapping[tuple[str, float], Mapping[str, float]]] = {
-    ("expert", 1.5): {"layer": 1.40, "prefill": 1.23},
-    ("device", 1.0): {"layer": 1.51, "prefill": 1.31},
-}
-"""Speedups of Expanded Drop on Qwen3-MoE in the text of §5.2, by (granularity, γ)."""
-_IDEAL_NOTE: Final = (
-    "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "
-    "gain if nothing but its experts took time, and theirs in proportion to pairs. Share reached: "
-    "of the ideal gain; none where the ideal is below 1.05."
-)
-
-
 def of_granularities(study: Study) -> pd.DataFrame:
     """Return speedups of a layer and a prefill with a capacity of each expert, or each device."""
-
-    def printed(row: pd.Series[Any]) -> float | None:
-        is_papers = str(row["key"]).startswith("Qwen3")
-        values = _PRINTED.get((row["granularity"], row["gamma"]), {}) if is_papers else {}
-        return values.get(row["part"])
-
-    rows = _gains(study, printed)
-    return _shown(rows.assign(ideal=rows["ideal"].where(rows["part"] == "layer")))
+    rows = _gains(study)
+    return rows.assign(ideal=rows["ideal"].where(rows["part"] == "layer"))
 
 
 @figure(
@@ -419,18 +383,19 @@ def granularity(rows: pd.DataFrame) -> Figure:
 
 def by_peak(study: Study) -> pd.DataFrame:
     """Return speedup, ideal and the share of it that is reached, by method, γ and peak load."""
-    return _reached(study, study.totals, "peak")
+    return _reached(study, study.times, "peak")
 
 
 def by_experts_per_rank(study: Study) -> pd.DataFrame:
     """Return speedup, ideal and the share of it that is reached, by method, γ and placement."""
-    return _reached(study, study.totals.query("point == 0"), "experts_per_rank")
+    return _reached(study, study.times.query("point == 0"), "experts_per_rank")
 
 
 def _reached(study: Study, rows: pd.DataFrame, by: str) -> pd.DataFrame:
     study.notes.append(_IDEAL_NOTE)
-    rows = rows[rows["part"] == "layer"].dropna(subset="gamma").sort_values(by, kind="stable")
-    return _shown(rows.assign(reached_percent=100 * rows.pop("reached")))
+    rows = rows.query("phase == 'total' and part == 'layer'").dropna(subset="gamma")
+    rows = rows.sort_values(by, kind="stable")[[*_COLUMNS]]
+    return rows.assign(reached_percent=100 * rows.pop("reached"))
 
 
 @figure(

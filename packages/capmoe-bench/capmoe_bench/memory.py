@@ -1,7 +1,8 @@
-"""Follow the bytes of tensors while something runs."""
+"""Follow the bytes of tensors and arrays while something runs."""
 
 from __future__ import annotations
 
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,16 @@ def peak_bytes(work: Callable[[], object]) -> int:
         work()
     peak: int = live.peak
     return peak
+
+
+def peak_array_bytes(work: Callable[[], object]) -> int:
+    """Return the most bytes of NumPy arrays, and of Python objects, while something ran."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -19,7 +19,8 @@ from capmoe_eval.zoo.hub import ready
 from torch import nn
 
 from capmoe_bench.benchmarks import check_names
-from capmoe_bench.rounds import CPU, finish, say, target_of
+from capmoe_bench.rounds import CPU, finish, say
+from capmoe_bench.timings import Target
 
 # Shape suffixes: B sequences of a batch, S positions.
 
@@ -31,14 +32,19 @@ def run(arguments: argparse.Namespace) -> None:
     for model in arguments.models:
         check_names(model, arguments.tasks)
     rows = [row for model in arguments.models for row in _of_model(model, arguments)]
-    targets = [target_of("permutation", [row["changed"]], _words(row)) for row in rows]
+    targets = [
+        Target.of(
+            f"{row['model']}, {row['task']}: {row['method']}, {row['ranks']} ranks, "
+            f"{'distinct beginnings' if row['is_distinct'] else 'as asked'}",
+            f"Share of {row['positions']} positions with another most likely next token where the "
+            f"{row['sequences']} sequences of a batch change their order, at γ=1",
+            [row["changed"]],
+            unit="share",
+        )
+        for row in rows
+    ]
     options = ("models", "tasks", "batch", "limit")
     finish(arguments, CPU, targets, options, permutations=rows)
-
-
-def _words(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row, and the beginnings of its sequences in a few words."""
-    return {"row": row, "beginnings": "distinct beginnings" if row["is_distinct"] else "as asked"}
 
 
 def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

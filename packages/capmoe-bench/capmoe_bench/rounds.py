@@ -1,4 +1,4 @@
-"""Measure computations in turn on a device; write their ratios beside their targets."""
+"""Measure computations in turn on a device; print and write their ratios beside their targets."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ import json
 import os
 import sys
 import time
-import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 from capmoe_eval.errors import UsageError, check_choice, writing
 from capmoe_eval.evaluation.provenance import described
 from capmoe_eval.experiment.cell import DTYPES
-from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.processes import process_rank
 
@@ -115,74 +111,6 @@ def ratio(numerator: list[float], denominator: list[float]) -> Spread:
     return Spread.of([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
-def peak_array_bytes(work: Callable[[], object]) -> int:
-    """Return the most bytes of NumPy arrays, and of Python objects, while something ran."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number of a benchmark, as ``targets.yaml`` says it: its words hold fields in braces."""
-
-    name: str
-    what: str
-    at_least: float | None = None
-    at_most: float | None = None
-    unit: str = "×"
-
-
-def read_numbers(package: str) -> Mapping[str, Number]:
-    """Return the numbers of the benchmarks of a package, from its ``targets.yaml``."""
-    return read_data(package, "targets.yaml", dict[str, Number])
-
-
-_NUMBERS = read_numbers(__package__)
-
-
-def target_of(
-    key: str,
-    measured: Spread | list[float],
-    words: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    numbers: Mapping[str, Number] = _NUMBERS,
-) -> Target:
-    """Return a measurement as one of the numbers, filled in with some words.
-
-    The goal is given where ``targets.yaml`` does not say it.
-    """
-    kind = numbers[key]
-    at_least = kind.at_least if at_least is None else at_least
-    at_most = kind.at_most if at_most is None else at_most
-    return Target(
-        kind.name.format(**words),
-        kind.what.format(**words),
-        measured if isinstance(measured, Spread) else Spread.of(measured),
-        at_least if at_most is None else at_most,
-        at_least=at_most is None,
-        unit=kind.unit,
-    )
-
-
-def without_goal(target: Target) -> Target:
-    """Return a number that is neither met nor missed."""
-    return replace(target, target=None)
-
-
-def line(target: Target, width: int = 44) -> str:
-    """Return a number, its quartiles and its goal in one line, the name in ``width`` characters."""
-    text, ratio = target.shown, target.ratio
-    quartiles = f"{text(ratio.low)} – {text(ratio.high)}"
-    goal = f"{target.goal}  {'met' if target.met else 'MISSED'}" if target.goal else ""
-    return f"{target.name:<{width}}{text(ratio.median):>10}  {quartiles:<22}{goal}".rstrip()
-
-
 def write_evaluation(
     path: Path, command: str, device: torch.device, targets: Sequence[Target], **more: Any
 ) -> None:
@@ -214,4 +142,4 @@ def finish(
     more |= {name: getattr(arguments, name) for name in options}
     write_evaluation(path, arguments.command, device, targets, **more)
     width = max((len(target.name) for target in targets), default=0)
-    print(*(line(target, width) for target in targets), f"written: {path}", sep="\n")
+    print(*(target.line(width) for target in targets), f"written: {path}", sep="\n")

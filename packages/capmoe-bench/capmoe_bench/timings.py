@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError, reading, shown
@@ -23,33 +22,14 @@ from pydantic_core import from_json
 if TYPE_CHECKING:
     import pandas as pd
 
-STUDIES: Final = MappingProxyType(
-    {
-        "speedup": "speedup of one MoE layer and of a prefill, by model, method and γ",
-        "granularity": "capacity of each expert against capacity of each device",
-        "breakdown": "where a layer's time goes, phase by phase",
-        "workload": "speedup by batch size and prompt length",
-        "placement": "one model's experts over more or fewer ranks",
-        "skew": "speedup by peak load, beside the ideal",
-        "traces": "speedup with the routing of recorded layers",
-    }
+STUDIES: Final = (
+    *("speedup", "granularity", "breakdown", "workload", "placement", "skew", "traces"),
 )
-"""Every study of expert parallelism, and what it is about; ``studies.yaml`` has their sizes."""
-
-EVALUATIONS: Final = MappingProxyType(
-    {
-        "forward": "our forward against stock transformers'",
-        "generate": "our generation against stock transformers'",
-        "decision": "the routing decision against the layer, and against Algorithms 1 and 2",
-        "suite": "the suite against one lm-eval process per cell and task",
-        "placement": "lossless load balancing against a capacity, on recorded routing",
-        "permutation": "what the order of a batch's sequences decides",
-        "gpu": "what a GPU must show: decisions, full-size speed, the paper's studies",
-        "server": "vLLM under the plugin against stock vLLM",
-    }
+"""Every study of expert parallelism; ``ep/studies.yaml`` says what each is about."""
+EVALUATIONS: Final = (
+    *("forward", "generate", "decision", "suite", "placement", "permutation", "gpu", "server"),
 )
-"""Every other benchmark, and what it is about; each writes ``<name>.json``."""
-
+"""Every other benchmark; each writes ``<name>.json``, and its ``--help`` says what it measures."""
 DROPLESS: Final = "dropless"
 """The method that all others are compared with: no capacity."""
 EMULATED: Final = "emulated"
@@ -61,11 +41,6 @@ EVALUATION_SCHEMA: Final = 1
 def bench_command(study: str | None) -> str:
     """Return the command line that makes the file of a study, or of a layer by hand."""
     return "capmoe-eval bench ep" + (f" --study {study}" if study else "")
-
-
-def evaluation_command(name: str) -> str:
-    """Return the command line that makes the file of another benchmark."""
-    return f"capmoe-eval bench {name}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +72,23 @@ class Target:
     # ``×`` for a ratio, ``share`` for a part of a whole, ``s`` for seconds; empty for a count
     unit: str = "×"
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        what: str,
+        measured: Spread | list[float],
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        unit: str = "×",
+    ) -> Target:
+        """Return a number that should be at least or at most something, or is only reported."""
+        ratio = measured if isinstance(measured, Spread) else Spread.of(measured)
+        if at_most is not None:
+            return cls(name, what, ratio, at_most, at_least=False, unit=unit)
+        return cls(name, what, ratio, at_least, unit=unit)
+
     @property
     def met(self) -> bool | None:
         """True if the median reaches the target; None where there is none."""
@@ -105,19 +97,22 @@ class Target:
         reached = self.ratio.median
         return reached >= self.target if self.at_least else reached <= self.target
 
-    @property
-    def goal(self) -> str | None:
-        """The target in its unit; None where it is only reported."""
-        if self.target is None:
-            return None
-        return f"{'≥' if self.at_least else '≤'} {self.shown(self.target)}"
-
     def shown(self, value: float) -> str:
         """Return a value in the target's unit."""
         if self.unit == "share":
             return f"{100 * value:.2f}\u00a0%"
         digits = {"×": ".3f", "s": ".2f"}.get(self.unit, "g")
         return f"{value:{digits}}\u00a0{self.unit}".rstrip()
+
+    def line(self, width: int = 44) -> str:
+        """Return the number, its quartiles and its goal, the name in ``width`` characters."""
+        median, low, high = map(self.shown, (self.ratio.median, self.ratio.low, self.ratio.high))
+        goal = ""
+        if self.target is not None:
+            sign = "≥" if self.at_least else "≤"
+            goal = f"{sign} {self.shown(self.target)}  {'met' if self.met else 'MISSED'}"
+        quartiles = f"{low} – {high}"
+        return f"{self.name:<{width}}{median:>10}  {quartiles:<22}{goal}".rstrip()
 
     def fields(self) -> dict[str, Any]:
         """Return what a file says of it."""
@@ -149,35 +144,21 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     One that is not whole or of another schema is a UsageError; its one line names the command that
     makes the file anew.
     """
-    with _benchmark(path, evaluation_command(path.stem)):
+    with reading(path, "not a whole file", f"make it again: capmoe-eval bench {path.stem}"):
         content = _content(read_bytes(path), EVALUATION_SCHEMA)
         if not targets(content):
             raise UsageError("it has no targets")
-        for name in ("device", "name"):
-            content["machine"][name]
-        content["date"]
         return content
 
 
 def read_study(path: Path) -> pd.DataFrame:
     """Return the times of the file of a study, as :func:`timings_of`; errors as above."""
     names = (name for name in STUDIES if path.name.startswith(f"ep-{name}-"))
-    with _benchmark(path, bench_command(next(names, None))):
+    with reading(path, "not a whole file", f"make it again: {bench_command(next(names, None))}"):
         data = read_bytes(path)
-        frame = timings_of(_content(data, STUDY_SCHEMA))
+        frame = timings_of(rows_of(_content(data, STUDY_SCHEMA)))
         digest = hashlib.sha256(data).hexdigest()[:10]
         return frame.assign(path=str(path), digest=digest)
-
-
-def no_timings() -> pd.DataFrame:
-    """Return the times of no study."""
-    import pandas as pd
-
-    return pd.DataFrame(columns=[*COLUMNS])
-
-
-def _benchmark(path: Path, command: str) -> Any:
-    return reading(path, "not a whole file", f"make it again: {command}")
 
 
 def _content(data: bytes, schema: int) -> dict[str, Any]:
@@ -189,22 +170,12 @@ def _content(data: bytes, schema: int) -> dict[str, Any]:
     return content
 
 
-def timings_of(content: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the times of a study's content: a row for each point, part, method and phase.
-
-    :data:`COLUMNS` says what each column means.
-    """
+def timings_of(rows: Iterable[dict[str, Any]] = ()) -> pd.DataFrame:
+    """Return the rows of :func:`rows_of` as a data frame with :data:`COLUMNS`."""
     import pandas as pd
 
-    frame = pd.DataFrame(rows_of(content), columns=[*COLUMNS])
-    if frame.empty:
-        raise ValueError("it has no times")
-    frame = frame.astype(dict.fromkeys(_NUMBERS, float))
-    for name in ("seconds", "speedup"):
-        ends = frame[[f"{name}_q1", name, f"{name}_q3"]].to_numpy()
-        if not ((ends[:, 0] >= 0) & (ends[:, :2] <= ends[:, 1:]).all(axis=1)).all():
-            raise ValueError(f"{name}: a median is not between its quartiles")
-    return frame
+    frame = pd.DataFrame(rows, columns=[*COLUMNS])
+    return frame.astype(dict.fromkeys(_NUMBERS, float))
 
 
 COLUMNS: Final = {
@@ -218,7 +189,6 @@ COLUMNS: Final = {
     "date": "ISO 8601",
     "device": "cpu or cuda",
     "machine": "in words",
-    "backend": "the library that connects real ranks",
     "dtype": "",
     "rounds": "counted rounds, over which medians and quartiles are",
     "scale": "the divisor of the model's widths",
@@ -257,23 +227,25 @@ COLUMNS: Final = {
     "speedup_q3": "",
     "ideal": "pairs of the fullest rank without a capacity over those with one",
     "reached": "the speedup's share of that gain",
-    "dropped_share": "pairs of the tokens' top-k that are not computed",
     "miss_seconds": "the share by which an emulation beside a measurement misses it",
     "miss_speedup": "the same of the speedup",
 }
-"""The columns of :func:`timings_of`; a text that is not there is empty."""
+"""The columns of times, a row for each point, part, method and phase; a missing text is empty."""
 _NUMBERS: Final = ("peak", "gamma", *[*COLUMNS][[*COLUMNS].index("seconds") :])
 
 
 def rows_of(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of :func:`timings_of`; a machine that measures need not have pandas."""
+    """Yield the times of a study's content; a machine that measures need not have pandas.
+
+    :data:`COLUMNS` says what each field means.
+    """
     study, kind = content["study"], content["kind"]
     if study is not None and study not in STUDIES:
         raise ValueError(f"study {shown(study)} is none of {', '.join(STUDIES)}")
     if kind == EMULATED and EMULATED.upper() not in (content["note"] or ""):
         raise ValueError("note does not say that it is EMULATED")
     of_file = {
-        **{name: content[name] or "" for name in ("study", "note", "backend")},
+        **{name: content[name] or "" for name in ("study", "note")},
         **{name: content[name] for name in ("kind", "date", "dtype")},
         "why": content.get("why") or "",
         "device": content["machine"]["device"],
@@ -312,7 +284,6 @@ def _of_point(point: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 **_quartiles("speedup", timing["speedup"]),
                 "ideal": timing["ideal_rank"],
                 "reached": timing["reached"],
-                "dropped_share": timing["load"]["dropped_share"],
                 "miss_seconds": miss.get("total"),
                 "miss_speedup": miss.get("speedup"),
             }
@@ -331,34 +302,24 @@ def _quartiles(name: str, spread: Mapping[str, float]) -> dict[str, float]:
     return {name: spread["median"], f"{name}_q1": spread["low"], f"{name}_q3": spread["high"]}
 
 
-@dataclass(frozen=True)
-class Deployment:
-    """A model as the paper deploys it."""
-
-    name: str  # beginning of its name
-    ranks: int  # number of GPUs
-    layer: str | None = None  # its key in Figure 4
-    whole: str | None = None  # beginning of its keys in Figure 5
-
-
-DEPLOYMENTS: Final = (
-    Deployment("OLMoE", 8, "OLMoE-Instruct(8E/GPU)", "OLMoE"),
-    Deployment("DeepSeek-V2-Lite", 8, "DeepSeek-V2-Lite(8E+SE/GPU)", "DeepSeek"),
-    Deployment("Qwen1.5-MoE", 6, "Qwen1.5-MoE-Chat(10E+SE/GPU,6GPU)", "Qwen"),
-    Deployment("Mixtral", 8, "Mixtral(1E/GPU)", "Mixtral"),
-    Deployment("Qwen3", 8),
-    Deployment("DeepSeek-V2", 8),
-)
-"""The first four are those of Figures 4 and 5, in their order."""
+DEPLOYMENTS: Final = {
+    "OLMoE": 8,
+    "DeepSeek-V2-Lite": 8,
+    "Qwen1.5-MoE": 6,
+    "Mixtral": 8,
+    "Qwen3": 8,
+    "DeepSeek-V2": 8,
+}
+"""The number of GPUs of each model of the paper, by the beginning of the model's name. The first
+four are those of Figures 4 and 5, in their order."""
 
 MACHINE: Final = "eight H20 GPUs"
 """The machine of the paper's efficiency measurements (six of them for Qwen1.5-MoE)."""
 
 
-def deployment(model: str | None) -> Deployment | None:
-    """Return how the paper deploys a model, or None where it does not."""
-    fitting = [d for d in DEPLOYMENTS if (model or "").startswith(d.name)]
-    return max(fitting, key=lambda deployed: len(deployed.name), default=None)
+def deployment(model: str) -> str:
+    """Return the name in :data:`DEPLOYMENTS` of a model, or an empty text."""
+    return max((name for name in DEPLOYMENTS if model.startswith(name)), key=len, default="")
 
 
 RUN = ["path", "run"]
@@ -371,7 +332,7 @@ class Bench:
 
     folder: Path = BENCHMARKS
     # Times of all studies, as :func:`timings_of` has them.
-    timings: pd.DataFrame = field(default_factory=no_timings)
+    timings: pd.DataFrame = field(default_factory=timings_of)
     evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # others, by name
     broken: tuple[str, ...] = ()  # the error of each other file, one line each
 
@@ -384,15 +345,16 @@ class Bench:
         before an emulated one, and a wider layer before a narrow one.
         """
         times = self.timings[self.timings["study"] == study]
-        papers = {key: paper for key in times["key"].unique() if (paper := deployment(key))}
-        ranks = {key: paper.ranks for key, paper in papers.items()}
-        places = {key: DEPLOYMENTS.index(paper) for key, paper in papers.items()}
         runs = times.drop_duplicates(RUN)
+        papers, places = (
+            runs["key"].map(deployment),
+            {name: n for n, name in enumerate(DEPLOYMENTS)},
+        )
         runs = runs.assign(
-            deployed=runs["key"].map(ranks) == runs["ranks"],
+            deployed=papers.map(DEPLOYMENTS) == runs["ranks"],
             measured=runs["kind"] == "measured",
             width=-runs["scale"],
-            place=runs["key"].map(places).fillna(len(DEPLOYMENTS)),
+            place=papers.map(places).fillna(len(places)),
         )
         file = ["model", "path"]
         of_file = runs.groupby(file, as_index=False)
@@ -445,17 +407,17 @@ def read_bench(folder: Path = BENCHMARKS, study: str = "") -> Bench:
 
     if folder != BENCHMARKS and not folder.is_dir():
         raise UsageError(f"--bench={folder}: no such directory; leave it out for {BENCHMARKS}")
-    frames, evaluations, broken = [no_timings()], {}, list[str]()
-    for path in sorted(folder.glob(f"ep-{study}-*.json" if study else "ep-*.json")):
+    frames, evaluations, broken = list["pd.DataFrame"](), {}, list[str]()
+    paths = sorted(folder.glob(f"ep-{study}-*.json" if study else "ep-*.json"))
+    if not study:
+        paths += [path for name in EVALUATIONS if (path := folder / f"{name}.json").is_file()]
+    for path in paths:
         try:
-            frames.append(read_study(path))
+            if path.stem in EVALUATIONS:
+                evaluations[path.stem] = read_evaluation(path)
+            else:
+                frames.append(read_study(path))
         except UsageError as error:
             broken.append(str(error))
-    for name in () if study else EVALUATIONS:
-        if (path := folder / f"{name}.json").is_file():
-            try:
-                evaluations[name] = read_evaluation(path)
-            except UsageError as error:
-                broken.append(str(error))
-    timings = pd.concat(frames[1:] or frames, ignore_index=True)
+    timings = pd.concat(frames, ignore_index=True) if frames else timings_of()
     return Bench(folder, timings, evaluations, tuple(broken))

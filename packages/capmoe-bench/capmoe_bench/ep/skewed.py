@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capmoe_bench.ep.layer import LayerSetting, random_model
-from capmoe_bench.ep.skew import peak_load, popularity, strength
+from capmoe_bench.ep.skew import check_peak, peak_load, popularity, strength
 from capmoe_bench.ep.studies import Shape
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
@@ -34,9 +34,11 @@ def skewed_model(
     Embeddings share a direction, as trained models' hidden states do. Each router's weights along
     it are the experts' popularities: quantiles of a normal distribution, with the strength that
     gives the fullest expert ``peak`` times the mean load. No number is put into the forward.
-    ``prompt`` is the number of tokens of each of ``batch`` sequences.
+    ``prompt`` is the number of tokens of each of ``batch`` sequences. A peak that no routing can
+    have is a UsageError.
     """
     shape = setting.shape
+    check_peak(peak, shape.n_experts, shape.top_k)
     generator = torch.Generator().manual_seed(0)
     model = random_model(setting, layers=layers, vocabulary=vocabulary, head=head)
     common_H = torch.randn(shape.hidden, generator=generator)

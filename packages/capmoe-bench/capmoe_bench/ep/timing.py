@@ -213,30 +213,23 @@ class TimedLayer:
         spent = [clock.seconds() for clock in clocks]
         return Pass(self.seconds(spent, pairs_RR), torch.cat(outputs))
 
-    def seconds(
-        self, spent: Sequence[Mapping[str, float]], pairs_RR: Tensor
-    ) -> Mapping[str, float]:
-        """Return the seconds of phases, given those of each rank and the pairs between ranks.
-
-        An exchange begins when the last rank is ready for it.
-        """
-
-        def slowest(phases: Sequence[str], begun: float) -> dict[str, float]:
-            """Return when the last rank has finished each of some phases, if all begin together."""
-            times = [list(itertools.accumulate(each[p] for p in phases)) for each in spent]
-            return {
-                p: begun + max(ends)
-                for p, ends in zip(phases, zip(*times, strict=True), strict=True)
-            }
-
-        bytes_RR, latency = pairs_RR * self.setting.row_bytes, self._link.latency
-        ends = slowest(("gate", "decide", "permute"), 0.0)
+    def seconds(self, spent: Sequence[Mapping[str, float]], pairs_RR: Tensor) -> dict[str, float]:
+        """Return the seconds of phases, given those of each rank and the pairs between ranks."""
+        link, bytes_RR = self._link, pairs_RR * self.setting.row_bytes
         # Before the rows go the counts, in an exchange of their own.
-        ends["dispatch"] = ends["permute"] + latency + self._link.seconds(bytes_RR)
-        ends |= slowest(("experts",), ends["dispatch"])
-        ends["return"] = ends["experts"] + self._link.seconds(bytes_RR.T)
-        after = [phase for phase in ("combine", "shared") if phase in spent[0]]
-        return from_ends(ends | slowest(after, ends["return"]))
+        exchanges = {
+            "dispatch": link.latency + link.seconds(bytes_RR),
+            "return": link.seconds(bytes_RR.T),
+        }
+        ready_R, ends = np.zeros(len(spent)), {}
+        for phase in PHASES:
+            if phase in exchanges:  # begins when the last rank is ready for it
+                ready_R = np.full_like(ready_R, ready_R.max() + exchanges[phase])
+            elif phase in spent[0]:
+                ready_R = ready_R + [of_rank[phase] for of_rank in spent]
+            if phase in exchanges or phase in spent[0]:
+                ends[phase] = float(ready_R.max())
+        return from_ends(ends)
 
     def _total(self, method: Method) -> Callable[[Tensor], Tensor]:
         if self.world:

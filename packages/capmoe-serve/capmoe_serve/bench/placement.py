@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 from capmoe_bench.benchmarks import check_names
-from capmoe_bench.rounds import CPU, finish, target_of
+from capmoe_bench.rounds import CPU, finish
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.run import run as compute
@@ -103,10 +103,12 @@ def outcomes(before: Trace, after: Trace, ranks: int) -> dict[str, dict[str, flo
 
 def _target(row: dict[str, Any]) -> Target:
     """Return a row's straggler factor as a number of the efficiency page."""
-    is_own, lost = row["planned_on"] == row["judged_on"], row["drop_rate"]
-    words = {
-        "row": row,
-        "plan": "" if is_own else f", planned on {row['planned_on']}",
-        "dropped": f"{100 * lost:.1f} % dropped" if lost else "nothing dropped",
-    }
-    return target_of("placement", [row["straggler"]], words)
+    lost = row["drop_rate"]
+    plan = "" if row["planned_on"] == row["judged_on"] else f", planned on {row['planned_on']}"
+    return Target.of(
+        f"{row['model']}, {row['judged_on']}{plan}: {row['method']}",
+        f"Fullest of {row['ranks']} ranks over the mean load before any drop, mean over layers and "
+        f"{row['steps']} steps ({row['of']}) that were not planned on, "
+        f"{f'{100 * lost:.1f} % dropped' if lost else 'nothing dropped'}",
+        [row["straggler"]],
+    )

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.skewed import skewed_model
-from capmoe_bench.rounds import CPU, alternate, finish, ratio, say, target_of
+from capmoe_bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_bench.timings import Spread, Target
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.method import Method
@@ -96,13 +96,26 @@ def _measure(
     dropped = {side: engine.dropped(side) for side in SIDES}
     targets = []
     for side in SIDES:
-        words = {"model": name, "load": kind, "side": side, "dropped": 100 * dropped[side]}
-        at_least = LEAST if side == AT_INFINITY else None
-        gained = ratio(seconds[STOCK], seconds[side])
-        targets.append(target_of("server_throughput", gained, words, at_least=at_least))
-        for part, what in PARTS.items():
-            spread = [each[part] for each in shares[side]]
-            targets.append(target_of("server_share", spread, {**words, "part": part, "what": what}))
+        about = f"{name}, {kind}: {side}"
+        targets.append(
+            Target.of(
+                f"{about} over stock",
+                f"Tokens per second of {name} under vLLM with Token Drop at {side} over those of "
+                f"stock vLLM, {kind}-heavy requests ({100 * dropped[side]:.1f} % of the pairs "
+                "under the method dropped)",
+                ratio(seconds[STOCK], seconds[side]),
+                at_least=LEAST if side == AT_INFINITY else None,
+            )
+        )
+        targets += [
+            Target.of(
+                f"{about}, {part}",
+                f"Time of the {part} ({what}) over that of all steps, {kind}-heavy requests",
+                [each[part] for each in shares[side]],
+                unit="share",
+            )
+            for part, what in PARTS.items()
+        ]
     prompts, new = load
     tokens = sum(map(len, prompts)) + new * len(prompts)  # that are computed or made
     return targets, {

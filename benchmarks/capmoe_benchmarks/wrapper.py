@@ -1,0 +1,217 @@
+"""Benchmarks `forward` and `generate`: the wrapper against the stock model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from capmoe_bench.ep.layer import LayerSetting, find_shape
+from capmoe_bench.ep.skewed import SMALL, skewed_model
+from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, say, timed
+from capmoe_bench.timings import Target
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import REAL, checkpoint
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.wrapper.checkpoint import load_checkpoint
+from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.zoo.checkpoints import trained_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from capmoe_benchmarks.options import RANKS
+
+# Shape suffixes: B sequences, S positions.
+
+
+class TimedMethod(NamedTuple):
+    """A method beside the stock model."""
+
+    method: Method
+    what: str  # it stands for
+    least: float = 0.95  # throughput over that of the stock model
+    # Whether the forward is compared with the method's definition, as the first of a run are.
+    examined: bool = False
+
+
+BASELINE, UNBOUND, SCORE = (
+    create_method("baseline"),
+    create_method("score", 1000.0),
+    create_method("score", 1.0),
+)
+EXPANDED: Final = f"expanded_drop local, γ=1, {RANKS} ranks"
+FORWARD: Final = {
+    "baseline": TimedMethod(BASELINE, "meter and proofs alone", 0.98),
+    "score, γ=1000": TimedMethod(UNBOUND, "a whole decision that drops nothing", 0.98),
+    "score, γ=1": TimedMethod(SCORE, "dropped pairs are not computed", 1.05),
+    "score, γ=1, examined": TimedMethod(
+        SCORE, "the same, compared with the definition", examined=True
+    ),
+    EXPANDED: TimedMethod(
+        create_method("expanded_drop", 1.0, ep_size=RANKS), "free slots are filled again"
+    ),
+}
+GENERATE: Final = {
+    "baseline": TimedMethod(BASELINE, "meter and proofs alone"),
+    "score, γ=1000": TimedMethod(UNBOUND, "a decision for the prompt that drops nothing"),
+    **{
+        f"score, γ={gamma:g}": TimedMethod(
+            create_method("score", gamma), "the prompt is under a capacity"
+        )
+        for gamma in (0.5, 1.0, 1.5, 2.0)
+    },
+    EXPANDED: TimedMethod(FORWARD[EXPANDED].method, "the same, and free slots are filled again"),
+    "score, γ=1, every step": TimedMethod(
+        create_method("score", 1.0, decode="constrained"),
+        "every step is decided, counted and checked",
+    ),
+}
+_MIN_DROP = 0.15  # a speedup is a target only where the method drops at least this share
+EMBEDDED = "zoo:"
+"""The beginning of the name of an embedded model, which may stand in place of a shape."""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Time forwards or generations, print the ratios and write the file of the command."""
+    if arguments.batch % RANKS:
+        raise UsageError(f"batch={arguments.batch}: must be a multiple of {RANKS}")
+    device, dtype = device_and_dtype(arguments)
+    if arguments.command == "forward":
+        shape, options = find_shape(arguments.shape), ["layers", "batch", "prompt"]
+        targets, more = measure_forward(arguments, LayerSetting(shape, 1, device, dtype))
+    else:
+        options = ["shapes", "layers", "batch", "prompt", "new", "peak"]
+        models = {name: _model(name, arguments, device, dtype) for name in arguments.shapes}
+        targets, more = measure_generate(arguments, models)
+        more["dtype"] = dtype_name(dtype)
+    finish(arguments, device, targets, options, **more)
+
+
+def measure_forward(
+    arguments: argparse.Namespace,
+    setting: LayerSetting,
+    *,
+    model_sizes: Mapping[str, int] = SMALL,
+    sides: Mapping[str, TimedMethod] = FORWARD,
+) -> tuple[list[Target], dict[str, Any]]:
+    """Return the targets of the sides, and what else was measured; ``arguments`` has the sizes."""
+    say(f"building {arguments.layers} layers of {setting.shape.name}")
+    model, tokens_BS, peaks = _skewed(setting, arguments, model_sizes)
+    forward = partial(model, input_ids=tokens_BS, use_cache=False)
+    targets, seconds = _over_stock(arguments, sides, model, forward, "Forward throughput", "that")
+    shape, dtype = dataclasses.asdict(setting.shape), dtype_name(setting.dtype)
+    return targets, {"shape": shape, "dtype": dtype, "peaks": peaks, **seconds}
+
+
+def measure_generate(
+    arguments: argparse.Namespace, models: Mapping[str, tuple[Any, Tensor]]
+) -> tuple[list[Target], dict[str, Any]]:
+    """Return the targets of every model with its prompts [B, S], and what else was measured."""
+    targets: list[Target] = []
+    more: dict[str, Any] = {"dropped_share": {}, "seconds": {}}
+    for name, (model, tokens_BS) in models.items():
+        generate = partial(_generate, model, tokens_BS, arguments.new)
+        what = f"Generated tokens per second of {name}"
+        of_model, parts = _over_stock(arguments, GENERATE, model, generate, what, "those", name)
+        targets += of_model
+        for part, of_sides in parts.items():
+            more[part][name] = of_sides
+    return targets, more
+
+
+@torch.no_grad()
+def _over_stock(
+    arguments: argparse.Namespace,
+    sides: Mapping[str, TimedMethod],
+    model: Any,
+    work: Callable[[], object],
+    what: str,
+    pronoun: str,
+    name: str = "",
+) -> tuple[list[Target], dict[str, dict[str, Any]]]:
+    """Time some work of a model under each method, in turn with the stock model.
+
+    Returns the ratios as targets, which begin with the ``name``, and by method the seconds and the
+    share of dropped pairs. ``what`` is measured, and ``pronoun`` stands for it.
+    """
+    drops: dict[str, float] = {}
+
+    def under(side: str) -> float:
+        # Entering and leaving the wrapper is not timed: an evaluation does it once.
+        with capacity_aware(model, sides[side].method, verify=False) as meter:
+            if not sides[side].examined:
+                meter.examine_nothing()
+            spent = timed(work, model.device)
+        drops[side] = meter.summary()["drop_rate"]
+        return spent
+
+    stock = {"stock": partial(timed, work, model.device)}
+    runs = stock | {side: partial(under, side) for side in sides}
+    title = f"generate: {name}" if name else "forward"
+    seconds = alternate(runs, rounds=arguments.rounds, warmup=arguments.warmup, title=title)
+    targets = [
+        Target.of(
+            f"{name}: {side} over stock".removeprefix(": "),
+            f"{what} under {side} over {pronoun} of the stock model: {of.what} "
+            f"({100 * drops[side]:.1f} % dropped)",
+            ratio(seconds["stock"], seconds[side]),
+            at_least=of.least if of.least <= 1 or drops[side] >= _MIN_DROP else None,
+        )
+        for side, of in sides.items()
+    ]
+    return targets, {"dropped_share": drops, "seconds": seconds}
+
+
+def _generate(model: Any, tokens_BS: Tensor, new: int) -> None:
+    """Generate ``new`` tokens for each prompt, whatever they say: as many under every method."""
+    made = model.generate(
+        tokens_BS,
+        attention_mask=torch.ones_like(tokens_BS),
+        do_sample=False,
+        min_new_tokens=new,
+        max_new_tokens=new,
+    )
+    if made.shape[1] != tokens_BS.shape[1] + new:
+        raise RuntimeError(f"{made.shape[1] - tokens_BS.shape[1]} tokens were made of {new}")
+
+
+def _skewed(
+    setting: LayerSetting, arguments: argparse.Namespace, model_sizes: Mapping[str, int] = SMALL
+) -> tuple[Any, Tensor, list[float]]:
+    sizes = {name: getattr(arguments, name) for name in ("layers", "batch", "prompt", "peak")}
+    return skewed_model(setting, **sizes, **model_sizes)
+
+
+def _model(
+    name: str, arguments: argparse.Namespace, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, Tensor]:
+    """Return a model, and prompts for it [B, S] without pads.
+
+    A model of `make real` gets customer queries of BANKING77, others get random tokens.
+    """
+    shape_BS = (arguments.batch, arguments.prompt)
+    if name.startswith(REAL):
+        import pandas as pd  # `bench gpu`, which imports this module, has none
+        from capmoe_eval.zoo.hub import REAL_TEXT
+
+        directory = Path(checkpoint(name))
+        if not (directory / "config.json").is_file():
+            raise UsageError(f"shapes={name}: no model in {directory}; `make real` writes it")
+        model: Any = load_checkpoint(directory, kind=AutoModelForCausalLM, dtype=dtype).to(device)
+        (train,) = REAL_TEXT.rglob("train.parquet")
+        text = " ".join(pd.read_parquet(train)["text"])
+        encoded = AutoTokenizer.from_pretrained(directory)(text)["input_ids"]
+        n_tokens = arguments.batch * arguments.prompt
+        return model, torch.tensor(encoded[:n_tokens], device=device).view(arguments.batch, -1)
+    if name.startswith(EMBEDDED):
+        model = trained_model(name.removeprefix(EMBEDDED), dtype=dtype).to(device)
+        generator = torch.Generator().manual_seed(0)
+        tokens_BS = torch.randint(1, model.config.vocab_size, shape_BS, generator=generator)
+        return model, tokens_BS.to(device)
+    setting = LayerSetting(find_shape(name, "shapes"), 1, device, dtype)
+    return _skewed(setting, arguments)[:2]
