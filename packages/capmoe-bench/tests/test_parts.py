@@ -13,8 +13,8 @@ from capmoe_bench.decision import paper_map
 from capmoe_bench.ep.layer import LayerSetting
 from capmoe_bench.ep.skewed import skewed_model
 from capmoe_bench.ep.studies import Shape
-from capmoe_bench.memory import peak_bytes
-from capmoe_bench.rounds import CPU, peak_array_bytes
+from capmoe_bench.memory import peak_array_bytes, peak_bytes
+from capmoe_bench.rounds import CPU
 
 
 def test_live_bytes_count_what_is_alive_at_once() -> None:
