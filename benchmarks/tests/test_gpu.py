@@ -168,7 +168,7 @@ def test_a_rehearsal_replaces_no_measurement(
 
 def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second decision is the device's: there the first kept pair is lost."""
-    calls, decided = 0, checks._decided
+    calls, decided = 0, checks.decided
 
     def unlike(*args: Any, **kwargs: Any) -> Assignment:
         nonlocal calls
@@ -183,7 +183,7 @@ def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatc
     device, dtype = torch.device("cpu"), torch.bfloat16
     fine, _ = checks.measure(device, dtype, families=("qwen3_moe",))
     assert [target.met for target in fine] == [True] * 4
-    monkeypatch.setattr(checks, "_decided", unlike)
+    monkeypatch.setattr(checks, "decided", unlike)
     found, more = checks.measure(device, dtype, families=("qwen3_moe",))
     assert [target.met for target in found] == [False, False, True, True]
     n_decisions = 3 * len(checks._METHODS)  # layers

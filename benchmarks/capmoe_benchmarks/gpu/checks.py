@@ -16,11 +16,11 @@ import capmoe_eval
 import torch
 import transformers
 from capmoe_bench.decision import kept_map
+from capmoe_bench.ep.layer import decided
 from capmoe_bench.rounds import dtype_name, say
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import EnforcementError, first_line
-from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups, group_tokens
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.decision import Scores, group_tokens
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
@@ -106,7 +106,7 @@ Check = Iterator[tuple[str, str, int, int]]
 
 
 def _kept_pairs(
-    here: Any, there: Any, tokens_BS: Tensor, mask_BS: Tensor, device: torch.device
+    here: Any, model: Any, tokens_BS: Tensor, mask_BS: Tensor, device: torch.device
 ) -> Check:
     """Decide on both devices by every method, from what the routers on the CPU say."""
     routed: list[tuple[Tensor, ...]] = []
@@ -121,7 +121,7 @@ def _kept_pairs(
     groups = {
         size: group_tokens(mask_BS.bool(), ep_size=size) for size in {m.ep_size for m in _METHODS}
     }
-    pairs = zip(layers, find_moe_layers(there), routed, strict=True)
+    pairs = zip(layers, find_moe_layers(model), routed, strict=True)
     for number, (layer, layer_there, (logits_NE, _, topk_NK)) in enumerate(pairs):
         rows_T = groups[_RANKS].rows_T
         logits_TE, topk_TK = logits_NE[rows_T], topk_NK[rows_T]
@@ -129,18 +129,12 @@ def _kept_pairs(
         again = layer_there.gate.scores(logits_TE.to(device), topk_TK.to(device))
         for method in _METHODS:
             of = groups[method.ep_size]
-            here_TE = kept_map(_decided(method, scores, of, number), layer.n_experts)
+            here_TE = kept_map(decided(method, scores, of, layer=number), layer.n_experts)
             for name, moved in (("same scores", _moved(scores, device)), ("same logits", again)):
-                decided = _decided(method, moved, of.to(device), number)
-                there_TE = kept_map(decided, layer.n_experts).cpu()
+                there = decided(method, moved, of.to(device), layer=number)
+                there_TE = kept_map(there, layer.n_experts).cpu()
                 differing = int((here_TE != there_TE).sum())
                 yield name, f"{layer.name}, {method.name}", int(here_TE.sum()), differing
-
-
-def _decided(method: Method, scores: Scores, groups: TokenGroups, layer: int) -> Assignment:
-    (top_k, n_experts) = scores.topk_TK.shape[1], scores.score_TE.shape[1]
-    context = LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, layer=layer)
-    return method.decide(scores, groups, context)
 
 
 def _moved(scores: Scores, device: torch.device) -> Scores:

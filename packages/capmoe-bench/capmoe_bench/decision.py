@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, group_tokens
+from capmoe_eval.routing.decision import Assignment, Scores, group_tokens
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.registry import create_method
 from torch import Tensor
 
-from capmoe_bench.ep.layer import LayerSetting, find_shape, random_experts
+from capmoe_bench.ep.layer import LayerSetting, decided, find_shape, layer_weights
 from capmoe_bench.ep.skew import Skew
 from capmoe_bench.ep.studies import Shape
 from capmoe_bench.memory import peak_array_bytes, peak_bytes
@@ -55,8 +55,8 @@ def measure(
     details = []
     for shape in shapes:
         say(f"decision: {shape.name}")
-        problem = _Problem(shape, arguments.tokens, arguments.ranks, device)
         setting = LayerSetting(shape, 1, device, dtype)
+        problem = _Problem(setting, arguments.tokens, arguments.ranks)
         layer = _layer_seconds(setting, problem.logits_TE, arguments)
         for name, listing in _LISTINGS.items():
             row = _measure(name, problem, arguments.rounds, device)
@@ -101,14 +101,14 @@ def measure_steps(
     targets: list[Target] = []
     rows: list[dict[str, Any]] = []
     for shape in shapes:
-        layer_of = _layer(LayerSetting(shape, 1, device, dtype))
+        setting = LayerSetting(shape, 1, device, dtype)
         for tokens in arguments.step_tokens:
             say(f"decision: {shape.name}, a step of {tokens}")
-            problem = _Problem(shape, tokens, arguments.ranks, device, rounding="ceil")
+            problem = _Problem(setting, tokens, arguments.ranks, rounding="ceil")
             sides: dict[str, Callable[[], object]] = {
                 name: partial(problem.ours, name) for name in _LISTINGS
             }
-            sides["layer"] = layer_of(problem.logits_TE)
+            sides["layer"] = _layer(setting, problem.logits_TE)
             spent = alternate(
                 {side: partial(_mean, work, device) for side, work in sides.items()},
                 rounds=arguments.rounds,
@@ -168,17 +168,14 @@ def kept_map(assignment: Assignment, n_experts: int) -> Tensor:
 class _Problem:
     """Skewed router logits, their scores and choice, and the tokens of each rank.
 
-    Tokens that the ranks do not share evenly are sequences of one token, as in a decode step.
+    Tokens that the ranks do not share evenly are sequences of one token, as in a decode step. The
+    listings round down.
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        tokens: int,
-        ranks: int,
-        device: torch.device,
-        rounding: str = "floor",  # as in the listings
+        self, setting: LayerSetting, tokens: int, ranks: int, rounding: str = "floor"
     ) -> None:
+        shape, device = setting.shape, setting.device
         peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
         self.logits_TE = Skew(peak).logits(tokens, shape.n_experts, shape.top_k).to(device)
         score_TE = self.logits_TE.softmax(dim=1)
@@ -186,29 +183,30 @@ class _Problem:
         sequences = tokens if tokens % ranks else ranks
         counted = torch.ones(sequences, tokens // sequences, dtype=torch.bool)
         self._groups = group_tokens(counted, ep_size=ranks).to(device)
-        self._ranks, self._shape = ranks, shape
         self._methods = {
             name: create_method(name, _GAMMA, ep_size=ranks, rounding=rounding)
             for name in _LISTINGS
         }
 
     def ours(self, name: str) -> Assignment:
-        """Return our assignment, with the capacities that it needs."""
-        method, shape = self._methods[name], self._shape
-        layer = LayerContext.of(method, self._groups, top_k=shape.top_k, n_experts=shape.n_experts)
-        return method.decide(self.scores, self._groups, layer)
+        """Return our assignment."""
+        return decided(self._methods[name], self.scores, self._groups)
 
     def paper(self, name: str) -> Tensor:
         """Return the final map [T, E] of the paper's listing, rank by rank."""
-        expands = isinstance(self._methods[name], ExpandedDrop)
-        local = self._shape.n_experts // self._ranks if expands else 0
-        scores = self.scores.score_TE.chunk(self._ranks)
-        choices = self.scores.topk_TK.chunk(self._ranks)
-        maps = [
-            paper_map(*of_rank, range(rank * local, (rank + 1) * local))
-            for rank, of_rank in enumerate(zip(scores, choices, strict=True))
-        ]
-        return torch.cat(maps)
+        method, (score_TE, topk_TK) = (
+            self._methods[name],
+            (self.scores.score_TE, self.scores.topk_TK),
+        )
+        ranks = method.ep_size
+        local = score_TE.shape[1] // ranks if isinstance(method, ExpandedDrop) else 0
+        tokens = zip(score_TE.chunk(ranks), topk_TK.chunk(ranks), strict=True)
+        return torch.cat(
+            [
+                paper_map(*of_rank, range(rank * local, (rank + 1) * local))
+                for rank, of_rank in enumerate(tokens)
+            ]
+        )
 
 
 def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) -> dict[str, Any]:
@@ -242,28 +240,23 @@ def _layer_seconds(
     device = setting.device
     n_tokens = arguments.layer_tokens or arguments.tokens // (8 if device.type == "cpu" else 1)
     n_tokens = max(1, min(n_tokens, arguments.tokens))
-    sides = {"layer": partial(timed, _layer(setting)(logits_TE[:n_tokens]), device)}
+    sides = {"layer": partial(timed, _layer(setting, logits_TE[:n_tokens]), device)}
     spent = alternate(sides, rounds=arguments.layer_rounds, warmup=1)["layer"]
-    total: float = Spread.of(spent).median * arguments.tokens / n_tokens
-    return total
+    return Spread.of(spent).median * arguments.tokens / n_tokens
 
 
-def _layer(setting: LayerSetting) -> Callable[[Tensor], Callable[[], None]]:
-    """Return the stock layer, router and experts, as a function of the logits that it has."""
+def _layer(setting: LayerSetting, logits_TE: Tensor) -> Callable[[], None]:
+    """Return the stock layer, router and experts, of tokens with some router logits."""
     shape, device, dtype = setting.shape, setting.device, setting.dtype
-    experts = random_experts(setting, 0)
+    ((experts, _),) = layer_weights(setting, (0,))
     weight_EH = torch.randn(shape.n_experts, shape.hidden, device=device, dtype=dtype)
+    hidden_TH = torch.randn(len(logits_TE), shape.hidden, device=device, dtype=dtype)
 
-    def of(logits_TE: Tensor) -> Callable[[], None]:
-        hidden_TH = torch.randn(len(logits_TE), shape.hidden, device=device, dtype=dtype)
+    @torch.no_grad()
+    def layer() -> None:
+        # The product takes its time; the routing is that of the logits.
+        torch.nn.functional.linear(hidden_TH, weight_EH)
+        weight_TK, topk_TK = logits_TE.softmax(dim=1).topk(shape.top_k, dim=1)
+        experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
-        @torch.no_grad()
-        def layer() -> None:
-            # The product takes its time; the routing is that of the logits.
-            torch.nn.functional.linear(hidden_TH, weight_EH)
-            weight_TK, topk_TK = logits_TE.softmax(dim=1).topk(shape.top_k, dim=1)
-            experts(hidden_TH, topk_TK, weight_TK.to(dtype))
-
-        return layer
-
-    return of
+    return layer

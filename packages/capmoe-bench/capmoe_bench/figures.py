@@ -105,7 +105,7 @@ def of_study(
     times = bench.best(study)
     lacking = [study] if times.empty else []
     if models:  # any other shape is not of this figure
-        names = times["key"].map(deployment)
+        names = times["model"].map(deployment)
         times, lacking = (
             times[names.isin(models)],
             [name for name in models if name not in {*names}],
@@ -181,7 +181,7 @@ def printed_speedup(row: pd.Series[Any]) -> float | None:
     Figure 5 has one γ of each model. It has Mixtral twice: with one expert per GPU, and with
     several.
     """
-    model, part, gamma = deployment(row["key"]), row["part"], row["gamma"]
+    model, part, gamma = deployment(row["model"]), row["part"], row["gamma"]
     if model == "Qwen3":
         return _PRINTED.get((row["granularity"], gamma), {}).get(part)
     method = _ABBREVIATIONS.get(row["method"])

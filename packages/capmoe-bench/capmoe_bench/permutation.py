@@ -17,6 +17,7 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.hub import ready
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from capmoe_bench.benchmarks import check_names
 from capmoe_bench.rounds import CPU, finish, say
@@ -93,16 +94,12 @@ def _batches(
     tokens of a batch have the same context, and with it the same gate scores.
     """
     for start in range(0, len(prompts) - size + 1, size):
-        first = [[10 + row] if is_distinct else [] for row in range(size)]
         rows = [
-            begin + ids for begin, ids in zip(first, prompts[start : start + size], strict=True)
+            torch.tensor([10 + row, *ids] if is_distinct else ids)
+            for row, ids in enumerate(prompts[start : start + size])
         ]
-        token_BS = torch.zeros(size, max(map(len, rows)), dtype=torch.long)
-        mask_BS = torch.zeros_like(token_BS)
-        for row, ids in enumerate(rows):
-            token_BS[row, : len(ids)] = torch.tensor(ids)
-            mask_BS[row, : len(ids)] = 1
-        yield token_BS, mask_BS
+        mask = [torch.ones_like(ids) for ids in rows]
+        yield pad_sequence(rows, batch_first=True), pad_sequence(mask, batch_first=True)
 
 
 def changed(

@@ -39,7 +39,7 @@ def workload_table(layout: WorkloadLayout, folder: Path) -> pd.DataFrame:
     """
     printed, bench = printed_speedups(layout), read_bench(folder, STUDY)
     times = bench.best(STUDY)
-    times = times[(times["key"] == layout.model) & (times["phase"] == "total")]
+    times = times[(times["model"] == layout.model) & (times["phase"] == "total")]
     places = layout.workloads.values()
     # Where a capacity bounds each expert, which is the first of those with one γ.
     of_method = times[(times["method"] == layout.method) & (times["gamma"] == layout.gamma)]

@@ -194,8 +194,7 @@ COLUMNS: Final = {
     "scale": "the divisor of the model's widths",
     # of the run, a layer over some ranks
     "run": "its number in the file, from 0",
-    "key": "the paper's model of this shape, or empty",
-    "model": "that, or the name of the shape",
+    "model": "the paper's, or the name of the shape of a layer by hand",
     "shape": "the name of the layer's sizes",
     "ranks": "",
     "experts_per_rank": "",
@@ -244,26 +243,27 @@ def rows_of(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         raise ValueError(f"study {shown(study)} is none of {', '.join(STUDIES)}")
     if kind == EMULATED and EMULATED.upper() not in (content["note"] or ""):
         raise ValueError("note does not say that it is EMULATED")
+    machine = content["machine"]
     of_file = {
-        **{name: content[name] or "" for name in ("study", "note")},
-        **{name: content[name] for name in ("kind", "date", "dtype")},
-        "why": content.get("why") or "",
-        "device": content["machine"]["device"],
-        "machine": machine_text(content["machine"]),
+        **{name: content.get(name) or "" for name in ("study", "note", "why")},
+        **{name: content[name] for name in ("kind", "date", "dtype", "scale")},
+        **{"device": machine["device"], "machine": machine_text(machine)},
         "rounds": content["repeats"],
-        "scale": content["scale"],
     }
     for number, run in enumerate(content["runs"]):
-        points = run["points"]
-        of_run = {name: run[name] for name in ("ranks", "experts_per_rank")}
-        of_run |= {"run": number, "key": run["model"] or "", "shape": run["shape"]["name"]}
-        of_run |= {"model": run["model"] or run["shape"]["name"], "loads_why": run.get("why", "")}
-        of_run |= {"link": (run["link"] or {"source": ""})["source"]}
-        for place, point in enumerate(points):
-            of_point = {name: point[name] for name in ("tokens_per_rank", "batch", "prompt")}
-            of_point |= {"point": place, "place": point.get("place") or ""}
-            of_point |= {"peak": point["routing"]["peak"]}
-            of_point |= {"together": point["routing"].get("together", False)}
+        shape, link = run["shape"]["name"], run["link"]
+        of_run = {
+            **{name: run[name] for name in ("ranks", "experts_per_rank")},
+            **{"run": number, "model": run["model"] or shape, "shape": shape},
+            **{"loads_why": run.get("why", ""), "link": link["source"] if link else ""},
+        }
+        for place, point in enumerate(run["points"]):
+            routing = point["routing"]
+            of_point = {
+                **{name: point[name] for name in ("tokens_per_rank", "batch", "prompt")},
+                **{"point": place, "place": point.get("place") or ""},
+                **{"peak": routing["peak"], "together": routing.get("together", False)},
+            }
             for row in _of_point(point):
                 yield {**of_file, **of_run, **of_point, **row}
 
@@ -287,7 +287,6 @@ def _of_point(point: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "miss_seconds": miss.get("total"),
                 "miss_speedup": miss.get("speedup"),
             }
-            timing["seconds"]["total"]
             for phase, spread in timing["seconds"].items():
                 yield {
                     **{"part": part, "layers": layers, "label": timing["method"]},
@@ -346,10 +345,8 @@ class Bench:
         """
         times = self.timings[self.timings["study"] == study]
         runs = times.drop_duplicates(RUN)
-        papers, places = (
-            runs["key"].map(deployment),
-            {name: n for n, name in enumerate(DEPLOYMENTS)},
-        )
+        papers = runs["model"].map(deployment)
+        places = {name: place for place, name in enumerate(DEPLOYMENTS)}
         runs = runs.assign(
             deployed=papers.map(DEPLOYMENTS) == runs["ranks"],
             measured=runs["kind"] == "measured",

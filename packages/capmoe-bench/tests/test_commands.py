@@ -1,16 +1,82 @@
-"""The benchmarks as commands, as small as they can be; no time is tested."""
+"""The benchmarks as commands, as small as they can be, and what they refuse; no time is tested."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
-from bench_runs import bench
+import pytest
+from bench_runs import QUICK, bench, check, status
+from capmoe_eval import beside
+from capmoe_eval.__main__ import main
+from capmoe_eval.errors import UsageError
+from capmoe_eval.paper.printed import printed_rows
+from tests.bad_input import WRITE, refusal
+
+from capmoe_bench import benchmarks
+from capmoe_bench.ep.timing import PHASES
+from capmoe_bench.timings import read_study
+
+
+def test_alone_it_is_emulated_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--bandwidth", "1e9", "--latency", "1e-6"]
+    assert status(*QUICK, *more, "--out", str(tmp_path)) == 0
+    said = capsys.readouterr()
+    assert "EMULATED" in said.out
+    assert "score-g1-ep4" in said.out
+    assert "ep: small, 4 ranks, 48 tokens per rank" in said.err
+    (path,) = tmp_path.iterdir()
+    assert path.name == "ep-small-emulated.json"
+    content = json.loads(path.read_text())
+    assert content["kind"] == "emulated"
+    assert "EMULATED" in content["note"]
+    assert check(content, 4)["link"] == {
+        "bandwidth": 1e9,
+        "latency": 1e-6,
+        "source": "stated: 1 GB/s per rank and direction, 1 µs",
+    }
+
+
+def test_a_study_is_written_with_its_models_and_workloads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--study", "workload", "--scale", "32", "--batch-divisor", "512"]
+    assert status("ep", *words, "--repeats", "2", "--warmup", "0", "--out", str(tmp_path)) == 0
+    assert capsys.readouterr().err.count("ep: DeepSeek-V2, 8 ranks") == 9
+    (path,) = tmp_path.iterdir()
+    assert path.name == "ep-workload-emulated.json"
+    content = json.loads(path.read_text())
+    assert (content["study"], content["place"]) == ("workload", "Table 10")
+    assert (content["scale"], content["batch_divisor"]) == (32, 512)
+    (run,) = content["runs"]
+    assert run["model"] == "DeepSeek-V2"
+    assert run["ranks"] == 8
+    assert run["shape"]["shared"] == 2816 // 32
+    assert run["link"]["source"].startswith("balance of H20: 0.00375 bytes per FLOP")
+    printed = {row.variant: row.values for row in printed_rows() if row.table == 10}
+    assert [point["place"] for point in run["points"]] == list(printed)
+    # 8K x 0.4K: 8192 / 512 = 16 sequences of 410 / 32 = 13 tokens; 1K x 4K: 2, so one of each rank.
+    assert [(run["points"][n]["batch"], run["points"][n]["prompt"]) for n in (2, 8)] == [
+        (16, 13),
+        (8, 128),
+    ]
+    for point in run["points"]:
+        for row in (*point["timings"], *point["prefill"]["timings"]):
+            assert row["seconds"]["total"]["median"] > 0
+        assert set(point["timings"][0]["seconds"]) == {*PHASES, "total"}
+    # What figures and tables read is what was written.
+    times = read_study(path)
+    assert set(times["study"]) == {"workload"}
+    assert times["point"].nunique() == 9
 
 
 def test_permutation(tmp_path: Path) -> None:
     few = ["--models", "zoo_olmoe", "--tasks", "piqa", "--limit", "32", "--batch", "16"]
-    status, content = bench(tmp_path, "permutation", *few)
-    assert status == 0
+    code, content = bench(tmp_path, "permutation", *few)
+    assert code == 0
     changed = {
         (row["method"], row["ranks"], row["is_distinct"]): row["changed"]
         for row in content["permutations"]
@@ -29,8 +95,8 @@ def test_decision(tmp_path: Path) -> None:
     shapes = ["--shapes", "small", "small_mixtral"]
     few = ["--tokens", "16384", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
     steps = ["--step-shapes", "tiny_olmoe", "--step-tokens", "3", "8"]
-    status, content = bench(tmp_path, "decision", *shapes, *few, *steps)
-    assert status == 0
+    code, content = bench(tmp_path, "decision", *shapes, *few, *steps)
+    assert code == 0
     assert len(content["details"]) == 4
     assert [(row["shape"], row["tokens"]) for row in content["steps"]] == [
         ("tiny_olmoe", 3),
@@ -42,3 +108,50 @@ def test_decision(tmp_path: Path) -> None:
     # The one number that no clock disturbs.
     assert all(row["extra_matrices"] <= 2 for row in content["details"])
     assert {t["target"] for t in content["targets"] if t["unit"] == "share"} == {0.1}
+
+
+REFUSED = {
+    "": "required",
+    "nope": "nope",
+    f"decision --rounds 1{'0' * 22}": "--rounds=1",
+    "decision --tokens 0": "--tokens=0",
+    "decision --ranks 0": "--ranks=0",
+    "decision --ranks 7 --tokens 70": "7 ranks",
+    "decision --tokens 10": "must be a multiple of ranks",
+    "decision --layer-tokens 0": "--layer-tokens=0",
+    "decision --shapes nope": "shapes=nope",
+    "placement --models zoo_olmo": "did you mean 'zoo_olmoe'",
+    "decision --out file": f"--out=file: {WRITE}",
+    **{f"ep --latency {word}": "--latency=" for word in ("-1", "nan", "inf", "x")},
+    **{f"ep --bandwidth {word}": "--bandwidth=" for word in ("-1", "0", "nan", "inf")},
+    "ep --scale 0": "--scale=0",
+    "ep --batch-divisor 0": "--batch-divisor=0",
+    "ep --study nope": "study=nope",
+    "ep --study traces --results no": "results=no: no baseline record of zoo_olmoe",
+    "ep --study skew --scale 3": "scale=3: it must divide the layer's widths",
+    "ep": "--study",
+    "ep --study nowhere.yaml": "nowhere.yaml: no study",
+    "ep --study gamma.yaml": "gamma.yaml: no study",
+    "ep --study skew --validate": "--validate: holds real ranks against the emulation",
+    "ep --study skew --machine h21": "machine=h21: choose one of",
+    "ep --study skew --machine h20 --latency 1e-6": "a link is either stated",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_bad_input_is_one_line_and_status_2(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "gamma.yaml").write_text("model: capmoe\n")
+    monkeypatch.chdir(tmp_path)
+    message = refusal(main, ["bench", *shlex.split(words)], tmp_path, capsys)
+    assert REFUSED[words] in message
+
+
+def test_what_an_absent_package_brings_says_which_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beside, "BESIDE", {"my-package": {"bench speed"}})
+    with pytest.raises(UsageError, match=r"^bench speed: my-package is not installed; pip install"):
+        benchmarks.main(["speed"])

@@ -1,4 +1,4 @@
-"""The efficiency studies as data, the jobs they become, and where their routing is from."""
+"""The efficiency studies as data, the jobs they become, and routing with a wanted imbalance."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
@@ -14,7 +15,7 @@ from capmoe_eval.routing.decision import expert_load
 
 from capmoe_bench.ep.benchmark import Job, plan
 from capmoe_bench.ep.layer import SHAPES
-from capmoe_bench.ep.skew import RecordedLoads
+from capmoe_bench.ep.skew import RecordedLoads, Skew, peak_load
 from capmoe_bench.ep.studies import find_studies
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
@@ -96,3 +97,58 @@ def test_traces_have_the_records_experts() -> None:
         layer = record.layers[0]
         assert (job.shape.n_experts, job.shape.top_k) == (layer.n_experts, layer.top_k)
         assert list(job.routings[0].loads[0]) == list(layer.load_before)
+
+
+def test_peak_load_by_hand() -> None:
+    logits = torch.tensor([[3.0, 2, 1, 0], [3, 1, 2, 0], [3, 0, 1, 2]])
+    # Expert 0 is chosen three times, the others once each, of six choices over four experts.
+    assert peak_load(logits, 2) == pytest.approx(3 / 1.5)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("n_experts", "top_k", "peak"),
+    [
+        (64, 8, 2.0),
+        (64, 8, 4.0),
+        (64, 8, 7.0),
+        (60, 4, 7.0),
+        (128, 8, 4.0),
+        (8, 2, 2.0),
+        (8, 2, 4.0),
+    ],
+)
+def test_the_fullest_expert_has_the_wanted_load(
+    n_experts: int, top_k: int, peak: float, together: bool
+) -> None:
+    logits = Skew(peak, together).logits(6000, n_experts, top_k)
+    assert peak_load(logits, top_k) == pytest.approx(peak, rel=0.04)
+
+
+def test_the_popular_experts_stand_together_or_apart() -> None:
+    def heaviest_block(together: bool) -> float:
+        logits = Skew(4.0, together).logits(4000, 64, 8)
+        chosen = logits.topk(8, dim=1).indices // 8
+        return float(torch.bincount(chosen.reshape(-1), minlength=8).max()) / (4000 * 8 / 8)
+
+    assert heaviest_block(True) > 1.5 * heaviest_block(False)
+
+
+def test_a_recorded_load_is_met() -> None:
+    recorded_E = torch.tensor([900.0, 300, 200, 200, 150, 150, 80, 20])
+    logits_TE = RecordedLoads("seen", (tuple(recorded_E.tolist()),), 2).logits(8000, 8, 2)
+    share_E = (load(logits_TE, 2) / 16000).float()
+    torch.testing.assert_close(share_E, recorded_E / recorded_E.sum(), atol=0.01, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("routing", "message"),
+    [
+        (Skew(0.5), r"8 experts and 2 per token .* 1 to 4 times"),
+        (Skew(4.1), r"8 experts and 2 per token .* 1 to 4 times"),
+        (RecordedLoads("seen", ((9.0, *[1.0] * 7),), 2), "no top-2 routing"),
+    ],
+)
+def test_a_load_that_no_routing_has_is_refused(routing: Skew | RecordedLoads, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        routing.logits(10, 8, 2)

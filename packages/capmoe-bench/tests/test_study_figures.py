@@ -1,4 +1,4 @@
-"""Figures of benchmarks: the numbers are the files', and an emulation says that it is one."""
+"""Figures and Table 10 of studies: the numbers are the files', and an emulation says it is one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
 from capmoe_eval.report.figures.write import describe, measured
+from capmoe_eval.report.tables.filled import measured_table
+from capmoe_eval.report.tables.table import commands
 from matplotlib.figure import Figure
 from tests.golden import FILES, drawn, framed, read
 from tests.golden.test_golden import differences
+from tests.report.tables import cell
 
 FIGURES = ("fig4", "fig6")
 
@@ -106,3 +109,28 @@ def test_nothing_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert error.count("\n") == 1
     assert run("fig4", "--missing", "--bench", tmp_path) == 0
     assert capsys.readouterr().out == "capmoe-eval bench ep --study speedup\n"
+
+
+COMMAND = "capmoe-eval bench ep --study workload"
+
+
+def test_a_workload_that_is_missing(tmp_path: Path) -> None:
+    content = files.committed("workload")
+    del content["runs"][0]["points"][3]
+    del content["runs"][0]["points"][0]["prefill"]
+    files.write(tmp_path, content)
+    table = measured_table("table10", bench=tmp_path)
+    missing = (table["status"] == "missing").groupby(table["line"]).sum()
+    assert missing.tolist() == [1, 2, 1]
+    assert commands(table) == [COMMAND]
+    assert cell(table, 0, 3).status == "missing"
+
+
+@pytest.mark.parametrize("text", [None, '{"schema": 1}'])
+def test_without_a_whole_file_every_cell_has_the_command(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "ep-workload-emulated.json").write_text(text)
+    table = measured_table("table10", bench=tmp_path)
+    assert table["command"].tolist() == [COMMAND] * 9
+    assert [note[:10] for note in table.attrs["notes"]] == ["left out: "] * (text is not None)
+    assert "EMULATED" not in table.attrs["title"]

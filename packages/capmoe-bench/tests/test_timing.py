@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
+from capmoe_eval.routing.decision import Scores, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from torch import Tensor, nn
 
 from capmoe_bench.ep import benchmark
-from capmoe_bench.ep.layer import SHAPES, LayerSetting
+from capmoe_bench.ep.layer import SHAPES, LayerSetting, decided
 from capmoe_bench.ep.links import NODE, Link, ReferenceMachine
 from capmoe_bench.ep.skew import Skew
 from capmoe_bench.ep.studies import Shape
@@ -44,8 +44,7 @@ def by_hand(timed: TimedLayer, method: Method) -> Tensor:
     score_TE = LOGITS_TE.softmax(dim=1)
     scores = Scores(score_TE, score_TE.topk(2, dim=1).indices)
     groups = group_tokens(torch.ones(2, 20, dtype=torch.bool), ep_size=2)
-    context = LayerContext.of(method, groups, top_k=2, n_experts=8)
-    chosen = method.decide(scores, groups, context)
+    chosen = decided(method, scores, groups)
     hidden_TH = torch.cat([rank.hidden_TH for rank in timed.ranks])
     out_TH = gated(timed.ranks[0].shared, hidden_TH)
     for token, slot in chosen.keep_TS.nonzero().tolist():

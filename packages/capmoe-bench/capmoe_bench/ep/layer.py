@@ -12,7 +12,7 @@ import torch
 from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
+from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel import combine_rows, lay_out, run_experts
 from torch import Tensor, nn
@@ -120,6 +120,13 @@ def layer_weights(setting: LayerSetting, ranks: tuple[int, ...]) -> list[Weights
     return [(random_experts(setting, rank), shared) for rank in ranks]
 
 
+def decided(method: Method, scores: Scores, groups: TokenGroups, **about: Any) -> Assignment:
+    """Return a method's decision, with the capacities that it needs; ``about`` is its context."""
+    top_k, n_experts = scores.topk_TK.shape[1], scores.score_TE.shape[1]
+    context = LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, **about)
+    return method.decide(scores, groups, context)
+
+
 class Rank:
     """One rank of a layer, with an equal share of a batch."""
 
@@ -159,18 +166,10 @@ class Rank:
             score_TE = self.logits_TE.softmax(dim=1, dtype=torch.float32)
             weight_TK, topk_TK = score_TE.topk(shape.top_k, dim=1)
         with lap("decide"):
-            if method.is_stock:
-                index_TS, weight_TS = topk_TK, weight_TK
-            else:
-                context = LayerContext.of(
-                    method,
-                    self.groups,
-                    top_k=shape.top_k,
-                    n_experts=shape.n_experts,
-                    hidden_TH=hidden_TH,
-                    total=self._total(method),
-                )
-                chosen = method.decide(Scores(score_TE, topk_TK), self.groups, context)
+            index_TS, weight_TS = topk_TK, weight_TK
+            if not method.is_stock:
+                about = {"hidden_TH": hidden_TH, "total": self._total(method)}
+                chosen = decided(method, Scores(score_TE, topk_TK), self.groups, **about)
                 index_TS = chosen.index_TS.masked_fill(~chosen.keep_TS, shape.n_experts)
                 weight_TS = score_TE.gather(1, chosen.index_TS)
             weight_TS = weight_TS.to(hidden_TH.dtype)

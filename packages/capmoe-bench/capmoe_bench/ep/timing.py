@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from capmoe_eval.routing.decision import LayerContext, Scores, group_tokens
+from capmoe_eval.routing.decision import Scores, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.parallel import Exchange, announce, send_back, send_rows
 from capmoe_eval.wrapper.ranks import ALONE, World
 from torch import Tensor, nn
 
-from capmoe_bench.ep.layer import Lap, LayerSetting, Rank, layer_weights, random_model
+from capmoe_bench.ep.layer import Lap, LayerSetting, Rank, decided, layer_weights, random_model
 from capmoe_bench.ep.links import NODE, Link
 from capmoe_bench.rounds import wait
 
@@ -249,9 +249,7 @@ class TimedLayer:
         topk_TK = score_TE.topk(self.setting.shape.top_k, dim=1).indices
         counted = torch.ones(size, len(score_TE) // size, dtype=torch.bool)
         groups = group_tokens(counted, ep_size=size)
-        top_k, n_experts = topk_TK.shape[1], score_TE.shape[1]
-        context = LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, total=total)
-        method.decide(Scores(score_TE, topk_TK), groups, context)
+        decided(method, Scores(score_TE, topk_TK), groups, total=total)
         return totals
 
     @torch.no_grad()
