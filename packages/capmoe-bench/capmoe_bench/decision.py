@@ -194,13 +194,10 @@ class _Problem:
 
     def paper(self, name: str) -> Tensor:
         """Return the final map [T, E] of the paper's listing, rank by rank."""
-        method, (score_TE, topk_TK) = (
-            self._methods[name],
-            (self.scores.score_TE, self.scores.topk_TK),
-        )
-        ranks = method.ep_size
-        local = score_TE.shape[1] // ranks if isinstance(method, ExpandedDrop) else 0
-        tokens = zip(score_TE.chunk(ranks), topk_TK.chunk(ranks), strict=True)
+        method, scores = self._methods[name], self.scores
+        ranks, n_experts = method.ep_size, scores.score_TE.shape[1]
+        local = n_experts // ranks if isinstance(method, ExpandedDrop) else 0
+        tokens = zip(scores.score_TE.chunk(ranks), scores.topk_TK.chunk(ranks), strict=True)
         return torch.cat(
             [
                 paper_map(*of_rank, range(rank * local, (rank + 1) * local))
@@ -242,7 +239,8 @@ def _layer_seconds(
     n_tokens = max(1, min(n_tokens, arguments.tokens))
     sides = {"layer": partial(timed, _layer(setting, logits_TE[:n_tokens]), device)}
     spent = alternate(sides, rounds=arguments.layer_rounds, warmup=1)["layer"]
-    return Spread.of(spent).median * arguments.tokens / n_tokens
+    total: float = Spread.of(spent).median * arguments.tokens / n_tokens
+    return total
 
 
 def _layer(setting: LayerSetting, logits_TE: Tensor) -> Callable[[], None]:
