@@ -1,13 +1,15 @@
-"""The benchmarks as commands, as small as they can be; no time is tested."""
+"""The benchmarks as commands, as small as they can be, and what they refuse; no time is tested."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_runs import bench
+from capmoe_bench.benchmarks import main
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
@@ -15,6 +17,7 @@ from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.zoo.checkpoints import trained_model
 from capmoe_eval.zoo.hub import ready
 from lm_eval.tasks import TaskManager
+from tests.bad_input import refusal
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
 from capmoe_benchmarks import suite
@@ -132,3 +135,32 @@ def check_plain(given: dict[str, str]) -> None:
         doc for doc, _ in zip(own.eval_docs, range(5), strict=False)
     ]
     assert task.doc_to_text(task.eval_docs[0]) == own.doc_to_text(own.eval_docs[0])
+
+
+REFUSED = {
+    **{
+        f"forward --{option} {word}": f"--{option}={word}: must be"
+        for option in ("layers", "batch", "prompt", "rounds")
+        for word in ("0", "-1", "x")
+    },
+    **{f"forward --peak {word}": "peak=" for word in ("nan", "inf", "-1", "0", "100", "x")},
+    "forward --warmup -1": "--warmup=-1",
+    "forward --layers 5000": "--layers=5000: must be a whole number from 1 to 4096",
+    "forward --batch 7": "batch=7: must be a multiple",
+    "forward --shape olmo": "did you mean 'olmoe'",
+    "forward --device qpu": "device=qpu",
+    "suite --limit 0": "--limit=0",
+    "suite --model nope": "--model=nope",
+    "suite --tasks obqq": "did you mean 'obqa'",
+    "generate --shapes zoo:olmo": "did you mean 'olmoe'",
+    "generate --shapes zoo_olmoe": "shapes=zoo_olmoe: ",
+    "generate --shapes real:nobody": "`make real` writes it",
+    "generate --batch 3": "batch=3: must be a multiple of 8",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_bad_input_is_one_line_and_status_2(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert REFUSED[words] in refusal(main, shlex.split(words), tmp_path, capsys)

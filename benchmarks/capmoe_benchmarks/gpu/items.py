@@ -17,9 +17,9 @@ from capmoe_bench.ep.benchmark import JobTimer, plan
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.links import emulated_link
 from capmoe_bench.ep.skewed import skewed_model
-from capmoe_bench.ep.studies import Shape, find_studies
+from capmoe_bench.ep.studies import find_studies
 from capmoe_bench.rounds import timed, write_file
-from capmoe_bench.timings import STUDIES, Spread, Target, rows_of
+from capmoe_bench.timings import STUDIES, Spread, Target
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.session import capacity_aware
 
@@ -40,7 +40,7 @@ _SIDES = {
     ),
 }
 _PEAK = 4.0
-_DECISION = {"olmoe": 64, "qwen3_30b": 128, "mixtral": 8}  # experts E
+_DECISION = ("olmoe", "qwen3_30b", "mixtral")  # 64, 128 and 8 experts
 _TRAINED = "olmoe"
 
 
@@ -57,22 +57,19 @@ class GpuSetting:
         """Return a size divided by the scale."""
         return max(least, size // self.scale)
 
-    def shape(self, name: str) -> Shape:
-        """Return a shape with its widths divided."""
-        return find_shape(name).scaled(self.scale)
+    def layer(self, name: str = "olmoe") -> LayerSetting:
+        """Return a layer on one rank, with its widths divided."""
+        shape = find_shape(name).scaled(self.scale)
+        return LayerSetting(shape, 1, self.device, self.dtype)
+
+    def olmoe(self) -> dict[str, int]:
+        """Return the sizes of the model beside its layers' widths."""
+        return {name: self.less(size, 16) for name, size in _OLMOE.items()}
 
     @property
     def rounds(self) -> dict[str, int]:
         """Rounds and warm-up rounds of a comparison."""
         return {"rounds": 7, "warmup": 2} if self.scale == 1 else {"rounds": 1, "warmup": 1}
-
-    def layer(self, name: str) -> LayerSetting:
-        """Return a layer on one rank."""
-        return LayerSetting(self.shape(name), 1, self.device, self.dtype)
-
-    def olmoe(self) -> dict[str, int]:
-        """Return the sizes of the model beside its layers' widths."""
-        return {name: self.less(size, 16) for name, size in _OLMOE.items()}
 
 
 def _decisions(dtype: torch.dtype, setting: GpuSetting) -> Measured:
@@ -88,7 +85,7 @@ def _forward(batch: int, prompt: int, setting: GpuSetting) -> Measured:
         **setting.rounds,
     )
     targets, more = wrapper.measure_forward(
-        arguments, setting.layer("olmoe"), model_sizes=setting.olmoe(), sides=_SIDES
+        arguments, setting.layer(), model_sizes=setting.olmoe(), sides=_SIDES
     )
     return targets, {**more, **vars(arguments)}
 
@@ -101,7 +98,7 @@ def _decision(setting: GpuSetting) -> Measured:
         layer_rounds=3,
         rounds=setting.rounds["rounds"],
     )
-    shapes = [setting.shape(name) for name in _DECISION]
+    shapes = [setting.layer(name).shape for name in _DECISION]
     targets, more = decision.measure(arguments, shapes, setting.device, setting.dtype)
     return targets, {**more, **vars(arguments)}
 
@@ -111,7 +108,7 @@ def _waits(setting: GpuSetting) -> Measured:
     """Count the waits of a padded batch, on a model of a few layers."""
     layers = 4
     model, tokens_BS, _ = skewed_model(
-        setting.layer("olmoe"), layers=layers, batch=RANKS, prompt=setting.less(512, 8), peak=_PEAK
+        setting.layer(), layers=layers, batch=RANKS, prompt=setting.less(512, 8), peak=_PEAK
     )
     mask_BS = torch.ones_like(tokens_BS)
     mask_BS[1::2, -3:] = 0
@@ -171,21 +168,18 @@ def _speedups(file: Mapping[str, Any]) -> list[Target]:
     All others are in the study's own file.
     """
     targets = []
-    last: dict[int, dict[int, dict[str, Any]]] = {}  # row by run and point
-    for row in rows_of(file):
-        if (row["part"], row["phase"]) == ("layer", "total"):
-            last.setdefault(row["run"], {})[row["point"]] = row
-    for points in last.values():
-        *_, row = points.values()
-        name = f"{row['study']}: {row['model']}, {row['ranks']} ranks"
-        what = f"EMULATED speedup of one layer over dropless, {row['ranks']} ranks, {row['label']}"
-        speedup = Spread(row["speedup"], row["speedup_q1"], row["speedup_q3"])
-        targets.append(Target.of(name, what, speedup))
-        if row["study"] == "workload":
-            by_size = sorted(points.values(), key=lambda row: row["tokens_per_rank"])
-            rise = by_size[-1]["speedup"] / by_size[0]["speedup"]
+    for run in file["runs"]:
+        name = f"{file['study']}: {run['model']}, {run['ranks']} ranks"
+        last = run["points"][-1]["timings"][-1]
+        what = (
+            f"EMULATED speedup of one layer over dropless, {run['ranks']} ranks, {last['method']}"
+        )
+        targets.append(Target.of(name, what, Spread(**last["speedup"])))
+        if file["study"] == "workload":
+            by_size = sorted(run["points"], key=lambda point: point["tokens_per_rank"])
+            fewest, *_, most = (of["timings"][-1]["speedup"]["median"] for of in by_size)
             what = "The same of the batch with most tokens over that with fewest (Table 10: a rise)"
-            targets.append(Target.of(f"{name}, rise", what, [rise], at_least=1.0))
+            targets.append(Target.of(f"{name}, rise", what, [most / fewest], at_least=1.0))
     return targets
 
 
@@ -216,7 +210,7 @@ def _generate(setting: GpuSetting) -> Measured:
     sizes = {"batch": setting.less(16, RANKS), "prompt": setting.less(512, 8)}
     layers = setting.less(16, 2)
     model, tokens_BS, _ = skewed_model(
-        setting.layer("olmoe"), layers=layers, peak=_PEAK, **sizes, **setting.olmoe()
+        setting.layer(), layers=layers, peak=_PEAK, **sizes, **setting.olmoe()
     )
     rounds = {"rounds": 3, "warmup": 1} if setting.scale == 1 else setting.rounds
     arguments = argparse.Namespace(**sizes, layers=layers, new=setting.less(64, 2), **rounds)
@@ -233,7 +227,7 @@ class Item:
     """One item of the list."""
 
     measure: Callable[[GpuSetting], Measured]
-    limit: int  # seconds, after which it is arguments up
+    limit: int  # seconds, after which it is given up
 
 
 ITEMS: Mapping[str, Item] = MappingProxyType(

@@ -131,13 +131,6 @@ def targets(evaluation: Mapping[str, Any]) -> list[Target]:
     return rows
 
 
-def machine_text(machine: Mapping[str, Any]) -> str:
-    """Return the machine of a file in a few words."""
-    noun = "thread" if machine["threads"] == 1 else "threads"
-    threads = f", {machine['threads']} {noun}" if machine["device"] == "cpu" else ""
-    return f"{machine['device']}: {machine['name']}{threads}, torch {machine['torch']}"
-
-
 def read_evaluation(path: Path) -> dict[str, Any]:
     """Return the content of a benchmark's file, whose targets :func:`targets` takes.
 
@@ -156,7 +149,7 @@ def read_study(path: Path) -> pd.DataFrame:
     names = (name for name in STUDIES if path.name.startswith(f"ep-{name}-"))
     with reading(path, "not a whole file", f"make it again: {bench_command(next(names, None))}"):
         data = read_bytes(path)
-        frame = timings_of(rows_of(_content(data, STUDY_SCHEMA)))
+        frame = timings_of(_rows(_content(data, STUDY_SCHEMA)))
         digest = hashlib.sha256(data).hexdigest()[:10]
         return frame.assign(path=str(path), digest=digest)
 
@@ -171,7 +164,7 @@ def _content(data: bytes, schema: int) -> dict[str, Any]:
 
 
 def timings_of(rows: Iterable[dict[str, Any]] = ()) -> pd.DataFrame:
-    """Return the rows of :func:`rows_of` as a data frame with :data:`COLUMNS`."""
+    """Return times as a data frame with :data:`COLUMNS`."""
     import pandas as pd
 
     frame = pd.DataFrame(rows, columns=[*COLUMNS])
@@ -233,21 +226,21 @@ COLUMNS: Final = {
 _NUMBERS: Final = ("peak", "gamma", *[*COLUMNS][[*COLUMNS].index("seconds") :])
 
 
-def rows_of(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the times of a study's content; a machine that measures need not have pandas.
-
-    :data:`COLUMNS` says what each field means.
-    """
+def _rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the times of a study's content; :data:`COLUMNS` says what each field means."""
     study, kind = content["study"], content["kind"]
     if study is not None and study not in STUDIES:
         raise ValueError(f"study {shown(study)} is none of {', '.join(STUDIES)}")
     if kind == EMULATED and EMULATED.upper() not in (content["note"] or ""):
         raise ValueError("note does not say that it is EMULATED")
     machine = content["machine"]
+    noun = "thread" if machine["threads"] == 1 else "threads"
+    threads = f", {machine['threads']} {noun}" if machine["device"] == "cpu" else ""
+    words = f"{machine['device']}: {machine['name']}{threads}, torch {machine['torch']}"
     of_file = {
         **{name: content.get(name) or "" for name in ("study", "note", "why")},
         **{name: content[name] for name in ("kind", "date", "dtype", "scale")},
-        **{"device": machine["device"], "machine": machine_text(machine)},
+        **{"device": machine["device"], "machine": words},
         "rounds": content["repeats"],
     }
     for number, run in enumerate(content["runs"]):
@@ -330,8 +323,7 @@ class Bench:
     """The benchmark files of a directory."""
 
     folder: Path = BENCHMARKS
-    # Times of all studies, as :func:`timings_of` has them.
-    timings: pd.DataFrame = field(default_factory=timings_of)
+    timings: pd.DataFrame = field(default_factory=timings_of)  # of all studies
     evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # others, by name
     broken: tuple[str, ...] = ()  # the error of each other file, one line each
 

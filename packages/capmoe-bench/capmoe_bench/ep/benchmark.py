@@ -43,7 +43,7 @@ from capmoe_bench.rounds import (
     say,
     write_file,
 )
-from capmoe_bench.timings import DROPLESS, STUDY_SCHEMA, Spread, rows_of
+from capmoe_bench.timings import DROPLESS, STUDY_SCHEMA, Spread
 from capmoe_bench.timings import EMULATED as EMULATED_KIND
 
 Timing = dict[str, Any]
@@ -377,13 +377,17 @@ def _lines(study: Mapping[str, Any]) -> Iterator[str]:
     """Yield the speedups of a file: a line for each method of each point."""
     yield f"{study['study'] or study['place']}, {study['dtype']}, {study['machine']['name']}"
     yield study["note"] or f"measured on real processes ({study['backend']})"
-    number = None
-    for row in rows_of(study):
-        if row["run"] != number:
-            number = row["run"]
-            shape = Shape(**study["runs"][number]["shape"])
-            yield f"\n{row['model']}: {shape}; {row['ranks']} ranks"
-        if row["phase"] == "total":
-            quartiles = f"[{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}]"
-            place = f"{row['part']}, {row['tokens_per_rank']} tokens per rank, {row['label']}"
-            yield f"  {place}: {row['speedup']:.2f}× {quartiles}"
+    for run in study["runs"]:
+        yield f"\n{run['model']}: {Shape(**run['shape'])}; {run['ranks']} ranks"
+        for point in run["points"]:
+            parts = {"layer": point["timings"]}
+            if "prefill" in point:
+                parts["prefill"] = point["prefill"]["timings"]
+            for part, timings in parts.items():
+                for timing in timings:
+                    speedup = Spread(**timing["speedup"])
+                    yield (
+                        f"  {part}, {point['tokens_per_rank']} tokens per rank, "
+                        f"{timing['method']}: {speedup.median:.2f}× "
+                        f"[{speedup.low:.2f}, {speedup.high:.2f}]"
+                    )

@@ -7,7 +7,7 @@ attention, shared and routed experts; batches are divided by a factor of their o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -114,13 +114,11 @@ def _plan(name: str, content: Mapping[str, Any]) -> StudyPlan:
     return _PLAN.validate_python(({**content, "name": name, "methods": methods},))[0]
 
 
-def _plans() -> Iterator[StudyPlan]:
-    content = read_data(__package__, "studies.yaml", dict[str, Any])
-    for name, study in content["studies"].items():
-        yield _plan(name, study | {"why": f"{study['why']}; {content['smaller']}"})
-
-
-PLANS: Final = tuple(_plans())
+_CONTENT: Final = read_data(__package__, "studies.yaml", dict[str, Any])
+PLANS: Final = tuple(
+    _plan(name, study | {"why": f"{study['why']}; {_CONTENT['smaller']}"})
+    for name, study in _CONTENT["studies"].items()
+)
 """Every study of the paper, in the order of ``--study all``."""
 
 
