@@ -23,6 +23,7 @@ from capmoe_eval.report.figures.sources import FigurePlans, Sources
 
 from capmoe_bench import timings
 from capmoe_bench.timings import (
+    DEPLOYMENTS,
     MACHINE,
     RUN,
     bench_command,
@@ -58,8 +59,8 @@ _SHORT: Final = {
     method_title("expanded_drop"): "Exp.\nlocal",
     f"{method_title('expanded_drop')} (global)": "Exp.\nglobal",
 }
-_DEPLOYED: Final = ("OLMoE", "DeepSeek-V2-Lite", "Qwen1.5-MoE", "Mixtral")
-"""The models of Figures 4 and 5, as :data:`capmoe_bench.timings.DEPLOYMENTS` calls them."""
+_DEPLOYED: Final = tuple(DEPLOYMENTS)[:4]
+"""The models of Figures 4 and 5."""
 _SPREAD: Final = {
     "spread": "A speedup is the median over rounds of one run, in which a capacity-aware and a "
     "dropless pass alternate. There are no error bars: how far another run differs is not known."
@@ -82,7 +83,7 @@ _COLUMNS: Final = (
 class Study(Sources):
     """The runs that a figure of a study shows.
 
-    ``times`` are as :data:`capmoe_bench.timings.COLUMNS` says, with ``measured``, the kind
+    ``times`` have the columns of :data:`capmoe_bench.timings.COLUMNS`, and ``measured``, the kind
     in words, and the ``method_name`` of the paper.
     """
 
@@ -106,10 +107,8 @@ def of_study(
     lacking = [study] if times.empty else []
     if models:  # any other shape is not of this figure
         names = times["model"].map(deployment)
-        times, lacking = (
-            times[names.isin(models)],
-            [name for name in models if name not in {*names}],
-        )
+        lacking = [name for name in models if name not in set(names)]
+        times = times[names.isin(models)]
     broken = [f"Left out: {line}." for line in bench.broken]
     because = f" ({broken[0].rstrip('.')})" if broken else ""
     times = times.assign(
