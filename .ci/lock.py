@@ -67,7 +67,7 @@ def main() -> None:
     locks: dict[str, Lock] = {}
     for part, requirements in PARTS.items():
         asked += requirements
-        resolved = resolve(asked)
+        resolved = parsed(compiled(asked, "--constraints", str(ROOT / "constraints.txt")))
         locks[part] = {n: e for n, e in resolved.items() if n in pinned and n not in done}
         done |= resolved
     if unused := sorted(pinned.keys() - done.keys()):
@@ -75,10 +75,8 @@ def main() -> None:
     torch = locks["suite"].pop("torch")
     locks[GPU] = {name: entry for name, entry in done.items() if name not in pinned}
     locks[GPU]["torch"] = torch
-    path, version = LOCKS / f"{CPU}.txt", f"{torch[0]}+cpu"
-    before = parsed(path.read_text("utf-8")) if path.exists() else {}
-    locks[CPU] = before
-    if before.get("torch", ("", ()))[0] != version:
+    locks[CPU], version = before(CPU), f"{torch[0]}+cpu"
+    if locks[CPU].get("torch", ("", ()))[0] != version:
         locks[CPU] = {"torch": (version, {hash_here(f"torch=={version}")})}
     locks[SERVER] = server_lock(locks, pinned)
     locks[DOCS] = kept(DOCS, EXTRAS["docs"], pinned)
@@ -89,19 +87,13 @@ def main() -> None:
 def server_lock(locks: dict[str, Lock], pinned: dict[str, str]) -> Lock:
     """Return what the server's environment has beside the locks ``build`` and ``torch-cpu``."""
     tests = [need for need in EXTRAS["dev"] if re.match(r"[\w-]+", need)[0] in TESTS]
-    path = LOCKS / f"{SERVER}.txt"
-    before = parsed(path.read_text("utf-8")) if path.exists() else {}
+    asked = [*PROJECT["project"]["dependencies"], *VLLM, *tests]
     with tempfile.TemporaryDirectory() as directory:
-        overrides, preferred = Path(directory) / "overrides.txt", Path(directory) / "server.txt"
+        overrides = Path(directory) / "overrides.txt"
         laid_over = [f"{name}=={pinned[name]}" for name in LAID_OVER]
         never = [f"{name}; sys_platform == 'never'" for name in LEFT_OUT]
         overrides.write_text("\n".join([*laid_over, *never]), encoding="utf-8")
-        # uv prefers the versions in the file that it writes.
-        pins = {name: version for name, (version, _) in before.items()} | pinned
-        preferred.write_text("\n".join(f"{n}=={v}" for n, v in pins.items()), encoding="utf-8")
-        asked = [*PROJECT["project"]["dependencies"], *VLLM, *tests]
-        compiled(asked, ["--overrides", str(overrides), "--output-file", str(preferred)])
-        lock = parsed(preferred.read_text("utf-8"))
+        lock = kept(SERVER, asked, pinned, "--overrides", str(overrides))
     # Triton, too, is torch's for GPUs: vLLM does not use it on a CPU.
     return {
         name: entry
@@ -110,24 +102,24 @@ def server_lock(locks: dict[str, Lock], pinned: dict[str, str]) -> Lock:
     }
 
 
-def kept(name: str, requirements: list[str], pinned: dict[str, str]) -> Lock:
+def kept(name: str, requirements: list[str], pinned: dict[str, str], *options: str) -> Lock:
     """Return what requirements need, in the pins' versions or those that the lock has."""
-    path = LOCKS / f"{name}.txt"
-    before = parsed(path.read_text("utf-8")) if path.exists() else {}
-    pins = {package: version for package, (version, _) in before.items()} | pinned
+    pins = {package: version for package, (version, _) in before(name).items()} | pinned
     with tempfile.TemporaryDirectory() as directory:
-        preferred = Path(directory) / path.name
+        # uv prefers the versions in the file that it writes.
+        preferred = Path(directory) / f"{name}.txt"
         preferred.write_text("\n".join(f"{n}=={v}" for n, v in pins.items()), encoding="utf-8")
-        compiled(requirements, ["--output-file", str(preferred)])
+        compiled(requirements, *options, "--output-file", str(preferred))
         return parsed(preferred.read_text("utf-8"))
 
 
-def resolve(requirements: list[str]) -> Lock:
-    """Return what requirements need on Linux, under the constraints."""
-    return parsed(compiled(requirements, ["--constraints", str(ROOT / "constraints.txt")]))
+def before(name: str) -> Lock:
+    """Return a lock as it is in the repository; nothing if there is none."""
+    path = LOCKS / f"{name}.txt"
+    return parsed(path.read_text("utf-8")) if path.exists() else {}
 
 
-def compiled(requirements: list[str], options: list[str]) -> str:
+def compiled(requirements: list[str], *options: str) -> str:
     """Return what uv prints of the versions that requirements resolve to, on Linux."""
     uv = shutil.which("uv") or sys.exit("uv is not installed; pip install uv")
     command = [uv, "pip", "compile", "-", "--quiet", *options]

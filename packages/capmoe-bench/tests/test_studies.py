@@ -12,11 +12,14 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.decision import expert_load
+from capmoe_eval.wrapper.session import capacity_aware
 
 from capmoe_bench.ep.benchmark import Job, plan
-from capmoe_bench.ep.layer import SHAPES
+from capmoe_bench.ep.layer import SHAPES, LayerSetting
 from capmoe_bench.ep.skew import RecordedLoads, Skew, peak_load
-from capmoe_bench.ep.studies import find_studies
+from capmoe_bench.ep.skewed import skewed_model
+from capmoe_bench.ep.studies import Shape, find_studies
+from capmoe_bench.rounds import CPU
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 
@@ -152,3 +155,17 @@ def test_a_recorded_load_is_met() -> None:
 def test_a_load_that_no_routing_has_is_refused(routing: Skew | RecordedLoads, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         routing.logits(10, 8, 2)
+
+
+@pytest.mark.parametrize(("n_experts", "top_k", "peak"), [(16, 4, 2.5), (8, 2, 2.0)])
+def test_a_skewed_model_has_the_wanted_peak_in_every_layer(
+    n_experts: int, top_k: int, peak: float
+) -> None:
+    setting = LayerSetting(Shape("flat", 64, 32, n_experts, top_k, 0), 1, CPU)
+    model, tokens_BS, peaks = skewed_model(setting, layers=2, batch=4, prompt=64, peak=peak)
+    assert peaks == pytest.approx([peak, peak], rel=0.1)
+    seen: list[float] = []
+    with torch.no_grad(), capacity_aware(model, "baseline") as meter:
+        model(input_ids=tokens_BS, use_cache=False)
+        seen = [layer["peak"]["expert_before"]["last"] for layer in meter.report()["layers"]]
+    assert seen == pytest.approx(peaks, abs=0.05)
