@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.skewed import SMALL, skewed_model
-from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, say, timed
+from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, timed
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import REAL, checkpoint
@@ -100,7 +100,6 @@ def measure_forward(
     sides: Mapping[str, TimedMethod] = FORWARD,
 ) -> tuple[list[Target], dict[str, Any]]:
     """Return the targets of the sides, and what else was measured; ``arguments`` has the sizes."""
-    say(f"building {arguments.layers} layers of {setting.shape.name}")
     model, tokens_BS, peaks = _skewed(setting, arguments, model_sizes)
     forward = partial(model, input_ids=tokens_BS, use_cache=False)
     targets, seconds = _over_stock(arguments, sides, model, forward, "Forward throughput", "that")

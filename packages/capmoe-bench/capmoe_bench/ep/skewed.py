@@ -11,6 +11,7 @@ from torch import Tensor
 from capmoe_bench.ep.layer import LayerSetting, random_model
 from capmoe_bench.ep.skew import check_peak, peak_load, popularity, strength
 from capmoe_bench.ep.studies import Shape
+from capmoe_bench.rounds import say
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
 
@@ -39,6 +40,7 @@ def skewed_model(
     """
     shape = setting.shape
     check_peak(peak, shape.n_experts, shape.top_k)
+    say(f"building {layers} layers of {shape.name}")
     generator = torch.Generator().manual_seed(0)
     model = random_model(setting, layers=layers, vocabulary=vocabulary, head=head)
     common_H = torch.randn(shape.hidden, generator=generator)

@@ -263,7 +263,6 @@ def _embedded(arguments: argparse.Namespace) -> tuple[str, Path, str, list[list[
 def _wide(arguments: argparse.Namespace, folder: Path) -> tuple[str, Path, str, list[list[int]]]:
     """Write a wider OLMoE of random weights, whose routers have a high peak on its prompts."""
     shape = find_shape("olmoe").scaled(arguments.scale)
-    say(f"server: building {arguments.layers} layers of hidden size {shape.hidden}")
     model, tokens_BS, _ = skewed_model(
         LayerSetting(shape, 1, CPU, torch.bfloat16),
         layers=arguments.layers,
