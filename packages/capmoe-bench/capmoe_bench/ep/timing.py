@@ -234,8 +234,8 @@ class TimedLayer:
     def _total(self, method: Method) -> Callable[[Tensor], Tensor]:
         if self.world:
             return self.world.total
-        totals = iter(self._emulated_totals(method))  # in the order in which a rank asks for them
-        return lambda _count: next(totals)
+        number = itertools.count()  # in the order in which a rank asks for them
+        return lambda _count: self._emulated_totals(method)[next(number)]
 
     def _whole_batch(self, method: Method) -> list[Tensor]:
         """Return what the decision for the tokens of all ranks together sums over them."""
