@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 
-from capmoe_report.evidence import Evidence
+from capmoe_report.evidence import Evidence, trainings_of
 from capmoe_report.judge import judge, read_claims
 from tests import records
 
@@ -55,6 +56,20 @@ def record(
 def evidence(*records: Record, profile: str = "zoo", **rest: Any) -> Evidence:
     """Return what claims are judged by."""
     return Evidence(profile, results_of(records), **rest)
+
+
+def trainings(
+    scratch: Sequence[float], upcycled: Sequence[float], accuracy: Mapping[str, float] | None = None
+) -> pd.DataFrame:
+    """Return trainings of one name by the mean peak of each seed, from scratch and upcycled."""
+    common = {"name": "mixtral", "steps": 600, "accuracy": accuracy or {"boolq": 90.0}}
+    return trainings_of(
+        [
+            {**common, "origin": origin, "seed": seed, "peaks": [peak - 1, peak + 1]}
+            for origin, peaks in (("scratch", scratch), ("upcycled", upcycled))
+            for seed, peak in enumerate(peaks)
+        ]
+    )
 
 
 HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ from capmoe_bench.timings import Bench
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
+from fabricate import trainings
 from tests.records import layer, record_of
 
-from capmoe_report.evidence import Evidence, trainings_of
+from capmoe_report.evidence import Evidence
 from capmoe_report.measures import Question, measure, noise_step, uniform_bound
 from capmoe_report.verdicts import Finding, Outcome
 
@@ -23,43 +25,33 @@ def found_by(name: str, evidence: Evidence) -> list[Finding]:
     return measure(name, evidence)[1:]
 
 
-def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, object]]:
-    return [
-        {
-            "name": "mixtral",
-            "origin": origin,
-            "seed": seed,
-            "steps": 600,
-            "peaks": [peak, peak + 2],
-            "accuracy": {"boolq": 90.0},
-        }
-        for origin, peaks in (("scratch", scratch), ("upcycled", upcycled))
-        for seed, peak in enumerate(peaks)
-    ]
+def balance(*peaks: list[float], accuracy: Mapping[str, float] | None = None) -> Finding:
+    material = Evidence("zoo", trainings=trainings(*peaks, accuracy))
+    (finding,) = found_by("balance", material)
+    return finding
 
 
-def trained(trainings: list[dict[str, object]]) -> Evidence:
-    return Evidence("zoo", trainings=trainings_of(trainings))
-
-
-def test_trainings_at_chance_count_for_nothing() -> None:
-    """Of 60 documents 37 are above a coin's chance (p = 0.046), 36 are not (p = 0.077)."""
-    known, guessing = trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0]), []
-    for right, asked in ((37, known), (36, guessing)):
-        accuracy = {"boolq": 100 * right / 60}
-        asked[:] = [t | {"accuracy": accuracy} for t in trainings([4.0, 4.0], [2.0, 2.1])]
-    (found,) = found_by("balance", trained(known))
-    assert found.verdict is Outcome.HOLDS
-    (found,) = found_by("balance", trained(guessing))
-    assert (found.verdict, found.effect) == (Outcome.ABSENT, None)
-    assert found.note == "4 trainings of mixtral are left out: not above chance"
-    # Four answers: 25 % of the documents is chance there.
-    (found,) = found_by("balance", trained([t | {"accuracy": {"openbookqa": 40.0}} for t in known]))
-    assert found.verdict is Outcome.HOLDS
+@pytest.mark.parametrize(
+    ("accuracy", "outcome"),
+    [
+        # Of 60 documents 37 are above a coin's chance (p = 0.046), 36 are not (p = 0.077).
+        ({"boolq": 100 * 37 / 60}, Outcome.HOLDS),
+        ({"boolq": 100 * 36 / 60}, Outcome.ABSENT),
+        # Four answers: 25 % of the documents is chance there.
+        ({"openbookqa": 40.0}, Outcome.HOLDS),
+    ],
+)
+def test_trainings_at_chance_count_for_nothing(
+    accuracy: Mapping[str, float], outcome: Outcome
+) -> None:
+    found = balance([4.0, 4.0], [2.0, 2.1], accuracy=accuracy)
+    assert found.verdict is outcome
+    left_out = "4 trainings of mixtral are left out: not above chance"
+    assert found.note == (left_out if outcome is Outcome.ABSENT else "")
 
 
 def test_balance_has_students_interval_over_seeds() -> None:
-    (found,) = found_by("balance", trained(trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])))
+    found = balance([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])
     differences = [2.0, 1.9, 2.3]
     mean = sum(differences) / 3
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
@@ -67,10 +59,8 @@ def test_balance_has_students_interval_over_seeds() -> None:
     assert found.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
     assert found.verdict == Outcome.HOLDS
     assert found.models["seed 2"] == pytest.approx(2.3)
-    (found,) = found_by("balance", trained(trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3])))
-    assert found.verdict == Outcome.FAILS
-    (found,) = found_by("balance", trained(trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0])))
-    assert found.verdict == Outcome.UNDECIDED
+    assert balance([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]).verdict == Outcome.FAILS
+    assert balance([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]).verdict == Outcome.UNDECIDED
 
 
 def routers(scores: list[float], top_k: int = 2) -> Evidence:

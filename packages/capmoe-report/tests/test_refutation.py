@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.results.frames import results_of
+from fabricate import trainings
 from tests.records import layer, record_of
 
 from capmoe_report.contrasts import Contrast
-from capmoe_report.evidence import Evidence, Side, trainings_of
+from capmoe_report.evidence import Evidence, Side
 from capmoe_report.judge import Claim, judge, replication_claims
 
 if TYPE_CHECKING:
@@ -87,18 +88,6 @@ def records(claim: Claim, hold: bool) -> Iterator[Record]:
             yield record
 
 
-def trainings(hold: bool) -> pd.DataFrame:
-    common: dict[str, Any] = {"name": "mixtral", "steps": 600, "accuracy": {"boolq": 90.0}}
-    high, low = ("scratch", "upcycled") if hold else ("upcycled", "scratch")
-    return trainings_of(
-        [
-            common | {"origin": origin, "seed": seed, "peaks": [peak + seed / 10]}
-            for origin, peak in ((high, 6.0), (low, 2.0))
-            for seed in range(3)
-        ]
-    )
-
-
 def routers(hold: bool) -> Iterator[Record]:
     scores = [0.4, 0.2, 0.19, 0.18] if hold else [0.4, 0.3, 0.01, 0.01]
     for model in MODELS:
@@ -130,7 +119,10 @@ def texts(hold: bool) -> Iterator[Record]:
 
 
 def judged(claim: Claim, records: Iterable[Record], hold: bool = False) -> pd.DataFrame:
-    material = Evidence("zoo", results_of(records), trainings=trainings(hold))
+    peaks = [6.0, 6.1, 6.2], [2.0, 2.1, 2.2]
+    material = Evidence(
+        "zoo", results_of(records), trainings=trainings(*peaks[:: 1 if hold else -1])
+    )
     return judge(material, [claim])
 
 
