@@ -79,45 +79,38 @@ def outcomes(results: Results) -> pd.DataFrame:
     """
     import pandas as pd
 
-    cells = results.cells.assign(
-        straggler=stragglers(results), others=results.cells["setting"].map(_without_gamma)
-    )
+    cells = results.cells.assign(straggler=stragglers(results))
+    gamma = {"gamma", "budget", "budget_of"}
+    cells["others"] = [
+        str(sorted((knob, of) for knob, of in json.loads(setting).items() if knob not in gamma))
+        for setting in cells["setting"]
+    ]
     rows = []
     for _, same in cells.groupby(["model", "task"], sort=False):
         is_adaptive = same["budget"].notna()
-        static = same[~is_adaptive & (same["gamma"].notna() | same["method"].map(is_stock))]
+        is_static = ~is_adaptive & (same["gamma"].notna() | same["method"].map(is_stock))
         for place, cell in same[is_adaptive].iterrows():
             # The stock knows no ranks, and so no loads of devices.
-            is_beside = (static["others"] == cell["others"]) | (
-                static["gamma"].isna() & (cell["granularity"] != "device")
+            is_beside = (same["others"] == cell["others"]) | (
+                same["gamma"].isna() & (cell["granularity"] != "device")
             )
-            rows.append(_outcome(results, cells.loc[[place]], static[is_beside]))
+            static = same[is_static & is_beside]
+            drops, factors = (static[name].to_numpy(float) for name in ("drop_rate", "straggler"))
+            outcome: dict[str, Any] = {name: cell[name] for name in _OF_CELL}
+            weight_N = nearness(cell["drop_rate"], drops)
+            if weight_N is not None:
+                outcome["static"] = weight_N @ factors
+                outcome["gain"] = cell["straggler"] - outcome["static"]
+                outcome["apart"] = np.ptp(drops[weight_N > 0])
+            if (lowest := least(cell["drop_rate"], drops, factors)) is not None:
+                outcome["most"] = cell["straggler"] - lowest
+            scores = paired_between(
+                results, cells.loc[[place]], static, nearness(cell["straggler"], factors)
+            )
+            if scores is not None:
+                outcome |= {"scores": scores, "points": 100 * scores.differences.mean()}
+            rows.append(outcome)
     return pd.DataFrame(rows, columns=[*_OF_CELL, *_COMPARED])
-
-
-def _without_gamma(setting: str) -> str:
-    """Return a method's identity but for its γ."""
-    knobs = json.loads(setting)
-    for name in ("gamma", "budget", "budget_of"):
-        knobs.pop(name, None)
-    return json.dumps(knobs, sort_keys=True)
-
-
-def _outcome(results: Results, row: pd.DataFrame, static: pd.DataFrame) -> dict[str, Any]:
-    cell = row.iloc[0]
-    drops, factors = static["drop_rate"].to_numpy(float), static["straggler"].to_numpy(float)
-    outcome: dict[str, Any] = {name: cell[name] for name in _OF_CELL}
-    weight_N = nearness(cell["drop_rate"], drops)
-    if weight_N is not None:
-        outcome["static"] = weight_N @ factors
-        outcome["gain"] = cell["straggler"] - outcome["static"]
-        outcome["apart"] = np.ptp(drops[weight_N > 0])
-    if (lowest := least(cell["drop_rate"], drops, factors)) is not None:
-        outcome["most"] = cell["straggler"] - lowest
-    scores = paired_between(results, row, static, nearness(cell["straggler"], factors))
-    if scores is not None:
-        outcome |= {"scores": scores, "points": 100 * scores.differences.mean()}
-    return outcome
 
 
 def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
@@ -154,10 +147,8 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
 
 def primary(judged: pd.DataFrame) -> Mapping[str, Any] | None:
     """Return the verdict that was chosen before the trial: of all budgets of pairs."""
-    if judged.empty:
-        return None
-    rows = judged[(judged["budget_of"] == "pairs") & judged["budget"].isna()]
-    return None if rows.empty else {str(name): value for name, value in rows.iloc[0].items()}
+    rows = judged.query("budget_of == 'pairs' and budget.isna()") if len(judged) else judged
+    return None if rows.empty else rows.iloc[0].to_dict()
 
 
 def by_model(compared: pd.DataFrame, column: str) -> pd.Series[float]:

@@ -58,7 +58,7 @@ def _weighted(problem: Problem, method: MACS) -> Weighted:
     groups = TokenGroups(torch.arange(len(group_T)), group_T, group_T, tokens, len(group_T))
     image_T, hidden_TH = torch.tensor(problem.image), torch.tensor(problem.hidden)
     unit_T = token_weights(hidden_TH, image_T, groups, method.delta)
-    return Weighted(unit_T, torch.empty(0), torch.empty(0))
+    return Weighted(unit_T, torch.empty(0))
 
 
 @calibration("expert_similarity")

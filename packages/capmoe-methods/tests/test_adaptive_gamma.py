@@ -20,7 +20,7 @@ from tests.wrapper.test_session import MASK_BS
 
 from capmoe_methods.adaptive_gamma import AdaptiveFactor
 from capmoe_methods.adaptive_gamma.calibration import Curves, FactorCurves
-from capmoe_methods.adaptive_gamma.choice import SLACK, Array, choose, grid, hull
+from capmoe_methods.adaptive_gamma.choice import SLACK, Array, choose, grid
 
 GAMMAS = (0.25, 0.5, 1.0, 1.5, 4.0)
 
@@ -143,18 +143,6 @@ def test_it_keeps_the_budget_and_is_best_where_the_budget_is_used_up(
         assert total(straggler, large) <= total(straggler, small)
         for layer, (before, after) in enumerate(zip(small, large, strict=True)):
             assert dropped[layer, after] >= dropped[layer, before]
-
-
-@given(curves())
-def test_a_hull_is_convex_and_below_every_point(layers: tuple[Array, Array]) -> None:
-    for dropped, straggler in zip(*layers, strict=True):
-        points = hull(dropped, straggler)
-        d, s = dropped[points], straggler[points]
-        assert (np.diff(d) > 0).all()
-        assert (np.diff(s) < 0).all()
-        assert (np.diff(np.diff(s) / np.diff(d)) > -1e-12).all()
-        within = dropped <= d[-1]
-        assert (straggler[within] >= np.interp(dropped[within], d, s) - 1e-9).all()
 
 
 def test_the_grid_ends_where_nothing_binds() -> None:

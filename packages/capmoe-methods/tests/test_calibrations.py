@@ -38,60 +38,44 @@ MACS = {"name": "macs", "gamma": 0.5, "ep_size": 2}
 ADAPTIVE = {"name": "score", "gamma": "adaptive", "ep_size": 2}
 
 
-class Kind(NamedTuple):
-    """Settings: those that are calibrated first, then others; and what they are called."""
-
-    note: str
-    calibrated: int
-    settings: dict[str, dict[str, Any]]  # by the beginning of the record's name
-
-
-KINDS = {
-    "loads": Kind(
-        "placement=eplb: missing calibrations: 1 of 1, which 2 of the cells need",
-        2,
-        {
-            "score-g0.5-ep4-device-eplb": PLACED | {"placement": "eplb"},
-            "score-g0.5-ep2-device-eplb": PLACED | {"placement": "eplb", "ep_size": 2},
-            "score-g0.5-ep4-device": PLACED,
-        },
+# Of each kind the setting that asks for it, settings that are calibrated first, and others.
+KINDS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "loads": (
+        "placement=eplb",
+        [PLACED | {"placement": "eplb"}, PLACED | {"placement": "eplb", "ep_size": 2}],
+        [PLACED],
     ),
-    "similarity": Kind(
-        "method=sere: missing calibrations: 1 of 1, which 3 of the cells need",
-        3,
-        {
-            f"sere-k{k}-sim{s}": {"name": "sere", "min_similarity": s, "k0": k}
-            for s, k in ((0.0, 1), (0.5, 1), (0.0, 2))
-        },
+    "similarity": (
+        "method=sere",
+        [
+            {"name": "sere", "min_similarity": least, "k0": k0}
+            for least, k0 in ((0.0, 1), (0.5, 1), (0.0, 2))
+        ],
+        [],
     ),
-    "modalities": Kind(
-        "method=macs: missing calibrations: 1 of 1, which 2 of the cells need",
-        2,
-        {
-            "macs-g0.5-ep2": MACS,
-            "macs-g0.5-ep2-modality_threshold0.9": MACS | {"modality_threshold": 0.9},
-            "macs-g0.5-ep2-rho0.0": MACS | {"rho": 0.0},
-            "score-g0.5-ep2": MACS | {"name": "score"},
-        },
+    "modalities": (
+        "method=macs",
+        [MACS, MACS | {"modality_threshold": 0.9}],
+        [MACS | {"rho": 0.0}, MACS | {"name": "score"}],
     ),
-    "curves": Kind(
-        "gamma=adaptive: missing calibrations: 1 of 1, which 3 of the cells need",
-        3,
-        {
-            "score-adaptive0.05-ep2": ADAPTIVE | {"budget": 0.05},
-            "score-adaptive0.3-ep2": ADAPTIVE | {"budget": 0.3},
-            "score-adaptive0.3-ep2-scores": ADAPTIVE | {"budget": 0.3, "budget_of": "scores"},
-        },
+    "curves": (
+        "gamma=adaptive",
+        [
+            ADAPTIVE | {"budget": 0.05},
+            ADAPTIVE | {"budget": 0.3},
+            ADAPTIVE | {"budget": 0.3, "budget_of": "scores"},
+        ],
+        [],
     ),
 }
 
 
 class Finished(NamedTuple):
-    """The records of one kind's settings, and its calibration."""
+    """The records of one kind's settings, its calibration, and what a forecast said before."""
 
     root: Path
     path: Path
-    note: str
+    forecast: str
     records: list[Record]
 
     @property
@@ -112,41 +96,37 @@ def plan(root: Path, kind: str, settings: dict[str, Any], parallel: str = "none"
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """All cells are computed once."""
     kinds = {}
-    for name, kind in KINDS.items():
+    for name, (_, calibrated, others) in KINDS.items():
         root = tmp_path_factory.mktemp(name)
-        plans = [plan(root, name, settings) for settings in kind.settings.values()]
+        plans = [plan(root, name, settings) for settings in (*calibrated, *others)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(calibration, "DOCUMENTS", 8)
-            note = forecast(plans)
+            before = forecast(plans)
             done = run(plans)
             assert f"Missing cells: 0 of {len(plans)}" in forecast(plans)
         assert not done.failures
         (path,) = root.glob("*/calibration/*.json")
-        kinds[name] = Finished(root, path, note, done.records)
+        kinds[name] = Finished(root, path, before, done.records)
     return kinds
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_calibration_serves_every_setting(finished: dict[str, Finished], kind: str) -> None:
-    cells = finished[kind]
-    assert KINDS[kind].note in cells.note
+    cells, (asked_by, calibrated, others) = finished[kind], KINDS[kind]
+    missing = f"{asked_by}: missing calibrations: 1 of 1, which {len(calibrated)} of the cells need"
+    assert missing in cells.forecast
     assert cells.content["split"] == "dev"
     place = cells.path.relative_to(cells.root).as_posix(), cells.content["checksum"]
-    names = [record.path.name.rpartition("-")[0] for record in cells.records]
-    assert names == [*KINDS[kind].settings]
-    for number, record in enumerate(cells.records):
-        if number < KINDS[kind].calibrated:
-            assert record.calibration is not None
-            assert (record.calibration.file, record.calibration.checksum) == place
-        else:
-            assert record.calibration is None
+    for settings, record in zip((*calibrated, *others), cells.records, strict=True):
+        assert record.path.name.startswith(create_method(**settings).label)
+        used = record.calibration and (record.calibration.file, record.calibration.checksum)
+        assert used == (place if settings in calibrated else None)
         assert not record.proofs.broken
         assert read_record(record.path, cells.root).cell == record.cell
-        for knob, value in KINDS[kind].settings[names[number]].items():
-            assert value == 1 or f"{knob.replace('name', 'method')}={value}" in str(
-                cell_command(record.cell, "here")
-            )
+        command = str(cell_command(record.cell, "here"))
+        for knob, value in settings.items():
+            assert value == 1 or f"{knob.replace('name', 'method')}={value}" in command
 
 
 @pytest.mark.slow

@@ -169,7 +169,10 @@ def test_every_token_weighs_at_least_a_unit() -> None:
 
 
 def test_a_group_without_a_token_has_no_weight_of_images() -> None:
-    """The second rank's sequence is padding alone, and the third's has no image."""
+    """The second rank's sequence is padding alone; a third of the first one's weight is an image's.
+
+    So the first rank's visual expert, with the base 1, has a capacity of 1 - 1/6.
+    """
     counted_BS = torch.tensor([[True, True], [False, False], [True, True]])
     layer = LayerContext(
         calibrated=torch.tensor([1, 0, -1]),
@@ -178,8 +181,8 @@ def test_a_group_without_a_token_has_no_weight_of_images() -> None:
     )
     method, groups = MACS(gamma=1.0, ep_size=3), group_tokens(counted_BS, ep_size=3)
     weighted = weigh(method, groups, layer, top_k=1, n_experts=3)
-    assert weighted.visual_ratio_G.tolist() == [pytest.approx(1 / 3), 0.0, 0.0]
-    assert weighted.limit_GE[1].tolist() == [0, 0, 0]
+    limits = [[5 / 6, 1, 7 / 6], [0, 0, 0], [1 / 2, 1, 3 / 2]]
+    assert (weighted.limit_GE / UNIT).tolist() == [pytest.approx(of, abs=1e-6) for of in limits]
 
 
 @settings(max_examples=40, deadline=None)

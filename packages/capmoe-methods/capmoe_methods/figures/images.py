@@ -121,9 +121,7 @@ def by_place(sources: Sources) -> pd.DataFrame:
         if side == priorities:
             names = cells["modality"].fillna("uniform").map(_PRIORITIES)
         layers = told_apart(sources, sources.layers(part), f"{bands}.tokens")
-        layers = layers.assign(
-            line=layers["cell"].map(dict(zip(cells["cell"], names, strict=True)))
-        )
+        layers["line"] = layers["cell"].map(dict(zip(cells["cell"], names, strict=True)))
         for line, same in d.each(layers, "line"):
             dropped, tokens = (
                 np.array(same[f"{bands}.{of}"].tolist()) for of in ("dropped", "tokens")

@@ -48,7 +48,6 @@ class Weighted:
 
     unit_T: Tensor
     limit_GE: Tensor
-    visual_ratio_G: Tensor  # the share of the weight of each group's tokens that images have
 
 
 def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
@@ -80,7 +79,7 @@ def weigh(
     bias_E = layer.calibrated
     if bias_E is None:  # no expert is of a modality
         bias_E = unit_T.new_zeros(n_experts)
-    return Weighted(unit_T, weighted_limits(method, groups, ratio_G, bias_E, top_k), ratio_G)
+    return Weighted(unit_T, weighted_limits(method, groups, ratio_G, bias_E, top_k))
 
 
 def sum_by_group(value_T: Tensor, groups: TokenGroups) -> Tensor:
