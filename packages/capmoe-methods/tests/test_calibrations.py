@@ -84,12 +84,12 @@ class Finished(NamedTuple):
         return content
 
 
-def plan(root: Path, kind: str, settings: dict[str, Any], parallel: str = "none") -> CellPlan:
+def plan(root: Path, kind: str, settings: dict[str, Any]) -> CellPlan:
     model, task, data = TINY, OBQA, "miniworld"
     if kind == "modalities":
         model, task, data = LLAVA, MME, "pictures"
     cell = Cell(model, create_method(**settings), task, 4, 4, data)
-    return CellPlan(cell, data_source(data), root, DeviceConfig("cpu", parallel=parallel))
+    return CellPlan(cell, data_source(data), root, DeviceConfig("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -212,12 +212,7 @@ def test_a_calibration_that_is_not_its_own_is_refused(
     assert "delete it to compute it anew, and the results of gamma=adaptive" in str(error.value)
 
 
-def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="method=macs: obqa asks about no images"):
-        Cell(LLAVA, create_method("macs", 1.0), OBQA, 4)
-    placed = PLACED | {"placement": "eplb"}
-    with pytest.raises(UsageError, match="placement=eplb: under parallel=ep the placement is"):
-        run([plan(tmp_path, "loads", placed, parallel="ep")])
+def test_experts_that_are_spread_over_processes_are_not_compared() -> None:
     layers: list[Any] = find_moe_layers(make("olmoe"))
     spread = [dataclasses.replace(layer, ranks=None) for layer in layers]
     with pytest.raises(UsageError, match=r"^parallel=ep: method=sere first compares the outputs"):

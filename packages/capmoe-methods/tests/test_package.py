@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from capmoe_eval.beside import BESIDE
 from capmoe_eval.experiment.composition import options
-from capmoe_eval.report.figures import catalogue
 from capmoe_eval.report.figures.catalogue import figures
 from capmoe_eval.routing.capacity import factor_forms
-from capmoe_eval.routing.registry import ENTRY_POINTS, METHODS, knobs, method_names, placements
-from tests.project import read_toml
+from capmoe_eval.routing.registry import METHODS, knobs, method_names, placements
 
 import capmoe_methods
 
@@ -38,18 +36,6 @@ def test_the_suite_names_all_that_it_brings() -> None:
             for spec in figures().values()
             if spec.package.startswith("capmoe_m")
         ),
-    }
-
-
-def test_every_folder_is_an_entry_point() -> None:
-    declared = read_toml(FOLDER.parent / "pyproject.toml")["project"]["entry-points"]
-    folders = {path.parent.name for path in FOLDER.glob("*/__init__.py")} - {"figures"}
-    drawn = {
-        spec.experiment for spec in figures().values() if spec.package == "capmoe_methods.figures"
-    } - {"figures"}  # of the suite
-    assert declared == {
-        ENTRY_POINTS: {name: f"capmoe_methods.{name}" for name in folders},
-        catalogue.ENTRY_POINTS: dict.fromkeys(drawn, "capmoe_methods.figures"),
     }
 
 

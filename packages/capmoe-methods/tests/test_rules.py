@@ -12,7 +12,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.decision import (
     LayerContext,
     Scores,
-    TokenGroups,
     best_slots,
     expert_load,
     group_tokens,
@@ -26,7 +25,6 @@ from tests.routing.test_decisions import routed_tokens
 
 from capmoe_methods.activation import BestFirst
 from capmoe_methods.eplb_placement.calibration import experts_of_ranks
-from capmoe_methods.laser import parts_of_groups
 from capmoe_methods.macs import MACS
 from capmoe_methods.macs.decision import UNIT, token_weights, weigh
 from capmoe_methods.sere import SERE
@@ -139,21 +137,6 @@ def test_weights_of_sere_move_with_the_tokens(case: Case) -> None:
     assert sum_TE == pytest.approx(weights[0])
     changed = set(assignment.changed_T(case.top_k).nonzero().flatten().tolist())
     assert changed == {t for t, _ in set(kept_pairs(assignment)) ^ case.chosen}
-
-
-# LASER: parts of a group.
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 12))
-def test_a_part_has_at_most_the_tokens_that_its_width_allows(
-    sizes: list[int], load_updates: int
-) -> None:
-    group_T = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    groups = TokenGroups(group_T, group_T, group_T, tuple(sizes), len(group_T))
-    order_T, bounds_P, width = parts_of_groups(groups, len(group_T), load_updates)
-    assert sorted(order_T.tolist()) == list(range(len(group_T)))
-    assert int(bounds_P[-1]) == len(group_T)
-    assert max(bounds_P.diff().tolist(), default=0) <= width
 
 
 # MACS: the weights of tokens, and the capacities of experts.

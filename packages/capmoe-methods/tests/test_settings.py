@@ -81,34 +81,15 @@ def test_a_label_and_the_calibration(
     assert method.calibration == calibration
 
 
+# The others are in tests/bad_input.py.
 @pytest.mark.parametrize(
     ("knobs", "line"),
     [
-        ({"name": "oea", "k0": 0}, "k0=0: with OEA every token keeps its best expert; set"),
-        ({"name": "sere", "k0": 0}, "k0=0: with SERE every token keeps its best expert"),
         ({"name": "xshare", "k0": -1}, "k0=-1: must be a whole number of at least 0"),
-        ({"name": "xshare", "expert_budget": 0}, "expert_budget=0: must be a number above 0 and"),
-        ({"name": "sere", "min_similarity": True}, "min_similarity=true: must be a number"),
-        ({"name": "macs"}, "gamma: method 'macs' needs a capacity factor"),
         ({"name": "macs", "gamma": 1, "delta": math.inf}, "delta=inf: must be a finite number of"),
-        ({"name": "macs", "gamma": 1, "rho": 2.5}, "rho=2.5: must be a number from 0 to 2"),
         ({"name": "macs", "gamma": 1, "modality_threshold": 0.5}, "modality_threshold=0.5: must"),
-        ({"name": "macs", **ADAPTIVE}, "gamma=adaptive: chooses by numbers of tokens, and macs"),
         ({"name": "macs", "gamma": 1, "placement": "eplb"}, "placement=eplb: macs reroutes within"),
         ({"name": "laser", "viable_score": 1.0}, "viable_score=1.0: must be a number of at least"),
-        ({"name": "laser", "peak_mass": "half"}, "peak_mass=half: must be a number from 0 to 1, f"),
-        ({"name": "score", "gamma": "adaptive"}, "gamma=adaptive: needs the share that may be dr"),
-        ({"name": "score", "gamma": 1.0, "budget": 0.1}, "budget=0.1: is of gamma=adaptive; set t"),
-        ({"name": "score", "gamma": "adaptive", "budget": 2}, "budget=2: must be a number above 0"),
-        (
-            {"name": "score", "layer_gammas": [1.0], **ADAPTIVE},
-            "layer_gammas=[1.0]: gamma=adaptive chooses them; leave one of the two out",
-        ),
-        ({"name": "expert_drop", **ADAPTIVE}, "gamma=adaptive: method 'expert_drop' has no capac"),
-        (
-            {"name": "score", "placement": "eplb", **ADAPTIVE, **BY_DEVICE},
-            "placement=eplb: gamma=adaptive chooses by the loads of",
-        ),
     ],
 )
 def test_bad_knobs_give_one_clear_line(knobs: dict[str, Any], line: str) -> None:
