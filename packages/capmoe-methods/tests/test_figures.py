@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.sources import Sources
@@ -154,7 +155,9 @@ def test_the_front_is_what_a_sweep_by_cost_finds(pairs: list[tuple[int, int]]) -
             best = pairs[place]
         if pairs[place] == best:
             front.add(place)
-    assert {place for place, best in enumerate(pareto_front(pairs)) if best} == front
+    rows = pd.DataFrame(pairs, columns=["cost", "quality"])
+    is_best = pareto_front(rows, "cost", "quality")
+    assert {place for place, best in enumerate(is_best) if best} == front
 
 
 @given(loads, st.sampled_from([0.0, 0.5, 1.0, 5.0, 20.0]))

@@ -170,15 +170,13 @@ def comparators_decode(rows: pd.DataFrame) -> Figure:
 def _by_method(rows: pd.DataFrame) -> Figure:
     """Draw a row of panels for each method, a panel for each load."""
     markers = {model: d.MARKERS[n % len(d.MARKERS)] for model, n in d.places(rows["model"]).items()}
-    drops, others = rows[rows["line"] == _DROP], rows[rows["line"] != _DROP]
-    lines = list(d.each(others, "line"))
-    canvas, grid = _multiples(len(lines), list(_BOUNDED.values()))
-    for (line, same), sides in zip(lines, grid, strict=True):
-        for load, axes in zip(_BOUNDED, sides, strict=True):
-            _beside_drop(axes, drops, same, load, dict(zip(markers, markers, strict=True)), markers)
+    drops, others, panels = rows[rows["line"] == _DROP], rows[rows["line"] != _DROP], []
+    for line, same in d.each(others, "line"):
         ends = {name: (same[knob].min(), same[knob].max()) for knob, name in _KNOBS.items()}
         grow = [f"{name} {low:g} → {high:g}" for name, (low, high) in ends.items() if low < high]
-        sides[0].set_title(": ".join([line, *([", ".join(grow)] if grow else [])]), loc="left")
+        title = ": ".join([line, *([", ".join(grow)] if grow else [])])
+        panels.append((title, drops, same.assign(name=same["model"])))
+    canvas, _ = _multiples(panels, _BOUNDED, markers)
     canvas.suptitle("; ".join(rows["of"].unique()))
     d.legend(canvas, 2)
     return canvas
@@ -237,51 +235,48 @@ def comparators_ranks(rows: pd.DataFrame) -> Figure:
     (dotted), one more slot a rank, which drops nothing.
     """
     dashes = dict(_LOSSLESS.values())
-    is_balanced = rows["line"].isin(dashes)
-    panels = list(rows[~is_balanced].groupby(["of", "model"], sort=False))
-    canvas, grid = _multiples(len(panels), list(_RANK.values()))
-    for ((of, model), same), (axes,) in zip(panels, grid, strict=True):
-        is_here = is_balanced & (rows["of"] == of) & (rows["model"] == model)
-        for _, row in rows[is_here].iterrows():
-            look = {"color": d.BLACK, "linewidth": 0.8, "linestyle": dashes[row["line"]]}
-            axes.axvline(row["rank_peak"], **look, zorder=0, label=row["line"])
-        drops, others = same[same["line"] == _DROP], same[same["line"] != _DROP]
-        for line, of_line in list(d.each(others, "line")) or [("", others)]:
-            _beside_drop(axes, drops, of_line, "rank_peak", {model: line}, {model: "o"})
-        axes.set_title(f"{model}, {of}", loc="left")
+    is_balanced, panels, balances = rows["line"].isin(dashes), [], []
+    for (of, model), same in d.each(rows[~is_balanced], ["of", "model"]):
+        is_drop = same["line"] == _DROP
+        others = same[~is_drop].assign(name=same["line"])
+        panels.append((f"{model}, {of}", same[is_drop], others))
+        balances.append(rows[is_balanced & (rows["of"] == of) & (rows["model"] == model)])
+    canvas, grid = _multiples(panels, _RANK, dict.fromkeys(rows["model"], "o"))
+    for upright, (axes,) in zip(balances, grid, strict=False):
+        for line, peak in zip(upright["line"], upright["rank_peak"], strict=True):
+            d.rule(axes, peak, dashes[line], 0.8, line, is_upright=True)
     d.legend(canvas, 2)
     return canvas
 
 
-def _multiples(count: int, loads: Sequence[str]) -> tuple[Figure, Any]:
-    """Return rows of panels, one column of a page wide."""
-    count = max(1, count)
+def _multiples(
+    panels: Sequence[tuple[str, pd.DataFrame, pd.DataFrame]],
+    loads: Mapping[str, str],
+    markers: Mapping[str, str],
+) -> tuple[Figure, Any]:
+    """Draw a row of panels, one for each load, for each title, Token Drop and the settings beside.
+
+    A setting's line has the name of its ``name``, and the marker of its model.
+    """
+    count = max(1, len(panels))
     layout = {"sharex": "col", "sharey": True}
     canvas, grid = d.canvas(1.1 + 0.9 * count, count, len(loads), **layout)
-    for axes, name in zip(grid[-1], loads, strict=True):
+    for (title, drops, rows), sides in zip(panels, grid, strict=False):
+        for load, axes in zip(loads, sides, strict=True):
+            d.rule(axes, 0)
+            for model, curve in d.each(drops.dropna(subset=load), "model"):
+                look = _REFERENCE | {"marker": markers[model]}
+                d.line(axes, curve.drop(columns=[*LOST[1:]]), load, "lost", _DROP, **look)
+            unlimited = rows if len(rows) else drops
+            before = unlimited.groupby("model", sort=False)[f"unlimited_{load}"].mean().dropna()
+            axes.plot(before, [0.0] * len(before), **_NO_LIMIT, label="no limit")
+            for (model, name), curve in d.each(rows.dropna(subset=load), ["model", "name"]):
+                d.line(axes, curve, load, "lost", name, marker=markers[model], **_COLOURED)
+        sides[0].set_title(title, loc="left")
+    for axes, name in zip(grid[-1], loads.values(), strict=True):
         axes.set_xlabel(name)
     for axes in grid[:, 0]:
         axes.set_ylabel("points lost")
     # Without the marker of a model in the legend.
     grid[-1][-1].plot([], [], **_REFERENCE, label=_DROP)
     return canvas, grid
-
-
-def _beside_drop(
-    axes: Any,
-    drops: pd.DataFrame,
-    rows: pd.DataFrame,
-    load: str,
-    names: Mapping[str, str],
-    markers: Mapping[str, str],
-) -> None:
-    """Draw the settings of one method by model, beside Token Drop and the router's own loads."""
-    d.rule(axes, 0)
-    for model, curve in d.each(drops.dropna(subset=load), "model"):
-        d.line(axes, curve.drop(columns=["lost_low", "lost_high"]), load, "lost", _DROP,
-               marker=markers[model], **_REFERENCE)  # fmt: skip
-    unlimited = rows if len(rows) else drops
-    before = unlimited.groupby("model", sort=False)[f"unlimited_{load}"].mean().dropna()
-    axes.plot(before, [0.0] * len(before), **_NO_LIMIT, label="no limit")
-    for model, curve in d.each(rows.dropna(subset=load), "model"):
-        d.line(axes, curve, load, "lost", names[model], marker=markers[model], **_COLOURED)

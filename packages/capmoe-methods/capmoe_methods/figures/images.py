@@ -52,8 +52,8 @@ def by_priority(sources: Sources) -> pd.DataFrame:
     of_images = _by_image(sources).groupby("cell", observed=True)["right"]
     for name, values in (("right", of_images.mean()), ("stderr", of_images.sem())):
         rows[name] = 100 * cells["cell"].map(values).astype(float)
-    points = list(zip(rows["peak"], rows["right"], strict=True))
-    rows = with_interval(rows, "right").assign(asked=_asked(sources), front=pareto_front(points))
+    is_best = pareto_front(rows, "peak", "right")
+    rows = with_interval(rows, "right").assign(asked=_asked(sources), front=is_best)
     return rows.reset_index(drop=True)
 
 

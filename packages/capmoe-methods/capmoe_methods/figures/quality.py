@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,17 +23,15 @@ PEAK: Final = "mean peak load of an expert / mean load"
 """The label of the axis of Pareto fronts."""
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Return of each point (cost, quality) whether no other beats it.
+def pareto_front(rows: pd.DataFrame, cost: str, quality: str) -> list[bool]:
+    """Return of each row whether no other beats it.
 
-    A point is beaten by one that costs no more and is no worse, and differs.
+    A row is beaten by one that costs no more and is no worse, and differs.
     """
+    points = list(zip(rows[cost], rows[quality], strict=True))
     return [
-        not any(
-            other != (cost, quality) and other[0] <= cost and other[1] >= quality
-            for other in points
-        )
-        for cost, quality in points
+        not any(other != (c, q) and other[0] <= c and other[1] >= q for other in points)
+        for c, q in points
     ]
 
 
@@ -55,8 +52,8 @@ def by_peak(sources: Sources) -> pd.DataFrame:
         sources.notes,
         lambda mean: metric_and_title(mean.method) + _at(mean.gamma),
     ).drop(columns="stderr")
-    points = list(zip(rows["peak"], rows["score"], strict=True))
-    rows = rows.assign(front=pareto_front(points), model=sources.title, tasks=len(sources.tasks))
+    rows = rows.assign(front=pareto_front(rows, "peak", "score"))
+    rows = rows.assign(model=sources.title, tasks=len(sources.tasks))
     return rows.sort_values(["method", "peak"], kind="stable")
 
 
