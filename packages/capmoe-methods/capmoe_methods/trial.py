@@ -145,7 +145,7 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def primary(judged: pd.DataFrame) -> Mapping[str, Any] | None:
+def primary(judged: pd.DataFrame) -> Mapping[Any, Any] | None:
     """Return the verdict that was chosen before the trial: of all budgets of pairs."""
     rows = judged.query("budget_of == 'pairs' and budget.isna()") if len(judged) else judged
     return None if rows.empty else rows.iloc[0].to_dict()
