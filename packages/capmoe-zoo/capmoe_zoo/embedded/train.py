@@ -220,9 +220,6 @@ def upcycle(dense: PreTrainedModel, sparse: PreTrainedModel, *, noise: float, se
             (if any) and of one or more whole experts add up to the dense width.
         noise: Standard deviation of the noise relative to that of the experts' weights.
         seed: Seed of the noise.
-
-    Raises:
-        ValueError: If the widths do not fit.
     """
     source, target = dense.state_dict(), sparse.state_dict()
     generator = torch.Generator().manual_seed(seed)
@@ -246,9 +243,7 @@ def upcycle(dense: PreTrainedModel, sparse: PreTrainedModel, *, noise: float, se
             gate_up_EIH = target[f"{mlp}.experts.gate_up_proj"]
             down_EHI = target[f"{mlp}.experts.down_proj"]
             n_experts, width = down_EHI.shape[0], down_EHI.shape[2]
-            parts, rest = divmod(len(gate_DH) - cut, width)
-            if rest or parts < 1:
-                raise ValueError(f"dense width {len(gate_DH)} is not {cut} and parts of {width}")
+            parts = (len(gate_DH) - cut) // width
             for expert in range(n_experts):
                 start = cut + expert % parts * width
                 rows = slice(start, start + width)
