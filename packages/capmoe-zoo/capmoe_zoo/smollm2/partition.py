@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -36,31 +35,16 @@ class Recipe:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Ffn:
-    """The weights of a gated FFN: gate and up [neurons, hidden], down [hidden, neurons]."""
-
-    gate_FD: Tensor
-    up_FD: Tensor
-    down_DF: Tensor
-
-    def activations(self, x_TD: Tensor) -> Tensor:
-        """Return what the down projection reads [tokens, neurons]."""
-        return functional.silu(x_TD @ self.gate_FD.T) * (x_TD @ self.up_FD.T)
-
-    def permuted(self, order_F: Tensor) -> Ffn:
-        """Return the same function with its neurons in another order."""
-        return Ffn(self.gate_FD[order_F], self.up_FD[order_F], self.down_DF[:, order_F])
-
-
-def neuron_order(ffn: Ffn, act_TF: Tensor, recipe: Recipe, *, rounds: int = 6) -> Tensor:
+def neuron_order(down_DF: Tensor, act_TF: Tensor, recipe: Recipe, *, rounds: int = 6) -> Tensor:
     """Return the neurons in their new order: the shared ones, then expert after expert.
+
+    ``down_DF`` is the down projection, and ``act_TF`` what it reads [tokens, neurons].
 
     Shared are the neurons that contribute most on average. The others are grouped by balanced
     k-means of their contributions |activation|·‖down‖. Neurons that fire together are in the same
     expert, and so are neurons that fire often: some experts have more tokens than others.
     """
-    contribution_TF = act_TF.abs() * ffn.down_DF.norm(dim=0)
+    contribution_TF = act_TF.abs() * down_DF.norm(dim=0)
     by_mean_F = contribution_TF.mean(0).argsort(descending=True)
     shared_S, rest_R = by_mean_F[: recipe.shared], by_mean_F[recipe.shared :]
     points_RT = contribution_TF[:, rest_R].T.contiguous()
@@ -77,10 +61,10 @@ def neuron_order(ffn: Ffn, act_TF: Tensor, recipe: Recipe, *, rounds: int = 6) -
     return torch.cat([shared_S, rest_R[expert_R.argsort(stable=True)]])
 
 
-def expert_contributions(ffn: Ffn, act_TF: Tensor, recipe: Recipe) -> Tensor:
+def expert_contributions(down_DF: Tensor, act_TF: Tensor, recipe: Recipe) -> Tensor:
     """Return the norm of every expert's output [tokens, experts]; the neurons are in order."""
     act_TEW = act_TF[:, recipe.shared :].view(len(act_TF), recipe.experts, recipe.width)
-    down_DEW = ffn.down_DF[:, recipe.shared :].view(-1, recipe.experts, recipe.width)
+    down_DEW = down_DF[:, recipe.shared :].view(-1, recipe.experts, recipe.width)
     return torch.stack(
         [
             (act_TEW[:, expert] @ down_DEW[:, expert].T).norm(dim=1)

@@ -7,14 +7,17 @@ thirteen words in a row with a validation or test document is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import jinja2
 import numpy as np
 import pandas as pd
 import torch
 from capmoe_eval.evaluation.passages.task import is_held_out
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.files import whole_file, write_text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -28,60 +31,30 @@ DEV_DOCUMENTS = 500
 """Documents of each of these tasks."""
 
 
-class Source(NamedTuple):
-    """A train split, and how its rows become documents."""
+@dataclass(frozen=True)
+class Source:
+    """A train split, and how its rows become documents (``sources.yaml``)."""
 
-    path: str  # directory below the root of the data
-    document: Callable[[Any], str]
-    held_out: int = 0  # one document of ``held_out`` is held out, by its hash; 0 for none
-    rows: int | None = None  # the first rows alone
+    path: str
+    document: str
+    held_out: int = 0
+    rows: int | None = None
+
+    def documents(self, frame: pd.DataFrame) -> list[str]:
+        """Return the document of each row."""
+        template = _ENVIRONMENT.from_string(self.document)
+        return [template.render(row) for row in frame.to_dict("records")]
 
 
-def clean_hellaswag(text: str) -> str:
+def _clean(text: str) -> str:
     """Return a text of HellaSwag without its markup, as lm-eval shows it."""
     return re.sub(r"\[.*?\]", "", text.replace(" [title]", ". ")).replace("  ", " ").strip()
 
 
-def _hellaswag(row: Any) -> str:
-    context = f"{row.activity_label}: {row.ctx_a} {row.ctx_b.capitalize()}"
-    return f"{clean_hellaswag(context)} {clean_hellaswag(row.endings[int(row.label)])}"
-
-
-def _piqa(row: Any) -> str:
-    return f"Question: {row.goal}\nAnswer: {(row.sol1, row.sol2)[int(row.label)]}"
-
-
-def _choice(question: str, row: Any) -> str:
-    return f"{question} {row.choices['text'][list(row.choices['label']).index(row.answerKey)]}"
-
-
-SOURCES = {
-    "boolq": Source("aps/super_glue/boolq", lambda row: row.passage, 8),
-    "hellaswag": Source("Rowan/hellaswag/default", _hellaswag, 2),
-    "piqa": Source("baber/piqa/default", _piqa, 4),
-    "arc_challenge": Source(
-        "allenai/ai2_arc/ARC-Challenge",
-        lambda row: _choice(f"Question: {row.question}\nAnswer:", row),
-    ),
-    "openbookqa": Source("allenai/openbookqa/main", lambda row: _choice(row.question_stem, row)),
-    "winogrande": Source(
-        "allenai/winogrande/winogrande_xl",
-        lambda row: row.sentence.replace("_", row.option1 if row.answer == "1" else row.option2),
-    ),
-    "nq_open": Source(
-        "google-research-datasets/nq_open/nq_open",
-        lambda row: f"Question: {row.question}?\nAnswer: {row.answer[0]}",
-    ),
-    "gsm8k": Source(
-        "openai/gsm8k/main",
-        lambda row: f"Question: {row.question}\nAnswer: {re.sub(r'<<.*?>>', '', row.answer)}",
-        rows=2000,  # a fifth of the text; arithmetic is not what is measured
-    ),
-    "clinical_notes": Source(
-        "har1/MTS_Dialogue-Clinical_Note/default",
-        lambda row: f"{row.dialogue}\n\n{row.section_text}".replace("\r\n", "\n"),
-    ),
-}
+_ENVIRONMENT = jinja2.Environment(keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+_ENVIRONMENT.filters["clean"] = _clean
+_ENVIRONMENT.filters["without_calculations"] = lambda text: re.sub(r"<<.*?>>", "", text)
+SOURCES = read_data(__package__, "sources.yaml", dict[str, Source])
 
 PASSAGES = "boolq"
 """The source on whose held-out documents perplexity is measured."""
@@ -123,7 +96,7 @@ def read_text(root: Path) -> tuple[list[str], list[str]]:
     held_out: list[str] = []
     for name, source in SOURCES.items():
         frame = pd.read_parquet(root / source.path / "train.parquet")[: source.rows]
-        for document in dict.fromkeys(map(source.document, frame.itertuples(index=False))):
+        for document in dict.fromkeys(source.documents(frame)):
             if not overlaps(document, forbidden):
                 if not is_held_out(document, source.held_out):
                     train.append(document)
@@ -194,10 +167,9 @@ def write_dev(
         source = SOURCES[task]
         folder = data / source.path
         frame = pd.read_parquet(folder / "train.parquet")
-        documents = [source.document(row) for row in frame.itertuples(index=False)]
         chosen = [
             place
-            for place, document in enumerate(documents)
+            for place, document in enumerate(source.documents(frame))
             if document not in read and not overlaps(document, forbidden)
         ]
         dev = frame.iloc[chosen[:DEV_DOCUMENTS]]

@@ -27,7 +27,6 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from capmoe_zoo.smollm2.artefact import load_base
 from capmoe_zoo.smollm2.partition import (
-    Ffn,
     Recipe,
     expert_contributions,
     fit_router,
@@ -74,21 +73,22 @@ def fit(
         if ffn is None:
             continue
         x_TD = torch.cat(caught).flatten(0, 1)
-        dense = Ffn(ffn.gate_proj.weight_OI, ffn.up_proj.weight_OI, ffn.down_proj.weight_OI)
-        act_TF = dense.activations(x_TD)
-        y_TD = act_TF @ dense.down_DF.T
+        act_TF = functional.silu(x_TD @ ffn.gate_proj.weight_OI.T)
+        act_TF = act_TF * (x_TD @ ffn.up_proj.weight_OI.T)
+        down_DF = ffn.down_proj.weight_OI
+        y_TD = act_TF @ down_DF.T
         size_T = y_TD.pow(2).sum(1)
         root_T1 = (size_T + size_T.median()).rsqrt()[:, None]
-        order_F = neuron_order(dense, act_TF.cpu(), recipe).to(x_TD.device)
+        order_F = neuron_order(down_DF.cpu(), act_TF.cpu(), recipe).to(x_TD.device)
         ffn.permute(order_F)
-        dense, act_TF = dense.permuted(order_F), act_TF[:, order_F]
-        router_ED = fit_router(x_TD, expert_contributions(dense, act_TF, recipe))
+        down_DF, act_TF = down_DF[:, order_F], act_TF[:, order_F]
+        router_ED = fit_router(x_TD, expert_contributions(down_DF, act_TF, recipe))
         ones_T = x_TD.new_ones(len(x_TD))
         trials = []
         for scale in (1.0, 0.5, 0.25):  # flatter logits give the chosen experts more equal weights
             weight_TE = routing_weights(x_TD @ (scale * router_ED).T, recipe.top_k)
             masked_TF = act_TF * neuron_weights(weight_TE, recipe, ones_T)
-            residual_TD = y_TD - masked_TF @ dense.down_DF.T
+            residual_TD = y_TD - masked_TF @ down_DF.T
             error = _relative(residual_TD * root_T1, y_TD * root_T1)
             trials.append((error, scale, masked_TF, residual_TD))
         error, scale, masked_TF, residual_TD = min(trials, key=lambda trial: trial[0])

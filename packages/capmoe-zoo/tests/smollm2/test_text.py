@@ -27,7 +27,7 @@ def write(root: Path, split: str, texts: list[str]) -> None:
 def test_what_is_evaluated_is_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Source("set", lambda row: row.text, held_out=4)
+    source = Source("set", "{{text}}", held_out=4)
     monkeypatch.setattr(capmoe_zoo.smollm2.text, "SOURCES", {"boolq": source})
     passages = [" ".join(WORDS[i : i + 20]) for i in range(0, 400, 20)]
     twelve = " ".join(WORDS[20:32])  # as many as two documents may have in common
