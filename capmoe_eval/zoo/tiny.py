@@ -107,17 +107,11 @@ def _untrained(
         nn.init.normal_(model.get_input_embeddings().weight)
         for name, parameter in model.named_parameters():
             if name.endswith(".mlp.gate.weight"):
-                _skew(parameter)
+                # For zero-mean inputs a router's longer row has larger positive logits, and more
+                # tokens choose its expert.
+                log_length_E = torch.linspace(-_SKEW, _SKEW, len(parameter))
+                log_length_E = log_length_E[torch.randperm(len(parameter))]
+                parameter.mul_(_SHARPNESS * log_length_E.exp()[:, None])
             elif name.endswith(".mlp.experts.down_proj"):
                 parameter.mul_(_EXPERT_GAIN)
     return model.to(dtype).eval()
-
-
-def _skew(router_EH: torch.Tensor) -> None:
-    """Scale the rows of a router in place, so that some experts get more tokens than others.
-
-    For zero-mean inputs a longer row has larger positive logits and is chosen by more tokens.
-    """
-    num_experts = router_EH.shape[0]
-    log_length_E = torch.linspace(-_SKEW, _SKEW, num_experts)[torch.randperm(num_experts)]
-    router_EH.mul_(_SHARPNESS * log_length_E.exp()[:, None])

@@ -539,13 +539,13 @@ class MolmoProcessor(ProcessorMixin):
         pads = data["attention_mask"].argmax(dim=1).tolist()  # before each prompt
         all_crops = [crops for _, crops in rows]
         if any(all_crops):
-            data["pixel_values"] = _filled([[c.patches_NPD for c in row] for row in all_crops], 0)
-            data["image_masks"] = _filled([[c.masks_NP for c in row] for row in all_crops], 0)
-            places = [
+            placed = [
                 [shifted(crops.position_NI, before) for crops in row]
                 for row, before in zip(all_crops, pads, strict=True)
             ]
-            data["image_input_idx"] = _filled(places, NOWHERE)
+            data["pixel_values"] = _filled([[c.patches_NPD for c in row] for row in all_crops], 0)
+            data["image_masks"] = _filled([[c.masks_NP for c in row] for row in all_crops], 0)
+            data["image_input_idx"] = _filled(placed, NOWHERE)
         return BatchFeature(data)
 
     def _row(self, prompt: str, images: Sequence[Image.Image]) -> tuple[list[int], list[Crops]]:

@@ -58,7 +58,6 @@ CHANCE: Mapping[str, float] = {
 #: The tasks that a study measures the load on: two without shots and one with 25.
 STUDIED = ("openbookqa", "boolq", "arc_challenge")
 STUDIED_DOCUMENTS = 60
-_TRAINING = ("name", "origin", "seed", "steps")  # what tells one training of a study from another
 
 
 def tasks_of(chosen: recipes.Recipe) -> list[TaskId]:
@@ -250,15 +249,14 @@ def compare_origins(
         if not recipes.recipe(name).dense_steps:
             upcycled = [key for key, recipe in recipes.ZOO.items() if recipe.dense_steps]
             raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
-    trainings, made = [], []
+    trainings: list[dict[str, Any]] = []
     if out.is_file():
         with reading(out, "no file of trainings", "choose another --out"):
             trainings = json.loads(read_bytes(out))["trainings"]
-            made = [tuple(training[key] for key in _TRAINING) for training in trainings]
     tasks = [task for task in tasks_of(recipes.ZOO["olmoe"]) if task.name in STUDIED]
     for name, seed, origin in itertools.product(names, seeds, ("scratch", "upcycled")):
-        training = dict(zip(_TRAINING, (name, origin, seed, steps), strict=True))
-        if tuple(training.values()) in made:
+        training = {"name": name, "origin": origin, "seed": seed, "steps": steps}
+        if any(training.items() <= made.items() for made in trainings):
             continue
         say(f"{name}, {origin}, seed {seed}")
         chosen = recipes.recipe(name, steps=steps, seed=seed)

@@ -69,8 +69,11 @@ def batch_loss(
     loss = _read(model.lm_head, output.last_hidden_state[:, :-1], batch.labels_BS[:, 1:])
     if middle is not None:
         loss = loss + middle.loss(model, output.hidden_states[middle.layer], batch)
-    if attention and batch.sought_BSS is not None:
-        loss = loss + _missed(attention[0][:, 0], batch.sought_BSS)
+    if attention and batch.sought_BSS is not None and batch.sought_BSS.any():
+        # How far the head misses the positions that it is to attend to: −log of their share.
+        share_BS = (attention[0][:, 0] * batch.sought_BSS).sum(-1)
+        share_N = share_BS[batch.sought_BSS.any(-1)]
+        loss = loss - share_N.clamp_min(1e-9).log().mean()
     if aux > 0:
         real_N = (batch.input_ids_BS != model.config.pad_token_id).flatten()
         top_k = int(model.config.num_experts_per_tok)
@@ -104,15 +107,6 @@ def _attention_of(model: PreTrainedModel, layer: int | None) -> Iterator[list[Te
     finally:
         hook.remove()
         attention.config = config
-
-
-def _missed(attention_BSS: Tensor, sought_BSS: Tensor) -> Tensor:
-    """Return how far a head misses the positions that it is to attend to: −log of their share."""
-    seeking_BS = sought_BSS.any(-1)
-    if not seeking_BS.any():
-        return attention_BSS.new_zeros(())
-    share_N = (attention_BSS * sought_BSS).sum(-1)[seeking_BS]
-    return -share_N.clamp_min(1e-9).log().mean()
 
 
 def _imbalance(logits_NE: Tensor, top_k: int) -> Tensor:

@@ -75,13 +75,13 @@ def build(
     if dense_steps:
         config = MistralConfig(vocab_size=vocabulary, **DENSE)
         dense = fresh(AutoModelForCausalLM, config, seed)
-        say(f"dense: {_millions(dense)} million parameters")
+        say(f"dense: {dense.num_parameters() / 1e6:.2f} million parameters")
         # Models that are upcycled from the same dense model share its checkpoint.
         state = work / f"dense-{chosen.world}-{seed}-{dense_steps}.pt"
         part = replace(chosen, steps=dense_steps, aux=0.0)
         losses += train(dense.to(device), batches, part, checkpoint=state, say=say)
         upcycle(dense.cpu(), model, noise=chosen.noise, seed=seed)
-    say(f"{name}: {_millions(model)} million parameters")
+    say(f"{name}: {model.num_parameters() / 1e6:.2f} million parameters")
     losses += train(
         model.to(device),
         batches,
@@ -118,10 +118,6 @@ def fresh(kind: Any, config: PretrainedConfig, seed: int) -> PreTrainedModel:
         torch.default_generator.manual_seed(seed)
         model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
         return model
-
-
-def _millions(model: PreTrainedModel) -> str:
-    return f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.2f}"
 
 
 def save(model: PreTrainedModel, directory: Path) -> None:
@@ -223,6 +219,10 @@ def upcycle(dense: PreTrainedModel, sparse: PreTrainedModel, *, noise: float, se
     """
     source, target = dense.state_dict(), sparse.state_dict()
     generator = torch.Generator().manual_seed(seed)
+
+    def noisy(weight: Tensor) -> Tensor:
+        return weight + noise * weight.std() * torch.randn(weight.shape, generator=generator)
+
     with torch.no_grad():
         for name, weight in target.items():
             if name in source and source[name].shape == weight.shape:
@@ -232,25 +232,18 @@ def upcycle(dense: PreTrainedModel, sparse: PreTrainedModel, *, noise: float, se
             gate_DH, up_DH, down_HD = (
                 source[f"{mlp}.{part}_proj.weight"] for part in ("gate", "up", "down")
             )
-            shared = target.get(f"{mlp}.shared_expert.gate_proj.weight")
-            cut = 0 if shared is None else len(shared)
-            if shared is not None:
-                prefix = f"{mlp}.shared_expert"
-                target[f"{prefix}.gate_proj.weight"].copy_(gate_DH[:cut])
-                target[f"{prefix}.up_proj.weight"].copy_(up_DH[:cut])
+            cut, shared = 0, f"{mlp}.shared_expert"
+            if f"{shared}.gate_proj.weight" in target:
+                cut = len(target[f"{shared}.gate_proj.weight"])
+                target[f"{shared}.gate_proj.weight"].copy_(gate_DH[:cut])
+                target[f"{shared}.up_proj.weight"].copy_(up_DH[:cut])
                 # Doubled, because an untrained sigmoid gate is about one half.
-                target[f"{prefix}.down_proj.weight"].copy_(2 * down_HD[:, :cut])
+                target[f"{shared}.down_proj.weight"].copy_(2 * down_HD[:, :cut])
             gate_up_EIH = target[f"{mlp}.experts.gate_up_proj"]
             down_EHI = target[f"{mlp}.experts.down_proj"]
-            n_experts, width = down_EHI.shape[0], down_EHI.shape[2]
-            parts = (len(gate_DH) - cut) // width
+            n_experts, _, width = down_EHI.shape
             for expert in range(n_experts):
-                start = cut + expert % parts * width
+                start = cut + expert * width % (len(gate_DH) - cut)
                 rows = slice(start, start + width)
-                gate_up_IH = torch.cat([gate_DH[rows], up_DH[rows]])
-                gate_up_EIH[expert].copy_(_noisy(gate_up_IH, noise, generator))
-                down_EHI[expert].copy_(_noisy(down_HD[:, rows], noise, generator))
-
-
-def _noisy(weight: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    return weight + noise * weight.std() * torch.randn(weight.shape, generator=generator)
+                gate_up_EIH[expert].copy_(noisy(torch.cat([gate_DH[rows], up_DH[rows]])))
+                down_EHI[expert].copy_(noisy(down_HD[:, rows]))

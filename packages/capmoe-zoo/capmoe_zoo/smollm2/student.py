@@ -118,20 +118,12 @@ def trained_state(student: LlamaForCausalLM) -> dict[str, Tensor]:
 
 
 def load_trained(student: LlamaForCausalLM, state: dict[str, Tensor]) -> None:
-    """Put a state of ``trained_state`` into a student that was just built.
-
-    Raises:
-        ValueError: The state is of another model.
-    """
-    expected = trained_state(student)
-    if expected.keys() != state.keys():
-        names = sorted(expected.keys() ^ state.keys())
-        raise ValueError(f"the state is of another model; the first name of one alone: {names[0]}")
+    """Put a state of ``trained_state`` into a student that was just built by the same recipe."""
     for name, module in student.named_modules():
         if isinstance(module, PartitionedFfn):
             module.permute(state[f"{name}.order_F"].long())
     with torch.no_grad():
-        for name, target in expected.items():
+        for name, target in trained_state(student).items():
             target.copy_(state[name])
 
 
@@ -141,11 +133,6 @@ _SAME = (
     *("tie_word_embeddings", "rope_parameters", "bos_token_id", "eos_token_id", "pad_token_id"),
 )
 """What the configurations of both classes have alike."""
-
-
-def _merged(module: Any) -> Tensor:
-    weight: Tensor = module.merged() if isinstance(module, LowRank) else module.weight
-    return weight
 
 
 @torch.no_grad()
@@ -167,33 +154,30 @@ def to_stock(student: LlamaForCausalLM) -> Qwen2MoeForCausalLM:
         qkv_bias=False,
         dtype="float32",
     )
-    state = {}
-    for name, parameter in student.named_parameters():
-        if name.startswith("model.layers.") and "norm" not in name:
+    state = {
+        name: parameter.detach()
+        for name, parameter in student.named_parameters()
+        if not name.startswith("model.layers.") or "norm" in name
+    }
+    for name, module in student.named_modules():
+        if isinstance(module, LowRank):
+            state[f"{name}.weight"] = module.merged()
+    shared, experts = recipe.shared, (recipe.experts, recipe.width, -1)
+    for name, ffn in student.named_modules():
+        if not isinstance(ffn, PartitionedFfn):
             continue
-        state[name] = parameter.detach()
-    for index, layer in enumerate(student.model.layers):
-        prefix = f"model.layers.{index}"
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            projection = getattr(layer.self_attn, name)
-            state[f"{prefix}.self_attn.{name}.weight"] = _merged(projection)
-        mlp, prefix = layer.mlp, f"{prefix}.mlp"
-        gate_FD, up_FD, down_DF = (_merged(m) for m in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-        if not isinstance(mlp, PartitionedFfn):
-            state[f"{prefix}.gate_proj.weight"] = gate_FD
-            state[f"{prefix}.up_proj.weight"] = up_FD
-            state[f"{prefix}.down_proj.weight"] = down_DF
-            continue
-        shared, experts = recipe.shared, (recipe.experts, recipe.width, -1)
-        state[f"{prefix}.shared_expert.gate_proj.weight"] = gate_FD[:shared].clone()
-        state[f"{prefix}.shared_expert.up_proj.weight"] = up_FD[:shared].clone()
-        state[f"{prefix}.shared_expert.down_proj.weight"] = 2 * down_DF[:, :shared]
-        state[f"{prefix}.shared_expert_gate.weight"] = mlp.shared_gate_D[None]
-        state[f"{prefix}.gate.weight"] = mlp.router_ED
+        gate_FD, up_FD, down_DF = (
+            state.pop(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
+        )
+        state[f"{name}.shared_expert.gate_proj.weight"] = gate_FD[:shared].clone()
+        state[f"{name}.shared_expert.up_proj.weight"] = up_FD[:shared].clone()
+        state[f"{name}.shared_expert.down_proj.weight"] = 2 * down_DF[:, :shared]
+        state[f"{name}.shared_expert_gate.weight"] = ffn.shared_gate_D[None]
+        state[f"{name}.gate.weight"] = ffn.router_ED
         gate_EWD, up_EWD = gate_FD[shared:].view(experts), up_FD[shared:].view(experts)
-        state[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate_EWD, up_EWD], dim=1)
+        state[f"{name}.experts.gate_up_proj"] = torch.cat([gate_EWD, up_EWD], dim=1)
         down_EWD = recipe.top_k * down_DF[:, shared:].T.reshape(experts)
-        state[f"{prefix}.experts.down_proj"] = down_EWD.transpose(1, 2).contiguous()
+        state[f"{name}.experts.down_proj"] = down_EWD.transpose(1, 2).contiguous()
     stock = Qwen2MoeForCausalLM(config).eval()
     # With tied embeddings the head is in no state.
     missing, unexpected = stock.load_state_dict(state, strict=False)
