@@ -29,12 +29,12 @@ from capmoe_zoo.worlds.pictures.scene import (
     LETTERS,
     PictureFact,
     Scene,
-    choice,
-    claim,
     content,
     facts,
+    four_options,
     named_patches,
     scene,
+    supposed,
 )
 
 if TYPE_CHECKING:
@@ -115,17 +115,14 @@ def _asked(fact: PictureFact, form: int, draw: Draw) -> tuple[Pieces, str]:
         return [opening, _ANSWER], fact.value
     if form == 1:
         true = draw.chance(0.5)
-        question, value = claim(fact, draw, true=true)
-        guess = f" Is it {value}"
-        rest = question.removeprefix(fact.ask + guess)
-        answer = "yes" if true else "no"
-        return [opening, (guess, answer), (rest, None), _ANSWER], answer
-    made = choice(fact, draw)
-    options = [
-        (f"\n{letter}. {option}", "yes" if letter == made.answer else "no")
-        for letter, option in zip(LETTERS, made.options, strict=True)
+        guess, answer = f" Is it {supposed(fact, draw, true=true)}", "yes" if true else "no"
+        return [opening, (guess, answer), ("?", None), _ANSWER], answer
+    options, right = four_options(fact, draw)
+    lines = [
+        (f"\n{letter}. {option}", "yes" if letter == right else "no")
+        for letter, option in zip(LETTERS, options, strict=True)
     ]
-    return [opening, *options, _ANSWER], made.answer
+    return [opening, *lines, _ANSWER], right
 
 
 def pixels(image: Image.Image) -> Tensor:
@@ -199,7 +196,7 @@ def picture_batch(
 
 def _questions(picture_scene: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:
     """Yield the pieces of questions after the picture, and their answers, without end."""
-    scene_facts = facts(picture_scene)
+    scene_facts = list(facts(picture_scene))
     kinds = sorted({fact.kind for fact in scene_facts})
     weights = [_TRAINING.weights[kind] for kind in kinds]
     while True:

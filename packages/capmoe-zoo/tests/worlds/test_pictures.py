@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.evaluation import SETS
-from capmoe_zoo.worlds.pictures.scene import choice, claim, facts, scene
+from capmoe_zoo.worlds.pictures.scene import facts, four_options, scene, supposed
 
 
 @given(st.integers(0, 10**9).map(lambda seed: Draw(f"test-{seed}")))
@@ -25,14 +25,11 @@ def test_the_forms_of_a_question(draw):
         if fact.kind == "existence":
             assert fact.value in phrases
             assert not phrases & set(fact.wrong)
-        for true in (True, False):
-            question, value = claim(fact, draw, true=true)
-            assert question == f"{fact.ask} Is it {value}?"
-            assert (value == fact.value) == true
-            assert (value in fact.wrong) != true
-        made = choice(fact, draw)
-        assert len(set(made.options)) == 4
-        assert made.options["ABCD".index(made.answer)] == fact.value
+        assert supposed(fact, draw, true=True) == fact.value
+        assert supposed(fact, draw, true=False) in fact.wrong
+        options, answer = four_options(fact, draw)
+        assert len(set(options)) == 4
+        assert options["ABCD".index(answer)] == fact.value
 
 
 def test_the_categories_are_those_of_the_tasks():

@@ -24,10 +24,10 @@ from capmoe_zoo.worlds.pictures.scene import (
     LETTERS,
     PictureFact,
     Scene,
-    choice,
-    claim,
     facts,
+    four_options,
     scene,
+    supposed,
 )
 
 SPLITS = ("dev", "test")
@@ -80,7 +80,7 @@ def _mme(split: str) -> Iterator[Row]:
                 yield {
                     "question_id": f"{category}/{number:04}.bmp",
                     "image": image,
-                    "question": claim(fact, draw, true=true)[0],
+                    "question": f"{fact.ask} Is it {supposed(fact, draw, true=true)}?",
                     "answer": "Yes" if true else "No",
                     "category": category,
                 }
@@ -99,13 +99,13 @@ def _mmbench(split: str) -> Iterator[Row]:
         for category, kind in itertools.islice(itertools.cycle(turns), MMBENCH_QUESTIONS):
             picture_scene, fact = asked(kind, draw)
             image = drawn(picture_scene, draw)
-            made, number = choice(fact, draw), next(index)
+            (first, _), number = four_options(fact, draw), next(index)
             for turn in range(len(LETTERS)):
                 # The options are moved on by a number of places, the last to the first.
-                options = made.options[-turn:] + made.options[:-turn]
+                options = first[-turn:] + first[:-turn]
                 yield {
                     "index": number + turn * ROTATION,
-                    "question": made.question,
+                    "question": fact.ask,
                     "hint": "nan",
                     "answer": LETTERS[options.index(fact.value)],
                     **dict(zip(LETTERS, options, strict=True)),
@@ -124,15 +124,15 @@ def _seedbench(split: str) -> Iterator[Row]:
         turns = itertools.islice(itertools.cycle(kinds), SEEDBENCH_QUESTIONS)
         for number, kind in enumerate(turns):
             picture_scene, fact = asked(kind, draw)
-            made = choice(fact, draw)
+            options, answer = four_options(fact, draw)
             name = f"{dimension}_{number}"
             columns = [f"choice_{letter.lower()}" for letter in LETTERS]
             yield {
-                "answer": made.answer,
-                **dict(zip(columns, made.options, strict=True)),
+                "answer": answer,
+                **dict(zip(columns, options, strict=True)),
                 "data_id": [f"{name}.bmp"],
                 "data_type": "image",
-                "question": made.question,
+                "question": fact.ask,
                 "question_id": name,
                 "question_type_id": dimension,
                 "image": [drawn(picture_scene, draw)],

@@ -156,25 +156,15 @@ class PictureFact:
     wrong: tuple[str, ...]  # three answers or more
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A question with four options."""
-
-    question: str
-    options: tuple[str, ...]
-    answer: str  # the letter
+def supposed(fact: PictureFact, draw: Draw, *, true: bool) -> str:
+    """Return the answer that a claim supposes: the right one if ``true``, else a wrong one."""
+    return fact.value if true else draw.one(fact.wrong)
 
 
-def claim(fact: PictureFact, draw: Draw, *, true: bool) -> tuple[str, str]:
-    """Return a question whose answer is yes if ``true``, else no, and the answer it supposes."""
-    value = fact.value if true else draw.one(fact.wrong)
-    return f"{fact.ask} Is it {value}?", value
-
-
-def choice(fact: PictureFact, draw: Draw) -> Choice:
-    """Return a question with the right and three wrong options in a random order."""
+def four_options(fact: PictureFact, draw: Draw) -> tuple[tuple[str, ...], str]:
+    """Return the right and three wrong options in a random order, and the right one's letter."""
     options = tuple(draw.shuffled([fact.value, *draw.some(fact.wrong, 3)]))
-    return Choice(fact.ask, options, LETTERS[options.index(fact.value)])
+    return options, LETTERS[options.index(fact.value)]
 
 
 def content(scene: Scene, draw: Draw) -> tuple[str, str]:
@@ -217,11 +207,6 @@ def named_patches(scene: Scene, draw: Draw) -> dict[tuple[int, int], str]:
     return named
 
 
-def facts(scene: Scene) -> list[PictureFact]:
-    """Return all that is asked of a scene."""
-    return list(_facts(scene))
-
-
 def _fact(kind: str, value: str, possible: Iterable[str], **words: str) -> PictureFact:
     """Return a fact; the ``words`` fill the wording."""
     wrong = tuple(other for other in possible if other != value)
@@ -241,7 +226,8 @@ _POSSIBLE: dict[str, Iterable[str]] = {
 }
 
 
-def _facts(scene: Scene) -> Iterator[PictureFact]:
+def facts(scene: Scene) -> Iterator[PictureFact]:
+    """Yield all that is asked of a scene."""
     things = scene.things
     colors = Counter(thing.color for thing in things)
     shapes = Counter(thing.shape for thing in things)
