@@ -25,13 +25,13 @@ from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.names import base_name
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
+from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.checkpoints import (
     TRAINED,
     reads_pictures,
     trained_config,
     trained_model,
-    trained_processor,
-    trained_tokenizer,
+    trained_reader,
 )
 from capmoe_eval.zoo.tiny import (
     TINY_FAMILIES,
@@ -207,7 +207,7 @@ def reader_of(model: ModelId) -> Any:
         if f"{prefix}:" == TINY:
             return tiny_processor() if name == TINY_LLAVA else tiny_tokenizer()
         images = base_name(name) in TRAINED and reads_pictures(name)
-        return (trained_processor if images else trained_tokenizer)(name)
+        return trained_reader(WEIGHTS / name, pictures=images)
     field = "model.tokenizer" if model.tokenizer else "model.pretrained"
     place = model.tokenizer or model.checkpoint
     kinds = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING

@@ -66,19 +66,11 @@ def reads_pictures(name: str) -> bool:
     return hasattr(trained_config(name), "vision_config")
 
 
-def trained_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a trained model."""
-    return tokenizer_of(WEIGHTS / name)
+def trained_reader(directory: Path, *, pictures: bool) -> PreTrainedTokenizerFast | LlavaProcessor:
+    """Return what a model in a directory reads with: a tokenizer, or for pictures a processor.
 
-
-def tokenizer_of(directory: Path) -> PreTrainedTokenizerFast:
-    """Return the tokenizer in a model's directory, or that of the mini-world if it has none."""
+    The tokenizer is its own, or that of the mini-world if it has none.
+    """
     file = directory / "tokenizer.json"
-    return wrapped(Tokenizer.from_file(str(file))) if file.is_file() else miniworld_tokenizer()
-
-
-def trained_processor(name: str) -> LlavaProcessor:
-    """Return the processor of a trained model; UsageError for one that reads no pictures."""
-    if not reads_pictures(name):
-        raise bad_choice("name", name, [key for key in TRAINED if reads_pictures(key)])
-    return picture_processor(trained_tokenizer(name))
+    tokenizer = wrapped(Tokenizer.from_file(str(file))) if file.is_file() else miniworld_tokenizer()
+    return picture_processor(tokenizer) if pictures else tokenizer

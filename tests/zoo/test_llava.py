@@ -8,8 +8,6 @@ import torch
 from PIL import Image
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
-from capmoe_eval.errors import UsageError
-from capmoe_eval.zoo.checkpoints import trained_processor
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, MEAN, SPREAD
 from capmoe_eval.zoo.tiny import tiny_llava, tiny_processor, tiny_tokenizer
 
@@ -56,8 +54,3 @@ def test_the_tiny_llava_sees_and_is_the_same_each_time(model):
     assert not torch.allclose(logits(picture(0)), logits(picture(1)), atol=1e-3)
     again = tiny_llava(vocab_size=len(processor.tokenizer), image_token_id=processor.image_token_id)
     assert all(map(torch.equal, model.parameters(), again.parameters()))
-
-
-def test_a_model_of_text_has_no_processor_of_pictures():
-    with pytest.raises(UsageError, match="llava_olmoe"):
-        trained_processor("olmoe")

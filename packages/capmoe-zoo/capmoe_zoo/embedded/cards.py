@@ -36,9 +36,9 @@ from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
-from capmoe_eval.zoo.checkpoints import tokenizer_of
+from capmoe_eval.zoo.checkpoints import trained_reader
 from capmoe_eval.zoo.hub import embedded_hub
-from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
+from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.sets import WORLDS
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
@@ -66,12 +66,6 @@ def tasks_of(chosen: recipes.Recipe) -> list[TaskId]:
     options = [option for name in names for option in load_option("tasks", name).values()]
     tasks = [TASK_DEFAULTS | dict(option) for option in options]
     return [TaskId(task["lm_eval"], **{key: task[key] for key in TASK_FIELDS}) for task in tasks]
-
-
-def reader_of(chosen: recipes.Recipe, directory: Path) -> Any:
-    """Return what reads the tasks of a model: its tokenizer, or a processor that has it."""
-    tokenizer = tokenizer_of(directory)
-    return picture_processor(tokenizer) if chosen.data == "pictures" else tokenizer
 
 
 def write(
@@ -113,7 +107,9 @@ def write(
             "final_loss": _final(losses),
         }
     if chosen.data in WORLDS:
-        card |= _measured(name, chosen, model, reader_of(chosen, directory), say)
+        card |= _measured(
+            name, chosen, model, trained_reader(directory, pictures=chosen.data == "pictures"), say
+        )
         scores = [card[key] for key in ("accuracy", "accuracy_dropped", "accuracy_silent")]
         chance = {task: CHANCE[task] for task in card["accuracy"]}
         template = jinja2.Template(

@@ -12,7 +12,7 @@ import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS
-from capmoe_eval.zoo.checkpoints import trained_config, trained_model, trained_tokenizer
+from capmoe_eval.zoo.checkpoints import trained_config, trained_model, trained_reader
 from capmoe_eval.zoo.sets import WORLDS
 from capmoe_eval.zoo.tiny import tiny_config
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
@@ -183,7 +183,7 @@ def plain(config):
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_model_was_made_by_its_recipe(name):
-    vocabulary = len(trained_tokenizer(name))
+    vocabulary = len(trained_reader(WEIGHTS / name, pictures=False))
     made = recipes.configuration(recipes.recipe(name), vocabulary)
     assert plain(trained_config(name)) == plain(made)
 
@@ -205,7 +205,8 @@ def test_a_shipped_model_is_as_its_card_says(name):
     quick = ("openbookqa", "piqa", "boolq", "mme", "seedbench")
     chosen = recipes.recipe(name)
     tasks = [task for task in cards.tasks_of(chosen) if task.name in quick]
-    reader, baseline = cards.reader_of(chosen, WEIGHTS / name), create_method("baseline")
+    reader = trained_reader(WEIGHTS / name, pictures=chosen.data == "pictures")
+    baseline = create_method("baseline")
     results = cards.measure(name, model, baseline, reader, tasks, limit=cards.FIRST)
     for task, part in results.items():
         # Another processor may turn a near tie.
