@@ -276,7 +276,11 @@ class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         text: Any = config.text_config
         self.language_model = OlmoeModel(text)
-        self.vision_backbone = VisionBackbone(config.vision_config, config.adapter_config)
+        vision: Any = config.vision_config
+        adapter: Any = config.adapter_config
+        # transformers sets the kernel of attention of models alone, and has no public name for it.
+        vision._attn_implementation = adapter._attn_implementation = config._attn_implementation
+        self.vision_backbone = VisionBackbone(vision, adapter)
         self.lm_head = nn.Linear(text.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
