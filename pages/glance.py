@@ -106,11 +106,12 @@ def caption() -> str:
     documents = f"{effect.documents:,} questions"
     others = [-(change(m, 1.0).points or 0.0) for m in _TITLES if m != "score"]
     before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
+    families = ", ".join(FAMILIES[name] for name in before)
     drop = f"docs/{_source('score γ=1 − baseline')}"
     rest = f"docs/{_source('reverse order γ=1 − baseline', 'order γ=1 − baseline')}"
     mean, interval = _points(effect).split(" ", 1)
     return paragraph(
-        f"*{len(effect.models)} tiny trained models ({_families(before)}), {documents}. At γ=1 the "
+        f"*{len(effect.models)} tiny trained models ({families}), {documents}. At γ=1 the "
         f"load of the fullest rank falls from [{_mean(before)}]({drop}) to "
         f"[{_mean(after)}]({drop}) times the mean load before drops. Token Drop, which keeps the "
         f"pairs with the highest gate scores, changes accuracy by [{mean}]({drop}) {interval} "
@@ -154,10 +155,6 @@ def headline() -> str:
 def _in_print(effect: Effect) -> str:
     """Return what Table 1 prints for the change of Token Drop at γ=1, on an effect's tasks."""
     return shown(printed_gap("score", "baseline", 1.0, tasks_of(effect))[0], "{:+.1f}")
-
-
-def _families(names: Mapping[str, float]) -> str:
-    return ", ".join(FAMILIES[name] for name in names)
 
 
 def _mean(values: Mapping[str, float]) -> str:

@@ -23,7 +23,7 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
-from capmoe_eval.paper.pairing import Paired, shares
+from capmoe_eval.paper.pairing import shares
 from pages import ROOT, paragraph, table
 
 YAML: Final = ROOT / "packages/capmoe-report/capmoe_report/data/protocol.yaml"
@@ -83,20 +83,15 @@ def _evidence() -> Evidence:
     return evidence_of("zoo", read_results(ROOT / "results" / "zoo", []))
 
 
-def _paired(first: Side, second: Side) -> dict[str, dict[str, Paired]]:
-    """Return the documents of the exploratory records of both sides, by model and task."""
-    evidence = _evidence()
-    models = sorted(evidence.pooled)
-    cells = [evidence.pick(side, *models) for side in (first, second)]
-    return pair_cells(evidence.results, cells[0], cells[1], {} if first.task else evidence.idle)[0]
-
-
 def planned(run: str, row: Mapping[str, Any], contrast: Contrast) -> Planned:
     """Return what a contrast of accuracy can decide, at the level of Holm's first step."""
     second = contrast.second
     if second.knobs.get("count_padding"):  # with the exploratory γ; that of equal C has no records
         second = second.model_copy(update={"gamma": contrast.first.gamma})
-    pairs = _paired(contrast.first, second)
+    evidence = _evidence()
+    sides = [evidence.pick(s, *sorted(evidence.pooled)) for s in (contrast.first, second)]
+    idle = {} if contrast.first.task else evidence.idle
+    pairs, _ = pair_cells(evidence.results, sides[0], sides[1], idle)
     corrected = sum("secondary" not in each for each in protocol()["primary"][run])
     level = protocol()["level"] / (1 if "secondary" in row else corrected)
     if run == "real":

@@ -265,14 +265,15 @@ def progress() -> str:
     done, missing = 0, []
     for row in protocol()["settings"]:
         side = Side.model_validate(row["side"])
-        tasks = [t for group in row["run_on"] for t in protocol()["sets"][group] if _enters(t)]
+        tasks = [
+            task
+            for group in row["run_on"]
+            for task in protocol()["sets"][group]
+            if task.startswith("passages") or task in answerable()
+        ]
         lacking = [task for task in tasks if len(cells_of(side, task)) < row.get("runs", 1)]
         done += len(tasks) - len(lacking)
         if lacking:
             missing.append((str(row["priority"]), str(side), ", ".join(lacking)))
     words = paragraph(f"Settings of a task with records: {done}. Those without:")
     return words + "\n" + table(("priority", "setting", "not run on"), missing)
-
-
-def _enters(task: str) -> bool:
-    return task.startswith("passages") or task in answerable()

@@ -215,22 +215,19 @@ def _agreement(claim: Claim, other: Claim) -> Finding:
     return Finding(verdict=verdict, text=text)
 
 
-def _judged(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
-    """Return a finding for each contrast; one of the replication's has its finding there."""
-    findings: dict[Contrast, Finding] = {}
-    for claim in replication_claims():
-        if set(contrasts) & set(claim.contrasts) - findings.keys():
-            judged = judge_contrasts(claim.contrasts, evidence)
-            findings = dict(zip(claim.contrasts, judged, strict=True)) | findings
-    rest = [contrast for contrast in contrasts if contrast not in findings]
-    findings |= zip(rest, judge_contrasts(rest, evidence), strict=True)
-    return [findings[contrast] for contrast in contrasts]
-
-
 def _measured(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
-    """Return what contrasts say of a claim: all must hold."""
-    findings = _judged(contrasts, evidence)
-    texts = []
+    """Return what contrasts say of a claim: all must hold.
+
+    A contrast that a claim of the replication has, too, is corrected as it is there.
+    """
+    judged: dict[Contrast, Finding] = {}
+    for claim in replication_claims():
+        if set(contrasts) & set(claim.contrasts) - judged.keys():
+            of_claim = judge_contrasts(claim.contrasts, evidence)
+            judged = dict(zip(claim.contrasts, of_claim, strict=True)) | judged
+    rest = [contrast for contrast in contrasts if contrast not in judged]
+    judged |= zip(rest, judge_contrasts(rest, evidence), strict=True)
+    findings, texts = [judged[contrast] for contrast in contrasts], []
     if missing := [finding.label for finding in findings if not finding.documents]:
         texts.append(f"No records of: {'; '.join(missing)}.")
     effects = [evidence.effect(c.first, c.second, c.model) for c in contrasts]

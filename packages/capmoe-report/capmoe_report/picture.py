@@ -55,12 +55,17 @@ def words(label: str) -> str:
 
 def draw(file: VerdictFile) -> Figure:
     """Draw the contrast that decides each claim, and below it the effects of the others."""
-    claims = [(_title(claim), rows) for claim in file.claims if (rows := _in_points(claim))]
-    texts = [textwrap.fill(_contrast(rows), 70) for _, rows in claims]
-    lines = sum(t.count("\n") + 1 for t in (*texts, *(title for title, _ in claims)))
+    panels = []
+    for claim in file.claims:
+        if rows := _in_points(claim):
+            verdict = " ".join([claim.verdict, claim.scope]).rstrip()
+            title = textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 62)
+            others = f"; {len(rows) - 1} more" if len(rows) > 1 else ""
+            panels.append((title, textwrap.fill(words(rows[0].label) + others, 70), rows))
+    lines = sum(text.count("\n") + 1 for panel in panels for text in panel[:2])
     with rc_context(fname=d.STYLE):
-        figure, grid = d.canvas(1.1 + _LINE * lines + 0.32 * len(claims), len(claims), sharex=True)
-        for (axes,), (title, rows), text in zip(grid, claims, texts, strict=True):
+        figure, grid = d.canvas(1.1 + _LINE * lines + 0.32 * len(panels), len(panels), sharex=True)
+        for (axes,), (title, text, rows) in zip(grid, panels, strict=True):
             space = "\n " * (text.count("\n") + 1)
             axes.set_title(title + space, loc="left", fontweight="bold")
             axes.text(0, 1.08, text, transform=axes.transAxes, va="bottom", fontsize=7)
@@ -79,15 +84,6 @@ def _in_points(claim: JudgedClaim) -> list[Finding]:
     """Return the contrasts of a claim that can be drawn, the one that decides it first."""
     rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
     return sorted(rows, key=lambda row: row.label != claim.decided_by)
-
-
-def _contrast(rows: Sequence[Finding]) -> str:
-    return words(rows[0].label) + (f"; {len(rows) - 1} more" if len(rows) > 1 else "")
-
-
-def _title(claim: JudgedClaim) -> str:
-    verdict = " ".join([claim.verdict, claim.scope]).rstrip()
-    return textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 62)
 
 
 def _draw_rows(axes: Any, rows: Sequence[Finding]) -> None:
