@@ -80,9 +80,8 @@ def test_shipped_results_are_finished_and_never_written(shell: Shell) -> None:
 
 
 def test_a_sweep_runs_each_cell_once(shell: Shell) -> None:
-    status, out, _ = shell(
-        "-m", "gamma=1.0,1.5,2.0", "method=baseline,score", "tasks=obqa", "limit=2"
-    )
+    words = ("-m", "gamma=1.0,1.5,2.0", "method=baseline,score", "tasks=obqa", "limit=2")
+    status, out, _ = shell(*words)
     assert status == 0
     assert "4 computed, 0 finished before, 0 failed" in out  # the baseline has no γ
 
@@ -162,18 +161,15 @@ def test_the_tasks_that_run_programs_are_those_of_the_sandbox() -> None:
 def test_a_package_that_is_not_installed_is_one_line(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, command in {
-        "lm_eval": "lm_eval: is not installed; pip install lm-eval",
-        "PIL": "PIL: is not installed; pip install pillow",
-        "nowhere": "nowhere: is not installed; pip install nowhere",
-    }.items():
+    for name, package in {"lm_eval": "lm-eval", "PIL": "pillow", "nowhere": "nowhere"}.items():
         monkeypatch.setattr(
             commandline, "execute", lambda *_, name=name: importlib.import_module(f"{name}.a")
         )
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
             status, _, err = shell("tasks=obqa")
-        assert (status, err) == (2, f"error: {command}\n")
+        line = f"error: {name}: is not installed; pip install {package}\n"
+        assert (status, err) == (2, line)
 
 
 @pytest.mark.nightly
@@ -204,21 +200,15 @@ def test_a_broken_invariant_is_said_to_need_mending(
 
 
 @pytest.mark.slow
-def test_a_knob_that_no_method_of_the_run_has_is_warned_of(shell: Shell) -> None:
-    words = "model=tiny_olmoe", "tasks=obqa", "limit=1", "seed=2"
-    message = "warning: seed=2: has no effect on order; it is a knob of random"
-    _, _, err = shell(*words, "gamma=1.0", "method=order")
-    assert err.count(message) == 1
-    _, _, err = shell("-m", *words, "gamma=1.0", "method=order,random")
-    assert "has no effect" not in err
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
-def test_a_device_map_without_a_gpu_is_warned_of(shell: Shell) -> None:
-    _, _, err = shell("model=tiny_olmoe", "tasks=obqa", "limit=1", "device_map=auto")
+def test_what_has_no_effect_is_warned_of(shell: Shell) -> None:
+    words = "model=tiny_olmoe", "tasks=obqa", "limit=1", "seed=2", "gamma=1.0"
+    _, _, err = shell(*words, "method=order", "device_map=auto")
+    assert err.count("warning: seed=2: has no effect on order; it is a knob of random") == 1
     message = f"warning: device_map=auto: torch {torch.__version__} sees no GPU here; the model is "
     assert err.count(f"{message}computed on the CPU") == 1
+    _, _, err = shell("-m", *words, "method=order,random")
+    assert "has no effect" not in err
 
 
 def test_variants_are_presets() -> None:

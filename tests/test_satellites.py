@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -16,7 +13,7 @@ import pytest
 from capmoe_eval.beside import BESIDE, Subcommand
 from capmoe_eval.routing.knobs import declared_knobs
 from tests.project import ROOT, read_toml
-from tests.test_imports import HEAVY
+from tests.test_imports import HEAVY, imported_after
 
 PROJECTS = {
     project["name"]: project.get("entry-points", {})
@@ -89,7 +86,4 @@ def test_every_entry_point_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_package_starts_without_the_heavy_libraries(name: str) -> None:
     modules = [f"{name.replace('-', '_')}.{module}" for module in LIGHT[name]]
-    code = "import importlib, json, sys; list(map(importlib.import_module, sys.argv[1:]))"
-    words = [sys.executable, "-c", f"{code}; print(json.dumps(list(sys.modules)))", *modules]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert not {*HEAVY, "vllm"} & {*json.loads(done.stdout)}
+    assert not {*HEAVY, "vllm"} & imported_after(modules)[modules[-1]]

@@ -10,16 +10,14 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from capmoe_eval.routing import definition
-from capmoe_eval.routing.decision import Assignment, Scores, TokenGroups
+from capmoe_eval.routing.decision import Scores
 from capmoe_eval.routing.definition import RoutedTokens
-from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.token_drop import RandomDrop
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
-from capmoe_eval.routing.registry import method_class, method_names
+from capmoe_eval.routing.registry import method_names
 from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_group
 from tests.routing.reference import assign_reference
 
@@ -112,55 +110,6 @@ def test_a_priority_subtracts_one_from_scores_below_one(data: st.DataObject, mod
     score = [[s - less for s in row] for row, less in zip(plain.score, lowered, strict=True)]
     kept = assign_reference(dataclasses.replace(plain, score=score), uniform.method)
     assert set(kept_pairs(decide(case))) == kept
-
-
-WITHOUT_CAPACITY = [
-    name
-    for name in METHODS
-    if not (method_class(name).is_stock or "gamma" in declared_knobs(method_class(name)))
-]
-
-
-@settings(max_examples=100, deadline=None)
-@given(cases(WITHOUT_CAPACITY), st.data())
-def test_processes_that_add_their_counts_decide_as_one(case: Case, data: st.DataObject) -> None:
-    cut = data.draw(st.integers(0, len(case.scores.topk_TK)))
-    rows = slice(cut), slice(cut, None)
-    totals: list[Tensor] = []
-    while True:  # until each of the sums that a decision asks for is that of both parts
-        asked: tuple[list[Tensor], ...] = ([], [])
-        parts = zip(rows, asked, strict=True)
-        decided = [decide_part(case, part, totals, counts) for part, counts in parts]
-        if len(asked[0]) == len(totals):
-            break
-        totals.append(sum(counts[len(totals)] for counts in asked))
-    assume(totals)  # the method is one that sums over the batch
-    whole = decide(case)
-    for part, assignment in zip(rows, decided, strict=True):
-        expected = Assignment(whole.index_TS[part], whole.keep_TS[part])
-        assert kept_pairs(assignment) == kept_pairs(expected)
-
-
-def decide_part(case: Case, rows: slice, totals: list[Tensor], asked: list[Tensor]) -> Assignment:
-    """Return the decision on some tokens, for which the sums over all tokens are known in turn."""
-
-    def total(count: Tensor) -> Tensor:
-        asked.append(count)
-        return totals[len(asked) - 1] if len(asked) <= len(totals) else count
-
-    of_rows = {
-        field.name: None if value is None else value[rows]
-        for field in dataclasses.fields(Scores)
-        for value in [getattr(case.scores, field.name)]
-    }
-    whole, groups = case.context(), case.groups
-    layer = dataclasses.replace(
-        whole, image_T=case.image_T[rows], hidden_TH=case.hidden_TH[rows], total=total
-    )
-    tensors = (tensor[rows] for tensor in (groups.rows_T, groups.group_T, groups.rank_T))
-    return case.method.decide(
-        Scores(**of_rows), TokenGroups(*tensors, groups.tokens, groups.n_rows), layer
-    )
 
 
 def kept_at_random(method: RandomDrop, n_tokens: int, **stream: int) -> list[bool]:

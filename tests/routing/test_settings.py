@@ -251,10 +251,6 @@ def test_a_method_and_a_name_are_two_ways_to_the_same() -> None:
 @pytest.mark.parametrize(
     ("knobs", "line"),
     [
-        ({"name": "scroe", "gamma": 1.0}, "method=scroe: did you mean 'score'? choose one of base"),
-        ({"name": None}, "method=null: choose one of baseline, order, "),
-        ({"name": "score"}, "gamma: method 'score' needs a capacity factor"),
-        ({"name": "score", "gamma": True}, "gamma=true: the capacity factor must be"),
         ({"name": "score", "gamma": np.True_}, "gamma=True: the capacity factor must be"),
         ({"name": "score", "gamma": b"1"}, "gamma=b'1': the capacity factor must be"),
         ({"name": "score", "gamma": 1, "eq_size": 8}, "knob=eq_size: did you mean 'ep_size'?"),

@@ -75,30 +75,10 @@ def recipes(model: nn.Module) -> list[GateRecipe]:
     return [layer.gate.recipe for layer in find_moe_layers(model)]
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", EVERY)
-def test_the_router_is_understood_in_any_precision(name: str, dtype: torch.dtype) -> None:
-    """As in float32, where ``test_architectures.py`` has the recipe of every family."""
-    assert recipes(make(name).to(dtype)) == recipes(make(name))
-
-
 @pytest.mark.parametrize("name", ["olmoe", "deepseek_v3"])
 def test_an_offloaded_router_is_understood(name: str) -> None:
     with capacity_aware(offloaded(name), "score", gamma=1.0) as meter:
         assert [layer.gate.recipe for layer in meter.layers] == recipes(make(name))
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("name", ["olmoe", "qwen3_moe", "granitemoe", "ernie4_5_moe", "gpt_oss"])
-def test_subnormal_weights_are_the_routers_own(name: str) -> None:
-    model = peaked(name, torch.float16)
-    _, weight_TK, _ = routed(model, find_moe_layers(model)[0])
-    assert weight_TK.dtype == torch.float16
-    assert bool((weight_TK < torch.finfo(torch.float16).tiny).any())
-    with capacity_aware(model, "score", gamma=1.0) as meter:
-        logits(model)
-    deviations = [layer["weight_deviation"] for layer in meter.report()["layers"]]
-    assert max(deviations) <= tolerance(torch.float16)
 
 
 # Another recipe shows.

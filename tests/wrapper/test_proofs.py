@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.experiment.record import Proofs
 from capmoe_eval.routing.decision import Assignment
-from capmoe_eval.wrapper import hook, plan
+from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import logits, make
@@ -165,23 +165,16 @@ def test_nothing_is_proven_on_entry_unless_asked() -> None:
 Sabotage = Callable[[Any, pytest.MonkeyPatch], None]
 
 
-def decided_by(decide: Any) -> Sabotage:
-    return lambda _, monkeypatch: monkeypatch.setattr(hook, "decide", decide)
+def all_kept(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "decide", keep_all)
 
 
-def called_with(change: Callable[..., Tensor]) -> Sabotage:
-    """Call the first layer's experts with other indices, from those and the router's own."""
-
-    def sabotage(model: Any, _: pytest.MonkeyPatch) -> None:
-        original: list[Tensor] = []
-        layer = moe_layer(model)
-        layer.gate.register_forward_hook(lambda _m, _a, out: original.append(out[2]), prepend=True)
-        layer.experts.register_forward_pre_hook(
-            lambda _, call: (call[0], change(call[1].clone(), original[-1]), *call[2:]),
-            prepend=True,
-        )
-
-    return sabotage
+def pads_sent(model: Any, _: pytest.MonkeyPatch) -> None:
+    """Call the first layer's experts for pads."""
+    moe_layer(model).experts.register_forward_pre_hook(
+        lambda _, call: (call[0], call[1].masked_fill(~PADDED.bool().view(-1, 1), 2), *call[2:]),
+        prepend=True,
+    )
 
 
 def routed_with(change: Callable[[Tensor], Tensor]) -> Sabotage:
@@ -201,14 +194,6 @@ def logits_of_nan(model: Any, _: Any) -> None:
         moe_layer(model).gate.weight[2, 3] = torch.nan
 
 
-def everyone_grouped(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pads reach the experts if the rows are not filtered."""
-    group_tokens = plan.group_tokens
-    monkeypatch.setattr(
-        plan, "group_tokens", lambda of, **knobs: group_tokens(torch.ones_like(of), **knobs)
-    )
-
-
 def nothing_counted(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "new_columns", lambda mask, *_: torch.zeros_like(mask).bool())
 
@@ -223,32 +208,13 @@ def layer_twice(model: Any, _: Any) -> None:
     layer.forward = lambda hidden: once(hidden + 0 * once(hidden))
 
 
-def pads_sent(index_NK: Tensor, _: Tensor) -> Tensor:
-    return index_NK.masked_fill(~PADDED.bool().view(-1, 1), 2)
-
-
 @pytest.mark.parametrize(
     ("method", "gamma", "sabotage", "broken", "line"),
     [
-        # commit 174afe8 refills dropped slots from plain top-k
-        (
-            "score",
-            0.5,
-            called_with(lambda index, router: index.where(index < 8, router)),
-            "bound_holds",
-            r"bound exceeded in \d+ buckets",
-        ),
-        (
-            "score",
-            0.5,
-            decided_by(keep_all),
-            "overload_drops",
-            r"[1-9]\d* overloads without a drop",
-        ),
-        ("expert_drop", None, decided_by(keep_all), "bound_holds", "exceeded in 1 buckets"),
+        ("score", 0.5, all_kept, "overload_drops", r"[1-9]\d* overloads without a drop"),
+        ("expert_drop", None, all_kept, "bound_holds", "exceeded in 1 buckets"),
         # where nothing is dropped, and pads get others than the router's own
-        ("score", 1e9, called_with(pads_sent), "pads_take_no_slot", r"\d+ slots taken by pads"),
-        ("score", 0.5, everyone_grouped, "pads_take_no_slot", r"\d+ slots taken by pads"),
+        ("score", 1e9, pads_sent, "pads_take_no_slot", r"\d+ slots taken by pads"),
         ("score", 0.5, routed_with(lambda weight: 1.5 * weight), "gate_as_read", "weights off by"),
         ("score", 0.5, routed_with(with_nan), "gate_as_read", r"layers\.0\.mlp: .*are NaN"),
         ("baseline", None, logits_of_nan, "gate_as_read", r"layers\.0\.mlp: .*are NaN"),

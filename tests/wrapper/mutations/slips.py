@@ -255,10 +255,6 @@ def _grouped(name: str, group_of: Callable[..., Tensor], *more: Any, n_groups: i
     return Mutation(name, "group_tokens->", change, *more or (has_capacity,))
 
 
-def _in_blocks(setting: Setting) -> bool:
-    return setting.by_device and not setting.method.is_placed
-
-
 _CAPACITIES = [
     Mutation(
         "γ is a binary fraction",
@@ -292,7 +288,7 @@ _CAPACITIES = [
         "experts alternate between devices",
         "rank_of",
         lambda _: lambda expert, local, _placed=None: expert % (8 // local),
-        _in_blocks,
+        lambda s: s.by_device and not s.method.is_placed,
     ),
 ]
 
@@ -428,10 +424,6 @@ def _unprotected(setting: Setting) -> bool:
     return not setting.method.setting("protect_topk")
 
 
-def _reorders(setting: Setting) -> bool:
-    return setting.name == "macs" or (setting.adds and setting.rule in ("topk", "ranked"))
-
-
 _RANKED = "ranked_experts->"
 _CANDIDATES = [
     Mutation(
@@ -445,7 +437,7 @@ _CANDIDATES = [
         "the worst candidates come first",
         _RANKED,
         _behind(lambda others: others.flip(1)),
-        _reorders,
+        lambda s: s.name == "macs" or (s.adds and s.rule in ("topk", "ranked")),
     ),
     Mutation(
         "pairs are added to unchanged tokens alone",

@@ -161,54 +161,39 @@ def has_capacity(setting: Setting) -> bool:
     return setting.has_capacity
 
 
-def _has_images(setting: Setting) -> bool:
-    return setting.method.modality_setting is not None
-
-
-def _capped(setting: Setting) -> bool:
-    return setting.is_capped
-
-
-def _everywhere(_setting: Setting) -> bool:
-    return True
-
-
-def _local(setting: Setting) -> bool:
-    return setting.rule == "local"
-
-
-def _by_score(setting: Setting) -> bool:
-    return setting.by_score
-
-
 STAGES: list[Stage] = [
     # what a decision is made from
-    ("the mask of real tokens is", "new_columns->", MASKS, _everywhere),
-    ("the mask that the caller gave is", _of_caller, MASKS, _everywhere),
-    ("the tokens that count are", "group_tokens(counted_BS)", MASKS, _everywhere),
+    ("the mask of real tokens is", "new_columns->", MASKS, lambda _: True),
+    ("the mask that the caller gave is", _of_caller, MASKS, lambda _: True),
+    ("the tokens that count are", "group_tokens(counted_BS)", MASKS, lambda _: True),
     ("a token's group is", "group_tokens->group_T", NUMBERS, has_capacity),
-    ("a token's rank is", "hook.decide(groups.rank_T)", NUMBERS, _local),
-    ("T is", "hook.decide(groups.tokens)", GROUPS, _capped),
-    ("the scores are", "hook.decide(scores.score_TE)", SCORES, _by_score),
-    ("the gate's scores are", "Gate.scores->score_TE", SCORES, _by_score),
-    ("images are", "hook.decide(image_T)", MASKS, _has_images),
-    ("images are found to be", "find_images->", MASKS, _has_images),
+    ("a token's rank is", "hook.decide(groups.rank_T)", NUMBERS, lambda s: s.rule == "local"),
+    ("T is", "hook.decide(groups.tokens)", GROUPS, lambda s: s.is_capped),
+    ("the scores are", "hook.decide(scores.score_TE)", SCORES, lambda s: s.by_score),
+    ("the gate's scores are", "Gate.scores->score_TE", SCORES, lambda s: s.by_score),
+    ("images are", "hook.decide(image_T)", MASKS, lambda s: s.method.modality_setting is not None),
+    (
+        "images are found to be",
+        "find_images->",
+        MASKS,
+        lambda s: s.method.modality_setting is not None,
+    ),
     ("scores of other experts are", _of_others, SCORES, lambda s: s.adds and s.by_score),
     ("a random number is", "RandomDrop.random_numbers->", NUMBERS, named("random")),
     # capacities, devices, candidates
     ("C is", "capacity->", WHOLE, lambda s: s.has_capacity and s.name != "macs"),
-    ("the Cs are", "Method.limits->", GROUPS, _capped),
-    ("amounts by rank are", "by_rank(amount_E)", NUMBERS, _local),
+    ("the Cs are", "Method.limits->", GROUPS, lambda s: s.is_capped),
+    ("amounts by rank are", "by_rank(amount_E)", NUMBERS, lambda s: s.rule == "local"),
     ("what may be added is", "addable->", MASKS, lambda s: s.rule in "local global"),
     # experts of a whole batch
     ("the silent experts are", "disabled_experts->", MASKS, named("expert_drop")),
     # what comes of it
-    ("kept pairs are", "hook.decide->keep_TS", MASKS, _everywhere),
-    ("the expert of a pair is", "hook.decide->index_TS", EXPERTS, _everywhere),
-    ("weights are", "hook.combine->", WEIGHTS, _everywhere),
-    ("the kernel's sums are", "kernel.combine->", WEIGHTS, _everywhere),
-    ("the kernel's own copy of the experts is", _of_kernel, COPIES, _everywhere),
-    ("the kernel weighs a pair by", _of_rows, FACTORS, _everywhere),
+    ("kept pairs are", "hook.decide->keep_TS", MASKS, lambda _: True),
+    ("the expert of a pair is", "hook.decide->index_TS", EXPERTS, lambda _: True),
+    ("weights are", "hook.combine->", WEIGHTS, lambda _: True),
+    ("the kernel's sums are", "kernel.combine->", WEIGHTS, lambda _: True),
+    ("the kernel's own copy of the experts is", _of_kernel, COPIES, lambda _: True),
+    ("the kernel weighs a pair by", _of_rows, FACTORS, lambda _: True),
 ]
 
 KNOBS: dict[str, list[Any]] = {

@@ -26,21 +26,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def test_it_gives_what_the_emulation_gives() -> None:
-    """The cases of a few methods; ``test_equality.py`` has all of them, on several ranks."""
-    spread, alone = cases.model("olmoe", 1), cases.model("olmoe", 1)
-    shard_experts(spread)
-    split_batches(spread)
-    of_family = cases.methods("olmoe", 1)
-    for name in ("baseline", "random", "expanded_local", "score_device"):
-        ours, theirs = (
-            cases.measure(model, of_family[name], cases.inputs("olmoe"))
-            for model in (spread, alone)
-        )
-        torch.testing.assert_close(ours["logits"], theirs["logits"], **cases.ROUNDING, msg=name)
-        assert ours["report"]["summary"] == theirs["report"]["summary"], name
-
-
 def test_a_model_without_a_head_gives_the_hidden_states_of_all() -> None:
     tokens, mask = cases.batch()
     base, alone = cases.model("olmoe", 1).model, cases.model("olmoe", 1).model

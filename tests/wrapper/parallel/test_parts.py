@@ -9,37 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.decision import group_tokens
 from capmoe_eval.wrapper.kernel import combine
 from capmoe_eval.wrapper.parallel import combine_rows, lay_out
-from capmoe_eval.wrapper.ranks import World, own_rows
-
-# Sequences are shared out, and a rank's part of a batch gives the emulation's groups.
-
-
-@pytest.mark.parametrize("scope", ["batch", "sequence"])
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_the_groups_of_the_parts_are_those_of_the_whole(scope: str, size: int) -> None:
-    generator = torch.Generator().manual_seed(size)
-    counted_BS = torch.rand(7, 5, generator=generator) < 0.6
-    counted_BS[2] = False
-    whole = group_tokens(counted_BS, ep_size=size, scope=scope)
-    owner_B = torch.arange(7) * size // 7
-    rows, groups, ranks = [], [], []
-    for rank in range(size):
-        mine = own_rows(7, rank, size)
-        share = (counted_BS.sum(dim=1), owner_B, size, mine.start)
-        part = group_tokens(counted_BS[mine], ep_size=size, scope=scope, share=share)
-        assert part.tokens == whole.tokens
-        assert part.n_tokens == whole.n_tokens
-        assert part.first == sum(len(r) for r in rows)
-        assert part.every_row_counts == bool(counted_BS[mine].all())
-        rows.append(part.rows_T + mine.start * 5)
-        groups.append(part.group_T)
-        ranks.append(part.rank_T)
-    assert torch.equal(torch.cat(rows), whole.rows_T)
-    assert torch.equal(torch.cat(groups), whole.group_T)
-    assert torch.equal(torch.cat(ranks), whole.rank_T)
+from capmoe_eval.wrapper.ranks import World
 
 
 def test_outside_of_torchrun_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
