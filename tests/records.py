@@ -331,46 +331,31 @@ def calibrated(gammas: Sequence[float]) -> dict[str, Any]:
 
 
 def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Record:
-    """A record that looks like a real one: seeded by the cell's own identity."""
-    rng = random.Random(f"{of.model.name} {of.task.name}")
-    method = of.method
-    uniform = None if method.factor is None else method.factor.uniform
-    gamma = 8.0 if uniform is None else uniform
-    gammas = [gamma] * depth
-    budget = method.setting("budget")
-    if budget is not None:
-        gammas = [2 - 3 * budget + number / 4 for number in range(depth)]
-    top_k = max(1, experts // 8)
+    """A record of several layers with skewed loads, seeded by the cell's own identity."""
+    rng, method = random.Random(of.digest), of.method
+    budget, top_k = method.setting("budget"), max(1, experts // 8)
+    gamma = 8.0 if method.uniform_gamma is None else method.uniform_gamma
+    gammas = [gamma if budget is None else 2 - 3 * budget + number / 4 for number in range(depth)]
     layers = []
-    for number in range(depth):
-        weights = [math.exp(rng.gauss(0, 0.9)) for _ in range(experts)]
-        before = [int(8000 * top_k * w / sum(weights)) + 1 for w in weights]
-        mean = sum(before) / experts
-        cap = math.ceil(gammas[number] * mean)
-        after = [min(n, cap) for n in before]
+    for number, of_layer in enumerate(gammas):
+        before = [int(200 * top_k * math.exp(rng.gauss(0, 0.9))) + 1 for _ in range(experts)]
+        most = math.ceil(of_layer * sum(before) / experts)
+        after = [min(n, most) for n in before]
         if method.name in ("expanded_drop", "token_reroute"):
-            is_global = method.setting("candidates") == "global"
-            more = 1.0 if is_global else 0.3 + 0.03 * method.setting("m")
-            after = [n + int(more * 0.8 * (cap - n)) for n in after]
-        falling = [math.exp(-0.35 * rank) + 0.02 for rank in range(experts)]
-        scores = [s / sum(falling) for s in falling] if method.is_stock else None
+            after = [(n + most) // 2 for n in after]
+        scores = [0.5**rank for rank in range(experts)] if method.is_stock else None
+        chosen = {} if budget is None else {"gamma": of_layer}
         name = f"model.layers.{number}.mlp"
-        layers.append(layer(before, after, top_k=top_k, scores=scores, name=name))
-        if budget is not None:
-            layers[-1]["gamma"] = gammas[number]
-    drop = sum(one["drop_rate"] for one in layers) / depth
-    cost = {"score": 0.25, "expanded_drop": 0.2, "order": 0.9, "reverse_order": 0.8, "random": 0.6}
-    own = random.Random(of.digest)
-    value = 0.9 - cost.get(method.name, 0.4) * drop + own.gauss(0, 0.004)
-    flips = {"order": 0.1, "score": 0.03, "expanded_drop": 0.04}.get(method.name, 0.0)
-    correct = [int((rng.random() < 0.85) != (own.random() < flips)) for _ in range(400)]
+        layers.append(layer(before, after, top_k=top_k, scores=scores, name=name, **chosen))
+    drop = sum(part["drop_rate"] for part in layers) / depth
+    value = max(0.25, 0.9 - drop / 4 + rng.gauss(0, 0.004))
     peak = min(gamma, 4.0) if method.granularity == "expert" else 0.6 * gamma + 1.5
     found = record(
         of,
         root,
-        correct,
+        [int(rng.random() < value) for _ in range(400)],
         layers=layers,
-        value=max(0.25, value),
+        value=value,
         stderr=0.02,
         load={"drop_rate": drop, **dict.fromkeys(_PEAKS, peak)},
         **({} if budget is None else {"calibration": calibrated(gammas)}),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -190,15 +190,7 @@ class Parent(nn.Module):
 
 def in_a_thread(generate: Generate) -> Generate:
     """Generate in another thread, as servers and streamers do."""
-
-    def started(*args: Any, **kwargs: Any) -> Any:
-        answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(generate(*args, **kwargs)))
-        thread.start()
-        thread.join()
-        return answers[0]
-
-    return started
+    return lambda **call: ThreadPoolExecutor(1).submit(generate, **call).result()
 
 
 def adapter(model: Any) -> Case:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -37,23 +38,6 @@ def stop() -> None:
     raise Stopped
 
 
-def outcome(act: Callable[[], Any]) -> Any:
-    """Return the result of a function, or its exception."""
-    try:
-        return act()
-    except Exception as error:
-        return error
-
-
-def in_thread(act: Callable[[], Any]) -> Any:
-    """Return the outcome of a function in another thread."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(outcome(act)))
-    thread.start()
-    thread.join()
-    return results[0]
-
-
 # One forward at a time.
 
 
@@ -82,7 +66,8 @@ def test_a_forward_inside_another_or_of_another_thread_is_refused(
         def disturb() -> None:
             if not errors:  # nor by the forward that disturbs
                 errors.append(None)
-                errors[0] = in_thread(other)
+                with ThreadPoolExecutor(1) as pool:
+                    errors[0] = pool.submit(other).exception()
 
         with during(model.get_submodule(place), disturb):
             assert torch.equal(logits(model), expected)
@@ -112,17 +97,17 @@ def test_a_block_does_not_end_before_its_forwards(place: str) -> None:
     def run() -> Any:
         return model.generate(batch(), max_new_tokens=3, **options) if between else logits(model)
 
-    thread = threading.Thread(target=lambda: outcome(run))
+    pool = ThreadPoolExecutor(1)
     before = state(model)
     with (
         during(model.lm_head, (lambda: None) if between else wait),
         pytest.raises(UsageError, match=r"the block ended while .* in another thread"),
         capacity_aware(model, "score", gamma=0.5, verify=False),
     ):
-        thread.start()
+        pool.submit(run)
         waits.wait(60)
     goes_on.set()
-    thread.join()
+    pool.shutdown()
     assert state(model) == before
 
 
