@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from capmoe_eval.__main__ import subcommands
-from capmoe_eval.beside import BESIDE
 from capmoe_eval.routing.registry import method_names
 
 HAS_METHODS = "oea" in method_names()
@@ -13,5 +12,3 @@ NEEDS_METHODS = pytest.mark.skipif(
     not HAS_METHODS, reason="needs packages/capmoe-methods, which make install installs"
 )
 HAS_ZOO = "train" in subcommands()
-METHODS = [name.partition("=")[2] for name in sorted(BESIDE["capmoe-methods"]) if "method=" in name]
-"""Names of methods of other papers, installed or not."""

@@ -87,25 +87,13 @@ def old_words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_page_uses_the_words_of_the_field(path: Path) -> None:
-    assert old_words(prose(path.read_text(encoding="utf-8"))) == []
-
-
-@pytest.mark.parametrize("path", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_cell_of_a_table_is_read_at_a_glance(path: Path) -> None:
-    cells = [
-        cell.strip()
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.startswith("|")
-        for cell in re.split(r"(?<!\\)\|", line)
-    ]
+def test_a_page_has_the_words_of_the_field_short_cells_and_sentences(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old_words(prose(text)) == []
+    rows = re.findall(r"(?m)^\|.*", text)
+    cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
     assert [cell for cell in cells if len(cell.split()) > IN_A_CELL] == []
-
-
-@pytest.mark.parametrize("path", READ, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_sentence_of_a_page_is_read_once(path: Path) -> None:
-    text = re.sub(r"(?m)^(?:\|| {4}).*", "", path.read_text(encoding="utf-8"))
-    assert too_long(text) == []
+    assert too_long(re.sub(r"(?m)^(?:\|| {4}).*", "", text)) == []
 
 
 def test_docstrings_use_the_words_of_the_field() -> None:

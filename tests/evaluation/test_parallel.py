@@ -70,8 +70,8 @@ def spread(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The records of two nodes under torchrun, and what the nodes print."""
     root = tmp_path_factory.mktemp("spread")
     places = [f"results_dir={root / 'embedded'}", f"save_trace={root}/traces/embedded"]
-    lines = json.dumps([[*WORDS, *places, "parallel=ep"]])
-    return root, run_nodes(["-m", "tests.wrapper.parallel.commands", lines], 2, timeout=180)
+    command = ["-m", "capmoe_eval", *WORDS, *places, "parallel=ep"]
+    return root, run_nodes(command, 2, timeout=180)
 
 
 @pytest.mark.nightly

@@ -36,14 +36,6 @@ BIASED = (
     "lfm2_moe",
     "minimax_m2",
 )
-GROUPS = {
-    "first_k_dense_replace": 0,
-    "n_routed_experts": 16,
-    "n_group": 4,
-    "topk_group": 2,
-    "num_experts_per_tok": 4,
-    "topk_method": "group_limited_greedy",
-}
 
 
 def routed(model: nn.Module, layer: MoeLayer) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,6 @@ from tests.wrapper.models import batch, counted, make
 
 pytestmark = pytest.mark.numeric
 
-LENGTH = 32  # of the static cache
 STATIC = {"cache_implementation": "static"}
 NO_CACHE = {"use_cache": False}
 
@@ -177,17 +176,6 @@ class Adapter(nn.Module):
             self.model.prepare_inputs_for_generation = self.stock_preparation
 
 
-class Parent(nn.Module):
-    """A module that has a model and knows nothing of it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.inner = nn.ModuleDict({"lm": model})
-
-    def forward(self, tokens: Tensor, **kwargs: Any) -> Any:
-        return self.inner["lm"](tokens, **kwargs)
-
-
 def in_a_thread(generate: Generate) -> Generate:
     """Generate in another thread, as servers and streamers do."""
     return lambda **call: ThreadPoolExecutor(1).submit(generate, **call).result()
@@ -202,7 +190,7 @@ CASES: dict[str, Callable[[Any], Case]] = {
     "whole": lambda model: (model, model.generate),
     "without head": lambda model: (model.model, model.generate),
     "adapter": adapter,
-    "parent": lambda model: (Parent(model), model.generate),
+    "parent": lambda model: (nn.ModuleDict({"lm": model}), model.generate),
     "in a thread": lambda model: (model, in_a_thread(model.generate)),
 }
 OPTIONS: list[dict[str, Any]] = [

@@ -28,21 +28,9 @@ class ExpertsAdapter(nn.Module):
         self.lora_A = nn.ModuleDict({"default": nn.Linear(2, 2)})
 
 
-class Pair(nn.Module):
-    """Two models, of which the capacity could be either's."""
-
-    def __init__(self, *models: nn.Module) -> None:
-        super().__init__()
-        self.models = nn.ModuleList(models)
-
-
 def changed(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Change a model in place."""
     return lambda model: (change(model), model)[1]
-
-
-def compiled_forward(model: Any) -> None:
-    model.forward = torch.compile(model.forward, backend="eager")
 
 
 def adapted(model: Any) -> None:
@@ -76,7 +64,10 @@ def on_two_devices(model: Any) -> nn.Module:
 REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda model: torch.compile(model, backend="eager"), "OptimizedModule is compiled"),
     (changed(lambda model: model.compile(backend="eager")), "OlmoeForCausalLM is compiled"),
-    (changed(compiled_forward), "OlmoeForCausalLM is compiled"),
+    (
+        changed(lambda m: setattr(m, "forward", torch.compile(m.forward, backend="eager"))),
+        "OlmoeForCausalLM is compiled",
+    ),
     (
         changed(adapted),
         r"ExpertsAdapter adapts the experts of model\.layers\.1\.mlp\.experts.* merge it first",
@@ -97,7 +88,10 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
         "2 weights are on the meta device.*layers.1.mlp.experts.gate_up_proj",
     ),
     (lambda model: model.model.layers[0], "OlmoeDecoderLayer: has no configuration"),
-    (lambda model: Pair(model, make("mixtral")), r"Pair: .* \(2 transformers models in it\)"),
+    (
+        lambda model: nn.ModuleList([model, make("mixtral")]),
+        r"ModuleList: .* \(2 transformers models in it\)",
+    ),
     (lambda model: SimpleNamespace(model=model), "is no torch module; .* pipeline.model"),
 ]
 
@@ -122,7 +116,7 @@ def offloaded(model: Any) -> nn.Module:
 WORKING: dict[str, Callable[[Any], Any]] = {
     "adapter of an adapter": lambda model: Adapter(Adapter(model)),
     "data parallel on one device": DataParallel,
-    "beside a model without experts": lambda model: Pair(nn.Linear(2, 2), model),
+    "beside a model without experts": lambda model: nn.ModuleList([nn.Linear(2, 2), model]),
     "offloaded": offloaded,
 }
 
@@ -137,7 +131,11 @@ def test_other_objects_work_as_the_model_does(name: str) -> None:
     module_of = WORKING[name](make("olmoe"))
     inner = next(part for part in module_of.modules() if type(part) is type(model))
     with capacity_aware(module_of, "score", gamma=0.5) as meter:
-        callers = [inner, inner.forward, inner if isinstance(module_of, Pair) else module_of]
+        callers = [
+            inner,
+            inner.forward,
+            inner if isinstance(module_of, nn.ModuleList) else module_of,
+        ]
         answers = [caller(batch()).logits for caller in callers]
     assert all(map(torch.equal, answers, logits))
     assert counted(meter) == counted(expected)

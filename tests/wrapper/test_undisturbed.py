@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -261,18 +262,6 @@ def state(model: nn.Module) -> dict[str, Any]:
     return every | {"weights": weights}
 
 
-class OnCall:
-    """Breaks off at a call."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.calls = number, 0
-
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls == self.number:
-            raise Stopped
-
-
 def leave_in_the_block(model: Any) -> None:
     logits(model)
     raise Stopped
@@ -284,7 +273,8 @@ def leave_in_a_forward(model: Any) -> None:
 
 
 def leave_in_a_generation(model: Any) -> None:
-    with during(model.model.layers[1].mlp.experts, OnCall(2)):
+    calls = itertools.count()  # it stops at the second
+    with during(model.model.layers[1].mlp.experts, lambda: next(calls) and stop()):
         model.generate(batch(), max_new_tokens=4)
 
 

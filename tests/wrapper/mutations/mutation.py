@@ -207,7 +207,8 @@ class Mutation:
     def _wrong(self, true: Callable[..., Any]) -> Callable[..., Any]:
         target, argument, part, returns, field = self._parts
         if argument is None and returns is None:
-            return _with_details(self.change(true), true) if _decides(target) else self.change(true)
+            other = self.change(true)
+            return _with_details(other, true) if target == "hook.decide" else other
         signature = inspect.signature(true)
 
         @functools.wraps(true)
@@ -225,16 +226,12 @@ class Mutation:
             call.arguments[argument] = changed
             return true(*call.args, **call.kwargs)
 
-        return _with_details(wrong, true) if _decides(target) else wrong
+        return _with_details(wrong, true) if target == "hook.decide" else wrong
 
     def _changed(self, whole: Any, part: str | None, call: SimpleNamespace) -> Any:
         if not part:
             return self.change(whole, call)
         return dataclasses.replace(whole, **{part: self.change(getattr(whole, part), call)})
-
-
-def _decides(target: str) -> bool:
-    return target == "hook.decide"
 
 
 def _with_details(wrong: Callable[..., Any], true: Callable[..., Any]) -> Callable[..., Any]:

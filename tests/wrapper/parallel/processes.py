@@ -8,28 +8,33 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.processes import Process
-
 REPOSITORY = Path(__file__).parents[3]
+CALL = """
+import importlib, pathlib, sys
+module, name, directory = sys.argv[1:]
+getattr(importlib.import_module(module), name)(pathlib.Path(directory))
+"""
 
 
 def run_ranks(
-    work: Callable[..., object], *arguments: object, size: int, timeout: float
+    work: Callable[[Path], object], directory: Path, *, size: int, timeout: float
 ) -> list[str]:
     """Call a function of a module in that many ranks; return what each wrote to standard output.
 
     A rank that fails, or all of them if they take too long, ends the test.
     """
+    command = [sys.executable, "-c", CALL, work.__module__, work.__name__, str(directory)]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(size)}
-    environments = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    return _ended(
-        [Process(work, *arguments, environment=shared | each) for each in environments], timeout
-    )
+    ranks = [
+        _started(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(size)
+    ]
+    return _ended(ranks, timeout)
 
 
 def run_nodes(command: list[str], nodes: int, *, timeout: float) -> list[str]:
@@ -37,13 +42,7 @@ def run_nodes(command: list[str], nodes: int, *, timeout: float) -> list[str]:
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
     line += ["--nnodes", str(nodes), "--rdzv-backend", "c10d"]
     line += ["--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    started = [
-        subprocess.Popen([*line, *command], env=environment, stdout=pipe, stderr=pipe, text=True)
-        for _ in range(nodes)
-    ]
-    return _ended(started, timeout)
+    return _ended([_started([*line, *command], {}) for _ in range(nodes)], timeout)
 
 
 def _free_port() -> str:
@@ -52,7 +51,13 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def _ended(ranks: Sequence[Process | subprocess.Popen[str]], timeout: float) -> list[str]:
+def _started(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]), "OMP_NUM_THREADS": "1"}
+    variables, pipe = os.environ | paths | environment, subprocess.PIPE
+    return subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe, text=True)
+
+
+def _ended(ranks: Sequence[subprocess.Popen[str]], timeout: float) -> list[str]:
     deadline = time.monotonic() + timeout
     try:
         while any(rank.poll() is None for rank in ranks):
@@ -71,7 +76,7 @@ def _ended(ranks: Sequence[Process | subprocess.Popen[str]], timeout: float) -> 
     return [out for out, _ in messages]
 
 
-def _last_words(rank: Process | subprocess.Popen[str]) -> tuple[str, str]:
+def _last_words(rank: subprocess.Popen[str]) -> tuple[str, str]:
     try:
         return rank.communicate(timeout=5)
     except subprocess.TimeoutExpired:
