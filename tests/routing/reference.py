@@ -18,12 +18,7 @@ from typing import Any, TypeVar
 from capmoe_eval.routing.method import Bounded, Capped, Method
 from capmoe_eval.routing.methods.baseline import Baseline, ExpertDrop
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
-from capmoe_eval.routing.methods.token_drop import (
-    OrderDrop,
-    RandomDrop,
-    ReverseOrderDrop,
-    TokenDrop,
-)
+from capmoe_eval.routing.methods.token_drop import DropMetric
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
 from tests.satellites import HAS_METHODS
 
@@ -91,24 +86,14 @@ def _baseline(problem: Problem, method: Baseline) -> set[Pair]:
     return problem.chosen
 
 
-@definition(OrderDrop)
-def _order(problem: Problem, method: OrderDrop) -> set[Pair]:
-    return keep(problem, method, problem.chosen, lambda pair: pair[0])
-
-
-@definition(ReverseOrderDrop)
-def _reverse_order(problem: Problem, method: ReverseOrderDrop) -> set[Pair]:
-    return keep(problem, method, problem.chosen, lambda pair: -pair[0])
-
-
-@definition(RandomDrop)
-def _random(problem: Problem, method: RandomDrop) -> set[Pair]:
-    return keep(problem, method, problem.chosen, lambda pair: problem.random[pair[0]][pair[1]])
-
-
-@definition(TokenDrop)
-def _token_drop(problem: Problem, method: TokenDrop) -> set[Pair]:
-    return keep(problem, method, problem.chosen, by_score(problem))
+@definition(DropMetric)
+def _drop_metric(problem: Problem, method: DropMetric) -> set[Pair]:
+    orders: dict[str, Order] = {
+        "order": lambda pair: pair[0],
+        "reverse_order": lambda pair: -pair[0],
+        "random": lambda pair: problem.random[pair[0]][pair[1]],
+    }
+    return keep(problem, method, problem.chosen, orders.get(method.name, by_score(problem)))
 
 
 @definition(ExpertDrop)

@@ -15,7 +15,7 @@ from tests.wrapper.parallel.processes import run_ranks
 
 Results = dict[str, Any]
 
-pytestmark = pytest.mark.slow  # processes of their own; test_one_rank.py is quick
+pytestmark = pytest.mark.slow  # processes of their own
 
 
 @pytest.fixture(scope="module", params=[2, 4])

@@ -1,17 +1,23 @@
-"""The parts of expert parallelism, each beside a loop: shares, packing, sums."""
+"""The parts of expert parallelism in one process: packing, sums, and one rank that has all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.kernel import combine
-from capmoe_eval.wrapper.parallel import combine_rows, lay_out
+from capmoe_eval.wrapper.parallel import combine_rows, lay_out, shard_experts, split_batches
 from capmoe_eval.wrapper.ranks import World
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.parallel import cases
 
 
 def test_outside_of_torchrun_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +93,36 @@ def test_bit_for_bit_the_sum_in_slot_order(
     out_TH = combine(rows_PH, keep_TS)
     assert out_TH.dtype == torch.float32
     assert torch.equal(out_TH, loop(rows_PH, keep_TS))
+
+
+# One rank that has everything, in this process.
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("alone")
+def test_a_model_without_a_head_gives_the_hidden_states_of_all() -> None:
+    spread, whole = cases.model("olmoe", 1).model, cases.model("olmoe", 1).model
+    shard_experts(spread)
+    split_batches(spread)
+    hidden = []
+    for model in (spread, whole):
+        with torch.no_grad(), capacity_aware(model, "score", gamma=1.0):
+            hidden.append(model(**cases.inputs("olmoe")).last_hidden_state)
+    torch.testing.assert_close(*hidden, **cases.ROUNDING)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_model_without_a_plan_is_refused() -> None:
+    model = cases.model("mixtral", 1)
+    model._ep_plan = {}
+    with pytest.raises(UsageError, match="not spread over processes"):
+        split_batches(model)
+    with pytest.raises(UsageError, match="no expert-parallel plan"):
+        shard_experts(model)
