@@ -409,8 +409,8 @@ class Whole(Summary):
 class Record(Summary):
     """lm-eval's result dictionary of one task, with the suite's ``capmoe`` part as types.
 
-    ``docs/reference/records.md`` describes the fields; a record may have more. That of a pack is unpacked
-    when its answers, layers or content are first asked for.
+    ``docs/reference/records.md`` describes the fields; a record may have more. That of a pack is
+    unpacked when its answers, layers or content are first asked for.
     """
 
     path: Path  # of its own file, which may not be written yet, or packed
