@@ -168,9 +168,9 @@ def _card(path: str, configs: Configs, version: str, title: str) -> str:
 
 def _content_hash(content: Mapping[str, Configs]) -> str:
     columns = {path: str(_schema(path)) for path in content}
-    canonical = json.dumps([content, columns], sort_keys=True, default=_digest)
+    canonical = json.dumps(
+        [content, columns],
+        sort_keys=True,
+        default=lambda stored: hashlib.sha256(stored).hexdigest(),  # the bytes of a picture
+    )
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:16]
-
-
-def _digest(stored: bytes) -> str:
-    return hashlib.sha256(stored).hexdigest()

@@ -41,12 +41,6 @@ GENERATORS: Final = "capmoe_eval.documents"
 EASY_VQA: Final = "easy_vqa"
 #: Pixels of a side of a picture, and the standard deviation of their noise.
 PICTURE_SIDE, _NOISE = 96, 12.0
-# Kinds of questions of easy-VQA.
-_SHAPE, _COLOR, _YES_NO = "shape", "color", "yes_no"
-_KINDS: Final = {
-    **dict.fromkeys(("circle", "rectangle", "triangle"), _SHAPE),
-    **dict.fromkeys(("yes", "no"), _YES_NO),
-}
 
 
 def documents(name: str, split: str = "test") -> Mapping[str, Configs]:
@@ -129,11 +123,13 @@ def _easy_vqa_rows() -> Iterator[Row]:
     paths = easy_vqa.get_test_image_paths()
     pictures = {number: Path(path).read_bytes() for number, path in paths.items()}
     asked = zip(*easy_vqa.get_test_questions(), strict=True)
+    kinds = dict.fromkeys(("circle", "rectangle", "triangle"), "shape")
+    kinds |= dict.fromkeys(("yes", "no"), "yes_no")
     for number, (question, answer, picture) in enumerate(asked):
         yield {
             "question_id": number,
             "image": {"bytes": pictures[picture], "path": None},
             "question": question,
             "answer": answer,
-            "kind": _KINDS.get(answer, _COLOR),
+            "kind": kinds.get(answer, "color"),
         }

@@ -92,8 +92,7 @@ def _train(options: argparse.Namespace) -> None:
     check_writable("--work", options.work)
     model, losses = train.build(name, chosen, options.work, say=say)
     with writing("--out", directory):
-        train.save(model, directory)
-        train.save_tokenizer(chosen, directory)
+        train.save(model, chosen, directory)
         cards.write(name, chosen, directory, losses, say=say)
     source = f"zoo:{name}" if options.out is None else str(directory)
     # The settings of a training seed of the user's own are those of its model.

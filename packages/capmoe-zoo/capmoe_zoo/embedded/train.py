@@ -120,16 +120,15 @@ def fresh(kind: Any, config: PretrainedConfig, seed: int) -> PreTrainedModel:
         return model
 
 
-def save(model: PreTrainedModel, directory: Path) -> None:
-    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``, each file whole."""
+def save(model: PreTrainedModel, chosen: Recipe, directory: Path) -> None:
+    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``, each file whole.
+
+    Its tokenizer is written beside them, where it is not the shipped one.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         model.to(torch.bfloat16).save_pretrained(scratch)
         for file in sorted(Path(scratch).iterdir()):
             write_bytes(directory / file.name, file.read_bytes())
-
-
-def save_tokenizer(chosen: Recipe, directory: Path) -> None:
-    """Write the tokenizer of a model beside its weights, where it is not the shipped one."""
     if (chosen.data, chosen.world) != ("miniworld", WORLD_SEED):
         tokenizer, _ = data_of(chosen, chosen.steps)
         write_text(directory / "tokenizer.json", tokenizer.backend_tokenizer.to_str(pretty=True))

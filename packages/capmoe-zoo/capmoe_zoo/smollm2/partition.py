@@ -74,21 +74,18 @@ def expert_contributions(down_DF: Tensor, act_TF: Tensor, recipe: Recipe) -> Ten
     )
 
 
-def ridge(x_TD: Tensor, y_TE: Tensor, penalty: float = 1e-2) -> Tensor:
-    """Return the weights [outputs, inputs] of a ridge regression without intercept."""
-    gram_DD = x_TD.T @ x_TD
-    gram_DD.diagonal().add_(penalty * gram_DD.diagonal().mean())
-    solution_DE: Tensor = torch.linalg.solve(gram_DD, x_TD.T @ y_TE)
-    return solution_DE.T.contiguous()
-
-
-def fit_router(x_TD: Tensor, contribution_TE: Tensor) -> Tensor:
+def fit_router(x_TD: Tensor, contribution_TE: Tensor, penalty: float = 1e-2) -> Tensor:
     """Return router rows [experts, hidden] whose logits predict the log contributions.
 
-    The mean over the experts of a token is left out: a softmax does not depend on it.
+    This is ridge regression without intercept. The mean over the experts of a token is left out: a
+    softmax does not depend on it.
     """
     target_TE = (contribution_TE + 1e-4).log()
-    return ridge(x_TD, target_TE - target_TE.mean(1, keepdim=True))
+    target_TE = target_TE - target_TE.mean(1, keepdim=True)
+    gram_DD = x_TD.T @ x_TD
+    gram_DD.diagonal().add_(penalty * gram_DD.diagonal().mean())
+    solution_DE: Tensor = torch.linalg.solve(gram_DD, x_TD.T @ target_TE)
+    return solution_DE.T.contiguous()
 
 
 def routing_weights(logits_TE: Tensor, top_k: int) -> Tensor:

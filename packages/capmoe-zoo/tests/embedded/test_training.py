@@ -112,18 +112,9 @@ def test_a_rate_that_begins_again_is_that_of_two_trainings():
 
 
 def dense(width):
-    config = MistralConfig(
-        vocab_size=len(miniworld_tokenizer()),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=width,
-        sliding_window=None,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {**recipes.DENSE, **small, "num_key_value_heads": 2, "intermediate_size": width}
+    config = MistralConfig(vocab_size=len(miniworld_tokenizer()), **sizes)
     torch.manual_seed(1)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
@@ -168,10 +159,13 @@ def test_a_name_may_have_a_world_and_a_training_seed():
     "name", nightly_but(("olmoe",), [*sorted(recipes.ZOO.keys() - {"banking77"}), "olmoe_w8_s3"])
 )
 def test_the_recipes_train(name, tmp_path):
-    model, losses = build(name, recipes.recipe(name, steps=4), tmp_path, say=quiet)
+    chosen = recipes.recipe(name, steps=4)
+    model, losses = build(name, chosen, tmp_path, say=quiet)
     assert len(losses) == 4
-    save(model, tmp_path / "weights")
+    save(model, chosen, tmp_path / "weights")
     assert (tmp_path / "weights" / "model.safetensors").is_file()
+    has_tokenizer = (tmp_path / "weights" / "tokenizer.json").is_file()
+    assert has_tokenizer == (chosen.data != "miniworld" or chosen.world != WORLD_SEED)
 
 
 def plain(config):
