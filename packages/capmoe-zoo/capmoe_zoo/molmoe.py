@@ -8,7 +8,6 @@ Here are the configuration, what joins the parts, the names of the tensors, and 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -377,7 +376,7 @@ class Crops:
     patches_NPD: Tensor  # the whole image first, then the grid row by row
     masks_NP: Tensor  # share of each patch that is no padding
     tokens_T: list[int]
-    position_NI: Tensor  # of each crop's tokens in ``tokens_T``; NOWHERE if negative
+    position_NI: Tensor  # of each crop's tokens in the prompt; NOWHERE if negative
 
 
 Marks = tuple[int, int, int, int]
@@ -443,8 +442,8 @@ class MolmoImageProcessor(BaseImageProcessor):
         number_N = torch.arange(len(crop_NI), device="cpu")
         return place_NI.where(crop_NI == number_N[:, None], NOWHERE)
 
-    def crops(self, image: Image.Image, marks: Marks) -> Crops:
-        """Return an image's crops and tokens.
+    def crops(self, image: Image.Image, marks: Marks, before: int) -> Crops:
+        """Return an image's crops and tokens; ``before`` tokens come before them.
 
         From each colour, 0 to 1, the mean is subtracted, then it is divided by the deviation.
         """
@@ -474,7 +473,7 @@ class MolmoImageProcessor(BaseImageProcessor):
         positions = []
         for grid in ((1, 1), (rows, columns)):
             place_NI = self.positions(*grid)
-            positions.append(shifted(place_NI, len(tokens) + 1))
+            positions.append(shifted(place_NI, before + len(tokens) + 1))
             height, width = ((step * n + 2 * margin) // (2 * patch) for n in grid)
             tokens += [start, *([token] * width + [row_end]) * height, end]
         patches_NPD = _tiles(crops_CNYX, patch, patch).movedim(0, -1).flatten(2)
@@ -565,9 +564,8 @@ class MolmoProcessor(ProcessorMixin):
         tokens = [self.tokenizer.eos_token_id if first is None else first]
         all_crops = []
         for image in images:
-            crops = self.image_processor.crops(image, self.marks)
-            place_NI = shifted(crops.position_NI, len(tokens))
-            all_crops.append(dataclasses.replace(crops, position_NI=place_NI))
+            crops = self.image_processor.crops(image, self.marks, len(tokens))
+            all_crops.append(crops)
             tokens += crops.tokens_T
         return tokens + words, all_crops
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch.nn.utils.rnn import pad_sequence
 
 HUB = Path(__file__).parent / "hub"
 """The hub's files with small sizes, but for the weights.
@@ -106,25 +107,19 @@ def _inputs(images: Any, processing: Any) -> list[dict[str, torch.Tensor]]:
 
 def _padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return prompts as one batch, padded on the left, as the port's processor does."""
-    width = max(len(row["input_ids"]) for row in rows)
-    crops = max(len(row["images"]) for row in rows)
-    filled = {"input_ids": 1, "attention_mask": 0, "images": -1, "image_masks": -1}
-    batch: dict[str, list[torch.Tensor]] = {key: [] for key in (*filled, "image_input_idx")}
-    for row in rows:
-        shift = width - len(row["input_ids"])
-        place = row["image_input_idx"]
-        given = {
-            **row,
-            "attention_mask": torch.ones_like(row["input_ids"]),
-            "image_input_idx": torch.where(place < 0, place, place + shift),
-        }
-        for key, parts in batch.items():
-            value = given[key]
-            text = key in ("input_ids", "attention_mask")
-            missing = shift if text else crops - len(value)
-            pads = value.new_full((missing, *value.shape[1:]), filled.get(key, -100))
-            parts.append(torch.cat([pads, value] if text else [value, pads]))
-    return {key: torch.stack(parts) for key, parts in batch.items()}
+    backwards = [row["input_ids"].flip(0) for row in rows]
+    mask = pad_sequence([torch.ones_like(ids) for ids in backwards], batch_first=True).flip(1)
+    places = [
+        torch.where(row["image_input_idx"] < 0, row["image_input_idx"], row["image_input_idx"] + n)
+        for row, n in zip(rows, (mask == 0).sum(dim=1), strict=True)
+    ]
+    return {
+        "input_ids": pad_sequence(backwards, batch_first=True, padding_value=1).flip(1),
+        "attention_mask": mask,
+        "images": pad_sequence([row["images"] for row in rows], True, -1),
+        "image_masks": pad_sequence([row["image_masks"] for row in rows], True, -1),
+        "image_input_idx": pad_sequence(places, True, -100),
+    }
 
 
 @torch.no_grad()
