@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.run import check_backend, check_inputs
+from capmoe_eval.evaluation.run import check_backend
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import EngineRun, Record
 from capmoe_eval.report.tables.filled import measured_table
@@ -84,26 +83,3 @@ def test_a_table_is_of_one_backend(tmp_path: Path) -> None:
     assert set(static["value"]) == {100.0}
     assert filled.attrs["caption"].endswith("(backend=vllm).")
     assert (static.attrs["name"], "backend" in static.attrs["caption"]) == ("table2", False)
-
-
-def _conditions(**model: Any) -> dict[str, Any]:
-    return {
-        "versions": {"torch": "2"},
-        "git_revision": None,
-        "device": {"type": "cpu", "name": "x"},
-        "threads": 1,
-        "model": {"weights": "a", "tokenizer": "b", "attention": "sdpa", **model},
-        "data_fingerprint": None,
-    }
-
-
-def test_both_backends_are_of_the_same_weights(tmp_path: Path) -> None:
-    static = record(of(*STATIC), tmp_path)
-    static.write()
-    model = static.capmoe["provenance"]["model"]
-    alike = _conditions(**model | {"attention": "CPU_ATTN"})
-    check_inputs(tmp_path, of(*VLLM), alike)  # its own kernels
-    with pytest.raises(UsageError, match="has other weights than its results here"):
-        check_inputs(tmp_path, of(*VLLM), _conditions(**model | {"weights": "other"}))
-    with pytest.raises(UsageError, match="has other attention than its results here"):
-        check_inputs(tmp_path, of(*STATIC, "limit=4"), alike)
