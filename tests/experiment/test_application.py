@@ -183,25 +183,15 @@ def test_every_command_ends_in_one_line(
     assert [str(path) in line for path in files] == ([True] if "Runtime" in said else [])
 
 
+FULL = "error: standard output, or a file: cannot"
+
+
 @pytest.mark.parametrize(
     ("shell", "words", "status", "said"),
     [
-        ('exec "$@" | true', "all --published v2", 0, ""),
-        ('exec "$@" | true', "--help", 0, ""),
-        ('exec "$@" >&-', "table2 --published v2", 0, ""),
-        ('exec "$@" 2>&-', "table2 --published v2", 0, ""),
-        (
-            'exec "$@" > /dev/full',
-            "table1 --published v2",
-            2,
-            "error: standard output, or a file: cannot",
-        ),
-        (
-            'exec "$@" > /dev/full',
-            "all --published v2",
-            2,
-            "error: standard output, or a file: cannot",
-        ),
+        *(("| true", words, 0, "") for words in ("all --published v2", "--help")),
+        *((closed, "table2 --published v2", 0, "") for closed in (">&-", "2>&-")),
+        *(("> /dev/full", f"{name} --published v2", 2, FULL) for name in ("table1", "all")),
     ],
 )
 def test_an_output_that_cannot_be_written_is_no_traceback(
@@ -209,7 +199,7 @@ def test_an_output_that_cannot_be_written_is_no_traceback(
 ) -> None:
     line = [sys.executable, "-m", "capmoe_eval", "table", *words.split()]
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", shell, "bash", *line],
+        ["bash", "-o", "pipefail", "-c", f'exec "$@" {shell}', "bash", *line],
         cwd=tmp_path,
         capture_output=True,
         text=True,

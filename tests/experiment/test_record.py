@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import random
 import shutil
 from collections.abc import Callable
@@ -88,32 +90,21 @@ def test_a_damaged_file_is_refused(whole: Record, damage: Callable[[str], str], 
     assert len(str(error.value)) < 500
 
 
-def put(*places: str | int, value: object) -> Callable[[Content], None]:
-    """A change of one value of the part that is ours."""
+ABSENT = object()
+
+
+def put(*places: str | int, value: object = ABSENT) -> Callable[[Content], None]:
+    """A change of one value of the part that is ours; without another, it is taken away."""
 
     def change(part: Content) -> None:
-        at: Any = part
-        for place in places[:-1]:
-            at = at[place]
-        at[places[-1]] = value
+        *parents, last = places
+        at: Any = functools.reduce(operator.getitem, parents, part)
+        if value is ABSENT:
+            del at[last]
+        else:
+            at[last] = value
 
     return change
-
-
-def drop(*places: str | int) -> Callable[[Content], None]:
-    """A change that takes one value away."""
-
-    def change(part: Content) -> None:
-        at: Any = part
-        for place in places[:-1]:
-            at = at[place]
-        del at[places[-1]]
-
-    return change
-
-
-def shorten(part: Content) -> None:
-    part["documents"]["obqa"]["correct"].pop()
 
 
 NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
@@ -126,7 +117,7 @@ NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
         (put("stderr", value=INFINITE), "not a whole record"),
         (put("value", value=1.5), "value is 1.5, and acc is a share"),
         (put("n", value=0), "capmoe.n'"),
-        (shorten, "n is 400, and documents has 399 scores"),
+        (put("documents", "obqa", "correct", -1), "n is 400, and documents has 399 scores"),
         (put("documents", "obqa", "correct", value=[]), "capmoe.documents.obqa.correct'"),
         (put("documents", "obqa", "batches", value=[0]), "documents.obqa': 1 batches for 400"),
         (put("documents", "obqa", "correct", 3, value="1"), r"documents.obqa.correct\[3\]'"),
@@ -134,12 +125,12 @@ NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
         (put("layers", 0, "score_by_rank", value=[0.5]), "score_by_rank has 1 numbers"),
         (put("layers", 0, "grid", "drop_rate", value=[0.1]), r"layers\[0\].grid': gamma,"),
         (put("layers", 0, "grid", "effective_gamma", value=[0.1]), "gamma and effective_gamma"),
-        (drop("provenance", "data_fingerprint"), "provenance.data_fingerprint' is missing"),
+        (put("provenance", "data_fingerprint"), "provenance.data_fingerprint' is missing"),
         (put("schema", value=SCHEMA - 1), f"schema {SCHEMA - 1}, this version reads {SCHEMA}"),
         (put("digest", value="0123456789"), "its cell has digest"),
         (put("cell", "limit", value=8), "its cell has digest"),
         (put("cell", "model", "name", value=3), "capmoe.cell': cannot be read .model.name=3"),
-        (drop("cell", "model", "revision"), "cannot be read .a field is missing"),
+        (put("cell", "model", "revision"), "cannot be read .a field is missing"),
         (put("cell", "more", value=3), "cannot be read .a field is missing or has no effect"),
         (put("cell", "method", "seeed", value=3), "seeed is not registered"),
         (put("cell", "method", "gamma", value="x"), "gamma=x is not registered"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import lm_eval.tasks
 import pytest
-import yaml
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation import programs
@@ -50,20 +50,10 @@ def tried() -> dict[str, Any]:
         pytest.skip(str(error))
 
 
-def configured(path: Path) -> dict[str, Any]:
-    """Return a task's YAML file with its functions by their names."""
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: node.value)
-    config: dict[str, Any] = yaml.load(path.read_text("utf-8"), Loader)
-    return config
-
-
 def test_prompts_stops_and_lengths_are_lm_evals() -> None:
-    theirs = configured(Path(lm_eval.tasks.__file__).parent / "humaneval/humaneval.yaml")
-    ours = configured(Path(programs.__file__).with_name("humaneval.yaml"))
+    folder = Path(lm_eval.tasks.__file__).parent
+    theirs = load_yaml(folder / "humaneval/humaneval.yaml", resolve_func=False)
+    ours = load_yaml(Path(programs.__file__).with_name("humaneval.yaml"), resolve_func=False)
     differing = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
     keys = {"task", "class", "process_results", "metric_list", "filter_list", "repeats"}
     assert differing == keys
