@@ -6,26 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset, Features, Value
-from datasets import Image as Picture
 from lm_eval.api.instance import Instance
 from lm_eval.models import hf_vlms, huggingface
 from lm_eval.models.hf_vlms import HFMultimodalLM
 from PIL import Image
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.provenance import reader_hash
-from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.evaluation.run import run
+from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import DeviceConfig
-from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.tiny import TINY_LLAVA, tiny_llava, tiny_processor
+from tests.records import planned
 
 CPU = DeviceConfig("cpu")
 LLAVA = ModelId("tiny_llava", f"tiny:{TINY_LLAVA}", dtype="float32")
@@ -108,63 +105,24 @@ def test_every_document_names_its_batch(shuffle: int | None) -> None:
     assert (huggingface.Collator, hf_vlms.Collator) == (collator, collator)
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> DataSource:
-    """One subject of MMMU, which lm-eval has a task of, with plain pictures."""
-    root = tmp_path_factory.mktemp("hub")
-    directory = root / "MMMU" / "MMMU"
-    directory.mkdir(parents=True)
-    rows = [
-        {
-            "id": str(number),
-            "question": f"<image 1> Which colour{' is it' * number}?",
-            "options": str(COLOURS),
-            "question_type": "multiple-choice",
-            "answer": "ABCDE"[number],
-            "image_1": Image.new("RGB", (64, 64), colour),
-        }
-        for number, colour in enumerate(COLOURS)
-    ]
-    types = {name: Value("string") for name in rows[0]} | {"image_1": Picture()}
-    Dataset.from_list(rows, features=Features(types)).to_parquet(directory / "validation.parquet")
-    (directory / "README.md").write_text(
-        "---\nconfigs:\n- config_name: Accounting\n  data_files:\n"
-        "  - split: validation\n    path: validation.parquet\n---\n"
-    )
-    return data_source(str(root), "pictures")
-
-
-MMMU = TaskId("mmmu", "mmmu_val_accounting", "MMMU/MMMU", "acc", 0, images=True)
-
-
-def cell(modality: str = "image_first", task: TaskId = MMMU, model: ModelId = LLAVA) -> Cell:
-    return Cell(model, create_method("score", 0.5, modality=modality), task, 4, data="pictures")
-
-
-def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -> None:
-    library, lm = TaskLibrary(), load_lm(LLAVA, CPU, 4)
-    assert isinstance(lm, CapmoeMultimodalLM)
-    for task in library.parts(MMMU, pictures).values():
-        task.set_config("generation_kwargs", {"max_gen_toks": 2}, update=True)
-    rates = []
-    for modality in ("image_first", "text_first"):
-        content = evaluate(cell(modality), lm, library, pictures, root=tmp_path)
-        content.write()
-        record = read_record(content.path, tmp_path)
-        assert (record.n, record.cell) == (len(COLOURS), cell(modality))
+def test_a_cell_with_images_has_a_record(tmp_path: Path) -> None:
+    words = ("model=tiny_llava_olmoe", "tasks=mme", "limit=4", "batch_size=4", "method=score")
+    words += ("gamma=0.5", "+grid.modality=[image_first,text_first]", f"results_dir={tmp_path}")
+    records = run(planned(*words)).records
+    for record in records:
+        assert read_record(record.path, tmp_path).content == record.content
         assert record.cell.identity()["task"]["images"] is True
         assert record.load.modalities is not None
-        assert record.load.modalities["image"].tokens == len(COLOURS) * IMAGE_TOKENS
+        assert record.load.modalities["image"].tokens == record.n * IMAGE_TOKENS == 4 * IMAGE_TOKENS
         for layer in record.layers:
             assert layer.modalities is not None
             apart = zip(*(part.load_after for part in layer.modalities.values()), strict=True)
             assert [sum(pair) for pair in apart] == layer.load_after
         (documents,) = record.documents.values()
-        assert documents.images == [0, 1, 2, 3, 4]
-        assert not documents.metrics
+        assert documents.images == [0, 0, 1, 1], "two questions to a picture"
         assert record.proofs.modality_order.passed
         assert not record.proofs.broken
-        rates.append(record.load.modalities["text"].drop_rate)
+    rates = [record.load.modalities["text"].drop_rate for record in records]
     assert rates[0] < rates[1]
 
 

@@ -12,8 +12,10 @@ import pytest
 from capmoe_serve.trace import load_trace
 
 from capmoe_eval.__main__ import main
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.run import check_processes
 from capmoe_eval.experiment.results import record_paths
-from tests.conftest import Shell
+from tests.records import planned
 from tests.satellites import HAS_METHODS, NEEDS_METHODS
 from tests.wrapper.parallel.processes import run_nodes
 
@@ -116,29 +118,22 @@ def compare_traces(ours: Path, theirs: Path) -> None:
         assert bool(whole.decode_steps) == ("gsm8k" in name)
 
 
-DEFAULT_WORDS = {"tasks": "tasks=obqa", "parallel": "parallel=ep"}
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["ep_size=4"], "ep_size=4: 2 processes were started"),
+        (["tasks=obqa", "ep_size=4"], "ep_size=4: 2 processes were started"),
         pytest.param(
             ["method=macs", "tasks=mmbench", "model=tiny_llava_olmoe"],
             "method=macs: weighs the tokens",
             marks=NEEDS_METHODS,
         ),
-        (["device_map=auto", "ep_size=2"], "device_map=auto: under parallel=ep"),
+        (["tasks=obqa", "device_map=auto", "ep_size=2"], "device_map=auto: under parallel=ep"),
     ],
 )
-def test_a_mistake_gives_one_line_and_2(
-    words: list[str], line: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+def test_what_two_processes_cannot_share_is_refused(
+    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    keys = {word.partition("=")[0] for word in words}
-    others = [word for key, word in DEFAULT_WORDS.items() if key not in keys]
-    status, _, err = shell(*others, *words)
-    assert (status, err.count("\n")) == (2, 1)
-    assert line in err
-    assert not shell.left_behind()
+    (plan,) = planned("parallel=ep", *words)
+    with pytest.raises(UsageError, match=f"^{line}"):
+        check_processes(plan)
