@@ -36,6 +36,8 @@ def forecast(plans: Sequence[CellPlan]) -> str:
     if not missing:
         return f"Missing cells: 0 of {len(plans)}. Nothing is left to compute."
     library = task_library(missing)
+    from capmoe_eval.evaluation.loading import weightless  # it imports torch
+
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     times: list[float] = []
@@ -55,7 +57,13 @@ def forecast(plans: Sequence[CellPlan]) -> str:
                 "from records": str(len(seconds)),
             }
             rows.append(row)
-        notes.append(_memory_line(of_model[0]))
+        model = of_model[0].cell.model
+        try:
+            weights = weightless(model).parameters()
+            gib = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
+            notes.append(f"{model.name}: {gib:.2f} GiB of weights, without batches")
+        except UsageError as error:
+            notes.append(f"{model.name}: its memory is not known: {error}")
     for name in sorted({name for plan in missing if (name := plan.cell.method.calibration)}):
         waiting = [plan for plan in missing if plan.cell.method.calibration == name]
         note = pkgutil.resolve_name(calibrations()[name]).missing(waiting)
@@ -109,15 +117,3 @@ def recorded_seconds(plan: CellPlan) -> list[float]:
 def _batches(cell: Cell) -> tuple[object, ...]:
     """Return what cells of the same rate have in common, beside task and device."""
     return cell.model, cell.backend, cell.batch_size, cell.max_num_batched_tokens
-
-
-def _memory_line(plan: CellPlan) -> str:
-    from capmoe_eval.evaluation.loading import weightless
-
-    model = plan.cell.model
-    try:
-        parameters = weightless(model).parameters()
-    except UsageError as error:
-        return f"{model.name}: its memory is not known: {error}"
-    weights = sum(weight.numel() * weight.element_size() for weight in parameters)
-    return f"{model.name}: {weights / 2**30:.2f} GiB of weights, without batches"

@@ -14,7 +14,6 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,23 +127,20 @@ def method_source(method: Method) -> str | None:
 
 @functools.cache
 def _hash_modules(names: frozenset[str]) -> str | None:
-    files = {file for name in names for file in _source_files(name)}
+    files: set[Path] = set()
+    for name in names:
+        module = sys.modules.get(name)
+        file = Path(getattr(module, "__file__", None) or "")
+        is_ours = name.partition(".")[0] in ("capmoe_eval", *sys.stdlib_module_names)
+        if not is_ours and file.is_file():  # neither of this suite nor of Python
+            in_package = getattr(module, "__package__", None)
+            files.update(file.parent.rglob("*.py") if in_package else (file,))
     if not files:
         return None
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: (file.name, file)):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _source_files(name: str) -> Iterator[Path]:
-    """Yield the files of a module that is neither of this suite nor of Python."""
-    package = name.partition(".")[0]
-    module = sys.modules.get(name)
-    file = Path(getattr(module, "__file__", None) or "")
-    if package in ("capmoe_eval", *sys.stdlib_module_names) or not file.is_file():
-        return
-    yield from file.parent.rglob("*.py") if getattr(module, "__package__", None) else (file,)
 
 
 def hub_commit(documents: Any) -> str | None:

@@ -199,7 +199,13 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
         else:
             summary.add(number, record)
     check_kept(plans, {plans[number].path for number in absent})
-    world = join_ranks(plans)
+    devices = [plan.placement.device for plan in plans if plan.placement.parallel == "ep"]
+    world: World | None = None  # the processes that compute every cell together
+    if devices:
+        from capmoe_eval.evaluation.loading import chosen_device, join
+
+        _, world = join(chosen_device(devices[0]))
+        world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
     missing = [plans[number] for number in (absent if world is None else world.tell(absent))]
     if not missing:
         return None
@@ -436,18 +442,6 @@ def check_processes(plan: CellPlan) -> None:
             f"device_map={plan.placement.device_map}: under parallel=ep every process has one "
             "device; set device_map=null"
         )
-
-
-def join_ranks(plans: Sequence[CellPlan]) -> World | None:
-    """Return the processes that compute every cell together, or None if this one does so alone."""
-    devices = [p.placement.device for p in plans if p.placement.parallel == "ep"]
-    if not devices:
-        return None
-    from capmoe_eval.evaluation.loading import chosen_device, join
-
-    _, world = join(chosen_device(devices[0]))
-    world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
-    return world
 
 
 @contextmanager
