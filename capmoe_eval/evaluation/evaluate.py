@@ -291,8 +291,21 @@ def _documents(
         scores: list[Any] = [row[cell.task.metric] for row in chosen]
         more: dict[str, Any] = {}
         if cell.task.images:
-            more["images"] = _images(tasks[name], chosen)
-            more["metrics"] = _metrics(tasks[name], chosen)
+            task, numbers = tasks[name], dict[bytes, int]()
+            # Not the documents of the rows, in which lm-eval may have put hashes for the images.
+            images = (task.doc_to_image(task.eval_docs[row["doc_id"]]) for row in chosen)
+            hashes_of = (
+                hashlib.sha256(b"".join(image.tobytes() for image in several)).digest()
+                for several in images
+            )
+            more["images"] = [numbers.setdefault(each, len(numbers)) for each in hashes_of]
+            more["metrics"] = {
+                metric: places_of
+                for metric in task.aggregation()
+                if not metric.endswith("_stderr")
+                and (places_of := [n for n, row in enumerate(chosen) if metric in row])
+                and len(places_of) < len(chosen)
+            }
         if cell.task.metric == BITS_PER_BYTE:
             more["bytes"] = [size for _, size in scores]
             scores = [-log_likelihood / (size * math.log(2)) for log_likelihood, size in scores]
@@ -306,19 +319,3 @@ def _documents(
             **more,
         }
     return parts
-
-
-def _images(task: Any, rows: list[dict[str, Any]]) -> list[int]:
-    """Return the number of each document's images, the same for documents about the same images."""
-    numbers: dict[bytes, int] = {}
-    # Not the documents of the rows, in which lm-eval may have put hashes for the images.
-    images = (task.doc_to_image(task.eval_docs[row["doc_id"]]) for row in rows)
-    content = (b"".join(image.tobytes() for image in several) for several in images)
-    return [numbers.setdefault(hashlib.sha256(each).digest(), len(numbers)) for each in content]
-
-
-def _metrics(task: Any, rows: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """Return the places of the documents of each metric that only a part of them has."""
-    names = [name for name in task.aggregation() if not name.endswith("_stderr")]
-    of = {name: [place for place, row in enumerate(rows) if name in row] for name in names}
-    return {name: places for name, places in of.items() if 0 < len(places) < len(rows)}

@@ -168,7 +168,13 @@ class RunSummary:
     def add(self, number: int, record: Record) -> None:
         """Count a finished cell; of a hundred thousand records not all can be kept."""
         self.finished += 1
-        if line := truncation(record):
+        if (cut := record.truncated) is not None and cut.documents:
+            line = (
+                f"{record.task} on {record.model}: prompts of {cut.documents} of {record.n} "
+                f"documents are truncated, by up to {cut.tokens} tokens on the left, to fit the "
+                f"model's {cut.max_length}; choose fewer examples "
+                f"(tasks.{record.task}.fewshot=N), or a model or model.max_length that takes more"
+            )
             self.truncations[line] = None
         self._first[number] = record
         if len(self._first) > SHOWN:
@@ -188,18 +194,6 @@ def summary(records: Sequence[Record], number: int) -> str:
     units = [score_unit(record.cell.task.metric) for record in records]
     lines.append(f"score: in {' or '.join(dict.fromkeys(units))}; {_LEGEND}")
     return "\n".join(lines)
-
-
-def truncation(record: Record) -> str | None:
-    """Return a line if prompts of a record were truncated, or None."""
-    if (cut := record.truncated) is None or not cut.documents:
-        return None
-    return (
-        f"{record.task} on {record.model}: prompts of {cut.documents} of {record.n} documents are "
-        f"truncated, by up to {cut.tokens} tokens on the left, to fit the model's "
-        f"{cut.max_length}; choose fewer examples (tasks.{record.task}.fewshot=N), or a model or "
-        "model.max_length that takes more"
-    )
 
 
 def aligned(rows: Sequence[Mapping[str, str]], numbers: Collection[str]) -> str:

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -71,7 +71,11 @@ def sandbox() -> tuple[list[str], dict[str, Any]]:
         [bubblewrap, "--version"], capture_output=True, text=True, check=False
     ).stdout.split()[-1]
     reason = ""
-    for python in _interpreters():
+    # The interpreter below any virtual environment; the system's, since root's own Python can lie
+    # where the user that programs run as cannot read it.
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    interpreters = (Path(sys.base_prefix) / "bin" / name, Path("/usr/bin/python3"))
+    for python in (path.resolve() for path in interpreters if path.exists()):
         command = _command(bubblewrap, python)
         ask = "import platform; print(platform.python_version(), flush=True)"
         answer = _run(command, ask, subprocess.PIPE)
@@ -123,7 +127,9 @@ def _command(bubblewrap: str, python: Path) -> list[str]:
     words = [bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns"]
     words += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
     words += ["--clearenv", "--hostname", "sandbox"]
-    for path in _system(python):
+    roots, names = (Path("/usr"), Path("/"), python.parent.parent), ("lib", "lib32", "lib64")
+    needed = [*(root / name for root in roots for name in names), Path("/etc/ld.so.cache"), python]
+    for path in (path for path in dict.fromkeys(needed) if path.exists()):
         link = path.is_symlink()
         words += ["--symlink", str(path.readlink())] if link else ["--ro-bind", str(path)]
         words += [str(path)]
@@ -139,25 +145,6 @@ def _command(bubblewrap: str, python: Path) -> list[str]:
         "RLIMIT_CORE": 0,
     }
     return words + [str(word) for limit in of_process.items() for word in limit]
-
-
-def _interpreters() -> Iterator[Path]:
-    """Yield interpreters to try: the one below any virtual environment, and the system's.
-
-    Root's own Python can lie where the user that programs run as cannot read it.
-    """
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for path in (Path(sys.base_prefix) / "bin" / name, Path("/usr/bin/python3")):
-        if path.exists():
-            yield path.resolve()
-
-
-def _system(python: Path) -> list[Path]:
-    """Return the files and directories, or links to them, that an interpreter needs."""
-    roots, names = (Path("/usr"), Path("/"), python.parent.parent), ("lib", "lib32", "lib64")
-    libraries = [root / name for root in roots for name in names]
-    paths = [*libraries, Path("/etc/ld.so.cache"), python]
-    return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
 class ProgramTask(YamlTask):
