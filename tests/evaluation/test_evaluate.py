@@ -227,16 +227,9 @@ def test_a_chat_has_the_instruction_and_its_examples_as_turns(
         for text in expected
     )
     assert read_again(record, tmp_path).cell == asked
-    assert (
-        len(
-            {
-                asked.digest,
-                *(cell("gsm8k", fewshot=2, **{k: chat[k]}).digest for k in chat),
-                cell("gsm8k", fewshot=2).digest,
-            }
-        )
-        == 4
-    )
+    parts_of_chat = [cell("gsm8k", fewshot=2, **{key: value}) for key, value in chat.items()]
+    cells = (asked, *parts_of_chat, cell("gsm8k", fewshot=2))
+    assert len({each.digest for each in cells}) == 4
 
 
 def test_value_and_standard_error_are_over_the_documents(run: Any) -> None:

@@ -17,25 +17,11 @@ def expand(config: DictConfig) -> list[dict[str, Any]]:
 
 
 def test_parts_are_expanded_one_after_the_other_with_the_grid() -> None:
-    points = [
-        (point["method"], point["gamma"], point["seed"])
-        for point in expand(
-            composed(
-                [
-                    "grid.method=[order,score]",
-                    "parts.low.gamma=[0.5]",
-                    "+parts.high={gamma: [1.0, 2.0], seed: [3]}",
-                ]
-            )
-        )
-    ]
-    assert points == [
-        ("order", 0.5, 0),
-        ("score", 0.5, 0),
-        ("order", 1.0, 3),
-        ("order", 2.0, 3),
-        ("score", 1.0, 3),
-        ("score", 2.0, 3),
+    words = ["grid.method=[order,score]", "parts.low.gamma=[0.5]"]
+    points = expand(composed([*words, "+parts.high={gamma: [1.0, 2.0], seed: [3]}"]))
+    assert [(point["method"], point["gamma"], point["seed"]) for point in points] == [
+        *(("order", 0.5, 0), ("score", 0.5, 0)),
+        *(("order", 1.0, 3), ("order", 2.0, 3), ("score", 1.0, 3), ("score", 2.0, 3)),
     ]
 
 
