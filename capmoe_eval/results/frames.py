@@ -273,26 +273,17 @@ def pick(cells: pd.DataFrame, **knobs: object) -> pd.DataFrame:
     return cells[chosen]
 
 
-class _OfPack(NamedTuple):
-    documents: pa.Table
-    layers: pa.Table
-    # Of each record the first and the number of its rows in both.
-    places: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]
-
-
 def _parts(record: Record) -> tuple[pa.Table, pa.Table]:
     """Return the documents and layers of a record, from those kept of its pack or its file."""
     if record.pack is None:
         part = record.capmoe
         return _table([part["documents"]]), _layers([part["layers"]])
-    kept = _of_pack(record.pack)
-    documents, layers = kept.places[record.path.name]
-    return kept.documents.slice(*documents), kept.layers.slice(*layers)
+    return _of_pack(record.pack)[record.path.name]
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_pack(pack: Pack) -> _OfPack:
-    """Return the documents and layers of all records of a pack."""
+def _of_pack(pack: Pack) -> Mapping[str, tuple[pa.Table, pa.Table]]:
+    """Return the documents and layers of each record of a pack, by the name of its file."""
     import numpy as np
     import pyarrow as pa
     from pyarrow import parquet
@@ -314,9 +305,11 @@ def _of_pack(pack: Pack) -> _OfPack:
     sizes = np.diff([*first, len(layers)]).tolist()
     if len(documents) != ends[-1] or len(first) != len(counts):
         raise UsageError(f"{pack.path}: n of its records is not the number of their documents")
-    starts = [end - count for end, count in zip(ends, counts, strict=True)]
-    places = zip(zip(starts, counts, strict=True), zip(first, sizes, strict=True), strict=True)
-    return _OfPack(documents, layers, dict(zip(pack.summaries, places, strict=True)))
+    places = zip(pack.summaries, ends, counts, first, sizes, strict=True)
+    return {
+        name: (documents.slice(end - count, count), layers.slice(row, size))
+        for name, end, count, row, size in places
+    }
 
 
 def _layers(records: Iterable[Sequence[Mapping[str, Any]]]) -> pa.Table:
