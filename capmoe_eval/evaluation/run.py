@@ -76,8 +76,6 @@ if TYPE_CHECKING:
     from capmoe_eval.wrapper.ranks import World
 
 
-TRANSFORMERS: Final = "transformers"
-"""The suite's own backend; others are entry points of the group ``capmoe_eval.backends``."""
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
 
@@ -391,8 +389,8 @@ def check_backend(plan: CellPlan) -> None:
     Raises:
         UsageError: The line says what to change, or what to install.
     """
-    if plan.cell.backend != TRANSFORMERS:
-        _backend(plan.cell.backend).check(plan)
+    if (backend := _backend(plan)) is not None:
+        backend.check(plan)
 
 
 def load_lm(plan: CellPlan) -> AnyLM:
@@ -401,19 +399,20 @@ def load_lm(plan: CellPlan) -> AnyLM:
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
-    if plan.cell.backend != TRANSFORMERS:
-        return _backend(plan.cell.backend).load_lm(plan)
+    if (backend := _backend(plan)) is not None:
+        return backend.load_lm(plan)
     from capmoe_eval.evaluation import loading
 
     return loading.load_lm(plan.cell.model, plan.placement)
 
 
-def _backend(name: str) -> Any:
-    """Return the module that an installed package has for a backend, by its entry point.
+def _backend(plan: CellPlan) -> Any | None:
+    """Return the module of a cell's backend, an entry point; None for the suite's, transformers.
 
-    It has ``check`` and ``load_lm``, which take the plan of a cell; see :func:`check_backend` and
-    :func:`load_lm`.
+    It has ``check`` and ``load_lm``, which take the plan of a cell.
     """
+    if (name := plan.cell.backend) == "transformers":
+        return None
     backends = load_entry_points("capmoe_eval.backends")
     if name not in backends:
         check_installed(f"backend={name}")

@@ -1,4 +1,4 @@
-"""A record, the result of a cell: one JSON file that is whole or absent."""
+"""A record, the result of a cell: one JSON file that is whole or absent, and types for its parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_serializer,
     model_validator,
 )
 from pydantic_core import from_json
@@ -71,10 +70,6 @@ class Answers(Part):
     bytes: list[Positive] | None = None  # of each text whose score is bits per byte
     # The places of the documents that a metric is of, where it is not of all of them.
     metrics: dict[str, list[Count]] = Field(default_factory=dict)
-
-    @field_serializer("correct")
-    def _as_json(self, correct: list[float]) -> list[float | int]:
-        return [int(score) if score.is_integer() else score for score in correct]
 
     def of_metric(self, metric: str) -> Answers:
         """Return the answers to the documents that a metric is of, under the hash of all."""
