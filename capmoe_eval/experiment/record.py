@@ -1,4 +1,4 @@
-"""A record, the result of a cell: one JSON file that is whole or absent, and types for its parts."""
+"""A record, the result of a cell: one JSON file that is whole or absent; its parts are types."""
 
 from __future__ import annotations
 
