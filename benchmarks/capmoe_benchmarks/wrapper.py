@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
-from capmoe_bench.ep.skewed import SMALL, skewed_model
+from capmoe_bench.ep.skewed import skewed_model
 from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, timed
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError
@@ -95,12 +95,10 @@ def run(arguments: argparse.Namespace) -> None:
 def measure_forward(
     arguments: argparse.Namespace,
     setting: LayerSetting,
-    *,
-    model_sizes: Mapping[str, int] = SMALL,
     sides: Mapping[str, TimedMethod] = FORWARD,
 ) -> tuple[list[Target], dict[str, Any]]:
     """Return the targets of the sides, and what else was measured; ``arguments`` has the sizes."""
-    model, tokens_BS, peaks = _skewed(setting, arguments, model_sizes)
+    model, tokens_BS, peaks = _skewed(setting, arguments)
     forward = partial(model, input_ids=tokens_BS, use_cache=False)
     targets, seconds = _over_stock(arguments, sides, model, forward, "Forward throughput", "that")
     shape, dtype = dataclasses.asdict(setting.shape), dtype_name(setting.dtype)
@@ -180,10 +178,11 @@ def _generate(model: Any, tokens_BS: Tensor, new: int) -> None:
 
 
 def _skewed(
-    setting: LayerSetting, arguments: argparse.Namespace, model_sizes: Mapping[str, int] = SMALL
+    setting: LayerSetting, arguments: argparse.Namespace
 ) -> tuple[Any, Tensor, list[float]]:
-    sizes = {name: getattr(arguments, name) for name in ("layers", "batch", "prompt", "peak")}
-    return skewed_model(setting, **sizes, **model_sizes)
+    names = ("layers", "batch", "prompt", "peak", "vocabulary", "head")
+    values = vars(arguments)
+    return skewed_model(setting, **{name: values[name] for name in names if name in values})
 
 
 def _model(

@@ -31,8 +31,6 @@ from capmoe_benchmarks.options import RANKS
 Measured = tuple[list[Target], dict[str, Any]]
 """The targets of an item, and what else was measured, JSON-ready."""
 
-_OLMOE: Mapping[str, int] = {"vocabulary": 50304, "head": 128}
-"""OLMoE-1B-7B's beside the sizes of its MoE layers; it has 16 of them."""
 _SIDES = {
     **wrapper.FORWARD,
     f"token_reroute, γ=1, {RANKS} ranks": wrapper.TimedMethod(
@@ -62,9 +60,13 @@ class GpuSetting:
         shape = find_shape(name).scaled(self.scale)
         return LayerSetting(shape, 1, self.device, self.dtype)
 
-    def olmoe(self) -> dict[str, int]:
-        """Return the sizes of the model beside its layers' widths."""
-        return {name: self.less(size, 16) for name, size in _OLMOE.items()}
+    def sizes(self, batch: int, prompt: int) -> dict[str, Any]:
+        """Return the sizes of OLMoE-1B-7B with skewed routers, beside its layers' widths."""
+        return {
+            **{"layers": self.less(16, 2), "vocabulary": self.less(50304, 16)},
+            **{"head": self.less(128, 16), "peak": _PEAK},
+            **{"batch": self.less(batch, RANKS), "prompt": self.less(prompt, 8)},
+        }
 
     @property
     def rounds(self) -> dict[str, int]:
@@ -77,16 +79,8 @@ def _decisions(dtype: torch.dtype, setting: GpuSetting) -> Measured:
 
 
 def _forward(batch: int, prompt: int, setting: GpuSetting) -> Measured:
-    arguments = argparse.Namespace(
-        layers=setting.less(16, 2),
-        batch=setting.less(batch, RANKS),
-        prompt=setting.less(prompt, 8),
-        peak=_PEAK,
-        **setting.rounds,
-    )
-    targets, more = wrapper.measure_forward(
-        arguments, setting.layer(), model_sizes=setting.olmoe(), sides=_SIDES
-    )
+    arguments = argparse.Namespace(**setting.sizes(batch, prompt), **setting.rounds)
+    targets, more = wrapper.measure_forward(arguments, setting.layer(), sides=_SIDES)
     return targets, {**more, **vars(arguments)}
 
 
@@ -207,13 +201,10 @@ def _training(setting: GpuSetting) -> Measured:
 
 
 def _generate(setting: GpuSetting) -> Measured:
-    sizes = {"batch": setting.less(16, RANKS), "prompt": setting.less(512, 8)}
-    layers = setting.less(16, 2)
-    model, tokens_BS, _ = skewed_model(
-        setting.layer(), layers=layers, peak=_PEAK, **sizes, **setting.olmoe()
-    )
     rounds = {"rounds": 3, "warmup": 1} if setting.scale == 1 else setting.rounds
-    arguments = argparse.Namespace(**sizes, layers=layers, new=setting.less(64, 2), **rounds)
+    sizes = setting.sizes(16, 512)
+    arguments = argparse.Namespace(**sizes, new=setting.less(64, 2), **rounds)
+    model, tokens_BS, _ = skewed_model(setting.layer(), **sizes)
     targets, more = wrapper.measure_generate(arguments, {"olmoe": (model, tokens_BS)})
     made = arguments.batch * arguments.new
     rates = {

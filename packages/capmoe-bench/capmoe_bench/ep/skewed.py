@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +14,6 @@ from capmoe_bench.rounds import say
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
 
-SMALL: Final[Mapping[str, int]] = {"vocabulary": 1024, "head": 64}
-"""Tokens and size of an attention head of a model whose MoE layers alone matter."""
-
 
 @torch.no_grad()
 def skewed_model(
@@ -27,16 +23,17 @@ def skewed_model(
     batch: int,
     prompt: int,
     peak: float,
-    vocabulary: int = SMALL["vocabulary"],
-    head: int = SMALL["head"],
+    vocabulary: int = 1024,
+    head: int = 64,
 ) -> tuple[Any, Tensor, list[float]]:
     """Return a model, a batch [B, S] without pads, and each layer's highest load over the mean.
 
     Embeddings share a direction, as trained models' hidden states do. Each router's weights along
     it are the experts' popularities: quantiles of a normal distribution, with the strength that
     gives the fullest expert ``peak`` times the mean load. No number is put into the forward.
-    ``prompt`` is the number of tokens of each of ``batch`` sequences. A peak that no routing can
-    have is a UsageError.
+    ``prompt`` is the number of tokens of each of ``batch`` sequences, ``head`` the size of an
+    attention head; the defaults suit a model whose MoE layers alone matter. A peak that no routing
+    can have is a UsageError.
     """
     shape = setting.shape
     check_peak(peak, shape.n_experts, shape.top_k)
