@@ -92,8 +92,8 @@ def _decision(setting: GpuSetting) -> Measured:
         layer_rounds=3,
         rounds=setting.rounds["rounds"],
     )
-    shapes = [setting.layer(name).shape for name in _DECISION]
-    targets, more = decision.measure(arguments, shapes, setting.device, setting.dtype)
+    layers = [setting.layer(name) for name in _DECISION]
+    targets, more = decision.measure(arguments, layers)
     return targets, {**more, **vars(arguments)}
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from capmoe_bench.ep.layer import LayerSetting, decided, find_shape, layer_weights
 from capmoe_bench.ep.skew import Skew
-from capmoe_bench.ep.studies import Shape
 from capmoe_bench.memory import peak_array_bytes, peak_bytes
 from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, say, timed
 from capmoe_bench.timings import Spread, Target
@@ -37,25 +36,29 @@ def run(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"tokens={arguments.tokens}: must be a multiple of ranks={arguments.ranks}"
         )
-    shapes = [find_shape(name, "shapes") for name in arguments.shapes]
-    for shape in shapes:
-        experts_per_rank(shape.n_experts, arguments.ranks, "ranks")
     device, dtype = device_and_dtype(arguments)
-    steps = [find_shape(name, "step_shapes") for name in arguments.step_shapes]
-    targets, more = measure(arguments, shapes, device, dtype)
-    of_steps, more["steps"] = measure_steps(arguments, steps, device, dtype)
-    finish(arguments, device, targets + of_steps, ("tokens", "ranks"), **more)
+
+    def layers(option: str) -> list[LayerSetting]:
+        shapes = [find_shape(name, option) for name in getattr(arguments, option)]
+        return [LayerSetting(shape, 1, device, dtype) for shape in shapes]
+
+    settings, of_steps = layers("shapes"), layers("step_shapes")
+    for setting in settings:
+        experts_per_rank(setting.shape.n_experts, arguments.ranks, "ranks")
+    targets, more = measure(arguments, settings)
+    step_targets, more["steps"] = measure_steps(arguments, of_steps)
+    finish(arguments, device, targets + step_targets, ("tokens", "ranks"), **more)
 
 
 def measure(
-    arguments: argparse.Namespace, shapes: Sequence[Shape], device: torch.device, dtype: torch.dtype
+    arguments: argparse.Namespace, settings: Sequence[LayerSetting]
 ) -> tuple[list[Target], dict[str, Any]]:
-    """Return the targets of every shape, and what else was measured."""
+    """Return the targets of every layer, and what else was measured."""
     targets: list[Target] = []
     details = []
-    for shape in shapes:
+    for setting in settings:
+        shape, device = setting.shape, setting.device
         say(f"decision: {shape.name}")
-        setting = LayerSetting(shape, 1, device, dtype)
         problem = _Problem(setting, arguments.tokens, arguments.ranks)
         layer = _layer_seconds(setting, problem.logits_TE, arguments)
         for name, listing in _LISTINGS.items():
@@ -85,14 +88,11 @@ def measure(
                 ),
             ]
             details.append({"shape": shape.name, **row, "layer_seconds": layer})
-    return targets, {"details": details, "dtype": dtype_name(dtype)}
+    return targets, {"details": details, "dtype": dtype_name(settings[0].dtype)}
 
 
 def measure_steps(
-    arguments: argparse.Namespace,
-    shapes: Sequence[Shape],
-    device: torch.device,
-    dtype: torch.dtype,
+    arguments: argparse.Namespace, settings: Sequence[LayerSetting]
 ) -> tuple[list[Target], list[dict[str, Any]]]:
     """Return the decision's share of the layer's time in steps of few tokens, and the seconds.
 
@@ -100,8 +100,8 @@ def measure_steps(
     """
     targets: list[Target] = []
     rows: list[dict[str, Any]] = []
-    for shape in shapes:
-        setting = LayerSetting(shape, 1, device, dtype)
+    for setting in settings:
+        shape = setting.shape
         for tokens in arguments.step_tokens:
             say(f"decision: {shape.name}, a step of {tokens}")
             problem = _Problem(setting, tokens, arguments.ranks, rounding="ceil")
@@ -110,7 +110,7 @@ def measure_steps(
             }
             sides["layer"] = _layer(setting, problem.logits_TE)
             spent = alternate(
-                {side: partial(_mean, work, device) for side, work in sides.items()},
+                {side: partial(_mean, work, setting.device) for side, work in sides.items()},
                 rounds=arguments.rounds,
             )
             targets += [
