@@ -191,20 +191,11 @@ STOCK = "transformers"
 """Stands for every line of the stock model."""
 
 # What needs values, or the number of some values, on the host: on a GPU it waits for all before.
+_READ = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__")
+_SIZED = ("nonzero", "masked_select", "equal")
 _WAITING = {
-    Tensor.item,
-    Tensor.tolist,
-    Tensor.cpu,
-    Tensor.__bool__,
-    Tensor.__int__,
-    Tensor.__float__,
-    Tensor.__index__,
-    Tensor.nonzero,
-    Tensor.masked_select,
-    Tensor.equal,
-    torch.nonzero,
-    torch.masked_select,
-    torch.equal,
+    *(getattr(Tensor, name) for name in (*_READ, *_SIZED)),
+    *(getattr(torch, name) for name in _SIZED),
 }
 
 

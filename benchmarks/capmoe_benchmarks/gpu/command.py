@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import capmoe_bench
 import capmoe_eval
 import torch
 import transformers
@@ -137,7 +138,7 @@ def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]
 
 @contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    """Give a block up after so many seconds, where this thread can be told."""
+    """Give a block up after so many seconds."""
 
     def stop(_number: int, _frame: object) -> None:
         raise _TimeUp
@@ -154,7 +155,7 @@ def _limit(seconds: int) -> Iterator[None]:
 def _sources() -> str:
     """Return a name of the code as it is, of the suite and of the benchmarks."""
     digest = hashlib.sha256()
-    for package in (capmoe_eval, capmoe_benchmarks):
+    for package in (capmoe_eval, capmoe_bench, capmoe_benchmarks):
         root = Path(str(package.__file__)).parent
         for path in sorted(root.rglob("*.py")):
             digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
