@@ -100,7 +100,8 @@ def measure_forward(
     """Return the targets of the sides, and what else was measured; ``arguments`` has the sizes."""
     model, tokens_BS, peaks = _skewed(setting, arguments)
     forward = partial(model, input_ids=tokens_BS, use_cache=False)
-    targets, seconds = _over_stock(arguments, sides, model, forward, "Forward throughput", "that")
+    what = "Forward throughput under {} over that of the stock model"
+    targets, seconds = _over_stock(arguments, sides, model, forward, what)
     shape, dtype = dataclasses.asdict(setting.shape), dtype_name(setting.dtype)
     return targets, {"shape": shape, "dtype": dtype, "peaks": peaks, **seconds}
 
@@ -113,8 +114,8 @@ def measure_generate(
     more: dict[str, Any] = {"dropped_share": {}, "seconds": {}}
     for name, (model, tokens_BS) in models.items():
         generate = partial(_generate, model, tokens_BS, arguments.new)
-        what = f"Generated tokens per second of {name}"
-        of_model, parts = _over_stock(arguments, GENERATE, model, generate, what, "those", name)
+        what = f"Generated tokens per second of {name} under {{}} over those of the stock model"
+        of_model, parts = _over_stock(arguments, GENERATE, model, generate, what, name)
         targets += of_model
         for part, of_sides in parts.items():
             more[part][name] = of_sides
@@ -128,13 +129,12 @@ def _over_stock(
     model: Any,
     work: Callable[[], object],
     what: str,
-    pronoun: str,
     name: str = "",
 ) -> tuple[list[Target], dict[str, dict[str, Any]]]:
     """Time some work of a model under each method, in turn with the stock model.
 
-    Returns the ratios as targets, which begin with the ``name``, and by method the seconds and the
-    share of dropped pairs. ``what`` is measured, and ``pronoun`` stands for it.
+    Returns the ratios as targets, which begin with the model's ``name``, and by method the seconds
+    and the share of dropped pairs. ``what`` says what is divided, with braces for the method.
     """
     drops: dict[str, float] = {}
 
@@ -154,8 +154,7 @@ def _over_stock(
     targets = [
         Target.of(
             f"{name}: {side} over stock".removeprefix(": "),
-            f"{what} under {side} over {pronoun} of the stock model: {of.what} "
-            f"({100 * drops[side]:.1f} % dropped)",
+            f"{what.format(side)}: {of.what} ({100 * drops[side]:.1f} % dropped)",
             ratio(seconds["stock"], seconds[side]),
             at_least=of.least if of.least <= 1 or drops[side] >= _MIN_DROP else None,
         )
