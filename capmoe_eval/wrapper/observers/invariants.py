@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.special import softmax
 from torch import Tensor
 
 from capmoe_eval.routing import definition
@@ -256,8 +255,11 @@ _TIE = 2e-6
 """Relative difference of two groups' worths within which the router's own choice decides."""
 
 
+# A machine with torch and transformers alone has no SciPy.
 _SCORES: dict[str, Callable[[Array], Array]] = {
-    "softmax": lambda logit_TE: softmax(logit_TE, axis=1),
+    "softmax": lambda logit_TE: np.exp(
+        logit_TE - np.logaddexp.reduce(logit_TE, axis=1, keepdims=True)
+    ),
     "sigmoid": lambda logit_TE: np.exp(-np.logaddexp(0, -logit_TE)),
     "sqrtsoftplus": lambda logit_TE: np.sqrt(np.logaddexp(0, logit_TE)),
     "none": lambda logit_TE: logit_TE,
