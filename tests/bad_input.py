@@ -39,13 +39,12 @@ MAIN: dict[str, str] = {
     "'model.name=\"a\nb\"'": NAME,
     "model.name=null": "model.name=null",
     f"'model.name=\"{'é' * 60}\"'": NAME,
-    "model.profile=../evil": "model.profile=../evil",
     "profile.name=../evil": "profile.name=../evil",
     "'+tasks.../evil={lm_eval: piqa}'": "tasks",
     "data.root=truncated data.name=../evil": "data.name=../evil",
     "data.root=truncated data.name=hub": "stand for other documents",
     # Booleans.
-    **{f"overwrite={word}": FLAG for word in ("no", "on", "0", "null", "[]")},
+    **{f"overwrite={word}": FLAG for word in ("no", "null")},
     "allow_code_execution=yes": FLAG,
     "tasks=humaneval": "allow_code_execution=true",
     "max_k=no": f"max_k=no: {FLAG}",
@@ -65,9 +64,7 @@ MAIN: dict[str, str] = {
     "model.max_length=0": "model.max_length=0",
     "model.ep_size=0": "ep_size=0",
     "model.gamma=abc": "gamma=abc",
-    "model.threads=0": "threads=0",
     "tasks=obqa tasks.obqa.fewshot=-1": "tasks.obqa.fewshot=-1",
-    "tasks=obqa tasks.obqa.batch_size=0": "tasks.obqa.batch_size=0",
     # Numbers without a bound, which would overflow or never end.
     f"limit={'9' * 23}": "limit=999",
     f"shuffle={'9' * 23}": "shuffle=999",
@@ -111,11 +108,9 @@ MAIN: dict[str, str] = {
     "modality=image": "did you mean 'image_first'",
     "tasks=obqa tasks.obqa.images=1": f"tasks.obqa.images=1: {FLAG}",
     "tasks=obqa ~tasks.obqa.dataset": "field 'dataset' is missing",
-    "parallel=eep": "did you mean 'ep'",
     "parallel=ep": "needs one process per rank",
     "hydra/launcher=basic": "hydra/launcher=basic: starts the jobs of a sweep; add -m",
     "experiment=banking77 profile=tiny limit=1": "`capmoe-eval train banking77` makes them",
-    "dtype=flota32": "did you mean 'float32'",
     # Text and paths.
     "results_dir=null": f"results_dir=null: {TEXT}",
     **{
@@ -130,9 +125,7 @@ MAIN: dict[str, str] = {
     "results_dir=file": WRITE,
     "results_dir=/proc/nothing": WRITE,
     f"results_dir={'a' * 300}": "File name too long",
-    "device_map=42": "device_map=42",
     "device_map=nope": "device_map=nope: must be auto, balanced",
-    "data.root=42": "data.root=42",
     "data.root=nowhere": "data.root=nowhere: no such directory",
     "data.root=file": "data.root=file: no such directory",
     "data.root=truncated tasks=piqa": "no dataset 'baber/piqa'",
@@ -150,10 +143,8 @@ MAIN: dict[str, str] = {
         f"{words} tasks=obqa": f"model={name} names its own weights, "
         for words, name in (
             ("model.pretrained=/my/model", "zoo_olmoe"),
-            ("model.pretrained=zoo:olmoe_s1", "zoo_olmoe"),
             ("model.name=zoo_mixtral", "zoo_mixtral"),
             ("model=custom model.name=olmoe model.pretrained=tiny:olmoe", "olmoe"),
-            ("model=olmoe model.pretrained=mistralai/Mixtral-8x7B-v0.1", "olmoe"),
             ("++model.pretrained=/my/model", "zoo_olmoe"),
         )
     },
@@ -177,7 +168,6 @@ MAIN: dict[str, str] = {
     "tasks=[]": "tasks=",
     "tasks=obqq": "did you mean 'obqa'",
     "tasks=arc_easy": "tasks=arc_easy: choose one of",
-    "tasks=42": "tasks=42",
     "tasks=../model/olmoe": "tasks.name=olmoe",
     "model=tiny_olmo": "model=tiny_olmo: did you mean 'tiny_olmoe'?",
     "model=smollm2_moe tasks=obqa": "smollm2_moe has no checkpoint; run `make real`",
@@ -185,7 +175,6 @@ MAIN: dict[str, str] = {
     "model=custom": "model.name: has no value; set model.name=",
     "model=custom model.name=x": "model.pretrained",
     "profile=tinny": "did you mean 'tiny'",
-    "variant=papr": "did you mean 'paper'",
     "model=mine": "model=custom model.name=NAME model.pretrained=PATH",
     "method=token_drop": "method=token_drop: Token Drop is method=score",
     "method=score_and_order order_weight=0.3": "method=score_and_order: choose one of",
@@ -205,7 +194,6 @@ MAIN: dict[str, str] = {
     "~batch_size": "batch_size",
     "gamma": "gamma",
     "gamma=[1": "gamma",
-    "=1": "=1",
     "--nope": "--nope",
     "--config-name nope": "nope",
     # What Hydra takes: a new key by force, and the last of two values.
@@ -224,10 +212,8 @@ MAIN: dict[str, str] = {
     "parts.a=null": "parts.a=null: must be keys",
     "grid.gamma=[]": "grid.gamma=[]: must be a list of values",
     "grid.gamma=[1.0,abc]": "gamma=abc: the capacity factor",
-    "grid.gamma=[[a]]": "gamma=[a]: must be one capacity factor",
     "grid.gama=[1.0]": "key=gama: did you mean 'gamma'",
     "grid.shard=[1/2]": "key=shard",
-    "grid.model=[nope]": "model=nope: choose one of",
     "grid.model=[[zoo_olmoe]]": "model=['zoo_olmoe']: ",
     "grid.model=[../experiment/table1]": "choose one of",
     "grid.tasks=[nope]": "grid.tasks=nope",
@@ -244,7 +230,6 @@ MAIN: dict[str, str] = {
     "-m hydra.sweeper.max_batch_size=0 gamma=1.0,2.0": "hydra.sweeper.max_batch_size=0: must be",
     "grid.plan=[true]": "key=plan",
     # Sweeps.
-    "-m gamma=1.0,abc": "gamma=abc: the capacity factor",
     "-m model=tiny_olmoe,nope": "model=nope: choose one of",
     "-m shard=3/2 gamma=1.0,2.0": "shard=3/2",
     **{
@@ -261,7 +246,6 @@ METHODS: dict[str, str] = {
     "method=sere k0=0": "k0=0: with SERE every token keeps its best expert",
     "method=sere gamma=adaptive budget=0.1": "method 'sere' has no capacity factor",
     "method=sere min_similarity=-0.1": "min_similarity=-0.1: must be a number of at least",
-    "placement=epbl": "did you mean 'eplb'",
     "placement=eplb granularity=device gamma=adaptive budget=0.1": "placement=eplb: gamma=adaptive",
     "placement=eplb granularity=device parallel=ep": "placement=eplb: under parallel=ep",
     "method=macs": "method=macs: obqa asks about no images, whose tokens it weighs",

@@ -37,6 +37,22 @@ _KEPT, _SLOTS, _SCORE = "hook.decide->keep_TS", "hook.decide->", "hook.decide(sc
 _GATE, _GROUPED = "Gate.scores->", of("deepseek_v3")
 
 
+MUTATIONS: list[Mutation] = []
+
+
+def slip(name: str, place: str, *more: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a mutation of the function that changes a place; ``more`` are whom it concerns, where.
+
+    Several may be of one function.
+    """
+
+    def register(change: Callable[..., Any]) -> Callable[..., Any]:
+        MUTATIONS.append(Mutation(name, place, change, *more))
+        return change
+
+    return register
+
+
 def _tied(setting: Setting) -> Setting:
     """Return a model whose last router gives all pairs the same score."""
     return dataclasses.replace(setting, tied=True)
@@ -53,11 +69,13 @@ def _best(usable_TE: Tensor, count: int) -> Tensor:
 # Pairs, whatever the method.
 
 
+@slip("no pair is dropped", _KEPT)
 def _own(keep_TS: Tensor, call: Call) -> Tensor:
     """Return a mask of the slots of the top-k."""
     return (torch.arange(keep_TS.shape[1]) < _top_k(call)).expand_as(keep_TS)
 
 
+@slip("lost pairs go to the token's next expert", _SLOTS)
 def _refilled(decided: Assignment, call: Call) -> Assignment:
     """Give every lost pair to the token's next expert, full or not."""
     top_k = _top_k(call)
@@ -66,6 +84,7 @@ def _refilled(decided: Assignment, call: Call) -> Assignment:
     return Assignment(decided.index_TS[:, :top_k].where(keep_TK, next_TK), torch.ones_like(keep_TK))
 
 
+@slip("an expert serves a token twice", _SLOTS)
 def _served_twice(decided: Assignment, _call: Call) -> Assignment:
     index_TS = decided.index_TS.clone()
     token = int((decided.keep_TS.sum(dim=1) > 1).nonzero()[0])
@@ -74,6 +93,7 @@ def _served_twice(decided: Assignment, _call: Call) -> Assignment:
     return dataclasses.replace(decided, index_TS=index_TS)
 
 
+@slip("a kept pair and a dropped one are swapped", _SLOTS, lambda s: s.is_capped)
 def _swapped(decided: Assignment, call: Call) -> Assignment:
     """Keep one pair of an expert in the place of another of the same group."""
     keep_TS = decided.keep_TS.clone()
@@ -89,23 +109,15 @@ def _swapped(decided: Assignment, call: Call) -> Assignment:
     return decided
 
 
+@slip("the second rank is stock", _KEPT, has_capacity)
 def _second_group_is_stock(keep_TS: Tensor, call: Call) -> Tensor:
     return _own(keep_TS, call).where(call.groups.group_T[:, None] == 1, keep_TS)
 
 
-_PAIRS = [
-    Mutation("no pair is dropped", _KEPT, _own),
-    Mutation(
-        "a token keeps all pairs or none",
-        _KEPT,
-        lambda keep, call: keep & keep[:, : _top_k(call)].all(dim=1)[:, None],
-        lambda s: s.name != "sere",
-    ),
-    Mutation("the second rank is stock", _KEPT, _second_group_is_stock, has_capacity),
-    Mutation("lost pairs go to the token's next expert", _SLOTS, _refilled),
-    Mutation("an expert serves a token twice", _SLOTS, _served_twice),
-    Mutation("a kept pair and a dropped one are swapped", _SLOTS, _swapped, lambda s: s.is_capped),
-]
+@slip("a token keeps all pairs or none", _KEPT, lambda s: s.name != "sere")
+def _all_or_none(keep_TS: Tensor, call: Call) -> Tensor:
+    return keep_TS & keep_TS[:, : _top_k(call)].all(dim=1)[:, None]
+
 
 # What the experts are called with.
 
@@ -160,6 +172,8 @@ def _sent(name: str, change: Callable[..., tuple[Tensor, Tensor]]) -> Mutation:
     return Mutation(name, "LayerHook.sent", wrap)
 
 
+MUTATIONS += [_sent(name, change) for name, change in _CALLS.items()]
+
 # The order in which an overloaded expert keeps pairs.
 
 
@@ -175,6 +189,12 @@ def _first_choices_first(decide: Decide, call: Call) -> Assignment:
     return decide(**vars(call) | {"scores": Scores(key_TE, topk_TK), "method": method})
 
 
+@slip(
+    "scores have the router's bias",
+    "hook.decide(scores)",
+    lambda s: s.by_score and s.by_device,
+    _GROUPED,
+)
 def _with_bias(scores: Scores, _call: Call) -> Scores:
     biased_TE = scores.ranking_TE - scores.ranking_TE.min()
     return dataclasses.replace(scores, score_TE=biased_TE, choice_TE=scores.ranking_TE)
@@ -185,7 +205,7 @@ _STREAMS: dict[str, Callable[[tuple[int, int]], tuple[int, int]]] = {
     "without the layer": lambda stream: (0, stream[1]),
     "without the forward": lambda stream: (stream[0], 0),
 }
-_ORDER = [
+MUTATIONS += [
     decision("first choices come before second ones", _first_choices_first, _BY_PLACE),
     Mutation(
         "tokens' ties are broken the other way",
@@ -201,13 +221,6 @@ _ORDER = [
         lambda s: s.by_score and s.by_device,
         _tied,
     ),
-    Mutation(
-        "scores have the router's bias",
-        "hook.decide(scores)",
-        _with_bias,
-        lambda s: s.by_score and s.by_device,
-        _GROUPED,
-    ),
     *(
         Mutation(
             f"random {name}",
@@ -222,16 +235,22 @@ _ORDER = [
 # Capacities, groups and devices.
 
 
+def _exact(setting: Setting) -> Setting:
+    """Return a setting in which γ·T·K/E is whole, and above that in binary fractions."""
+    return dataclasses.replace(setting, lengths=((10,) * 5,)).under(gamma=0.8)
+
+
+@slip(
+    "γ is a binary fraction",
+    "capacity",
+    lambda s: s.is_capped and s.method.unit == "expert" and not s.has_images,
+    _exact,
+)
 def _in_floats(_capacity: Callable[..., int]) -> Callable[..., int]:
     def mutated(gamma: float, tokens: int, top_k: int, n_experts: int, **more: Any) -> int:
         return math.ceil(gamma * top_k / n_experts * more.get("experts", 1) * tokens)
 
     return mutated
-
-
-def _exact(setting: Setting) -> Setting:
-    """Return a setting in which γ·T·K/E is whole, and above that in binary fractions."""
-    return dataclasses.replace(setting, lengths=((10,) * 5,)).under(gamma=0.8)
 
 
 def regrouped(group_T: Tensor, groups: TokenGroups, n_groups: int) -> TokenGroups:
@@ -255,14 +274,7 @@ def _grouped(name: str, group_of: Callable[..., Tensor], *more: Any, n_groups: i
     return Mutation(name, "group_tokens->", change, *more or (has_capacity,))
 
 
-_CAPACITIES = [
-    Mutation(
-        "γ is a binary fraction",
-        "capacity",
-        _in_floats,
-        lambda s: s.is_capped and s.method.unit == "expert" and not s.has_images,
-        _exact,
-    ),
+MUTATIONS += [
     Mutation(
         "a device has the rounded C of each expert",
         "capacity->",
@@ -307,6 +319,7 @@ def _stock_where(holds: Callable[[Call], bool]) -> Callable[[Decide, Call], Assi
     return change
 
 
+@slip("decided by the scores of the first forward", "hook.decide")
 def _remembered(decide: Decide) -> Decide:
     """Decide again as in the first forward of a layer."""
     memory: dict[int, Any] = {}
@@ -319,6 +332,7 @@ def _remembered(decide: Decide) -> Decide:
     return mutated
 
 
+@slip("the second forward counts as a decode step", "ForwardPlan.__init__")
 def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
     def mutated(plan: Any, method: Any, *, number: int, **more: Any) -> None:
         make(plan, method, number=number, **more | {"decode": number == 1})
@@ -326,7 +340,7 @@ def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
     return mutated
 
 
-_FORWARDS = [
+MUTATIONS += [
     decision("the first layer is stock", _stock_where(lambda call: call.stream[0] == 0)),
     decision("the second forward is stock", _stock_where(lambda call: call.stream[1] == 1)),
     decision(
@@ -335,13 +349,11 @@ _FORWARDS = [
         lambda s: not s.has_images and s.name not in ("oea", "sere"),
         lambda setting: dataclasses.replace(setting, lengths=((40, 40, 39, 40, 40),)),
     ),
-    Mutation("decided by the scores of the first forward", "hook.decide", _remembered),
     Mutation(
         "the second forward is not under the method",
         "ForwardPlan.constrained",
         lambda constrained: lambda plan: constrained(plan) and plan.number == 0,
     ),
-    Mutation("the second forward counts as a decode step", "ForwardPlan.__init__", _second_decodes),
     Mutation(
         "pads do not count where they must",
         "group_tokens(counted_BS)",
@@ -424,8 +436,7 @@ def _unprotected(setting: Setting) -> bool:
     return not setting.method.setting("protect_topk")
 
 
-_RANKED = "ranked_experts->"
-_CANDIDATES = [
+MUTATIONS += [
     Mutation(
         "candidates are outside the eligible groups",
         "hook.decide(scores.eligible_TE)",
@@ -435,7 +446,7 @@ _CANDIDATES = [
     ),
     Mutation(
         "the worst candidates come first",
-        _RANKED,
+        "ranked_experts->",
         _behind(lambda others: others.flip(1)),
         lambda s: s.name == "macs" or (s.adds and s.rule in ("topk", "ranked")),
     ),
@@ -477,7 +488,7 @@ def _rounds(
     return Mutation(name, "TokenReroute.decide", lambda _: mutated, named("token_reroute"))
 
 
-_REROUTE = [
+MUTATIONS += [
     _rounds("rejected pairs are offered again", rejected=lambda selected, _: selected & False),
     _rounds("kept pairs are not offered again", rejected=lambda selected, _: selected),
     _rounds("the last round has no capacity", last=lambda _, selected: selected),
@@ -486,12 +497,28 @@ _REROUTE = [
 # Weights.
 
 
+_WEIGHT = "hook.combine->"
+
+
+@slip("weights are normalised over the kept pairs", _WEIGHT)
+@slip(
+    "weights are normalised over the kept pairs where they are over the top-k",
+    _WEIGHT,
+    lambda s: not s.has_images,
+    of("olmoe_normalised"),
+)
 def _over_kept(weight_TS: Tensor, call: Any) -> Tensor:
     """Divide by the sum over the kept pairs."""
     kept_TS = weight_TS * call.assignment.keep_TS
     return weight_TS / kept_TS.sum(dim=1, keepdim=True).clamp_min(1e-9)
 
 
+@slip(
+    "weights are normalised over the top-k where they are over the kept pairs",
+    _WEIGHT,
+    lambda s: not s.has_images and s.name != "sere",
+    of("olmoe_normalised", renormalize="after"),
+)
 def over_topk(_weight_TS: Tensor, call: Any) -> Tensor:
     return call.layer.gate.weights(call.scores, call.assignment.index_TS)
 
@@ -502,34 +529,14 @@ def _of_added(weight_TS: Tensor, call: Any, other_TS: Tensor) -> Tensor:
     return torch.cat([weight_TS[:, :top_k], other_TS[:, top_k:]], dim=1)
 
 
+@slip("one pair has a hundredth too much", _WEIGHT)
 def _one_pair(weight_TS: Tensor, call: Any) -> Tensor:
     weight_TS = weight_TS.clone()
     weight_TS[tuple(call.assignment.keep_TS.nonzero()[-1].tolist())] *= 1.01
     return weight_TS
 
 
-def _of_text(setting: Setting) -> bool:
-    return not setting.has_images
-
-
-_WEIGHT = "hook.combine->"
-_WEIGHTS = [
-    Mutation("one pair has a hundredth too much", _WEIGHT, _one_pair),
-    Mutation("weights are normalised over the kept pairs", _WEIGHT, _over_kept),
-    Mutation(
-        "weights are normalised over the kept pairs where they are over the top-k",
-        _WEIGHT,
-        _over_kept,
-        _of_text,
-        of("olmoe_normalised"),
-    ),
-    Mutation(
-        "weights are normalised over the top-k where they are over the kept pairs",
-        _WEIGHT,
-        over_topk,
-        lambda s: _of_text(s) and s.name != "sere",
-        of("olmoe_normalised", renormalize="after"),
-    ),
+MUTATIONS += [
     Mutation(
         "added pairs weigh nothing", _WEIGHT, lambda w, c: _of_added(w, c, 0 * w), lambda s: s.adds
     ),
@@ -537,15 +544,14 @@ _WEIGHTS = [
         "the family's scale is left out of added pairs",
         _WEIGHT,
         lambda w, c: _of_added(w, c, w / c.layer.gate.scale),
-        lambda s: s.adds and _of_text(s),
+        lambda s: s.adds and not s.has_images,
         _GROUPED,
     ),
 ]
 
 # Experts of a whole batch.
 
-
-_BATCH = [
+MUTATIONS += [
     Mutation(
         "ties of load go to the last expert",
         "disabled_experts->",
@@ -554,16 +560,4 @@ _BATCH = [
         lambda setting: dataclasses.replace(setting, lengths=((2, 2, 3),)),
     ),
     of_first_call("disabled_experts", named("expert_drop")),
-]
-
-MUTATIONS = [
-    *_PAIRS,
-    *(_sent(name, change) for name, change in _CALLS.items()),
-    *_ORDER,
-    *_CAPACITIES,
-    *_FORWARDS,
-    *_CANDIDATES,
-    *_REROUTE,
-    *_WEIGHTS,
-    *_BATCH,
 ]
