@@ -28,7 +28,6 @@ from capmoe_bench.timings import (
     RUN,
     bench_command,
     deployment,
-    kind_text,
     ranks_text,
     read_bench,
     widths_text,
@@ -83,8 +82,8 @@ _COLUMNS: Final = (
 class Study(Sources):
     """The runs that a figure of a study shows.
 
-    ``times`` have the columns of :data:`capmoe_bench.timings.COLUMNS`, and ``measured``, the kind
-    in words, and the ``method_name`` of the paper.
+    ``times`` have the columns of :data:`capmoe_bench.timings.COLUMNS`, and ``method_name``, the
+    method as the paper calls it.
     """
 
     times: pd.DataFrame
@@ -112,7 +111,6 @@ def of_study(
     broken = [f"Left out: {line}." for line in bench.broken]
     because = f" ({broken[0].rstrip('.')})" if broken else ""
     times = times.assign(
-        measured=times["kind"].map(kind_text),
         method_name=[_method_name(row) for _, row in times.iterrows()],
         method=times["method"].replace(timings.DROPLESS, DROPLESS),
     )
@@ -140,7 +138,7 @@ def _others(times: pd.DataFrame, there: pd.DataFrame) -> list[str]:
     files: dict[str, list[str]] = {}
     for _, run in there.drop_duplicates(RUN).iterrows():
         if (run["path"], run["run"]) not in used:
-            name = f"{Path(run['path']).name} ({kind_text(run['kind'])})"
+            name = f"{Path(run['path']).name} ({run['measured']})"
             files.setdefault(name, []).append(f"{run['model']} on {ranks_text(run)}")
     return [f"Not shown, from {name}: {', '.join(runs)}." for name, runs in files.items()]
 

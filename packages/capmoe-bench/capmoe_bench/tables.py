@@ -18,7 +18,6 @@ from capmoe_bench.timings import (
     MACHINE,
     bench_command,
     circumstances,
-    kind_text,
     ranks_text,
     read_bench,
     widths_text,
@@ -76,7 +75,7 @@ def workload_table(layout: WorkloadLayout, folder: Path) -> pd.DataFrame:
     points = points.sort_values("place", key=lambda names: names.map(order), kind="stable")
     notes = list(_notes(points)) if len(points) else []
     notes += [f"{LEFT_OUT}: {line}" for line in bench.broken]
-    kind = f" ({kind_text(times['kind'].iloc[0])})" if len(times) else ""
+    kind = f" ({times['measured'].iloc[0]})" if len(times) else ""
     return of_workloads(layout, rows, notes, kind)
 
 

@@ -177,6 +177,7 @@ COLUMNS: Final = {
     "path": "of a file that was read",
     "digest": "the beginning of its SHA-256",
     "kind": "emulated or measured",
+    "measured": "the kind in words, of which EMULATED cannot be overlooked",
     "note": "the warning of an emulation",
     "why": "the reason for its sizes",
     "date": "ISO 8601",
@@ -242,6 +243,7 @@ def _rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         **{name: content[name] for name in ("kind", "date", "dtype", "scale")},
         **{"device": machine["device"], "machine": words},
         "rounds": content["repeats"],
+        "measured": EMULATED.upper() if kind == EMULATED else kind,
     }
     for number, run in enumerate(content["runs"]):
         shape, link = run["shape"]["name"], run["link"]
@@ -341,14 +343,14 @@ class Bench:
         places = {name: place for place, name in enumerate(DEPLOYMENTS)}
         runs = runs.assign(
             deployed=papers.map(DEPLOYMENTS) == runs["ranks"],
-            measured=runs["kind"] == "measured",
+            real=runs["kind"] == "measured",
             width=-runs["scale"],
             place=papers.map(places).fillna(len(places)),
         )
         file = ["model", "path"]
         of_file = runs.groupby(file, as_index=False)
         files = of_file.max().assign(runs=of_file.size()["size"])
-        by = ["deployed", "runs", "measured", "width", "date", "path"]
+        by = ["deployed", "runs", "real", "width", "date", "path"]
         best = files.sort_values(by, ascending=False, kind="stable").drop_duplicates("model")
         return best.sort_values(["place", "model"])[file].merge(times, on=file)
 
@@ -362,11 +364,6 @@ def ranks_text(run: pd.Series[Any]) -> str:
 def widths_text(run: pd.Series[Any]) -> str:
     """Return the layer's widths, against the model's own."""
     return "full widths" if run["scale"] == 1 else f"widths 1/{run['scale']:g}"
-
-
-def kind_text(kind: str) -> str:
-    """Return ``measured`` or ``EMULATED``, which cannot be overlooked."""
-    return kind if kind == "measured" else kind.upper()
 
 
 def circumstances(times: pd.DataFrame) -> Iterator[str]:
