@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
-from capmoe_bench.ep.skewed import skewed_model
+from capmoe_bench.ep.skew import skewed_model
 from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, timed
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError

@@ -16,7 +16,7 @@ from capmoe_bench import decision
 from capmoe_bench.ep.benchmark import JobTimer, plan
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.links import emulated_link
-from capmoe_bench.ep.skewed import skewed_model
+from capmoe_bench.ep.skew import skewed_model
 from capmoe_bench.ep.studies import find_studies
 from capmoe_bench.rounds import timed, write_file
 from capmoe_bench.timings import STUDIES, Spread, Target

@@ -16,8 +16,7 @@ from capmoe_eval.wrapper.session import capacity_aware
 
 from capmoe_bench.ep.benchmark import Job, plan
 from capmoe_bench.ep.layer import SHAPES, LayerSetting
-from capmoe_bench.ep.skew import RecordedLoads, Skew, peak_load
-from capmoe_bench.ep.skewed import skewed_model
+from capmoe_bench.ep.skew import RecordedLoads, Skew, peak_load, skewed_model
 from capmoe_bench.ep.studies import Shape, find_studies
 from capmoe_bench.rounds import CPU
 

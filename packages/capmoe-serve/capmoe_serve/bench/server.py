@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
-from capmoe_bench.ep.skewed import skewed_model
+from capmoe_bench.ep.skew import skewed_model
 from capmoe_bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_bench.timings import Spread, Target
 from capmoe_eval.errors import EnforcementError, UsageError
