@@ -52,11 +52,11 @@ def test_what_is_timed_is_waited_for_before_and_after(monkeypatch: pytest.Monkey
 
 def test_a_target_is_met_by_its_median() -> None:
     spread = Spread(1.0, 0.5, 2.0)
-    assert Target("t", "", spread, 0.98).met
-    assert not Target("t", "", spread, 1.01).met
-    assert not Target("t", "", spread, 0.98, at_least=False).met
-    assert Target("t", "", spread, 1.01, at_least=False).met
-    assert Target("t", "", spread).met is None
+    assert Target.of("t", "", spread, at_least=0.98).met
+    assert not Target.of("t", "", spread, at_least=1.01).met
+    assert not Target.of("t", "", spread, at_most=0.98).met
+    assert Target.of("t", "", spread, at_most=1.01).met
+    assert Target.of("t", "", [1.0]).met is None
 
 
 def test_a_miss_is_written_and_is_no_error(
