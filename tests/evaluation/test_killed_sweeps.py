@@ -95,7 +95,9 @@ def sweep(
 def strike_at(root: Path, strike: Callable[[], None], moment: float) -> None:
     """Have something happen at a step, or after some seconds if the moment is below 0."""
     if moment < 0:
-        threading.Timer(-moment, strike).start()
+        timer = threading.Timer(-moment, strike)
+        timer.daemon = True  # else a sweep that has ended waits for its fault
+        timer.start()
         return
     left = int(moment)
 
