@@ -11,9 +11,9 @@ import pytest
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.run_command import usage
 from capmoe_eval.experiment.composition import composed, options, store_knobs
 from capmoe_eval.experiment.configuration import plans
-from capmoe_eval.experiment.help import usage
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.settings import keys
 from capmoe_eval.routing import registry
