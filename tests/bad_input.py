@@ -267,6 +267,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 --bench nowhere": "--bench=nowhere: no such directory",
         "table2 profile=tiny profile=zoo": "profile is set before",
         "table2 experiment=table1": "experiment=table1",
+        "table1 profile=real tasks=obqa": "tasks=obqa: tasks is set by the experiment's grid",
         "table10 profile.name=../evil": "profile.name=../evil",
         "table2 limit=0": "limit=0",
         "table2 out=mine": "out=mine: is an option; write --out=mine",

@@ -274,9 +274,8 @@ def plans_at(points: Iterable[Mapping[str, Any]]) -> list[CellPlan]:
 
 def planned(overrides: Sequence[str]) -> list[CellPlan]:
     """Return the plans of the experiment that a command line names; errors as :func:`finished`."""
-    cells = list(_planned(tuple(overrides)))
     check_overrides(composed(overrides), overrides)
-    return cells
+    return list(_planned(tuple(overrides)))
 
 
 # A report asks for each of its experiments several times.
