@@ -55,7 +55,8 @@ def margins() -> Mapping[str, Mapping[str, Any]]:
         elif len(both) > 1:
             source += " (the smallest printed)"
         words = {name: margin[name] for name in ("meaning", "words", "place")}
-        points = {"id": margin["id"], "points": share * abs(high - low)}
+        # Rounded, so that sums of every version of Python give the same digits.
+        points = {"id": margin["id"], "points": round(share * abs(high - low), 9)}
         rows[margin["id"]] = {**points, **words, "source": source}
     return rows
 

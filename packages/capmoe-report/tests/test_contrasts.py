@@ -35,3 +35,4 @@ def test_margins_follow_from_printed_effects() -> None:
     expected["consistent"] = 22.6 - 21.4  # Table 7, NQ, Qwen1.5-MoE-Chat; fractions in percent
     assert {name: margin["points"] for name, margin in margins().items()} == pytest.approx(expected)
     assert in_points("-gain") == pytest.approx(-gain / 2)
+    assert in_points("comparable") == 0.8875  # to the bit: Python 3.12 adds otherwise

@@ -1,0 +1,1 @@
+"""The experiments of the package, which Hydra finds here."""
