@@ -56,7 +56,7 @@ def margins() -> Mapping[str, Mapping[str, Any]]:
             source += " (the smallest printed)"
         words = {name: margin[name] for name in ("meaning", "words", "place")}
         # Rounded, so that sums of every version of Python give the same digits.
-        points = {"id": margin["id"], "points": round(share * abs(high - low), 9)}
+        points = {"id": margin["id"], "points": round(share * abs(high - low), 12)}
         rows[margin["id"]] = {**points, **words, "source": source}
     return rows
 
