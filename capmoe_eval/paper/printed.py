@@ -62,7 +62,7 @@ class PrintedRow(NamedTuple):
     @property
     def mean(self) -> float:
         """The mean of the tasks, computed again."""
-        return sum(self.tasks.values()) / len(self.tasks)
+        return statistics.fmean(self.tasks.values())
 
     def number(self, column: str) -> float:
         """Return a value; the average is computed again, for print truncates some."""
