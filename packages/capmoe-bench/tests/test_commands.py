@@ -24,10 +24,10 @@ def test_alone_it_is_emulated_and_says_so(
 ) -> None:
     more = ["--bandwidth", "1e9", "--latency", "1e-6"]
     assert status(*QUICK, *more, "--out", str(tmp_path)) == 0
-    said = capsys.readouterr()
-    assert "EMULATED" in said.out
-    assert "score-g1-ep4" in said.out
-    assert "ep: small, 4 ranks, 48 tokens per rank" in said.err
+    output = capsys.readouterr()
+    assert "EMULATED" in output.out
+    assert "score-g1-ep4" in output.out
+    assert "ep: small, 4 ranks, 48 tokens per rank" in output.err
     (path,) = tmp_path.iterdir()
     assert path.name == "ep-small-emulated.json"
     content = json.loads(path.read_text())

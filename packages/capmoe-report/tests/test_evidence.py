@@ -22,7 +22,7 @@ def is_picked(material: Evidence, side: Side, *records: Record, model: str = "zo
 
 
 def test_a_side_has_the_models_own_settings_and_no_others() -> None:
-    wanted = record("score", 2.0)
+    expected = record("score", 2.0)
     strangers = [
         record("score", 2.0, ep_size=1),
         record("score", 2.0, cell={"batch_size": 4}),
@@ -31,8 +31,8 @@ def test_a_side_has_the_models_own_settings_and_no_others() -> None:
         record("score", 1.0),
         record("baseline"),
     ]
-    material = evidence(wanted, *strangers)
-    assert is_picked(material, Side(method="score", gamma="own"), wanted)
+    material = evidence(expected, *strangers)
+    assert is_picked(material, Side(method="score", gamma="own"), expected)
     assert is_picked(material, Side(method="score", gamma=2.0, ep_size=1), strangers[0])
     assert is_picked(material, Side(method="baseline"), strangers[5])
     assert is_picked(material, Side(method="baseline"), model="zoo_other")

@@ -44,21 +44,21 @@ def balance(*peaks: list[float], accuracy: Mapping[str, float] | None = None) ->
 def test_trainings_at_chance_count_for_nothing(
     accuracy: Mapping[str, float], outcome: Outcome
 ) -> None:
-    found = balance([4.0, 4.0], [2.0, 2.1], accuracy=accuracy)
-    assert found.verdict is outcome
+    finding = balance([4.0, 4.0], [2.0, 2.1], accuracy=accuracy)
+    assert finding.verdict is outcome
     left_out = "4 trainings of mixtral are left out: not above chance"
-    assert found.note == (left_out if outcome is Outcome.ABSENT else "")
+    assert finding.note == (left_out if outcome is Outcome.ABSENT else "")
 
 
 def test_balance_has_students_interval_over_seeds() -> None:
-    found = balance([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])
+    finding = balance([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])
     differences = [2.0, 1.9, 2.3]
     mean = sum(differences) / 3
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
-    assert found.effect == pytest.approx(mean)
-    assert found.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
-    assert found.verdict == Outcome.HOLDS
-    assert found.models["seed 2"] == pytest.approx(2.3)
+    assert finding.effect == pytest.approx(mean)
+    assert finding.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
+    assert finding.verdict == Outcome.HOLDS
+    assert finding.models["seed 2"] == pytest.approx(2.3)
     assert balance([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]).verdict == Outcome.FAILS
     assert balance([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]).verdict == Outcome.UNDECIDED
 
@@ -89,10 +89,10 @@ def noise(experts: int, spread: float, seed: int) -> list[float]:
 )
 def test_neither_a_cliff_nor_noise_is_a_flat_tail(scores: list[float], outcome: Outcome) -> None:
     for top_k in (2,) if len(scores) == 4 else (2, 4, 8):
-        (found,) = found_by("decay", routers(scores, top_k))
-        assert found.verdict == outcome
+        (finding,) = found_by("decay", routers(scores, top_k))
+        assert finding.verdict == outcome
         if outcome is Outcome.UNDECIDED:
-            assert found.effect == pytest.approx(1.0, abs=0.09)
+            assert finding.effect == pytest.approx(1.0, abs=0.09)
 
 
 def test_flips_are_counted_between_batches_of_the_same_documents() -> None:

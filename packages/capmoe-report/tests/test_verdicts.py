@@ -101,7 +101,9 @@ def wasted(**load: float) -> list[Record]:
 
 
 def added(*pairs: int) -> list[Record]:
-    return [record("expanded_drop", 1.0 + n, load={"added": one}) for n, one in enumerate(pairs)]
+    return [
+        record("expanded_drop", 1.0 + n, load={"added": count}) for n, count in enumerate(pairs)
+    ]
 
 
 FEWER = "drop_rate, of: {method: expert_drop}, against: {method: score, gamma: own}, below: 0"

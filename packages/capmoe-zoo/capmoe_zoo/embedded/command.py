@@ -96,8 +96,8 @@ def _train(options: argparse.Namespace) -> None:
         cards.write(name, chosen, directory, losses, say=say)
     source = f"zoo:{name}" if options.out is None else str(directory)
     # The settings of a training seed of the user's own are those of its model.
-    known = (f"zoo_{name}", name, f"zoo_{name.rpartition('_')[0]}")
-    model = next(model for model in known if model in composition.options("model"))
+    names = (f"zoo_{name}", name, f"zoo_{name.rpartition('_')[0]}")
+    model = next(model for model in names if model in composition.options("model"))
     words = f"model={model} model.name=mine model.pretrained={shlex.quote(source)} gamma=1.0"
     say(f"written: {directory}")
     say(f"evaluate it: capmoe-eval run {words} results_dir=results/mine")

@@ -129,8 +129,8 @@ class _Sets:
         while len(rows) < count:  # a second pass draws other wrong answers
             asked = [made.of(task, fact, self._wording) for fact in draw.shuffled(split_facts)]
             rows += [row for row in asked if row.get("question") not in taken and row not in rows]
-        shown = draw.some(facts, TRAIN_DOCUMENTS)
-        shots = [made.of(task, fact, draw.one(TRAIN_WORDINGS)) for fact in shown]
+        examples = draw.some(facts, TRAIN_DOCUMENTS)
+        shots = [made.of(task, fact, draw.one(TRAIN_WORDINGS)) for fact in examples]
         return {
             "train": _numbered([row for row in shots if row.get("question") not in taken]),
             "validation": _numbered(rows[:count]),
