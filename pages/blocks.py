@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from pages import benchmarks, effects, embedded, glance, protocol, real
+from pages import benchmarks, effects, embedded, fresh, glance, protocol, real
 from pages.commands import first_result, knob_table, printed
 
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
@@ -70,6 +70,10 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "protocol-deviations": partial(
         protocol.listed, "deviations", date="{date}", what="{what}", why="{why}"
     ),
+    "fresh-models": fresh.models,
+    "fresh-verdicts": fresh.verdicts,
+    "fresh-readings": fresh.readings,
+    "fresh-claims": fresh.claims,
     "real-caption": real.caption,
     "real-dev": real.dev_scores,
     "real-verdicts": real.verdicts,

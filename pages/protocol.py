@@ -7,15 +7,16 @@ language model is assumed to have the mean variance of an exploratory model, tas
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from capmoe_report.contrasts import Contrast
-from capmoe_report.effects import pair_cells, pooled
+from capmoe_report.effects import Effect, pair_cells, pooled
 from capmoe_report.evidence import Evidence, Side, evidence_of
 from scipy.special import ndtr, ndtri
 
@@ -23,10 +24,12 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
-from capmoe_eval.paper.pairing import shares
+from capmoe_eval.paper.pairing import Paired, shares
+from capmoe_eval.paper.statistics import holm
 from pages import ROOT, paragraph, table
 
 YAML: Final = ROOT / "packages/capmoe-report/capmoe_report/data/protocol.yaml"
+BITS: Final = "bits_per_byte"
 _CONTRAST: Final = ("a", "b", "expect")
 
 
@@ -56,6 +59,49 @@ def seconds(setting: Mapping[str, Any]) -> float:
     return setting.get("runs", 1) * sum(protocol()["tasks"][name]["seconds"] for name in names)
 
 
+def effect_of_pairs(pairs: Mapping[str, Mapping[str, Paired]]) -> Effect:
+    """Return the pooled effect of paired scores by model and task, by the rule ``worth``."""
+    weights = shares(pairs).items()
+    worth = [100 * share / len(pairs[model][task].first) for (model, task), share in weights]
+    return dataclasses.replace(pooled(pairs), worth=max(worth, default=0.0))
+
+
+class Judged(NamedTuple):
+    """A primary contrast of a run with its effect and its verdict."""
+
+    row: Mapping[str, Any]  # as the YAML has it
+    contrast: Contrast
+    effect: Effect
+    p: float  # corrected by Holm; that of a secondary contrast is not
+    verdict: str
+
+
+def judged(run: str, effect_of: Callable[[Mapping[str, Any], Contrast], Effect]) -> list[Judged]:
+    """Return the primary contrasts of a run, judged.
+
+    Holm corrects over all primary contrasts but the secondary ones, those without records included
+    (p = 1).
+    """
+    contrasts = list(primary(run))
+    effects = [effect_of(row, contrast) for row, contrast in contrasts]
+    depths, alone = [], []
+    for (row, contrast), effect in zip(contrasts, effects, strict=True):
+        points = effect.points or 0.0
+        # Fewer bits are better: `greater` is asked of the negative difference.
+        depths.append(contrast.expect.depth(-points if row["endpoint"] == BITS else points))
+        alone.append(effect.p(depths[-1]) if effect.documents else 1.0)
+    asked = [place for place, (row, _) in enumerate(contrasts) if "secondary" not in row]
+    corrected = dict(zip(asked, holm([alone[place] for place in asked]), strict=True))
+    results = []
+    for place, (row, contrast) in enumerate(contrasts):
+        p = corrected.get(place, alone[place])
+        verdict = "confirmed" if depths[place] > 0 else "contradicted"
+        verdict = verdict if p < protocol()["level"] else "not shown"
+        verdict = verdict if effects[place].documents else "not run"
+        results.append(Judged(row, contrast, effects[place], p, verdict))
+    return results
+
+
 class Planned(NamedTuple):
     """What a contrast can decide, in points."""
 
@@ -79,8 +125,17 @@ class Planned(NamedTuple):
 
 
 @cache
-def _evidence() -> Evidence:
+def exploratory() -> Evidence:
+    """Return the evidence of the embedded models."""
     return evidence_of("zoo", read_results(ROOT / "results" / "zoo", []))
+
+
+def pairs_of(evidence: Evidence, first: Side, second: Side) -> dict[str, dict[str, Paired]]:
+    """Return the paired scores of two sides by model and task, as :meth:`Evidence.effect` does."""
+    models = sorted(evidence.pooled.difference(evidence.left_out(first, second)))
+    sides = [evidence.pick(side, *models) for side in (first, second)]
+    idle = {} if first.task else evidence.idle
+    return pair_cells(evidence.results, sides[0], sides[1], idle)[0]
 
 
 def planned(run: str, row: Mapping[str, Any], contrast: Contrast) -> Planned:
@@ -88,10 +143,7 @@ def planned(run: str, row: Mapping[str, Any], contrast: Contrast) -> Planned:
     second = contrast.second
     if second.knobs.get("count_padding"):  # with the exploratory γ; that of equal C has no records
         second = second.model_copy(update={"gamma": contrast.first.gamma})
-    evidence = _evidence()
-    sides = [evidence.pick(s, *sorted(evidence.pooled)) for s in (contrast.first, second)]
-    idle = {} if contrast.first.task else evidence.idle
-    pairs, _ = pair_cells(evidence.results, sides[0], sides[1], idle)
+    pairs = pairs_of(exploratory(), contrast.first, second)
     corrected = sum("secondary" not in each for each in protocol()["primary"][run])
     level = protocol()["level"] / (1 if "secondary" in row else corrected)
     if run == "real":
@@ -103,13 +155,9 @@ def planned(run: str, row: Mapping[str, Any], contrast: Contrast) -> Planned:
     if "documents" in row:
         shared = set.intersection(*(set(tasks) for tasks in first_seeds.values()))
         first_seeds = {m: {t: tasks[t] for t in shared} for m, tasks in first_seeds.items()}
-    effect = pooled(first_seeds)
-    worth = max(
-        100 * share / len(first_seeds[model][task].first)
-        for (model, task), share in shares(first_seeds).items()
-    )
+    effect = effect_of_pairs(first_seeds)
     scale = effect.documents / sum(row["documents"].values()) if "documents" in row else 1.0
-    return Planned(effect.error * math.sqrt(scale), worth * scale, level)
+    return Planned(effect.error * math.sqrt(scale), effect.worth * scale, level)
 
 
 def equal_capacity() -> float:
@@ -119,8 +167,8 @@ def equal_capacity() -> float:
         for pads in (False, True)
     ]
     ratios = []
-    for model in sorted(_evidence().pooled):
-        real, padded = (_evidence().pick(side, model)["load.mean_load"] for side in sides)
+    for model in sorted(exploratory().pooled):
+        real, padded = (exploratory().pick(side, model)["load.mean_load"] for side in sides)
         if len(real) and len(padded):
             ratios.append(real.mean() / padded.mean())
     return fmean(ratios)

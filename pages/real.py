@@ -14,27 +14,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 from capmoe_report.contrasts import Contrast
-from capmoe_report.effects import Effect, pair_cells, pooled
+from capmoe_report.effects import Effect, pair_cells
 from capmoe_report.evidence import Side
 
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import metric_title
 from capmoe_eval.paper.layout import ALL_TASKS
-from capmoe_eval.paper.pairing import shares
 from capmoe_eval.paper.printed import find_row
-from capmoe_eval.paper.statistics import holm
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import ABSENT, shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
 from pages import DOCS, ROOT, paragraph, signed, table
-from pages.protocol import in_words, primary, protocol
+from pages.protocol import BITS, effect_of_pairs, in_words, judged, protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE: Final = DOCS / "pictures" / "real_text.svg"
 TEXT: Final = "passages_512"
-BITS: Final = "bits_per_byte"
 _TOP_K: Final = 12
 _CHANCE: Final = {"piqa": 0.5, "obqa": 0.25, "arc_c": 0.25, "winogrande": 0.5, "hellaswag": 0.25}
 _PRINTED: Final = {column.task: column.printed or column.heading for column in ALL_TASKS}
@@ -94,9 +91,7 @@ def cells_of(side: Side, *tasks: str) -> pd.DataFrame:
 def effect_of(first: Side, second: Side, *tasks: str) -> Effect:
     """Return the effect on the tasks that both sides have, by the protocol's rule ``worth``."""
     pairs, unpaired = pair_cells(results(), *(cells_of(s, *tasks) for s in (first, second)))
-    weights = shares(pairs).items()
-    worth = [100 * share / len(pairs[model][task].first) for (model, task), share in weights]
-    return dataclasses.replace(pooled(pairs), worth=max(worth, default=0.0), unpaired=unpaired)
+    return dataclasses.replace(effect_of_pairs(pairs), unpaired=unpaired)
 
 
 def _change(effect: Effect, digits: int, scale: float = 1.0) -> str:
@@ -107,34 +102,22 @@ def _change(effect: Effect, digits: int, scale: float = 1.0) -> str:
 
 
 def verdicts() -> str:
-    """Return the primary contrasts with their verdicts.
-
-    Holm corrects over all primary contrasts but the secondary ones, those without records included
-    (p = 1).
-    """
-    judged: list[tuple[Mapping[str, Any], Contrast, Effect, float, float]] = []
-    for row, contrast in primary("real"):
-        tasks = (TEXT,) if row["endpoint"] == BITS else answerable()
-        effect = effect_of(contrast.first, contrast.second, *tasks)
-        # Fewer bits are better: `greater` is asked of the negative difference.
-        points = -(effect.points or 0.0) if row["endpoint"] == BITS else effect.points or 0.0
-        depth = contrast.expect.depth(points)
-        judged.append((row, contrast, effect, depth, effect.p(depth) if effect.documents else 1.0))
-    asked = [place for place, (row, *_) in enumerate(judged) if "secondary" not in row]
-    corrected = dict(zip(asked, holm([judged[place][-1] for place in asked]), strict=True))
+    """Return the primary contrasts with their verdicts."""
     rows = []
-    for place, (row, contrast, effect, depth, alone) in enumerate(judged):
-        scale, digits = (0.01, 4) if row["endpoint"] == BITS else (1.0, 2)
-        numbers, verdict = ("–", "–"), "not run"
-        if effect.documents:
-            p = corrected.get(place, alone)
-            numbers = f"{scale * effect.detectable:.{digits}f}", f"{p:.2g}"
-            verdict = "confirmed" if depth > 0 else "contradicted"
-            verdict = verdict if p < protocol()["level"] else "not shown"
-        change = _change(effect, digits, scale)
-        rows.append((*in_words(row, contrast), change, *numbers, verdict))
+    for each in judged("real", _effect_of_row):
+        scale, digits = (0.01, 4) if each.row["endpoint"] == BITS else (1.0, 2)
+        numbers = "–", "–"
+        if each.effect.documents:
+            numbers = f"{scale * each.effect.detectable:.{digits}f}", f"{each.p:.2g}"
+        change = _change(each.effect, digits, scale)
+        rows.append((*in_words(each.row, each.contrast), change, *numbers, each.verdict))
     head = ("claim", "primary contrast", "expected", "effect [95 %]", "decidable", "p", "verdict")
     return table(head, rows)
+
+
+def _effect_of_row(row: Mapping[str, Any], contrast: Contrast) -> Effect:
+    tasks = (TEXT,) if row["endpoint"] == BITS else answerable()
+    return effect_of(contrast.first, contrast.second, *tasks)
 
 
 def _sides() -> list[Side]:

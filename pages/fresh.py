@@ -1,0 +1,124 @@
+"""Blocks on the fresh toys: the protocol's contrasts beside the exploratory ones.
+
+The models have an unseen training seed and an unseen world. The numbers come from the records of
+``results/fresh``, those of contrasts that name their documents from ``results/fresh_documents``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from capmoe_report.contrasts import Contrast
+from capmoe_report.effects import Effect
+from capmoe_report.evidence import Evidence, evidence_of
+from capmoe_report.verdicts import Outcome, VerdictFile
+
+from capmoe_eval.experiment.record import VERDICTS
+from capmoe_eval.experiment.results import read_results
+from capmoe_eval.report.texts import ABSENT
+from pages import ROOT, paragraph, signed, table
+from pages.effects import replication
+from pages.names import FAMILIES, card
+from pages.protocol import (
+    Judged,
+    effect_of_pairs,
+    exploratory,
+    in_words,
+    judged,
+    pairs_of,
+    planned,
+    protocol,
+)
+
+_RESULTS: Final = ROOT / protocol()["runs"]["fresh"]["results"]
+
+
+@cache
+def _evidence(root: str) -> Evidence:
+    return evidence_of("fresh", read_results(ROOT / root, []))
+
+
+def effect_of(row: Mapping[str, Any], contrast: Contrast) -> Effect:
+    """Return the effect of a primary contrast on the fresh models."""
+    root = f"{_RESULTS}_documents" if "documents" in row else str(_RESULTS)
+    return effect_of_pairs(pairs_of(_evidence(root), contrast.first, contrast.second))
+
+
+@cache
+def _judged() -> list[Judged]:
+    return judged("fresh", effect_of)
+
+
+@cache
+def verdict_file() -> VerdictFile:
+    """Return the verdicts on the fresh records by the rules of the exploratory ones."""
+    return VerdictFile.model_validate_json((_RESULTS / VERDICTS).read_bytes())
+
+
+def verdicts() -> str:
+    """Return the primary contrasts on the exploratory and on the fresh models, and the reading."""
+    rows = []
+    for each in _judged():
+        before = exploratory().effect(each.contrast.first, each.contrast.second)
+        numbers = f"{each.effect.detectable:.2f}", f"{each.p:.2g}"
+        effects = (_change(before), _change(each.effect))
+        rows.append((*in_words(each.row, each.contrast), *effects, *numbers, each.verdict))
+    head = ("claim", "primary contrast", "expected", "exploratory [95 %]", "fresh [95 %]")
+    return table((*head, "decidable", "p", "verdict"), rows)
+
+
+def _change(effect: Effect) -> str:
+    return ABSENT if effect.points is None else signed(effect.points, *effect.interval())
+
+
+def readings() -> str:
+    """Return what the protocol says of each exploratory verdict that was confirmed."""
+    exploratory_verdicts = {claim.id: claim.verdict for claim in replication().claims}
+    lines = []
+    for each in _judged():
+        claim = each.row["claim"]
+        if exploratory_verdicts[claim] != Outcome.HOLDS:
+            continue
+        reading = "is confirmed on fresh data"
+        if each.verdict == Outcome.FAILS:
+            reading = "is withdrawn"
+        elif each.verdict != Outcome.HOLDS:
+            power = _power(each)
+            reading = "is not replicated" if power >= protocol()["power_wanted"] else "stays open"
+            reading += f" (power {100 * power:.0f} %)"
+        lines.append(paragraph(f"The exploratory verdict on ({claim}) {reading}.", "- ", "  "))
+    return "".join(lines)
+
+
+def _power(each: Judged) -> float:
+    """Return the share of studies that decide: within a margin at 0, else at the old effect."""
+    before = exploratory().effect(each.contrast.first, each.contrast.second).points or 0.0
+    points = before if each.contrast.expect.is_direction else 0.0
+    depth = each.contrast.expect.depth(points)
+    return planned("fresh", each.row, each.contrast).power(depth)
+
+
+def claims() -> str:
+    """Return the verdicts by the exploratory rules, on the exploratory and on the fresh models."""
+    before = {claim.id: claim for claim in replication().claims}
+    rows = [
+        (f"({claim.id})", claim.statement, before[claim.id].verdict, claim.verdict)
+        for claim in verdict_file().claims
+        if claim.id not in protocol()["not_asked"]
+    ]
+    return table(("claim", "statement", "exploratory", "fresh"), rows)
+
+
+def models() -> str:
+    """Return what the fresh models answer on dev sets, and with all experts disabled."""
+    rows = []
+    for model in protocol()["runs"]["fresh"]["models"]:
+        content = card(model)
+        silent = content["accuracy_silent"]
+        scores = (
+            f"{right:.0f} / {silent[task]:.0f}" for task, right in content["accuracy"].items()
+        )
+        rows.append([FAMILIES[model], *scores])
+    return table(("family", *content["accuracy"]), rows)
