@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -112,26 +113,38 @@ def server_speed() -> str:
     return table(("model, load", *sides, "decision at γ=1, of a step"), rows)
 
 
+_REAL_SIDES = tuple(f"γ={side}" for side in ("2", "1.5", "1", "0.5", "1, every step"))
+
+
 def real_speed() -> str:
-    """Return the speed of the real model in transformers, as medians and quartiles of ratios."""
-    sides = {
-        "γ=1000": "nothing is dropped",
-        **{f"γ={g}": f"γ={g}" for g in ("2", "1.5", "1", "0.5")},
-    }
-    sides["γ=1, every step"] = "γ=1, every step"
+    """Return the speed of the real model in both libraries, as medians and quartiles of ratios."""
+    head = ["", "stock, tokens/s", "nothing is dropped", *_REAL_SIDES]
     rows = []
     for load in ("prefill", "decode"):
         file = read_bench(BENCHMARKS / "real" / load).evaluations["generate"]
         (model,) = file["seconds"]
-        ratios = {target.name: target.ratio for target in targets(file)}
-        cells = [ratios[f"{model}: score, {side} over stock"] for side in sides]
-        seconds = file["seconds"][model]["stock"]
-        rate = file["batch"] * (file["prompt"] if load == "prefill" else file["new"])
-        rows.append(
-            (
-                f"{load}: {file['batch']} prompts of {file['prompt']} tokens, {file['new']} new",
-                f"{rate / statistics.median(seconds):.0f}",
-                *(f"{of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in cells),
-            )
+        tokens = file["batch"] * (file["prompt"] if load == "prefill" else file["new"])
+        rate = tokens / statistics.median(file["seconds"][model]["stock"])
+        title = f"{load}: {file['batch']} prompts of {file['prompt']} tokens, {file['new']} new"
+        rows.append([title, f"{rate:.0f}", *_ratios(file, f"{model}: score, ", "γ=1000")])
+    file = read_bench(BENCHMARKS / "real").evaluations["server"]
+    ((model, loads),) = file["models"].items()
+    for load, measured in loads.items():
+        length, new = (
+            (file["prompt"], 1) if load == "prefill" else (file["prompt"] // 16, file["new"])
         )
-    return table(("", "stock, tokens/s", *sides.values()), rows)
+        rate = measured["tokens_per_second"]["stock"]
+        (share,) = (t.ratio for t in targets(file) if t.name == f"{model}, {load}: γ=1, decision")
+        title = (
+            f"vLLM, {load}: {file['batch']} prompts of {length} tokens, {new} new; the decision is "
+            f"{100 * share.median:.1f} % of a step at γ=1"
+        )
+        rows.append([title, f"{rate:.0f}", *_ratios(file, f"{model}, {load}: ", "γ=∞")])
+    return table(head, rows)
+
+
+def _ratios(file: Mapping[str, Any], begin: str, without: str) -> list[str]:
+    """Return tokens per second over those of stock; ``without`` is the γ that drops nothing."""
+    ratios = {target.name: target.ratio for target in targets(file)}
+    cells = [ratios[f"{begin}{side} over stock"] for side in (without, *_REAL_SIDES)]
+    return [f"{of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in cells]

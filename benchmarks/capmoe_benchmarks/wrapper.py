@@ -6,23 +6,23 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.skew import skewed_model
+from capmoe_bench.prompts import query_prompts, real_checkpoint
 from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, timed
 from capmoe_bench.timings import Target
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.cell import REAL, checkpoint
+from capmoe_eval.experiment.cell import REAL
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.checkpoints import trained_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from capmoe_benchmarks.options import RANKS
 
@@ -193,18 +193,9 @@ def _model(
     """
     shape_BS = (arguments.batch, arguments.prompt)
     if name.startswith(REAL):
-        import pandas as pd  # `bench gpu`, which imports this module, has none
-        from capmoe_eval.zoo.hub import REAL_TEXT
-
-        directory = Path(checkpoint(name))
-        if not (directory / "config.json").is_file():
-            raise UsageError(f"shapes={name}: no model in {directory}; `make real` writes it")
+        directory = real_checkpoint("shapes", name)
         model: Any = load_checkpoint(directory, kind=AutoModelForCausalLM, dtype=dtype).to(device)
-        (train,) = REAL_TEXT.rglob("train.parquet")
-        text = " ".join(pd.read_parquet(train)["text"])
-        encoded = AutoTokenizer.from_pretrained(directory)(text)["input_ids"]
-        n_tokens = arguments.batch * arguments.prompt
-        return model, torch.tensor(encoded[:n_tokens], device=device).view(arguments.batch, -1)
+        return model, torch.tensor(query_prompts(directory, *shape_BS), device=device)
     if name.startswith(EMBEDDED):
         model = trained_model(name.removeprefix(EMBEDDED), dtype=dtype).to(device)
         generator = torch.Generator().manual_seed(0)

@@ -16,9 +16,11 @@ from typing import Any, Final
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.skew import skewed_model
+from capmoe_bench.prompts import query_prompts, real_checkpoint
 from capmoe_bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_bench.timings import Spread, Target
-from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.errors import EnforcementError, UsageError, bad_choice
+from capmoe_eval.experiment.cell import REAL
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS
@@ -29,6 +31,8 @@ from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 SIDES: Final[Mapping[str, Method]] = {
     "γ=∞": create_method("score", "inf"),
+    "γ=2": create_method("score", 2.0),
+    "γ=1.5": create_method("score", 1.5),
     "γ=1": create_method("score", 1.0),
     "γ=0.5": create_method("score", 0.5),
     "γ=1, every step": create_method("score", 1.0, decode="constrained"),
@@ -40,6 +44,9 @@ LEAST: Final = 0.98
 """Tokens per second at γ=∞ over those of stock vLLM."""
 PEAK: Final = 4.0
 """The fullest expert's load over the mean load in the model of random weights."""
+EMBEDDED: Final = "zoo:olmoe"
+WIDE: Final = "wide"
+"""Models beside those of ``make real``; the second is an OLMoE of random weights."""
 PARTS: Final = {
     "decision": "choosing the kept pairs and their weights",
     "checks": "counting, metrics and invariants",
@@ -52,7 +59,12 @@ Load = tuple[list[list[int]], int]
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Time the engine, print the ratios and write ``server.json``."""
+    """Time an engine on each model, print the ratios and write ``server.json``."""
+    for model in arguments.models:
+        if model.startswith(REAL):
+            real_checkpoint("models", model)
+        elif model not in (EMBEDDED, WIDE):
+            raise bad_choice("models", model, (EMBEDDED, WIDE, f"{REAL}smollm2_moe"))
     if importlib.util.find_spec("vllm") is None:
         raise UsageError(
             "bench=server: vLLM is not installed here; make install-server, then "
@@ -64,8 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
     targets: list[Target] = []
     details: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="capmoe-bench-") as directory:
-        for maker in (partial(_embedded, arguments), partial(_wide, arguments, Path(directory))):
-            name, path, dtype, prompts = maker()
+        for model in arguments.models:
+            name, path, dtype, prompts = _model(model, arguments, Path(directory))
             say(f"server: starting an engine on {name}")
             engine = Engine(path, dtype, prompts, arguments)
             short = max(1, arguments.prompt // 16)
@@ -78,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
                 measured, details[name][kind] = _measure(arguments, engine, name, kind, load)
                 targets += measured
             end_engine()
-    options = ("batch", "prompt", "new", "rounds", "warmup", "layers", "scale")
+    options = ("models", "batch", "prompt", "new", "rounds", "warmup", "layers", "scale")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as vLLM chooses
     finish(arguments, device, targets, options, models=details, vllm=VLLM_LIBRARY.version)
 
@@ -248,16 +260,30 @@ def timed(capacity: Any) -> Iterator[Mapping[str, float]]:
                 setattr(place, name, value)
 
 
-def _embedded(arguments: argparse.Namespace) -> tuple[str, Path, str, list[list[int]]]:
-    """Return name, checkpoint and type of the embedded OLMoE, and prompts of equal lengths."""
+def _model(
+    model: str, arguments: argparse.Namespace, folder: Path
+) -> tuple[str, Path, str, list[list[int]]]:
+    """Return title, checkpoint and type of a model, and prompts of equal lengths.
+
+    ``folder`` takes the checkpoint of random weights.
+    """
+    if model.startswith(REAL):
+        path = real_checkpoint("models", model)
+        return model, path, "float32", query_prompts(path, arguments.batch, arguments.prompt)
+    if model == EMBEDDED:
+        return model, WEIGHTS / "olmoe", "float32", _questions(arguments)
+    return _wide(arguments, folder)
+
+
+def _questions(arguments: argparse.Namespace) -> list[list[int]]:
+    """Return prompts of the mini-world's questions."""
     tasks = documents("miniworld", "dev")["allenai/ai2_arc"]["ARC-Challenge"]
     texts = [row["question"] for rows in tasks.values() for row in rows]
     encoded = miniworld_tokenizer()([f"{text}\n" for text in texts])["input_ids"]
     tokens: list[int] = [token for text in encoded for token in text]
     size, length = arguments.batch * arguments.prompt, arguments.prompt
     tokens = (tokens * (1 + size // len(tokens)))[:size]
-    prompts = [tokens[first : first + length] for first in range(0, size, length)]
-    return "zoo:olmoe", WEIGHTS / "olmoe", "float32", prompts
+    return [tokens[first : first + length] for first in range(0, size, length)]
 
 
 def _wide(arguments: argparse.Namespace, folder: Path) -> tuple[str, Path, str, list[list[int]]]:

@@ -25,6 +25,17 @@ def test_without_vllm_one_line_says_what_to_install(
     assert "make install-server" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("wides", "did you mean wide"), ("real:nobody", "`make real` writes it")],
+)
+def test_a_model_that_is_not_there_is_refused(
+    model: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(tmp_path, "server", "--models", model) == (2, {})
+    assert message in capsys.readouterr().err
+
+
 def test_the_parts_of_a_step_are_timed_and_put_back() -> None:
     served = Served("score", 0.5, layers=1)
     with server.timed(served.capacity) as times:
