@@ -27,7 +27,7 @@ def test_without_vllm_one_line_says_what_to_install(
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("wides", "did you mean wide"), ("real:nobody", "`make real` writes it")],
+    [("wides", "did you mean 'wide'?"), ("real:nobody", "`make real` writes it")],
 )
 def test_a_model_that_is_not_there_is_refused(
     model: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
