@@ -48,9 +48,11 @@ def printed(command: str, *, is_shown: bool = False, paragraphs: int | None = No
 
 def knob_table() -> str:
     """Return every knob of every registered method as a row of a Markdown table."""
+    with_gamma = methods_in_words("layer_gammas")
     rows = []
     for knob in knobs().values():
         names = ", ".join(f"`{name}`" for name in knob.choices)
         cells = f"`{knob.name}`", f"`{shown(knob.default)}`", names or knob.values, knob.help
-        rows.append((*cells, methods_in_words(knob.name)))
-    return table(("knob", "default", "values", "meaning", "methods"), rows)
+        rows.append((*cells, methods_in_words(knob.name).replace(with_gamma, "with γ")))
+    head = ("knob", "default", "values", "meaning", "methods")
+    return table(head, rows) + "\n" + paragraph(f"Methods with γ are {with_gamma}.")

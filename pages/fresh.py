@@ -102,13 +102,19 @@ def _power(each: Judged) -> float:
 
 def claims() -> str:
     """Return the verdicts by the exploratory rules, on the exploratory and on the fresh models."""
-    before = {claim.id: claim for claim in replication().claims}
+    before = {claim.id: claim.verdict for claim in replication().claims}
+    asked = [c for c in verdict_file().claims if c.id not in protocol()["not_asked"]]
+    same = [f"({claim.id}) {claim.verdict}" for claim in asked if claim.verdict == before[claim.id]]
     rows = [
-        (f"({claim.id})", claim.statement, before[claim.id].verdict, claim.verdict)
-        for claim in verdict_file().claims
-        if claim.id not in protocol()["not_asked"]
+        (f"({claim.id})", claim.statement, before[claim.id], claim.verdict)
+        for claim in asked
+        if claim.verdict != before[claim.id]
     ]
-    return table(("claim", "statement", "exploratory", "fresh"), rows)
+    return (
+        paragraph(f"Of {len(asked)} claims {len(same)} have the same verdict: {', '.join(same)}.")
+        + "\n"
+        + table(("claim", "statement", "exploratory", "fresh"), rows)
+    )
 
 
 def models() -> str:

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
                 measured, details[name][kind] = _measure(arguments, engine, name, kind, load)
                 targets += measured
             end_engine()
-    options = ("models", "batch", "prompt", "new", "rounds", "warmup", "layers", "scale")
+    options = ("batch", "prompt", "new", "rounds", "warmup", "layers", "scale")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as vLLM chooses
     finish(arguments, device, targets, options, models=details, vllm=VLLM_LIBRARY.version)
 
