@@ -60,10 +60,10 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "protocol-tasks": partial(
         protocol.listed,
         "tasks",
-        **{
-            **{"task": "`{name}`", "documents": "{documents:,}", "of": "{of}", "which": "{rule}"},
-            "seconds a setting": "{seconds:,}",
-        },
+        task="`{name}`",
+        documents="{documents:,}",
+        of="{of}",
+        which="{rule}",
     ),
     "protocol-settings": protocol.settings,
     "protocol-outcomes": protocol.outcomes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from statistics import fmean
 from typing import Any, Final
 
 from capmoe_report.contrasts import Contrast
@@ -17,7 +18,6 @@ from capmoe_report.verdicts import Outcome, VerdictFile
 
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import read_results
-from capmoe_eval.report.texts import ABSENT
 from pages import ROOT, paragraph, signed, table
 from pages.effects import replication
 from pages.names import FAMILIES, card
@@ -70,26 +70,27 @@ def verdicts() -> str:
 
 
 def _change(effect: Effect) -> str:
-    return ABSENT if effect.points is None else signed(effect.points, *effect.interval())
+    return "–" if effect.points is None else signed(effect.points, *effect.interval())
 
 
 def readings() -> str:
     """Return what the protocol says of each exploratory verdict that was confirmed."""
     exploratory_verdicts = {claim.id: claim.verdict for claim in replication().claims}
-    lines = []
+    read: dict[str, list[str]] = {}
     for each in _judged():
         claim = each.row["claim"]
         if exploratory_verdicts[claim] != Outcome.HOLDS:
             continue
-        reading = "is confirmed on fresh data"
+        reading, name = "confirmed on fresh data", f"({claim})"
         if each.verdict == Outcome.FAILS:
-            reading = "is withdrawn"
+            reading = "withdrawn"
         elif each.verdict != Outcome.HOLDS:
             power = _power(each)
-            reading = "is not replicated" if power >= protocol()["power_wanted"] else "stays open"
-            reading += f" (power {100 * power:.0f} %)"
-        lines.append(paragraph(f"The exploratory verdict on ({claim}) {reading}.", "- ", "  "))
-    return "".join(lines)
+            reading = "not replicated" if power >= protocol()["power_wanted"] else "left open"
+            name += f" (power {100 * power:.0f} %)"
+        read.setdefault(reading, []).append(name)
+    parts = "; ".join(f"{reading}: {', '.join(names)}" for reading, names in read.items())
+    return paragraph(f"Of the exploratory verdicts *confirmed* these are {parts}.")
 
 
 def _power(each: Judged) -> float:
@@ -104,17 +105,15 @@ def claims() -> str:
     """Return the verdicts by the exploratory rules, on the exploratory and on the fresh models."""
     before = {claim.id: claim.verdict for claim in replication().claims}
     asked = [c for c in verdict_file().claims if c.id not in protocol()["not_asked"]]
-    same = [f"({claim.id}) {claim.verdict}" for claim in asked if claim.verdict == before[claim.id]]
     rows = [
         (f"({claim.id})", claim.statement, before[claim.id], claim.verdict)
         for claim in asked
         if claim.verdict != before[claim.id]
     ]
-    return (
-        paragraph(f"Of {len(asked)} claims {len(same)} have the same verdict: {', '.join(same)}.")
-        + "\n"
-        + table(("claim", "statement", "exploratory", "fresh"), rows)
+    same = paragraph(
+        f"{len(asked) - len(rows)} of {len(asked)} claims have the same verdict. Others:"
     )
+    return words + "\n" + table(("claim", "statement", "exploratory", "fresh"), rows)
 
 
 def models() -> str:
@@ -122,9 +121,7 @@ def models() -> str:
     rows = []
     for model in protocol()["runs"]["fresh"]["models"]:
         content = card(model)
-        silent = content["accuracy_silent"]
-        scores = (
-            f"{right:.0f} / {silent[task]:.0f}" for task, right in content["accuracy"].items()
-        )
-        rows.append([FAMILIES[model], *scores])
-    return table(("family", *content["accuracy"]), rows)
+        means = (fmean(content[key].values()) for key in ("accuracy", "accuracy_silent"))
+        family_title = FAMILIES[model].partition(",")[0]
+        rows.append([family_title, *(f"{mean:.0f}" for mean in means)])
+    return table(("family", "all experts", "no expert"), rows)

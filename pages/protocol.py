@@ -235,7 +235,10 @@ def runs() -> str:
     ]
     models = [", ".join(f"`{model}`" for model in run["models"]) for run in both]
     rows = [("models", *models), *rows, ("seeds", *seeds)]
-    left_out = "".join(f"- ({claim}): {why}\n" for claim, why in protocol()["not_asked"].items())
+    by_reason: dict[str, list[str]] = {}
+    for claim, why in protocol()["not_asked"].items():
+        by_reason.setdefault(why, []).append(f"({claim})")
+    left_out = "".join(f"- {', '.join(of)}: {why}\n" for why, of in by_reason.items())
     excluded = "".join(paragraph(each, "- ", "  ") for each in protocol()["exclusions"])
     return f"{table(('', 'real', 'fresh'), rows)}\nLeft out:\n\n{excluded}{left_out}"
 

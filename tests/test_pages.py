@@ -61,6 +61,8 @@ SLOW = {
     "adaptive-verdict",
     "protocol-real",
     "protocol-fresh",
+    "fresh-verdicts",
+    "fresh-readings",
 }
 
 
