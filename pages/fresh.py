@@ -110,9 +110,8 @@ def claims() -> str:
         for claim in asked
         if claim.verdict != before[claim.id]
     ]
-    same = paragraph(
-        f"{len(asked) - len(rows)} of {len(asked)} claims have the same verdict. Others:"
-    )
+    same = len(asked) - len(rows)
+    words = paragraph(f"{same} of {len(asked)} claims have the same verdict in both. The others:")
     return words + "\n" + table(("claim", "statement", "exploratory", "fresh"), rows)
 
 
