@@ -18,11 +18,12 @@ from capmoe_report.verdicts import Outcome, VerdictFile
 
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import read_results
-from pages import ROOT, paragraph, signed, table
+from pages import ROOT, paragraph, table
 from pages.effects import replication
 from pages.names import FAMILIES, card
 from pages.protocol import (
     Judged,
+    change,
     effect_of_pairs,
     exploratory,
     in_words,
@@ -63,14 +64,10 @@ def verdicts() -> str:
     for each in _judged():
         before = exploratory().effect(each.contrast.first, each.contrast.second)
         numbers = f"{each.effect.detectable:.2f}", f"{each.p:.2g}"
-        effects = (_change(before), _change(each.effect))
+        effects = (change(before), change(each.effect))
         rows.append((*in_words(each.row, each.contrast), *effects, *numbers, each.verdict))
     head = ("claim", "primary contrast", "expected", "exploratory [95 %]", "fresh [95 %]")
     return table((*head, "decidable", "p", "verdict"), rows)
-
-
-def _change(effect: Effect) -> str:
-    return "–" if effect.points is None else signed(effect.points, *effect.interval())
 
 
 def readings() -> str:

@@ -26,7 +26,7 @@ from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.paper.pairing import Paired, shares
 from capmoe_eval.paper.statistics import holm
-from pages import ROOT, paragraph, table
+from pages import ROOT, paragraph, signed, table
 
 YAML: Final = ROOT / "packages/capmoe-report/capmoe_report/data/protocol.yaml"
 BITS: Final = "bits_per_byte"
@@ -64,6 +64,13 @@ def effect_of_pairs(pairs: Mapping[str, Mapping[str, Paired]]) -> Effect:
     weights = shares(pairs).items()
     worth = [100 * share / len(pairs[model][task].first) for (model, task), share in weights]
     return dataclasses.replace(pooled(pairs), worth=max(worth, default=0.0))
+
+
+def change(effect: Effect, digits: int = 2, scale: float = 1.0) -> str:
+    """Return an effect with its interval, or a dash where a side has no records."""
+    if effect.points is None:
+        return "–"
+    return signed(*(scale * number for number in (effect.points, *effect.interval())), digits)
 
 
 class Judged(NamedTuple):

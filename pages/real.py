@@ -25,7 +25,7 @@ from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import ABSENT, shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
 from pages import DOCS, ROOT, paragraph, signed, table
-from pages.protocol import BITS, effect_of_pairs, in_words, judged, protocol
+from pages.protocol import BITS, change, effect_of_pairs, in_words, judged, protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,13 +94,6 @@ def effect_of(first: Side, second: Side, *tasks: str) -> Effect:
     return dataclasses.replace(effect_of_pairs(pairs), unpaired=unpaired)
 
 
-def _change(effect: Effect, digits: int, scale: float = 1.0) -> str:
-    """Return an effect with its interval, or a dash where a side has no records."""
-    if effect.points is None:
-        return "–"
-    return signed(*(scale * number for number in (effect.points, *effect.interval())), digits)
-
-
 def verdicts() -> str:
     """Return the primary contrasts with their verdicts."""
     rows = []
@@ -109,8 +102,8 @@ def verdicts() -> str:
         numbers = "–", "–"
         if each.effect.documents:
             numbers = f"{scale * each.effect.detectable:.{digits}f}", f"{each.p:.2g}"
-        change = _change(each.effect, digits, scale)
-        rows.append((*in_words(each.row, each.contrast), change, *numbers, each.verdict))
+        words = in_words(each.row, each.contrast)
+        rows.append((*words, change(each.effect, digits, scale), *numbers, each.verdict))
     head = ("claim", "primary contrast", "expected", "effect [95 %]", "decidable", "p", "verdict")
     return table(head, rows)
 
@@ -133,11 +126,11 @@ def text_scores() -> str:
         cells = cells_of(side, task)
         if not cells.empty:
             effect = effect_of(side, _BASELINE, task)
-            change = "–" if side == _BASELINE else _change(effect, 4, 0.01)
+            in_bits = "–" if side == _BASELINE else change(effect, 4, 0.01)
             columns = {"drop_rate": 100, "peak_before": 1, "peak_after": 1}
             means = (_mean(cells[name], scale) for name, scale in columns.items())
             name, value = _name(side), f"{cells['value'].mean():.4f}"
-            rows.append((name, lengths[task], value, change, *means))
+            rows.append((name, lengths[task], value, in_bits, *means))
     head = ("setting", "tokens", "bits per byte", "change [95 %]", "dropped, %", "peak before")
     return table((*head, "peak after"), rows)
 
@@ -197,7 +190,7 @@ def caption() -> str:
     rows = _costs()
     rows = rows[rows["gamma"] == 1.0].set_index("method")
     score = rows.loc["score"]
-    change = signed(score["bits"], score["bits_low"], score["bits_high"], 4)
+    in_bits = signed(score["bits"], score["bits_low"], score["bits_high"], 4)
     others = [
         f"{metric_title(str(name))} by {shown(bits, '{:+.4f}')}"
         for name, bits in rows["bits"].sort_values().items()
@@ -209,7 +202,7 @@ def caption() -> str:
         f"passages of Wikipedia: {cells['value'].iloc[0]:.3f} bits per byte without a capacity. At "
         f"γ=1 {100 * score['dropped']:.0f} % of the (token, expert) pairs are dropped, and the "
         f"fullest expert falls from {score['before']:.1f} to {score['after']:.1f} times the mean "
-        f"load. Token Drop changes the bits per byte by {change}, {', '.join(others)}. Whiskers: "
+        f"load. Token Drop changes the bits per byte by {in_bits}, {', '.join(others)}. Whiskers: "
         "95 % intervals over passages. One model of one size, not by its authors: [what was "
         "asked, and what is missing](docs/explanation/real_text.md).*"
     )
@@ -224,9 +217,9 @@ def task_scores() -> str:
         scores = [_mean(cells_of(side, task)["value"], 100) for task in tasks]
         if set(scores) != {ABSENT}:
             effect = effect_of(side, _BASELINE, *tasks)
-            change = "–" if side == _BASELINE else _change(effect, 1)
+            in_points = "–" if side == _BASELINE else change(effect, 1)
             in_print = shown(_printed_change(side, printed), "{:+.1f}")
-            rows.append((_name(side), *scores, change, in_print))
+            rows.append((_name(side), *scores, in_points, in_print))
     last = f"Table 1, {', '.join(printed)}"
     return table(("setting", *tasks, "change [95 %]", last), rows)
 
