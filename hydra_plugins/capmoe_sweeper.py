@@ -132,12 +132,12 @@ def sweep_jobs(words: Sequence[str]) -> list[list[str]]:
 def _report(cells: Sequence[CellPlan]) -> int:
     """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
     from capmoe_eval.evaluation.progress import RunSummary, summary  # slow to import
-    from capmoe_eval.experiment.results import each_record
+    from capmoe_eval.experiment.results import read_records
 
     broken: list[str] = []
     outcome = RunSummary()
     places = (place for plan in cells if (place := plan.stored))
-    for number, record in enumerate(each_record(places, broken)):
+    for number, record in enumerate(read_records(places, broken)):
         outcome.add(number, record)
     if outcome.finished:
         print(summary(outcome.records, outcome.finished))

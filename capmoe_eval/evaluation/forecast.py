@@ -21,7 +21,7 @@ from capmoe_eval.evaluation.run import (
 )
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.results import directories, each_record, record_paths
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.routing.registry import calibrations
 
 _NUMBERS = {"cells", "documents", "time"}
@@ -103,12 +103,9 @@ def recorded_seconds(plan: CellPlan) -> list[float]:
     device = described(chosen_device(plan.placement.device))
     threads = plan.placement.threads or torch.get_num_threads()
     model, task = plan.cell.model.name, plan.cell.task.name
-    places = (
-        (path, root) for root in directories(plan.root) for path in record_paths(root, model, task)
-    )
     return [
         record.provenance.seconds / record.n
-        for record in each_record(places, broken=[])
+        for record in read_results(plan.root, [], model, task)
         if _batches(record.cell) == _batches(plan.cell)
         and (record.provenance.device, record.provenance.threads) == (device, threads)
     ]

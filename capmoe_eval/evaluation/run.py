@@ -67,7 +67,7 @@ from capmoe_eval.experiment.reservations import (
     reserved,
     tidy,
 )
-from capmoe_eval.experiment.results import CALIBRATIONS, directories, each_record, record_paths
+from capmoe_eval.experiment.results import CALIBRATIONS, read_records, record_places
 from capmoe_eval.routing.registry import calibrations
 
 if TYPE_CHECKING:
@@ -511,20 +511,19 @@ def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
     Raises:
         UsageError: The line names a record with others.
     """
-    for directory in directories(root):
-        paths = {*record_paths(directory, task=cell.task.name)}
-        if "model" in provenance:
-            paths |= {*record_paths(directory, model=cell.model.name)}
-        for record in each_record(((path, directory) for path in sorted(paths)), broken=[]):
-            for title, field, old, new in _shared_inputs(record, cell, provenance):
-                if None in (old, new) or old == new or record.path == cell.path(root):
-                    continue
-                key = "data.name" if field == "fingerprint" else "model.name"
-                raise UsageError(
-                    f"{directory}: {title} has other {field} than its results here, such as "
-                    f"{record.path} ({field} {old}, now {new}); choose another results_dir or "
-                    f"{key}, or delete the old results"
-                )
+    places = {*record_places(root, task=cell.task.name)}
+    if "model" in provenance:
+        places |= {*record_places(root, cell.model.name)}
+    for record in read_records(sorted(places), broken=[]):
+        for title, field, old, new in _shared_inputs(record, cell, provenance):
+            if None in (old, new) or old == new or record.path == cell.path(root):
+                continue
+            key = "data.name" if field == "fingerprint" else "model.name"
+            raise UsageError(
+                f"{record.path.parents[2]}: {title} has other {field} than its results here, such "
+                f"as {record.path} ({field} {old}, now {new}); choose another results_dir or {key}, "
+                "or delete the old results"
+            )
 
 
 def _shared_inputs(

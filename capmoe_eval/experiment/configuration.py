@@ -35,7 +35,7 @@ from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.observation import CellObserver, chosen_observers
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import each_record, stored, uncollected
+from capmoe_eval.experiment.results import read_records, stored
 from capmoe_eval.experiment.settings import (
     TASK_DEFAULTS,
     check_keys,
@@ -304,8 +304,7 @@ def finished(overrides: Sequence[str]) -> Finished:
     """
     config, cells = composed(overrides), planned(overrides)
     broken: list[str] = []
-    with uncollected():
-        records = [*each_record((place for plan in cells if (place := plan.stored)), broken)]
+    records = read_records((place for plan in cells if (place := plan.stored)), broken)
     notes = [f"{LEFT_OUT}: {line}" for line in broken]
     return Finished(config, cells, records, notes, model_notes(cells))
 

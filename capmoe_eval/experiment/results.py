@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -26,45 +25,40 @@ LOCAL: Final = "local-"
 """How the name of a directory of a user's own results begins; the shipped one's name follows."""
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Collect no garbage in this block: Python would go through all records in vain."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def each_record(places: Iterable[tuple[Path, Path]], broken: list[str]) -> Iterator[Record]:
-    """Yield the records at some paths, each with its results directory, in their order.
+def read_records(places: Iterable[tuple[Path, Path]], broken: list[str]) -> list[Record]:
+    """Return the records at some paths, each with its results directory, in their order.
 
     ``broken`` gets a line for each file that is no whole record, and one for all records of methods
     that are not registered.
     """
+    records: list[Record] = []
     missing: Counter[str] = Counter()
-    for path, root in places:
-        try:
-            yield read_record(path, root)
-        except NotRegisteredError as error:
-            missing[error.missing] += 1
-        except UsageError as error:
-            if str(error) not in broken:  # of a pack, once
-                broken.append(str(error))
+    collects = gc.isenabled()
+    gc.disable()  # the collector would go through all records in vain
+    try:
+        for path, root in places:
+            try:
+                records.append(read_record(path, root))
+            except NotRegisteredError as error:
+                missing[error.missing] += 1
+            except UsageError as error:
+                if str(error) not in broken:  # of a pack, once
+                    broken.append(str(error))
+    finally:
+        if collects:
+            gc.enable()
     if missing:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
         broken.append(
             f"records of what is not registered: {names}; install the packages that have it, or "
             "delete these records"
         )
+    return records
 
 
-def read_results(root: Path, broken: list[str]) -> list[Record]:
-    """Return every record that is read for a results directory, as :func:`each_record`."""
-    with uncollected():
-        return list(each_record(record_places(root), broken))
+def read_results(root: Path, broken: list[str], model: str = "*", task: str = "*") -> list[Record]:
+    """Return every record that is read for a results directory, as :func:`read_records`."""
+    return read_records(record_places(root, model, task), broken)
 
 
 def directories(root: Path) -> tuple[Path, ...]:
@@ -129,7 +123,7 @@ def record_paths(root: Path, model: str = "*", task: str = "*") -> list[Path]:
     return sorted(paths)
 
 
-def record_places(root: Path) -> list[tuple[Path, Path]]:
+def record_places(root: Path, model: str = "*", task: str = "*") -> list[tuple[Path, Path]]:
     """Return path and directory of all records that are read for a results directory, sorted.
 
     Of a cell that was computed again the user's own record counts: it replaces a shipped one only
@@ -138,6 +132,6 @@ def record_places(root: Path) -> list[tuple[Path, Path]]:
     places = {
         path.relative_to(directory): (path, directory)
         for directory in reversed(directories(root))
-        for path in record_paths(directory)
+        for path in record_paths(directory, model, task)
     }
     return [places[name] for name in sorted(places)]

@@ -20,7 +20,7 @@ from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.files import whole_file
 from capmoe_eval.experiment.packs import Pack
 from capmoe_eval.experiment.record import Layer, Load, Part, Proofs, Record
-from capmoe_eval.experiment.results import each_record, record_places, uncollected
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.registry import knobs
 
@@ -120,8 +120,7 @@ def read(*roots: Path | str) -> Results:
     Raises:
         UsageError: If there is no whole record.
     """
-    with uncollected():
-        return results_of(_whole(*map(Path, roots)))
+    return results_of(_whole(*map(Path, roots)))
 
 
 def load_frame(*roots: Path | str) -> pd.DataFrame:
@@ -134,26 +133,23 @@ def load_frame(*roots: Path | str) -> pd.DataFrame:
     Raises:
         UsageError: If there is no such directory, or no whole record in it.
     """
-    with uncollected():
-        return _frame([_row(record) for record in _whole(*map(Path, roots))])
+    return _frame([_row(record) for record in _whole(*map(Path, roots))])
 
 
-def _whole(*roots: Path) -> Iterator[Record]:
-    """Yield the whole records of some directories; warn of other files."""
+def _whole(*roots: Path) -> list[Record]:
+    """Return the whole records of some directories; warn of other files."""
     broken: list[str] = []
-    record = None
-    for directory in roots:
-        for record in each_record(record_places(directory), broken):
-            yield record
+    records = [record for root in roots for record in read_results(root, broken)]
     for line in dict.fromkeys(broken):
         warnings.warn(f"left out: {line}", stacklevel=3)
-    if record is None:
+    if not records:
         absent = [str(root) for root in roots if not root.is_dir()]
         wrong = "no such directory" if absent else "has no whole record"
         raise UsageError(
             f"{', '.join(absent or map(str, roots)) or 'roots'}: {wrong}; name the directory of a "
             "profile, such as results/zoo"
         )
+    return records
 
 
 def _frame(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from capmoe_eval.experiment.files import check_file, write_bytes, write_text
 from capmoe_eval.experiment.packs import SUFFIX, open_pack, pack_path, packed
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.reservations import hold, print_warning, reserve, reserved, tidy
-from capmoe_eval.experiment.results import each_record, loose_paths, record_paths, record_places
+from capmoe_eval.experiment.results import loose_paths, read_results, record_paths
 from capmoe_eval.results.frames import write_parquet
 
 _LEAST: Final = 12
@@ -173,7 +173,7 @@ def write_lm_eval(root: Path, directory: Path) -> int:
     """
     broken: list[str] = []
     n_files = 0
-    for record in each_record(record_places(root), broken):
+    for record in read_results(root, broken):
         cell, origin = record.cell, record.provenance
         settings = {"pretrained": cell.model.pretrained, "dtype": cell.model.dtype}
         settings |= {k: v for k, v in cell.method.identity().items() if v is not None}

@@ -25,7 +25,7 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.experiment.results import each_record, record_paths
+from capmoe_eval.experiment.results import read_records, record_paths
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.results.frames import Results, results_of
 from capmoe_eval.routing.registry import knobs
@@ -193,7 +193,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Path = BENCHMARKS) -> Sou
     planned = {plan.cell.digest: plan for listed in chosen.values() for plan in listed}
     left_out: list[str] = []
     places = (place for plan in planned.values() if (place := plan.stored))
-    read = {record.digest: record for record in each_record(places, left_out)}
+    read = {record.digest: record for record in read_records(places, left_out)}
     broken = [f"Left out: {line}." for line in left_out]
     because = f" ({broken[0].rstrip('.')})" if broken else ""
     absent = [plan.cell for digest, plan in planned.items() if digest not in read]

@@ -25,7 +25,7 @@ from capmoe_eval.experiment.files import check_writable, read_bytes, write_text
 from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import directories, each_record, record_places
+from capmoe_eval.experiment.results import directories, read_records, record_places
 from capmoe_eval.paper.layout import TABLES, Layout
 from capmoe_eval.report.figures.catalogue import figures as catalogue
 from capmoe_eval.report.figures.sources import FigurePlans
@@ -107,7 +107,7 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
     ]
     link = functools.cache(lambda path: quote(seen_from(out, path)))
     broken: list[str] = []
-    records = [_row(record, link) for record in each_record(places, broken)]
+    records = [_row(record, link) for record in read_records(places, broken)]
     if not records:
         _refuse_nothing(roots, overrides, out)
     status = 0

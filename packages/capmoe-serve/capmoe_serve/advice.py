@@ -17,7 +17,7 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import each_record, record_places
+from capmoe_eval.experiment.results import read_results, record_places
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
 from capmoe_report.evidence import Evidence, Side
@@ -276,18 +276,15 @@ def speedup(straggler: Any, unchanged: float, sent: Any, link_share: float) -> A
 # The accuracy of settings.
 
 
-def read_records(root: Path, model: str) -> tuple[Record, ...]:
+def model_records(root: Path, model: str) -> tuple[Record, ...]:
     """Return the whole records of one model in a results directory.
 
     Raises:
         UsageError: If there is none.
     """
-    models: dict[str, list[tuple[Path, Path]]] = {}
-    for path, directory in record_places(root):
-        models.setdefault(path.parent.parent.name, []).append((path, directory))
-    records = tuple(each_record(models.get(model, ()), []))
+    records = tuple(read_results(root, [], model))
     if not records:
-        names = sorted(models)
+        names = sorted({path.parents[1].name for path, _ in record_places(root)})
         there = f"it has {', '.join(names)}" if names else "it has none of any model"
         raise UsageError(f"results={shown(root)}: no whole record of model {model}; {there}")
     return records

@@ -96,7 +96,7 @@ def _command(
     **asked: Any,
 ) -> int:
     """Print the advice and write its files."""
-    from capmoe_serve.advice import advise, read_records
+    from capmoe_serve.advice import advise, model_records
     from capmoe_serve.exports import SERVER_FILES
     from capmoe_serve.summary import GAMMAS
 
@@ -113,7 +113,7 @@ def _command(
         trace,
         sorted(gammas or GAMMAS),
         ranks=ranks,
-        records=read_records(results, trace.model) if results and trace.model else (),
+        records=model_records(results, trace.model) if results and trace.model else (),
         assumed_steps=assumed,
         results=str(results or "results/mine"),
         **asked,
