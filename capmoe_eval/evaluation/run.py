@@ -521,8 +521,8 @@ def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
             key = "data.name" if field == "fingerprint" else "model.name"
             raise UsageError(
                 f"{record.path.parents[2]}: {title} has other {field} than its results here, such "
-                f"as {record.path} ({field} {old}, now {new}); choose another results_dir or {key}, "
-                "or delete the old results"
+                f"as {record.path} ({field} {old}, now {new}); choose another results_dir or "
+                f"{key}, or delete the old results"
             )
 
 

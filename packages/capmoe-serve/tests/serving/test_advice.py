@@ -23,7 +23,7 @@ from capmoe_serve.advice import (
     choose,
     cost,
     is_on_front,
-    read_records,
+    model_records,
     speedup,
     trace_settings,
     with_changes,
@@ -230,7 +230,7 @@ def written(root: Path) -> None:
 @NEEDS_METHODS
 def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: Path) -> None:
     written(tmp_path)
-    of_model = read_records(tmp_path, "made")
+    of_model = model_records(tmp_path, "made")
     budget = {"at_least_speedup": 1.6, "at_most_points": 30.0}
     advice, _ = advise(skewed(), (0.5, 1.0, 2.0), ranks=4, records=of_model, **budget)
     changed = pd.DataFrame(advice["settings"]).dropna(subset="effect").set_index("title")
@@ -253,7 +253,7 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     other = with_changes(trace_settings(skewed(), (1.0,), 8, 2), of_model, 8)
     assert other["effect"].isna().all()
     with pytest.raises(UsageError, match="no whole record of model mad; it has made"):
-        read_records(tmp_path, "mad")
+        model_records(tmp_path, "mad")
 
 
 def test_an_advice_on_nothing_is_refused() -> None:
