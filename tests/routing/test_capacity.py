@@ -1,4 +1,4 @@
-"""Capacities, the groups of tokens that share them, and the experts of ranks."""
+"""A capacity is γ times the mean load, rounded without an error of floating-point numbers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import math
 from fractions import Fraction
 
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_eval.routing import definition
 from capmoe_eval.routing.capacity import capacity
-from capmoe_eval.routing.decision import by_rank, rank_of
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from tests.routing.problems import GAMMAS
 
@@ -37,12 +35,3 @@ def test_a_capacity_is_the_exact_quotient_rounded(
     method = TokenDrop(gamma=1.0, ep_size=ranks, granularity=granularity, rounding=rounding)
     sizes = {"top_k": top_k, "n_experts": n_experts}
     assert definition.limits(method, gamma, np.array([tokens]), **sizes) == [limit]
-
-
-def test_ranks_and_their_experts() -> None:
-    placed_RN = torch.tensor([[1, 3], [0, 2]])
-    load_E = torch.tensor([10, 11, 12, 13])
-    assert by_rank(load_E, 2, placed_RN).tolist() == [[11, 13], [10, 12]]
-    assert by_rank(load_E, 2, None).tolist() == [[10, 11], [12, 13]]
-    assert rank_of(torch.arange(4), 2, placed_RN).tolist() == [1, 0, 1, 0]
-    assert rank_of(torch.arange(4), 2, None).tolist() == [0, 0, 1, 1]

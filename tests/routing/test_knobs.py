@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,16 +10,7 @@ import pytest
 from pydantic import AfterValidator, Field
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.knobs import (
-    LARGEST,
-    OMIT_DEFAULT,
-    Count,
-    Seed,
-    check,
-    check_fields,
-    declared_knobs,
-    says,
-)
+from capmoe_eval.routing.knobs import LARGEST, Count, Seed, check, says
 
 ALL = Annotated[None, Field(description="null for all")]
 SHARE = Annotated[float, Field(gt=0, le=1, examples=[0.5])]
@@ -86,45 +75,3 @@ def test_a_refusal_is_the_rule_in_one_line(value: Any, annotation: Any, message:
 def test_a_value_is_as_its_type_has_it(value: Any, annotation: Any, expected: Any) -> None:
     checked = check("key", value, annotation)
     assert repr(checked) == repr(expected)
-
-
-@dataclass(frozen=True)
-class Base:
-    """Knobs that methods share."""
-
-    scope: Annotated[SCOPE, Field(description="what a group is"), OMIT_DEFAULT] = "batch"
-
-
-@dataclass(frozen=True)
-class Ranked(Base):
-    """A method with knobs of two kinds, and a part that is no knob."""
-
-    share: Annotated[float, Field(gt=0, description="of the experts")] = 0.5
-    m: Annotated[Count, Field(description="candidates of a token", examples=[4])] = 4
-    base: Base = Base()
-
-    def __post_init__(self) -> None:
-        check_fields(self, "ranked.")
-
-
-def test_the_knobs_of_a_class_are_its_fields() -> None:
-    knobs = declared_knobs(Ranked)
-    assert list(knobs) == ["scope", "share", "m"]
-    scope, m = knobs["scope"], knobs["m"]
-    assert (scope.default, scope.choices) == ("batch", ("batch", "sequence"))
-    assert (scope.values, scope.help) == ("batch or sequence", "what a group is")
-    assert (m.default, m.choices, m.help) == (4, (), "candidates of a token")
-    assert [knob.rule for knob in (scope, m)] == [
-        "must be batch or sequence",
-        "must be a whole number of at least 1, for example m=4",
-    ]
-    assert [knob.omits_default for knob in (scope, m)] == [True, False]
-    assert [knob.marker(str) for knob in (scope, m)] == [OMIT_DEFAULT, None]
-
-
-def test_the_fields_of_an_instance_are_checked_and_converted() -> None:
-    assert repr(Ranked(share=1).share) == "1.0"
-    with pytest.raises(UsageError, match=r"^ranked.share=0: must be a number above 0$"):
-        Ranked(share=0)
-    with pytest.raises(UsageError, match=r"^ranked.m=0: .*, for example ranked.m=4$"):
-        dataclasses.replace(Ranked(), m=0)

@@ -10,7 +10,6 @@ import functools
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -206,37 +205,22 @@ def count_experts(model: nn.Module) -> int:
     return sum(hasattr(module, "_is_expert_parallel") for module in model.modules())
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result for one family."""
-
-    family: str  # its name in transformers
-    model: str  # the class that was built
-    announced: int | None  # MoE layers that the small configuration announces
-    built: int  # experts modules of the model
-    recipes: tuple[GateRecipe, ...] = ()  # how its gates work, if they are understood; mostly one
-    refused: str = ""  # the reason, or nothing
-
-    @property
-    def words(self) -> str:
-        """What the document says of it."""
-        return self.refused or "; ".join(map(_words, self.recipes))
-
-
 @functools.cache
-def examine(family: str) -> Finding:
+def examine(family: str) -> tuple[str, bool, str]:
     """Build a family in small and run it under a capacity.
 
+    Returns:
+        The class that was built, whether it is refused, and the reason, or how its gates work.
+
     Raises:
-        AssertionError: If it is accepted and what is promised does not hold.
+        AssertionError: If an invariant does not hold.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(family)
         tokens = torch.randint(3, VOCABULARY, (4, 12))
     config: Any = model.config
-    name, built = type(model).__name__, count_experts(model)
-    finding = Finding(family, name, expected_moe_layers(config), built)
+    name, built, announced = type(model).__name__, count_experts(model), expected_moe_layers(config)
     before = _logits(model, tokens)
     try:
         with capacity_aware(model, "score", gamma=1.0) as meter:
@@ -244,7 +228,10 @@ def examine(family: str) -> Finding:
             with meter.real_tokens(torch.zeros_like(tokens)):  # no token counts
                 _logits(model, tokens)
     except UsageError as error:
-        return dataclasses.replace(finding, refused=str(error).partition(": ")[2])
+        reason = str(error).partition(": ")[2]
+        other = f"its configuration announces {announced} MoE layers, {built} were"
+        assert announced == built or reason.startswith(other)
+        return name, True, reason
     proofs = meter.proofs()
     assert all(proof["passed"] for proof in proofs.values()), proofs
     assert meter.summary()["dropped"] > 0
@@ -252,10 +239,10 @@ def examine(family: str) -> Finding:
     assert not torch.allclose(before, inside, atol=1e-5)
     assert torch.equal(before, _logits(model, tokens))
     layers = find_moe_layers(model)
-    announced = announced_layers(config)
-    assert announced in (None, (built, layers[0].n_experts, layers[0].top_k))
+    assert announced == built
+    assert announced_layers(config) in (None, (built, layers[0].n_experts, layers[0].top_k))
     recipes = dict.fromkeys(layer.gate.recipe for layer in layers)
-    return dataclasses.replace(finding, recipes=tuple(recipes))
+    return name, False, "; ".join(map(_words, recipes))
 
 
 @torch.no_grad()
@@ -281,17 +268,19 @@ def document() -> str:
     """Return ``docs/reference/models.md``."""
     from tests.wrapper.images import with_images
 
-    findings = [examine(family) for family in families()]
-    supported = [finding for finding in findings if not finding.refused]
+    examined = {family: examine(family) for family in families()}
     names: dict[str, list[str]] = {}
-    for of in supported:
-        names.setdefault(of.words, []).append(f"`{of.family}`")
+    for family, (_, is_refused, words) in examined.items():
+        if not is_refused:
+            names.setdefault(words, []).append(f"`{family}`")
     rows = sorted(names.items(), key=lambda row: -len(row[1]))
     gates = _TABLE + "".join(f"| {gate} | {', '.join(same)} |\n" for gate, same in rows)
     refusals = "".join(
-        f"- `{of.family}` (`{of.model}`): {of.refused}\n" for of in findings if of.refused
+        f"- `{family}` (`{model}`): {reason}\n"
+        for family, (model, is_refused, reason) in examined.items()
+        if is_refused
     )
-    begin = head(len(supported), len(findings))
+    begin = head(sum(map(len, names.values())), len(examined))
     return f"{begin}{gates}\n{with_images(LOCKED)}\n\n## Refused\n\n{refusals}"
 
 

@@ -50,15 +50,11 @@ LAYOUTS: list[tuple[str, dict[str, Any], int]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("family", families())
 def test_an_architecture_keeps_every_promise_or_is_refused(family: str) -> None:
-    finding = examine(family)
-    assert bool(finding.recipes) != bool(finding.refused)
-    assert "\n" not in finding.refused
-    if finding.announced != finding.built:
-        assert finding.refused.startswith(
-            f"its configuration announces {finding.announced} MoE layers, {finding.built} were"
-        )
+    _, _, words = examine(family)
+    assert words
+    assert "\n" not in words
     if transformers.__version__ == LOCKED:  # a newer one may have other families, too
-        assert finding.words == documented()[family], "run python -m tests.wrapper.architectures"
+        assert words == documented()[family], "run python -m tests.wrapper.architectures"
 
 
 @pytest.mark.parametrize(("family", "settings", "n_layers"), LAYOUTS)

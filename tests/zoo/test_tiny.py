@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 
@@ -40,23 +41,6 @@ def routers(model):
     return [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "experts")]
 
 
-@torch.no_grad()
-def loads(model, tokens_BS):
-    """Return each expert's load over the mean load, [layers, E]."""
-    counted = []
-
-    def count(router, _inputs, output):
-        index_TK = output[2]
-        load_E = torch.bincount(index_TK.flatten(), minlength=len(router.weight)).double()
-        counted.append(load_E / load_E.mean())
-
-    hooks = [router.register_forward_hook(count) for router in routers(model)]
-    model(tokens_BS)
-    for hook in hooks:
-        hook.remove()
-    return torch.stack(counted)
-
-
 @families
 def test_the_class_and_the_proportions_are_those_of_the_original(family):
     model = build(family)
@@ -79,12 +63,16 @@ def test_the_seed_decides_every_weight(family):
 
 
 @families
+@torch.no_grad()
 def test_routing_is_skewed(family, tokens_BS):
     """Measured peaks: 3.0, 4.7, 5.6, 3.8 and, of at most 4, 1.8."""
-    peak_L = loads(build(family), tokens_BS).amax(dim=1)
-    assert peak_L.min() > 1.3, "a capacity factor of 1 must drop something in every layer"
+    model = build(family)
+    with capacity_aware(model, "baseline") as meter:
+        model(tokens_BS)
+    peaks = [layer["peak"]["expert_before"]["max"] for layer in meter.report()["layers"]]
+    assert min(peaks) > 1.3, "a capacity factor of 1 must drop something in every layer"
     low, high = (1.6, 3.0) if family == "mixtral" else (2.5, 6.5)
-    assert low < peak_L.max() < high
+    assert low < max(peaks) < high
 
 
 @families

@@ -150,27 +150,6 @@ def test_documents_are_paired_with_the_baselines(
     assert math.isnan(cell(filled, BASELINE).p)
 
 
-def test_tests_are_corrected_for_their_number() -> None:
-    """Holm: the smallest of three p counts three times, the next twice; never less than before.
-
-    On one task 7 documents are lost (p = 2/2⁷), on the other 6 (2/2⁶); their average is the third
-    test.
-    """
-    filled = toy(
-        graded("baseline", "1" * 10),
-        graded("baseline", "1" * 10, task="piqa"),
-        graded("score", "0" * 7 + "111"),
-        graded("score", "0" * 6 + "1111", task="piqa"),
-    )
-    tests = filled[filled["line"] == SCORE]
-    assert tests["p"].tolist()[:2] == [2 / 2**7, 2 / 2**6]
-    assert tests["effect"].iloc[AVERAGE] == pytest.approx(-65.0)
-    assert tests["p"].iloc[AVERAGE] == pytest.approx(2 / 2**13, abs=1e-3)
-    ps = [2 * 2 / 2**7, 2 * 2 / 2**7, 3 * tests["p"].iloc[AVERAGE]]
-    assert tests["corrected"].tolist() == pytest.approx(ps)
-    assert any("for the 3 tests of this table" in note for note in filled.attrs["notes"])
-
-
 def test_seeds_are_averaged_by_document_before_they_are_tested() -> None:
     """Every document is lost under one of two seeds: ten differences of −½, all of one sign."""
     filled = toy(
@@ -214,6 +193,7 @@ def test_tasks_of_the_same_documents_are_one_sample() -> None:
     assert average.stderr == pytest.approx(4.0)
     assert average.p == 2 / 2**10
     assert average.effect == pytest.approx(-100.0)
+    assert any("for the 3 tests of this table" in note for note in filled.attrs["notes"])
 
 
 # Published numbers beside ours.

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capmoe_eval.errors import EnforcementError
+from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_class
 from capmoe_eval.wrapper import session
@@ -41,41 +41,6 @@ class Setting:
     tied: bool = False  # the last router gives all experts of all tokens the same score
     # Returns the calibrated tensor of each layer, from a model and the number of its layers.
     calibration: Callable[[Any, int], list[Tensor]] | None = None
-
-    @property
-    def has_images(self) -> bool:
-        return self.family in images.FAMILIES
-
-    @property
-    def name(self) -> str:
-        return self.method.name
-
-    @property
-    def rule(self) -> str:
-        """What is added to a token's top-k as a candidate."""
-        return getattr(self.method, "candidates", "topk")
-
-    @property
-    def adds(self) -> bool:
-        """Whether pairs may be added beside a token's own."""
-        return self.rule != "topk" or self.name in ("token_reroute", "oea", "xshare", "macs")
-
-    @property
-    def is_capped(self) -> bool:
-        """Whether a number of pairs is bounded."""
-        return self.method.bounds_pairs
-
-    @property
-    def has_capacity(self) -> bool:
-        return self.method.unit is not None
-
-    @property
-    def by_device(self) -> bool:
-        return self.method.unit == "device"
-
-    @property
-    def by_score(self) -> bool:
-        return self.is_capped and self.name not in ("order", "reverse_order", "random")
 
     def under(self, **knobs: Any) -> Setting:
         """Return the setting with other knobs of its method."""
@@ -133,7 +98,7 @@ def _inputs(setting: Setting) -> tuple[list[dict[str, Tensor]], list[Tensor] | N
     """Return the inputs of the forwards, which no forward changes, and the calibrated tensors."""
     model, layers = _model(setting.family, setting.tied)
     calibrated = None if setting.calibration is None else setting.calibration(model, len(layers))
-    if setting.has_images:
+    if setting.family in images.FAMILIES:
         inputs = images.batch(setting.family, (1, 2, 1, 0))
         return [inputs, {name: value.flip(0) for name, value in inputs.items()}], calibrated
     batches = []
@@ -161,14 +126,14 @@ class Mutation:
     - ``capacity->``, what the function returns, or ``group_tokens->rows_T``, a field of that;
     - ``capacity``, the function.
 
-    ``change`` makes the wrong value of the true one, and of all arguments of the call by name. Of
-    a function it gets the true one alone.
+    ``change`` makes the wrong value of the true one, and of all arguments of the call by name, with
+    ``again``, which calls the true function with some other arguments. It does not see None. Of a
+    function it gets the true one alone.
     """
 
     name: str
     place: str
     change: Callable[..., Any]
-    concerns: Callable[[Setting], bool] = lambda _: True
     world: Callable[[Setting], Setting] = lambda setting: setting
 
     @property
@@ -178,13 +143,7 @@ class Mutation:
     @property
     def target(self) -> str:
         """The function."""
-        return self._parts[0]
-
-    @property
-    def _parts(self) -> tuple[str, str | None, str | None, str | None, str | None]:
-        match = _PLACE.fullmatch(self.place)
-        assert match, self.place
-        return match.groups()  # type: ignore[return-value]
+        return re.split(r"->|\(", self.place)[0]
 
     def apply(self, monkeypatch: pytest.MonkeyPatch, holds: Callable[[], bool]) -> None:
         """Replace the function in every module that has imported it; it errs while it ``holds``."""
@@ -205,20 +164,22 @@ class Mutation:
             monkeypatch.setattr(each, name, property(function) if is_property else function)
 
     def _wrong(self, true: Callable[..., Any]) -> Callable[..., Any]:
-        target, argument, part, returns, field = self._parts
+        match = _PLACE.fullmatch(self.place)
+        assert match, self.place
+        _, argument, part, returns, field = match.groups()
         if argument is None and returns is None:
-            other = self.change(true)
-            return _with_details(other, true) if target == "hook.decide" else other
+            return self.change(true)  # type: ignore[no-any-return]
         signature = inspect.signature(true)
 
         @functools.wraps(true)
         def wrong(*arguments: Any, **named: Any) -> Any:
             call = signature.bind(*arguments, **named)
             call.apply_defaults()
-            values = SimpleNamespace(**call.arguments)
+            values = SimpleNamespace(
+                **call.arguments, again=lambda **other: true(**call.arguments | other)
+            )
             if returns:
                 return self._changed(true(*arguments, **named), field, values)
-            assert argument
             whole = call.arguments[argument]
             changed = self._changed(whole, part, values)
             if part == "score_TE":  # a token's own order stays
@@ -226,25 +187,14 @@ class Mutation:
             call.arguments[argument] = changed
             return true(*call.args, **call.kwargs)
 
-        return _with_details(wrong, true) if target == "hook.decide" else wrong
+        return wrong
 
     def _changed(self, whole: Any, part: str | None, call: SimpleNamespace) -> Any:
-        if not part:
-            return self.change(whole, call)
-        return dataclasses.replace(whole, **{part: self.change(getattr(whole, part), call)})
-
-
-def _with_details(wrong: Callable[..., Any], true: Callable[..., Any]) -> Callable[..., Any]:
-    """Give an assignment that was made anew the details of the true one."""
-
-    def decide(scores: Any, method: Any, groups: Any, **named: Any) -> Any:
-        decided = wrong(scores, method, groups, **named)
-        if method.reads_hidden and decided.details is None:
-            details = true(scores, method, groups, **named).details
-            return dataclasses.replace(decided, details=details)
-        return decided
-
-    return decide
+        if part:
+            return dataclasses.replace(
+                whole, **{part: self._changed(getattr(whole, part), "", call)}
+            )
+        return None if whole is None else self.change(whole, call)
 
 
 @functools.lru_cache(maxsize=1)
@@ -273,65 +223,42 @@ def _owner(target: str) -> tuple[Any, str]:
     return owner, name or first
 
 
-def of_first_call(target: str, *more: Any) -> Mutation:
+def of_first_call(target: str) -> Mutation:
     """A function returns for ever what its first call returned."""
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        results: list[Any] = []
+        results: dict[str, Any] = {}
+        return lambda *call, **named: results.setdefault("first", function(*call, **named))
 
-        def mutated(*call: Any, **named: Any) -> Any:
-            results.append(function(*call, **named))
-            return results[0]
-
-        return mutated
-
-    return Mutation(f"{target} is that of its first call", target, wrap, *more)
-
-
-def decision(name: str, change: Callable[..., Any], *more: Any) -> Mutation:
-    """The whole decision; ``change`` gets the true one and its arguments by name."""
-
-    def wrap(decide: Callable[..., Any]) -> Callable[..., Any]:
-        def mutated(scores: Any, method: Any, groups: Any, **named: Any) -> Any:
-            call = {"scores": scores, "method": method, "groups": groups, **named}
-            return change(decide, SimpleNamespace(**call))
-
-        return mutated
-
-    return Mutation(name, "hook.decide", wrap, *more)
+    return Mutation(f"{target} is that of its first call", target, wrap)
 
 
 # Stages, each with every change of values like its own, and knobs with other values.
 
-Stage = tuple[str, "str | Callable[..., Mutation]", dict[str, Any], Callable[[Setting], bool]]
-"""A stage, its place or what makes its mutations, their changes, and whom they concern."""
+Stage = tuple[str, "str | Callable[..., Mutation]", dict[str, Any]]
+"""A stage, its place or what makes its mutations, and their changes."""
 
 
 def _with(knob: str, value: Any) -> Mutation:
-    def concerns(setting: Setting) -> bool:
-        if knob == "name":
-            return setting.is_capped and setting.name not in (value, "macs")
-        if (setting.rule, value) == ("global", "ranked"):  # with as many candidates
-            return False
-        return getattr(setting.method, knob, value) != value
-
-    def change(method: Method, _call: Any) -> Method:
-        return with_knobs(method, **{knob: value})
-
-    return Mutation(f"other knobs: {knob}={value}", "hook.decide(method)", change, concerns)
+    # Ranked candidates that are all of them are the global ones.
+    knobs = {knob: value} | ({"m": 1} if value == "ranked" else {})
+    return Mutation(
+        f"other knobs: {knob}={value}",
+        "hook.decide(method)",
+        lambda method, _call: with_knobs(method, **knobs),
+    )
 
 
 def mutations(stages: Sequence[Stage], knobs: dict[str, list[Any]]) -> list[Mutation]:
     """Return each stage with each of its changes, and each knob with each of its other values."""
 
-    def at(stage: Stage, name: str, change: Callable[[Any], Any]) -> Mutation:
-        title, place, _, concerns = stage
+    def at(title: str, place: Any, name: str, change: Callable[[Any], Any]) -> Mutation:
         if callable(place):
-            return place(f"{title}: {name}", change, concerns)
-        return Mutation(f"{title}: {name}", place, lambda value, _call: change(value), concerns)
+            return place(f"{title}: {name}", change)  # type: ignore[no-any-return]
+        return Mutation(f"{title}: {name}", place, lambda value, _call: change(value))
 
     return [
-        *(at(stage, name, change) for stage in stages for name, change in stage[2].items()),
+        *(at(title, place, *of) for title, place, changes in stages for of in changes.items()),
         *(_with(knob, value) for knob, values in knobs.items() for value in values),
     ]
 
@@ -340,27 +267,6 @@ def mutations(stages: Sequence[Stage], knobs: dict[str, list[Any]]) -> list[Muta
 
 Forward = list[tuple[Tensor, ...]]
 """What each layer's experts were called with, and what came out, and at last the logits."""
-
-
-@dataclass
-class Run:
-    """The forwards of a run, of which the last may be cut short, and what refused it."""
-
-    forwards: list[Forward] = dataclasses.field(default_factory=list)
-    refused_by: set[str] = dataclasses.field(default_factory=set)
-
-    def differences(self, other: Run) -> dict[int, int]:
-        """Return the forwards that differ from another run, each with the first place that does.
-
-        A place is the number of a layer, or their number if the logits alone differ.
-        """
-        first = {}
-        for number, pair in enumerate(zip(self.forwards, other.forwards, strict=False)):
-            for place, parts in enumerate(zip(*pair, strict=False)):
-                if not all(map(torch.equal, *parts)):
-                    first[number] = place
-                    break
-        return first
 
 
 def _pairs(index_NS: Tensor, weight_NS: Tensor, n_experts: int) -> tuple[Tensor, ...]:
@@ -378,7 +284,7 @@ def run(
     holds: Callable[[int], bool] = lambda _number: True,
     *,
     examined: bool = True,
-) -> Run:
+) -> tuple[list[Forward], set[str]]:
     """Run the forwards of a setting until an invariant refuses one.
 
     Args:
@@ -388,14 +294,18 @@ def run(
         holds: Whether it errs in a forward, by its number.
         examined: Whether layers are examined as in any run, or in no forward, as between the
             examined ones of a long run.
+
+    Returns:
+        The forwards, of which the last may be cut short, and the invariants that refused it.
     """
     model, layers = _model(setting.family, setting.tied)
     batches, calibrated = _inputs(setting)
-    done, number = Run(), 0
+    forwards: list[Forward] = []
+    refused_by, number = set[str](), 0
 
     def note(experts: Any, call: tuple[Tensor, ...], output: Tensor) -> None:
         pairs = _pairs(call[1].clone(), call[2].clone(), experts.num_experts)
-        done.forwards[-1].append((*pairs, output.clone()))
+        forwards[-1].append((*pairs, output.clone()))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         # Of a model that stays the same the layers are looked for once.
@@ -410,23 +320,24 @@ def run(
             try:
                 with torch.no_grad():
                     for number in range(n_forwards or len(batches)):
-                        done.forwards.append([])
+                        forwards.append([])
                         output = model(**batches[number % len(batches)])
-                        done.forwards[-1].append((output.logits,))
+                        forwards[-1].append((output.logits,))
             except EnforcementError as error:
-                done.refused_by.add(str(error))
+                refused_by.add(str(error))
             finally:
                 for hook in hooks:
                     hook.remove()
     failed = {name for name, proof in meter.proofs().items() if proof["passed"] is False}
-    done.refused_by = failed or done.refused_by
-    return done
+    return forwards, failed or refused_by
 
 
 @functools.cache
-def true_run(setting: Setting, n_forwards: int | None = None) -> Run:
-    """Return the run of the code as it is."""
-    return run(setting, n_forwards)
+def true_run(setting: Setting, n_forwards: int | None = None) -> list[Forward]:
+    """Return the forwards of the code as it is."""
+    forwards, refused_by = run(setting, n_forwards)
+    assert not refused_by, f"{setting}: refused by {refused_by}"
+    return forwards
 
 
 def mutated_run(
@@ -436,12 +347,25 @@ def mutated_run(
     n_forwards: int | None = None,
     *,
     examined: bool = True,
-) -> tuple[Run, dict[int, int]]:
-    """Return a run with a mutation, and where its forwards differ from the true ones."""
-    true = true_run(setting, n_forwards)
-    assert not true.refused_by, f"{mutation.name}: its world is refused by {true.refused_by}"
+) -> tuple[set[str], dict[int, int], int]:
+    """Return what refuses a run with a mutation, where the run differs, and its last forward.
+
+    The differences are the forwards that differ from the true ones, each with the number of the
+    first layer that does, or the number of layers if the logits alone differ.
+    """
     try:
-        mutated = run(setting, n_forwards, mutation, holds, examined=examined)
-    except (IndexError, RuntimeError, ValueError):  # nothing is decided
-        return Run(), {}
-    return mutated, mutated.differences(true)
+        true = true_run(setting, n_forwards)
+        forwards, refused_by = run(setting, n_forwards, mutation, holds, examined=examined)
+    except NOTHING_IS_DECIDED:
+        return set(), {}, -1
+    first = {}
+    for number, pair in enumerate(zip(forwards, true, strict=False)):
+        for place, parts in enumerate(zip(*pair, strict=False)):
+            if not all(map(torch.equal, *parts)):
+                first[number] = place
+                break
+    return refused_by, first, len(forwards) - 1
+
+
+NOTHING_IS_DECIDED = (AttributeError, IndexError, RuntimeError, TypeError, UsageError, ValueError)
+"""The errors of a wrong value with which no decision can be made, or of a model without images."""

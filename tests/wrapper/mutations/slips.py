@@ -21,41 +21,19 @@ from capmoe_eval.routing.decision import (
     score_keys,
     usable,
 )
-from tests.wrapper.mutations.mutation import (
-    Mutation,
-    Setting,
-    decision,
-    of,
-    of_first_call,
-    with_knobs,
-)
-from tests.wrapper.mutations.stages import has_capacity, named
+from tests.wrapper.mutations.mutation import Mutation, Setting, of, of_first_call, with_knobs
 
 Decide = Callable[..., Assignment]
 Call = Any  # the arguments of a call by name
 _KEPT, _SLOTS, _SCORE = "hook.decide->keep_TS", "hook.decide->", "hook.decide(scores.score_TE)"
-_GATE, _GROUPED = "Gate.scores->", of("deepseek_v3")
+_GATE, _WEIGHT, _GROUPED = "Gate.scores->", "hook.combine->", of("deepseek_v3")
 
 
-MUTATIONS: list[Mutation] = []
+def _with(**fields: Any) -> Callable[[Setting], Setting]:
+    return lambda setting: dataclasses.replace(setting, **fields)
 
 
-def slip(name: str, place: str, *more: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a mutation of the function that changes a place; ``more`` are whom it concerns, where.
-
-    Several may be of one function.
-    """
-
-    def register(change: Callable[..., Any]) -> Callable[..., Any]:
-        MUTATIONS.append(Mutation(name, place, change, *more))
-        return change
-
-    return register
-
-
-def _tied(setting: Setting) -> Setting:
-    """Return a model whose last router gives all pairs the same score."""
-    return dataclasses.replace(setting, tied=True)
+_TIED = _with(tied=True)  # the last router gives all pairs the same score
 
 
 def _top_k(call: Call) -> int:
@@ -69,13 +47,11 @@ def _best(usable_TE: Tensor, count: int) -> Tensor:
 # Pairs, whatever the method.
 
 
-@slip("no pair is dropped", _KEPT)
 def _own(keep_TS: Tensor, call: Call) -> Tensor:
     """Return a mask of the slots of the top-k."""
     return (torch.arange(keep_TS.shape[1]) < _top_k(call)).expand_as(keep_TS)
 
 
-@slip("lost pairs go to the token's next expert", _SLOTS)
 def _refilled(decided: Assignment, call: Call) -> Assignment:
     """Give every lost pair to the token's next expert, full or not."""
     top_k = _top_k(call)
@@ -84,7 +60,6 @@ def _refilled(decided: Assignment, call: Call) -> Assignment:
     return Assignment(decided.index_TS[:, :top_k].where(keep_TK, next_TK), torch.ones_like(keep_TK))
 
 
-@slip("an expert serves a token twice", _SLOTS)
 def _served_twice(decided: Assignment, _call: Call) -> Assignment:
     index_TS = decided.index_TS.clone()
     token = int((decided.keep_TS.sum(dim=1) > 1).nonzero()[0])
@@ -93,7 +68,6 @@ def _served_twice(decided: Assignment, _call: Call) -> Assignment:
     return dataclasses.replace(decided, index_TS=index_TS)
 
 
-@slip("a kept pair and a dropped one are swapped", _SLOTS, lambda s: s.is_capped)
 def _swapped(decided: Assignment, call: Call) -> Assignment:
     """Keep one pair of an expert in the place of another of the same group."""
     keep_TS = decided.keep_TS.clone()
@@ -109,15 +83,22 @@ def _swapped(decided: Assignment, call: Call) -> Assignment:
     return decided
 
 
-@slip("the second rank is stock", _KEPT, has_capacity)
 def _second_group_is_stock(keep_TS: Tensor, call: Call) -> Tensor:
     return _own(keep_TS, call).where(call.groups.group_T[:, None] == 1, keep_TS)
 
 
-@slip("a token keeps all pairs or none", _KEPT, lambda s: s.name != "sere")
 def _all_or_none(keep_TS: Tensor, call: Call) -> Tensor:
     return keep_TS & keep_TS[:, : _top_k(call)].all(dim=1)[:, None]
 
+
+PAIRS = [
+    Mutation("no pair is dropped", _KEPT, _own),
+    Mutation("lost pairs go to the token's next expert", _SLOTS, _refilled),
+    Mutation("an expert serves a token twice", _SLOTS, _served_twice),
+    Mutation("a kept pair and a dropped one are swapped", _SLOTS, _swapped),
+    Mutation("the second rank is stock", _KEPT, _second_group_is_stock),
+    Mutation("a token keeps all pairs or none", _KEPT, _all_or_none),
+]
 
 # What the experts are called with.
 
@@ -147,37 +128,29 @@ _CALLS: dict[str, Callable[..., Any]] = {
     ),
     "a token's kept pairs have no weight": _weightless,
 }
+"""Changes of the experts and the weights [N, S] that are sent to the experts of a layer; they also
+get who counts among the rows, and the number of experts."""
 
 
-def _sent(name: str, change: Callable[..., tuple[Tensor, Tensor]]) -> Mutation:
-    """Change the experts and the weights [N, S] that are sent to the experts of a layer.
+def _sent(change: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    def other(output: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
+        logits_NE, weight_NS, index_NS = output
+        counts_N = torch.zeros(len(index_NS), dtype=torch.bool)
+        counts_N[call.event.groups.rows_T] = True
+        layer = call.self.layer
+        layer.experts.capmoe_counted = None  # the kernel counts by itself
+        changed = change(index_NS.clone(), weight_NS.clone(), counts_N, layer.n_experts)
+        return logits_NE, *reversed(changed)
 
-    ``change`` also gets who counts among the rows, and the number of experts.
-    """
-
-    def wrap(send: Callable[..., Any]) -> Callable[..., Any]:
-        def mutated(hook: Any, event: Any, decided: Any) -> Any:
-            output = send(hook, event, decided)
-            if output is None:
-                return None
-            logits_NE, weight_NS, index_NS = output
-            counts_N = torch.zeros(len(index_NS), dtype=torch.bool)
-            counts_N[event.groups.rows_T] = True
-            hook.layer.experts.capmoe_counted = None  # the kernel counts by itself
-            changed = change(index_NS.clone(), weight_NS.clone(), counts_N, hook.layer.n_experts)
-            return logits_NE, *reversed(changed)
-
-        return mutated
-
-    return Mutation(name, "LayerHook.sent", wrap)
+    return other
 
 
-MUTATIONS += [_sent(name, change) for name, change in _CALLS.items()]
+SENT = [Mutation(name, "LayerHook.sent->", _sent(change)) for name, change in _CALLS.items()]
 
 # The order in which an overloaded expert keeps pairs.
 
 
-def _first_choices_first(decide: Decide, call: Call) -> Assignment:
+def _first_choices_first(_decided: Assignment, call: Call) -> Assignment:
     """Order pairs as GShard does: those of all tokens' first choices before the second ones."""
     topk_TK = call.scores.topk_TK
     slot_TK = torch.arange(topk_TK.numel()).view(topk_TK.T.shape).T
@@ -186,50 +159,31 @@ def _first_choices_first(decide: Decide, call: Call) -> Assignment:
     key_TE = torch.zeros_like(call.scores.score_TE)
     key_TE = key_TE.scatter(1, topk_TK, 1 - slot_TK / topk_TK.numel())
     method = with_knobs(call.method, name="score")
-    return decide(**vars(call) | {"scores": Scores(key_TE, topk_TK), "method": method})
+    return call.again(scores=Scores(key_TE, topk_TK), method=method)
 
 
-@slip(
-    "scores have the router's bias",
-    "hook.decide(scores)",
-    lambda s: s.by_score and s.by_device,
-    _GROUPED,
-)
 def _with_bias(scores: Scores, _call: Call) -> Scores:
     biased_TE = scores.ranking_TE - scores.ranking_TE.min()
     return dataclasses.replace(scores, score_TE=biased_TE, choice_TE=scores.ranking_TE)
 
 
-_BY_PLACE = named("order", "reverse_order")
-_STREAMS: dict[str, Callable[[tuple[int, int]], tuple[int, int]]] = {
-    "without the layer": lambda stream: (0, stream[1]),
-    "without the forward": lambda stream: (stream[0], 0),
-}
-MUTATIONS += [
-    decision("first choices come before second ones", _first_choices_first, _BY_PLACE),
+ORDERS = [
+    Mutation("scores have the router's bias", "hook.decide(scores)", _with_bias, _GROUPED),
+    Mutation("first choices come before second ones", _SLOTS, _first_choices_first),
     Mutation(
         "tokens' ties are broken the other way",
         _SCORE,
         lambda score_TE, _: score_TE + 1e-6 * torch.arange(len(score_TE))[:, None],
-        lambda s: s.by_score,
-        _tied,
+        _TIED,
     ),
     Mutation(
         "experts' ties are broken the other way",
         _SCORE,
         lambda score_TE, _: score_TE + 1e-6 * torch.arange(8),
-        lambda s: s.by_score and s.by_device,
-        _tied,
+        _TIED,
     ),
-    *(
-        Mutation(
-            f"random {name}",
-            "hook.decide(stream)",
-            lambda stream, _, change=change: change(stream),
-            named("random"),
-        )
-        for name, change in _STREAMS.items()
-    ),
+    Mutation("random without the layer", "hook.decide(stream)", lambda stream, _: (0, stream[1])),
+    Mutation("random without the forward", "hook.decide(stream)", lambda stream, _: (stream[0], 0)),
 ]
 
 # Capacities, groups and devices.
@@ -240,12 +194,6 @@ def _exact(setting: Setting) -> Setting:
     return dataclasses.replace(setting, lengths=((10,) * 5,)).under(gamma=0.8)
 
 
-@slip(
-    "γ is a binary fraction",
-    "capacity",
-    lambda s: s.is_capped and s.method.unit == "expert" and not s.has_images,
-    _exact,
-)
 def _in_floats(_capacity: Callable[..., int]) -> Callable[..., int]:
     def mutated(gamma: float, tokens: int, top_k: int, n_experts: int, **more: Any) -> int:
         return math.ceil(gamma * top_k / n_experts * more.get("experts", 1) * tokens)
@@ -258,68 +206,60 @@ def regrouped(group_T: Tensor, groups: TokenGroups, n_groups: int) -> TokenGroup
     return dataclasses.replace(groups, group_T=group_T, tokens=tuple(tokens))
 
 
-def _grouped(name: str, group_of: Callable[..., Tensor], *more: Any, n_groups: int = 2) -> Mutation:
+def _grouped(name: str, group_of: Callable[..., Tensor], n_groups: int = 0) -> Mutation:
     """Return a mutation by which tokens have other groups, and ranks where there are as many.
 
-    ``group_of`` gets the sequence of each token, its position, the number of sequences, and the
-    true groups. 0 groups are as many as sequences.
+    ``group_of`` gets the sequence of each token and the number of sequences. 0 groups are as many
+    as sequences.
     """
 
     def change(true: TokenGroups, call: Call) -> TokenGroups:
         n_sequences, width = call.counted_BS.shape
-        group_T = group_of(true.rows_T // width, true.rows_T % width, n_sequences, true)
+        group_T = group_of(true.rows_T // width, n_sequences)
         other = regrouped(group_T, true, n_groups or n_sequences)
         return dataclasses.replace(other, rank_T=group_T) if n_groups == call.ep_size else other
 
-    return Mutation(name, "group_tokens->", change, *more or (has_capacity,))
+    return Mutation(name, "group_tokens->", change)
 
 
-MUTATIONS += [
+CAPACITIES = [
+    Mutation("γ is a binary fraction", "capacity", _in_floats, _exact),
     Mutation(
         "a device has the rounded C of each expert",
         "capacity->",
         lambda limit, call: call.experts * -(-limit // call.experts),
-        lambda s: s.by_device,
     ),
-    of_first_call("Method.limits", lambda s: s.is_capped),
+    of_first_call("Method.limits"),
     Mutation(
         "a layer has the γ of another",
         "Method.of_layer",
         lambda of_layer: lambda method, number: of_layer(method, 1 - number),
-        lambda s: s.has_capacity and not s.has_images,
         lambda setting: setting.under(gamma=(0.5, 1.0)),
     ),
-    _grouped("groups by sequence", lambda b, *_: b, n_groups=0),
-    _grouped(
-        "the ranks have ⌊B/R⌋ sequences",
-        lambda b, _s, n, _: (b // (n // 2)).clamp_max(1),
-        lambda s: s.has_capacity and not s.has_images,
-    ),
+    _grouped("groups by sequence", lambda b, _: b),
+    _grouped("the ranks have ⌊B/R⌋ sequences", lambda b, n: (b // (n // 2)).clamp_max(1), 2),
     of_first_call("group_tokens"),
     Mutation(
         "experts alternate between devices",
         "rank_of",
         lambda _: lambda expert, local, _placed=None: expert % (8 // local),
-        lambda s: s.by_device and not s.method.is_placed,
     ),
 ]
 
 # Forwards and layers.
 
 
-def _stock_where(holds: Callable[[Call], bool]) -> Callable[[Decide, Call], Assignment]:
+def _stock_where(name: str, holds: Callable[[Call], bool], **fields: Any) -> Mutation:
     """Leave some layers or forwards without the method."""
 
-    def change(decide: Decide, call: Call) -> Assignment:
+    def change(decided: Assignment, call: Call) -> Assignment:
         topk_TK = call.scores.topk_TK
-        if not holds(call):
-            return decide(**vars(call))
-        return Assignment(topk_TK, torch.ones_like(topk_TK, dtype=torch.bool))
+        stock = Assignment(topk_TK, torch.ones_like(topk_TK, dtype=torch.bool))
+        return stock if holds(call) else decided
 
-    return change
+    return Mutation(name, _SLOTS, change, _with(**fields))
 
 
-@slip("decided by the scores of the first forward", "hook.decide")
 def _remembered(decide: Decide) -> Decide:
     """Decide again as in the first forward of a layer."""
     memory: dict[int, Any] = {}
@@ -332,7 +272,6 @@ def _remembered(decide: Decide) -> Decide:
     return mutated
 
 
-@slip("the second forward counts as a decode step", "ForwardPlan.__init__")
 def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
     def mutated(plan: Any, method: Any, *, number: int, **more: Any) -> None:
         make(plan, method, number=number, **more | {"decode": number == 1})
@@ -340,14 +279,15 @@ def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
     return mutated
 
 
-MUTATIONS += [
-    decision("the first layer is stock", _stock_where(lambda call: call.stream[0] == 0)),
-    decision("the second forward is stock", _stock_where(lambda call: call.stream[1] == 1)),
-    decision(
+FORWARDS = [
+    Mutation("decided by the scores of the first forward", "hook.decide", _remembered),
+    Mutation("the second forward counts as a decode step", "ForwardPlan.__init__", _second_decodes),
+    _stock_where("the first layer is stock", lambda call: call.stream[0] == 0),
+    _stock_where("the second forward is stock", lambda call: call.stream[1] == 1),
+    _stock_where(
         "a large batch is stock",
-        _stock_where(lambda call: len(call.scores.topk_TK) > 100),
-        lambda s: not s.has_images and s.name not in ("oea", "sere"),
-        lambda setting: dataclasses.replace(setting, lengths=((40, 40, 39, 40, 40),)),
+        lambda call: len(call.scores.topk_TK) > 100,
+        lengths=((40, 40, 39, 40, 40),),
     ),
     Mutation(
         "the second forward is not under the method",
@@ -358,7 +298,6 @@ MUTATIONS += [
         "pads do not count where they must",
         "group_tokens(counted_BS)",
         lambda mask, _: mask & (torch.arange(mask.shape[1]) < mask.shape[1] - 2),
-        lambda _: True,
         lambda setting: setting.under(count_padding=True),
     ),
     Mutation(
@@ -366,23 +305,15 @@ MUTATIONS += [
         "group_tokens->rows_T",
         lambda rows_T, call: (rows_T + 1) % call.counted_BS.numel(),
     ),
-    Mutation(
-        "a gate has no groups",
-        _GATE,
-        lambda scores, _: dataclasses.replace(scores, eligible_TE=None),
-        lambda s: s.adds and not s.has_images and not s.by_device,
-        _GROUPED,
-    ),
+    Mutation("a gate has no groups", "Gate.scores->eligible_TE", lambda *_: None, _GROUPED),
     Mutation(
         "a gate has a bias too many",
         _GATE,
         lambda scores, _: dataclasses.replace(
             scores, choice_TE=scores.ranking_TE + torch.arange(8) / 8
         ),
-        lambda s: s.adds and not s.has_images and s.rule not in ("local", "global"),
     ),
 ]
-
 
 # Candidates.
 
@@ -397,72 +328,48 @@ def _behind(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Call], Tens
     return other
 
 
-def _added(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Call], Tensor]:
-    """Change the added pairs, from those of the top-k that are kept and the added."""
-
-    def other(keep_TS: Tensor, call: Call) -> Tensor:
-        chosen_TK, added_TA = keep_TS.tensor_split([_top_k(call)], dim=1)
-        return torch.cat([chosen_TK, change(chosen_TK, added_TA)], dim=1)
-
-    return other
+def _to_unchanged(keep_TS: Tensor, call: Call) -> Tensor:
+    """Add pairs to the tokens that keep their top-k."""
+    chosen_TK, added_TA = keep_TS.tensor_split([_top_k(call)], dim=1)
+    return torch.cat([chosen_TK, added_TA & chosen_TK.all(dim=1, keepdim=True)], dim=1)
 
 
-def _beside_the_capacity(decide: Decide, call: Call) -> Assignment:
+def _beside_the_capacity(decided: Assignment, call: Call) -> Assignment:
     """Let added pairs take no slots of the top-k's capacity."""
-    decided = decide(**vars(call))
-    original = decide(**vars(call) | {"method": with_knobs(call.method, name="score")})
+    original = call.again(method=with_knobs(call.method, name="score"))
     keep_TS = torch.cat([original.keep_TS, decided.keep_TS[:, _top_k(call) :]], dim=1)
     return dataclasses.replace(decided, keep_TS=keep_TS)
 
 
-def _cut(more: int, *, worst: bool = False) -> Callable[[Decide, Call], Assignment]:
+def _cut(name: str, more: int, *, worst: bool = False) -> Mutation:
     """Cut a token to its K best or worst pairs, and so many more."""
 
-    def change(decide: Decide, call: Call) -> Assignment:
-        decided = decide(**vars(call) | {"method": with_knobs(call.method, max_k=False)})
+    def change(_decided: Assignment, call: Call) -> Assignment:
+        decided = call.again(method=with_knobs(call.method, max_k=False))
         score_TS = call.scores.score_TE.gather(1, decided.index_TS)
         score_TS = (score_TS if worst else -score_TS).masked_fill(~decided.keep_TS, torch.inf)
         is_first_TS = score_TS.argsort(dim=1).argsort(dim=1) < _top_k(call) + more
         return dataclasses.replace(decided, keep_TS=decided.keep_TS & is_first_TS)
 
-    return change
+    return Mutation(name, _SLOTS, change)
 
 
-def _expands(setting: Setting) -> bool:
-    return setting.rule != "topk"
-
-
-def _unprotected(setting: Setting) -> bool:
-    return not setting.method.setting("protect_topk")
-
-
-MUTATIONS += [
+CANDIDATES = [
     Mutation(
         "candidates are outside the eligible groups",
         "hook.decide(scores.eligible_TE)",
         lambda *_: None,
-        lambda s: s.adds and not s.has_images and s.rule != "local" and _unprotected(s),
         _GROUPED,
     ),
     Mutation(
         "the worst candidates come first",
         "ranked_experts->",
         _behind(lambda others: others.flip(1)),
-        lambda s: s.name == "macs" or (s.adds and s.rule in ("topk", "ranked")),
     ),
-    Mutation(
-        "pairs are added to unchanged tokens alone",
-        _KEPT,
-        _added(lambda chosen, added: added & chosen.all(dim=1, keepdim=True)),
-        _expands,
-    ),
-    decision(
-        "added pairs have slots of their own",
-        _beside_the_capacity,
-        lambda s: _expands(s) and _unprotected(s),
-    ),
-    decision("a token has K + 1 pairs", _cut(1), lambda s: s.method.max_k),
-    decision("a token has its K worst pairs", _cut(0, worst=True), lambda s: s.method.max_k),
+    Mutation("pairs are added to unchanged tokens alone", _KEPT, _to_unchanged),
+    Mutation("added pairs have slots of their own", _SLOTS, _beside_the_capacity),
+    _cut("a token has K + 1 pairs", 1),
+    _cut("a token has its K worst pairs", 0, worst=True),
 ]
 
 
@@ -485,10 +392,10 @@ def _rounds(
         kept_TE = last(kept_TE, selected_TE)
         return assignment(scores, torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE))
 
-    return Mutation(name, "TokenReroute.decide", lambda _: mutated, named("token_reroute"))
+    return Mutation(name, "TokenReroute.decide", lambda _: mutated)
 
 
-MUTATIONS += [
+ROUNDS = [
     _rounds("rejected pairs are offered again", rejected=lambda selected, _: selected & False),
     _rounds("kept pairs are not offered again", rejected=lambda selected, _: selected),
     _rounds("the last round has no capacity", last=lambda _, selected: selected),
@@ -497,67 +404,65 @@ MUTATIONS += [
 # Weights.
 
 
-_WEIGHT = "hook.combine->"
-
-
-@slip("weights are normalised over the kept pairs", _WEIGHT)
-@slip(
-    "weights are normalised over the kept pairs where they are over the top-k",
-    _WEIGHT,
-    lambda s: not s.has_images,
-    of("olmoe_normalised"),
-)
-def _over_kept(weight_TS: Tensor, call: Any) -> Tensor:
+def _over_kept(weight_TS: Tensor, call: Call) -> Tensor:
     """Divide by the sum over the kept pairs."""
     kept_TS = weight_TS * call.assignment.keep_TS
     return weight_TS / kept_TS.sum(dim=1, keepdim=True).clamp_min(1e-9)
 
 
-@slip(
-    "weights are normalised over the top-k where they are over the kept pairs",
-    _WEIGHT,
-    lambda s: not s.has_images and s.name != "sere",
-    of("olmoe_normalised", renormalize="after"),
-)
-def over_topk(_weight_TS: Tensor, call: Any) -> Tensor:
+def over_topk(_weight_TS: Tensor, call: Call) -> Tensor:
     return call.layer.gate.weights(call.scores, call.assignment.index_TS)
 
 
-def _of_added(weight_TS: Tensor, call: Any, other_TS: Tensor) -> Tensor:
+def _of_added(weight_TS: Tensor, call: Call, other_TS: Tensor) -> Tensor:
     """Take other weights for added pairs."""
     top_k = call.weight_TK.shape[1]
     return torch.cat([weight_TS[:, :top_k], other_TS[:, top_k:]], dim=1)
 
 
-@slip("one pair has a hundredth too much", _WEIGHT)
-def _one_pair(weight_TS: Tensor, call: Any) -> Tensor:
+def _one_pair(weight_TS: Tensor, call: Call) -> Tensor:
     weight_TS = weight_TS.clone()
     weight_TS[tuple(call.assignment.keep_TS.nonzero()[-1].tolist())] *= 1.01
     return weight_TS
 
 
-MUTATIONS += [
+WEIGHTS = [
+    Mutation("weights are normalised over the kept pairs", _WEIGHT, _over_kept),
     Mutation(
-        "added pairs weigh nothing", _WEIGHT, lambda w, c: _of_added(w, c, 0 * w), lambda s: s.adds
+        "weights are normalised over the kept pairs where they are over the top-k",
+        _WEIGHT,
+        _over_kept,
+        of("olmoe_normalised"),
     ),
+    Mutation(
+        "weights are normalised over the top-k where they are over the kept pairs",
+        _WEIGHT,
+        over_topk,
+        of("olmoe_normalised", renormalize="after"),
+    ),
+    Mutation("one pair has a hundredth too much", _WEIGHT, _one_pair),
+    Mutation("added pairs weigh nothing", _WEIGHT, lambda w, c: _of_added(w, c, 0 * w)),
     Mutation(
         "the family's scale is left out of added pairs",
         _WEIGHT,
         lambda w, c: _of_added(w, c, w / c.layer.gate.scale),
-        lambda s: s.adds and not s.has_images,
         _GROUPED,
     ),
 ]
 
 # Experts of a whole batch.
 
-MUTATIONS += [
+DISABLED = [
     Mutation(
         "ties of load go to the last expert",
         "disabled_experts->",
         lambda _, call: torch.arange(8) == 7 - call.load_E.flip(0).argsort(stable=True)[0],
-        named("expert_drop"),
-        lambda setting: dataclasses.replace(setting, lengths=((2, 2, 3),)),
+        _with(lengths=((2, 2, 3),)),
     ),
-    of_first_call("disabled_experts", named("expert_drop")),
+    of_first_call("disabled_experts"),
+]
+
+MUTATIONS: list[Mutation] = [
+    *(*PAIRS, *SENT, *ORDERS, *CAPACITIES, *FORWARDS),
+    *(*CANDIDATES, *ROUNDS, *WEIGHTS, *DISABLED),
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.wrapper.mutations.mutation import Mutation, Setting, Stage, mutations
+from tests.wrapper.mutations.mutation import Mutation, Stage, mutations
 
 
 def _set(mask: Tensor, place: int, value: bool) -> Tensor:
@@ -104,7 +104,7 @@ GROUPS: dict[str, Callable[[list[int]], list[int]]] = {
 }
 
 
-def _of_others(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+def _of_others(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
     """Change the gate's scores of the experts outside a token's top-k; the order stays."""
 
     def other(scores: Any, _call: Any) -> Any:
@@ -112,19 +112,19 @@ def _of_others(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mut
         changed_TE = change(score_TE).scatter(1, topk_TK, score_TE.gather(1, topk_TK))
         return dataclasses.replace(scores, score_TE=changed_TE, choice_TE=scores.ranking_TE)
 
-    return Mutation(name, "Gate.scores->", other, *more)
+    return Mutation(name, "Gate.scores->", other)
 
 
-def _of_caller(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+def _of_caller(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
     """Change the mask as it is read of the call, for the decision and the definition alike."""
 
     def other(read: tuple[Tensor, int], _call: Any) -> tuple[Tensor, int]:
         return change(read[0].bool()), read[1]
 
-    return Mutation(name, "_Forward._mask->", other, *more)
+    return Mutation(name, "_Forward._mask->", other)
 
 
-def _of_kernel(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+def _of_kernel(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
     """The kernel computes with weights that it kept, and the model's were changed in place."""
 
     def stale(kernel: Callable[..., Tensor], call: Any) -> Callable[..., Tensor]:
@@ -141,59 +141,46 @@ def _of_kernel(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mut
 
         return mutated
 
-    return Mutation(name, "kernel.stock_experts->", stale, *more)
+    return Mutation(name, "kernel.stock_experts->", stale)
 
 
-def _of_rows(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
+def _of_rows(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
     """The kernel multiplies the outputs of pairs by other weights than it is called with."""
 
     def reweighed(kernel: Callable[..., Tensor], _call: Any) -> Callable[..., Tensor]:
         return lambda experts, hidden, index, weight: kernel(experts, hidden, index, change(weight))
 
-    return Mutation(name, "kernel.stock_experts->", reweighed, *more)
-
-
-def named(*names: str) -> Callable[[Setting], bool]:
-    return lambda setting: setting.name in names
-
-
-def has_capacity(setting: Setting) -> bool:
-    return setting.has_capacity
+    return Mutation(name, "kernel.stock_experts->", reweighed)
 
 
 STAGES: list[Stage] = [
     # what a decision is made from
-    ("the mask of real tokens is", "new_columns->", MASKS, lambda _: True),
-    ("the mask that the caller gave is", _of_caller, MASKS, lambda _: True),
-    ("the tokens that count are", "group_tokens(counted_BS)", MASKS, lambda _: True),
-    ("a token's group is", "group_tokens->group_T", NUMBERS, has_capacity),
-    ("a token's rank is", "hook.decide(groups.rank_T)", NUMBERS, lambda s: s.rule == "local"),
-    ("T is", "hook.decide(groups.tokens)", GROUPS, lambda s: s.is_capped),
-    ("the scores are", "hook.decide(scores.score_TE)", SCORES, lambda s: s.by_score),
-    ("the gate's scores are", "Gate.scores->score_TE", SCORES, lambda s: s.by_score),
-    ("images are", "hook.decide(image_T)", MASKS, lambda s: s.method.modality_setting is not None),
-    (
-        "images are found to be",
-        "find_images->",
-        MASKS,
-        lambda s: s.method.modality_setting is not None,
-    ),
-    ("scores of other experts are", _of_others, SCORES, lambda s: s.adds and s.by_score),
-    ("a random number is", "RandomDrop.random_numbers->", NUMBERS, named("random")),
+    ("the mask of real tokens is", "new_columns->", MASKS),
+    ("the mask that the caller gave is", _of_caller, MASKS),
+    ("the tokens that count are", "group_tokens(counted_BS)", MASKS),
+    ("a token's group is", "group_tokens->group_T", NUMBERS),
+    ("a token's rank is", "hook.decide(groups.rank_T)", NUMBERS),
+    ("T is", "hook.decide(groups.tokens)", GROUPS),
+    ("the scores are", "hook.decide(scores.score_TE)", SCORES),
+    ("the gate's scores are", "Gate.scores->score_TE", SCORES),
+    ("images are", "hook.decide(image_T)", MASKS),
+    ("images are found to be", "find_images->", MASKS),
+    ("scores of other experts are", _of_others, SCORES),
+    ("a random number is", "RandomDrop.random_numbers->", NUMBERS),
     # capacities, devices, candidates
-    ("C is", "capacity->", WHOLE, lambda s: s.has_capacity and s.name != "macs"),
-    ("the Cs are", "Method.limits->", GROUPS, lambda s: s.is_capped),
-    ("amounts by rank are", "by_rank(amount_E)", NUMBERS, lambda s: s.rule == "local"),
-    ("what may be added is", "addable->", MASKS, lambda s: s.rule in "local global"),
+    ("C is", "capacity->", WHOLE),
+    ("the Cs are", "Method.limits->", GROUPS),
+    ("amounts by rank are", "by_rank(amount_E)", NUMBERS),
+    ("what may be added is", "addable->", MASKS),
     # experts of a whole batch
-    ("the silent experts are", "disabled_experts->", MASKS, named("expert_drop")),
+    ("the silent experts are", "disabled_experts->", MASKS),
     # what comes of it
-    ("kept pairs are", "hook.decide->keep_TS", MASKS, lambda _: True),
-    ("the expert of a pair is", "hook.decide->index_TS", EXPERTS, lambda _: True),
-    ("weights are", "hook.combine->", WEIGHTS, lambda _: True),
-    ("the kernel's sums are", "kernel.combine->", WEIGHTS, lambda _: True),
-    ("the kernel's own copy of the experts is", _of_kernel, COPIES, lambda _: True),
-    ("the kernel weighs a pair by", _of_rows, FACTORS, lambda _: True),
+    ("kept pairs are", "hook.decide->keep_TS", MASKS),
+    ("the expert of a pair is", "hook.decide->index_TS", EXPERTS),
+    ("weights are", "hook.combine->", WEIGHTS),
+    ("the kernel's sums are", "kernel.combine->", WEIGHTS),
+    ("the kernel's own copy of the experts is", _of_kernel, COPIES),
+    ("the kernel weighs a pair by", _of_rows, FACTORS),
 ]
 
 KNOBS: dict[str, list[Any]] = {

@@ -1,23 +1,18 @@
-"""Every wrong decision is refused by an invariant, whatever the method.
-
-``python -m tests.wrapper.mutations.test_mutations`` prints the numbers.
-"""
+"""Every wrong decision is refused by an invariant, whatever the method."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from capmoe_eval.wrapper.observers.invariants import examination_seed, is_examined
 from tests.nightly import nightly_but
 from tests.wrapper.mutations import slips, stages
-from tests.wrapper.mutations.mutation import SETTINGS, Mutation, Setting, mutated_run, true_run
+from tests.wrapper.mutations.mutation import SETTINGS, Mutation, Setting, mutated_run
 
-LEAST = 90
-"""Wrong decisions of every method that are refused."""
 EVERY_7TH = "in every 7th forward"
 SCOPES: dict[str, Callable[[int], bool]] = {
     "in every forward": lambda number: True,
@@ -37,10 +32,12 @@ def survey(
     Without ``examined`` forwards, whether the checks of every forward refuse it.
     """
     refused: dict[str, bool | None] = {}
-    for mutation in (mutation for mutation in mutations if mutation.concerns(setting)):
+    for mutation in mutations:
         assert mutation.name not in refused, "two mutations have one name"
-        mutated, differences = mutated_run(mutation, mutation.world(setting), examined=examined)
-        refused[mutation.name] = bool(mutated.refused_by) if differences else None
+        refused_by, differences, _ = mutated_run(
+            mutation, mutation.world(setting), examined=examined
+        )
+        refused[mutation.name] = bool(refused_by) if differences else None
     return refused
 
 
@@ -48,21 +45,28 @@ QUICK = {"random", "expert_drop", "expanded_drop device"}
 """Methods of several kinds."""
 
 
+REFUSED = dict(
+    zip(
+        SETTINGS,
+        (150, 150, 160, 180, 120, 230, 210, 210, 230, 220, 230, 200, 180, 190, 190),
+        strict=True,
+    )
+)
+"""How many wrong decisions of each method are refused at least."""
+
+
 @pytest.mark.parametrize("method", nightly_but(QUICK, SETTINGS))
 def test_every_wrong_decision_is_refused(method: str) -> None:
-    every_wrong_decision_is_refused(SETTINGS[method])
+    every_wrong_decision_is_refused(SETTINGS[method], REFUSED[method])
 
 
 def every_wrong_decision_is_refused(
-    setting: Setting, mutations: Sequence[Mutation] = MUTATIONS
+    setting: Setting, least: int, mutations: Sequence[Mutation] = MUTATIONS
 ) -> None:
-    """Check that all mutations that change a run are refused, at least :data:`LEAST`."""
+    """Check that all mutations that change a run are refused, and that so many do change it."""
     refused = survey(setting, mutations)
     assert [name for name, value in refused.items() if value is False] == []
-    assert sum(value is True for value in refused.values()) >= LEAST
-    stage = {mutation.name: mutation.stage for mutation in mutations}
-    effective = {stage[name] for name, value in refused.items() if value is not None}
-    assert {stage[name] for name in refused} - effective <= {"other knobs"}, "without an effect"
+    assert sum(value is True for value in refused.values()) >= least
 
 
 IN_EVERY_FORWARD = (
@@ -89,7 +93,7 @@ LONG = ("order", "random", "score", "expanded_drop ranked", "token_reroute", "de
 LONG += ("expert_drop",)
 """Methods of all kinds, for runs of many forwards."""
 MOST = 60
-"""Forwards of a long run at most."""
+"""Forwards of a long run, if none is refused."""
 
 
 @functools.cache
@@ -101,24 +105,12 @@ def representatives(
     It is the first that has an effect in the first forward, and whose world is the setting.
     """
     chosen = dict[str, Mutation]()
-    concerned = (of for of in mutations if of.concerns(setting) and of.world(setting) == setting)
-    for mutation in concerned:
+    for mutation in mutations:
         changed = mutation.stage if ":" in mutation.name else mutation.target
-        if changed not in chosen and mutated_run(mutation, setting, n_forwards=1)[1]:
+        is_new = changed not in chosen and mutation.world(setting) == setting
+        if is_new and mutated_run(mutation, setting, n_forwards=1)[1]:
             chosen[changed] = mutation
     return list(chosen.values())
-
-
-def forwards_until_met(setting: Setting, scope: str) -> int | None:
-    """Return after how many forwards each layer has been examined in one that is in the scope.
-
-    None if that takes more than :data:`MOST`.
-    """
-    seed = examination_seed(setting.method)
-    in_scope = [number for number in range(MOST) if SCOPES[scope](number)]
-    layers = range(len(true_run(setting).forwards[0]) - 1)
-    met = [next((n for n in in_scope if is_examined(seed, n, of)), None) for of in layers]
-    return None if None in met else 1 + max(number for number in met if number is not None)
 
 
 @pytest.mark.parametrize(
@@ -139,28 +131,12 @@ def faults_are_refused_when_examined(
     layer that is not the true one is examined; the layers behind it have other inputs. Wrong groups
     and capacities are refused in any forward.
     """
-    seed, until_met = examination_seed(setting.method), forwards_until_met(setting, scope)
+    seed = examination_seed(setting.method)
     for mutation in representatives(setting, mutations):
-        mutated, differences = mutated_run(mutation, setting, SCOPES[scope], until_met or MOST)
-        if mutated.refused_by:
-            last = len(mutated.forwards) - 1
+        refused_by, differences, last = mutated_run(mutation, setting, SCOPES[scope], MOST)
+        if refused_by:
             assert SCOPES[scope](last), f"{mutation.name}: a true forward is refused"
             differences.pop(last, None)
-        assert mutated.refused_by or until_met is None, mutation.name
         for number, layer in differences.items():
             assert mutation.stage not in IN_EVERY_FORWARD, f"{mutation.name}: forward {number}"
             assert not is_examined(seed, number, layer), f"{mutation.name}: forward {number}"
-
-
-def print_numbers(settings: Mapping[str, Setting], mutations: Sequence[Mutation]) -> None:
-    """Print how many wrong decisions are refused, by method."""
-    total = 0
-    for method, setting in settings.items():
-        refused = [value for value in survey(setting, mutations).values() if value is not None]
-        print(f"{method}: {sum(refused)} of {len(refused)} wrong decisions are refused")
-        total += sum(refused)
-    print(f"all methods: {total} are refused")
-
-
-if __name__ == "__main__":
-    print_numbers(SETTINGS, MUTATIONS)
