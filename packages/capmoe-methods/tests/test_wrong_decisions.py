@@ -168,7 +168,7 @@ SLIPS = [
 ]
 MUTATIONS = (*test_mutations.MUTATIONS, *mutations(STAGES, KNOBS), *SLIPS)
 LONG = ("oea", "sere", "macs")
-REFUSED = dict(zip(SETTINGS, (180, 140, 150, 150, 150, 200), strict=True))
+REFUSED = dict(zip(SETTINGS, (195, 175, 195, 200, 170, 270), strict=True))
 
 
 @pytest.mark.parametrize("method", nightly_but({"xshare", "sere"}, SETTINGS))

@@ -37,11 +37,17 @@ _TIED = _with(tied=True)  # the last router gives all pairs the same score
 
 
 def _top_k(call: Call) -> int:
-    return call.scores.topk_TK.shape[1]
+    return int(call.scores.topk_TK.shape[1])
 
 
 def _best(usable_TE: Tensor, count: int) -> Tensor:
     return usable_TE & (usable_TE.cumsum(dim=1) <= count)
+
+
+def _keeping(decided: Assignment, index_TK: Tensor) -> Assignment:
+    """Return the decision that keeps every pair with these experts."""
+    keep_TK = torch.ones_like(index_TK, dtype=torch.bool)
+    return Assignment(index_TK, keep_TK, details=decided.details)
 
 
 # Pairs, whatever the method.
@@ -56,8 +62,8 @@ def _refilled(decided: Assignment, call: Call) -> Assignment:
     """Give every lost pair to the token's next expert, full or not."""
     top_k = _top_k(call)
     next_TK = ranked_experts(call.scores)[:, top_k : 2 * top_k]
-    keep_TK = decided.keep_TS[:, :top_k]
-    return Assignment(decided.index_TS[:, :top_k].where(keep_TK, next_TK), torch.ones_like(keep_TK))
+    index_TK, keep_TK = decided.index_TS[:, :top_k], decided.keep_TS[:, :top_k]
+    return _keeping(decided, index_TK.where(keep_TK, next_TK))
 
 
 def _served_twice(decided: Assignment, _call: Call) -> Assignment:
@@ -253,9 +259,7 @@ def _stock_where(name: str, holds: Callable[[Call], bool], **fields: Any) -> Mut
     """Leave some layers or forwards without the method."""
 
     def change(decided: Assignment, call: Call) -> Assignment:
-        topk_TK = call.scores.topk_TK
-        stock = Assignment(topk_TK, torch.ones_like(topk_TK, dtype=torch.bool))
-        return stock if holds(call) else decided
+        return _keeping(decided, call.scores.topk_TK) if holds(call) else decided
 
     return Mutation(name, _SLOTS, change, _with(**fields))
 

@@ -48,7 +48,7 @@ QUICK = {"random", "expert_drop", "expanded_drop device"}
 REFUSED = dict(
     zip(
         SETTINGS,
-        (150, 150, 160, 180, 120, 230, 210, 210, 230, 220, 230, 200, 180, 190, 190),
+        (150, 150, 165, 180, 125, 230, 220, 215, 230, 220, 230, 215, 185, 195, 195),
         strict=True,
     )
 )
