@@ -80,24 +80,6 @@ def test_no_check_is_in_neither() -> None:
     assert {name for name, _ in functions} <= reached("run").keys() | reached("nightly").keys()
 
 
-def test_what_needs_vllm_runs_where_it_is_installed() -> None:
-    folders = {word for line in pytest_lines("test-server") for word in line if "tests/" in word}
-    for path in (ROOT / "packages/capmoe-serve/tests").rglob("test_*.py"):
-        if path.name != "test_ci.py" and re.search(
-            r'NEEDS_VLLM|find_spec\("vllm"\)', path.read_text("utf-8")
-        ):
-            name = path.relative_to(ROOT).as_posix()
-            assert any(name.startswith(folder) for folder in folders), name
-
-
-def test_what_the_tests_of_a_part_depend_on_is_there() -> None:
-    steps = (FOLDER / "steps.sh").read_text("utf-8")
-    inputs = dict(re.findall(r'(?s)^  \[(\w+)\]="(.*?)"$', steps, re.MULTILINE))
-    assert inputs.keys() == {"server", "methods", "bench", "report", "serve", "benchmarks", "zoo"}
-    for word in " ".join(inputs.values()).split():
-        assert (ROOT / word).exists(), word
-
-
 def test_tests_of_a_part_run_again_when_what_they_depend_on_has_changed(tmp_path: Path) -> None:
     """A fresh clone whose part passed is skipped, and not after a change of what it imports."""
     steps = (FOLDER / "steps.sh").read_text("utf-8")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
-from capmoe_report.judge import replication_claims
 from capmoe_report.records import paths_of, to_lines
 
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.packs import SUFFIX, open_pack
 from capmoe_eval.experiment.record import Record, read_record
-from pages import DOCS, ROOT, glance, pages
+from pages import DOCS, glance, pages
 from pages.effects import replication
 
 VERDICTS = DOCS / "zoo" / "replication.md"
@@ -30,14 +27,6 @@ _LINK = re.compile(r"\[([^\[\]]+)\]\(([^)\s]+\.records\.json)#L(\d+)(?:-L(\d+))?
 Contrast: TypeAlias = dict[str, Any]  # a row of capmoe_report.records
 
 
-class NumberLink(NamedTuple):
-    """A number of a page, and the lines of the records that it leads to."""
-
-    text: str
-    file: Path
-    lines: list[Contrast]
-
-
 @cache
 def contrasts(file: Path) -> list[Contrast]:
     """Return the contrasts of a file, each from the line that a link names."""
@@ -46,16 +35,13 @@ def contrasts(file: Path) -> list[Contrast]:
     return [json.loads(line.rstrip(",")) for line in lines[1:-1]]
 
 
-def links(text: str, folder: Path) -> Iterator[NumberLink]:
+def links(text: str, folder: Path) -> Iterator[tuple[str, Path, list[Contrast]]]:
+    """Yield each number of a page, with the file and the lines of it that the number leads to."""
     for number, name, first, last in _LINK.findall(text):
         file = (folder / name).resolve()
         named = contrasts(file)[int(first) - 2 : int(last or first) - 1]
         assert named, (number, name, first)
-        yield NumberLink(" ".join(number.split()), file, named)
-
-
-def with_links() -> list[Path]:
-    return [page for page in [*pages(), VERDICTS] if _LINK.search(page.read_text("utf-8"))]
+        yield " ".join(number.split()), file, named
 
 
 def read(contrast: Contrast, folder: Path) -> list[Record]:
@@ -94,14 +80,6 @@ def effect_of(contrast: Contrast, folder: Path) -> float | None:
     return abs(by_model(gaps))
 
 
-def test_the_pages_lead_to_records() -> None:
-    names = {page.relative_to(ROOT).as_posix() for page in with_links()}
-    assert names == {
-        *("README.md", "docs/index.md", "docs/explanation/replication.md"),
-        "docs/zoo/replication.md",
-    }
-
-
 def stragglers(contrast: Contrast, folder: Path) -> list[float]:
     """Return the fullest rank over the mean load before and after the drops of Token Drop."""
     after: dict[str, list[float]] = {}
@@ -122,16 +100,16 @@ def is_of(stated: str, values: Iterable[float]) -> bool:
 
 def test_a_number_of_a_page_is_that_of_its_lines() -> None:
     count = 0
-    for page in with_links():
-        for link in links(page.read_text("utf-8"), page.parent) if page != VERDICTS else ():
-            stated = re.findall(r"\d+\.\d+", link.text)
-            effects = sorted(abs(contrast["effect"]) for contrast in link.lines)
+    for page in pages():
+        for text, file, lines in links(page.read_text("utf-8"), page.parent):
+            stated = re.findall(r"\d+\.\d+", text)
+            effects = sorted(abs(contrast["effect"]) for contrast in lines)
             values = [effects[0], effects[-1]]
-            if link.file == glance.RECORDS and len(link.lines) == 1:
-                values += stragglers(link.lines[0], link.file.parent)
-            assert stated, link.text
-            assert all(is_of(number, values) for number in stated), (link.text, values)
-            assert len(stated) == 1 or len(effects) == 1 or is_of(stated[0], effects[:1]), link.text
+            if file == glance.RECORDS and len(lines) == 1:
+                values += stragglers(lines[0], file.parent)
+            assert stated, text
+            assert all(is_of(number, values) for number in stated), (text, values)
+            assert len(stated) == 1 or len(effects) == 1 or is_of(stated[0], effects[:1]), text
             count += 1
     assert count == 4 + 3 + 8, "of README, the first page and the picture of the replication"
 
@@ -156,13 +134,12 @@ def test_every_effect_of_the_verdicts_leads_to_its_own_line() -> None:
         if summary := re.match(r"<summary>.*?: \((\w+)\)|## ", line):
             claim = summary[1] or ""
         cells = line.strip("| ").split(" | ")
-        for place, link in enumerate(links(line, VERDICTS.parent)):
-            (contrast,) = link.lines
-            assert link.text == f"{contrast['effect']:+.2f}"
+        for place, (text, _, (contrast,)) in enumerate(links(line, VERDICTS.parent)):
+            assert text == f"{contrast['effect']:+.2f}"
             checked.add(contrast["claim"])
             if claim:
                 assert contrast["claim"] == claim
-                assert line.startswith(f"- {contrast['label']}: [{link.text}]")
+                assert line.startswith(f"- {contrast['label']}: [{text}]")
             else:  # the gaps of Table 1, by the sequences that share a capacity
                 assert contrast["claim"] == cells[0]
                 sides = [("score", "random"), ("random", "reverse"), ("reverse", "order")]
@@ -171,37 +148,12 @@ def test_every_effect_of_the_verdicts_leads_to_its_own_line() -> None:
     assert checked >= {claim.id for claim in replication().claims}
 
 
-def test_every_contrast_leads_to_its_own_line() -> None:
-    lines = {
-        (row["claim"], row["label"]): (n, row["effect"])
-        for n, row in enumerate(contrasts(REPLICATION), 2)
-    }
-    text = (VERDICTS.parent / "contrasts.csv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    claims = {(claim.id, each.label) for claim in replication().claims for each in claim.contrasts}
-    assert {(row["claim"], row["label"]) for row in rows} == claims
-    for row in rows:
-        number, effect = lines[row["claim"], row["label"]]
-        assert (int(row["records_line"]), float(row["effect"])) == (number, effect)
-
-
 def test_the_verdicts_by_date_end_with_those_of_now() -> None:
     text = (DOCS / "explanation" / "replication.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split("|") for line in text.splitlines()]
     dated = {cells[0].strip(): cells[1].strip() for cells in rows if len(cells) == 2}
     for claim in replication().claims:
         assert dated[claim.id].endswith(f" {claim.verdict}"), claim.id
-
-
-def test_claims_beyond_the_text_are_counted_apart() -> None:
-    file = replication()
-    beyond = {claim.id for claim in replication_claims() if claim.beyond}
-    assert {claim.id for claim in file.select(beyond=True)} == beyond
-    assert "15 claims of the paper's text: 0 contradicted, " in file.summary
-    assert f"; {len(beyond)} claims beyond the text: 5 contradicted, " in file.summary
-    for group in (False, True):
-        verdicts = [claim.verdict for claim in file.select(beyond=group)]
-        assert verdicts == sorted(verdicts, key=["contradicted", "not shown", "confirmed"].index)
 
 
 CONTRAST = re.compile(r"[^:]+ − [^:]+")  # of scores: the labels of measures have a colon
