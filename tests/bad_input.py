@@ -8,23 +8,15 @@ Words are split as a shell does. They run in a directory that has an empty ``fil
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.satellites import HAS_METHODS, HAS_ZOO
-
-
-class Row(NamedTuple):
-    """A command line and what its one line of error must say."""
-
-    command: str
-    words: str
-    said: str
-
 
 WHOLE = "must be a whole number"
 FLAG = "must be true or false"
@@ -36,7 +28,6 @@ MAIN: dict[str, str] = {
     # Names that become paths.
     "model.name=../../evil": NAME,
     "'model.name=\"a\\\\b\"'": NAME,
-    "'model.name=\"a\nb\"'": NAME,
     "model.name=null": "model.name=null",
     f"'model.name=\"{'é' * 60}\"'": NAME,
     "profile.name=../evil": "profile.name=../evil",
@@ -62,17 +53,14 @@ MAIN: dict[str, str] = {
     "method=baseline batch_size=auto shuffle=1": "need a number",
     "limit='\"4\"'": WHOLE,
     "model.max_length=0": "model.max_length=0",
-    "model.ep_size=0": "ep_size=0",
     "model.gamma=abc": "gamma=abc",
     "tasks=obqa tasks.obqa.fewshot=-1": "tasks.obqa.fewshot=-1",
     # Numbers without a bound, which would overflow or never end.
     f"limit={'9' * 23}": "limit=999",
-    f"shuffle={'9' * 23}": "shuffle=999",
     f"gamma={'9' * 5000}": "gamma=999",
     f"shard=1/{'9' * 5000}": "shard=1/999",
     f"model.pretrained=zoo:olmoe_s{'9' * 23} model.name=mine tasks=obqa": "=zoo:olmoe_s999",
     f"-m limit=1,{'9' * 5000}": "limit=1,999",
-    f"grid.limit=[{'9' * 5000}]": "limit=[999",
     # What Hydra itself does not check.
     "tasks=[obqa,[piqa]]": "tasks=[obqa,[piqa]]: ",
     "tasks=obqa,piqa": "error: tasks=obqa,piqa: is several values; write tasks=[obqa,piqa] for",
@@ -80,16 +68,12 @@ MAIN: dict[str, str] = {
     "gamma = 1.0": "error: gamma: is no setting; write KEY=VALUE without spaces",
     "--gamma 1.0": "write a setting as KEY=VALUE",
     "'method=[score,order]'": "is a list; evaluate each by capmoe-eval sweep method=score,order",
-    "tasks=/my/own.yaml": "error: tasks=/my/own.yaml: ",
     "tasks=mine": "tasks=FILE.yaml is a task of your own",
     "model=[[zoo_olmoe]]": "model=[[zoo_olmoe]]: ",
     "@x=1": "@x=1: ",
-    "tasks@=1": "tasks@=1: ",
-    "-m tasks=[obqa,[piqa]] gamma=1.0,2.0": "tasks=[obqa,[piqa]]: ",
     "--resolve": "--resolve",
     "--shell-completion": "--shell-completion",
     "--experimental-rerun=file": "--experimental-rerun: would run what is pickled in a file",
-    "--exp=file": "--experimental-rerun: would run",
     # The capacity factor.
     **{
         f"gamma={word}": f"gamma={word}: the capacity factor must be a number"
@@ -121,17 +105,13 @@ MAIN: dict[str, str] = {
     "model.pretrained=odd/李明 model.name=x": """'model.pretrained="odd/李明"'""",
     "'model.pretrained=a=b,c d#e/f' model.name=x": """'model.pretrained="a=b,c d#e/f"'""",
     "results_dir=~nobody/mine": """'results_dir="~nobody/mine"'""",
-    "model.name=李明": """'model.name="李明"'""",
     "results_dir=file": WRITE,
-    "results_dir=/proc/nothing": WRITE,
     f"results_dir={'a' * 300}": "File name too long",
     "device_map=nope": "device_map=nope: must be auto, balanced",
-    "data.root=nowhere": "data.root=nowhere: no such directory",
     "data.root=file": "data.root=file: no such directory",
     "data.root=truncated tasks=piqa": "no dataset 'baber/piqa'",
     "data.root=truncated tasks=obqa": "tasks=obqa: ",
     "data.root=columns tasks=obqa": "no column 'question_stem'",
-    "data.root=unlisted tasks=obqa": "tasks=obqa: ",
     "data=null": "data=null",
     "model.pretrained=null": "model.pretrained=null",
     "model.pretrained=zoo:nope model.name=mine tasks=obqa": "model.pretrained=zoo:nope: choose",
@@ -143,18 +123,14 @@ MAIN: dict[str, str] = {
         f"{words} tasks=obqa": f"model={name} names its own weights, "
         for words, name in (
             ("model.pretrained=/my/model", "zoo_olmoe"),
-            ("model.name=zoo_mixtral", "zoo_mixtral"),
             ("model=custom model.name=olmoe model.pretrained=tiny:olmoe", "olmoe"),
-            ("++model.pretrained=/my/model", "zoo_olmoe"),
         )
     },
     "model.tokenizer=42": "model.tokenizer=42",
     "model.tokenizer=/no/such tasks=obqa": "model.tokenizer=/no/such: cannot be loaded",
-    "model.tokenizer=file tasks=obqa": "model.tokenizer=file: cannot be loaded",
     "tasks=obqa tasks.obqa.lm_eval=null": "tasks.obqa.lm_eval=null",
     "tasks=obqa tasks.obqa.lm_eval=openbook": "did you mean 'openbookqa'",
     "tasks=obqa tasks.obqa.dataset=nowhere/at_all": "no dataset 'nowhere/at_all'",
-    "tasks=obqa tasks.obqa.metric=null": "tasks.obqa.metric=null",
     "tasks=obqa tasks.obqa.metric=acc_nrm": "acc_nrm,none: did you mean 'acc_norm,none'?",
     "tasks=gsm8k tasks.gsm8k.filter=flexible": "did you mean 'exact_match,flexible-extract'?",
     "tasks=obqa tasks.obqa=null": "tasks.obqa=null",
@@ -162,7 +138,6 @@ MAIN: dict[str, str] = {
     "attention=flash_attention_2 tasks=obqa": "flash_attention_2: this model cannot use it here",
     "tasks.obqa.fewshot=5000 tasks=obqa": "tasks.obqa.fewshot=5000: openbookqa has ",
     "layer_gammas=[1,2] tasks=obqa": "layer_gammas: 2 capacity factors for 4 MoE layers",
-    "model=tiny_llava_olmoe ep_size=7 tasks=mme": "ep_size=7: 32 experts cannot be spread",
     "ep_size=7 tasks=obqa": "ep_size=7: 64 experts cannot be spread evenly over 7 ranks",
     # Groups and keys.
     "tasks=[]": "tasks=",
@@ -188,18 +163,14 @@ MAIN: dict[str, str] = {
     "tasks=obqa tasks.obqa.fewshots=3": "tasks=fewshots: did you mean 'fewshot'",
     "tasks=mts_dialog tasks.mts_dialog.metric=bertscore_f1": "metric=bertscore_f1: needs",
     "tasks=mts_dialog tasks.mts_dialog.layer=3": "tasks.mts_dialog.layer=3: is of an encoder; name",
-    "tasks=mts_dialog tasks.mts_dialog.rescale=1": "tasks.mts_dialog.rescale=1: must be true or",
     "tasks=mts_dialog tasks.mts_dialog.encoder=/x tasks.mts_dialog.layer=2": "encoder=/x",
     "tasks=mts_dialog tasks.mts_dialog.lawer=3": "tasks=lawer: did you mean 'layer'",
     "~batch_size": "batch_size",
     "gamma": "gamma",
-    "gamma=[1": "gamma",
     "--nope": "--nope",
     "--config-name nope": "nope",
     # What Hydra takes: a new key by force, and the last of two values.
     "+gama=1.0": "key=gama: did you mean 'gamma'",
-    "++model.nam=x": "model=nam: did you mean 'name'",
-    "tasks=obqa ++tasks.obqa.fewshots=3": "tasks.obqa=fewshots: did you mean 'fewshot'",
     "gamma=1.0 gamma=2.0": "gamma=2.0: gamma is set before, by gamma=1.0; leave one out",
     "-m seed=0 gamma=1.0,2.0 gamma=abc": "gamma is set before",
     f"gamma={'[' * 500}{']' * 500}": "maximum recursion depth exceeded",
@@ -209,28 +180,43 @@ MAIN: dict[str, str] = {
     "method=mine": "a method of your own needs its package installed",
     # Grids.
     "grid=null": "grid=null: must be keys with lists of values",
-    "parts.a=null": "parts.a=null: must be keys",
     "grid.gamma=[]": "grid.gamma=[]: must be a list of values",
     "grid.gamma=[1.0,abc]": "gamma=abc: the capacity factor",
     "grid.gama=[1.0]": "key=gama: did you mean 'gamma'",
     "grid.shard=[1/2]": "key=shard",
     "grid.model=[[zoo_olmoe]]": "model=['zoo_olmoe']: ",
-    "grid.model=[../experiment/table1]": "choose one of",
     "grid.tasks=[nope]": "grid.tasks=nope",
-    "grid.tasks=[[obqa]]": "grid.tasks=['obqa']",
     "grid.overwrite=[no]": f"overwrite=no: {FLAG}",
     "parts.a.nope=[1]": "parts.a=nope",
     "experiment=table1 gamma=1": "gamma=1: gamma is set by the experiment's grid",
-    "grid.gamma=[1.0] gamma=2": "gamma=2: gamma is set by the experiment's grid",
+    # Engines.
+    **{
+        f"backend=vllm {words}": line
+        for words, line in {
+            "ep_size=8": "ep_size=8: an engine has the tokens of one rank",
+            "scope=sequence": "scope=sequence: an engine",
+            "count_padding=true": "count_padding=true: a server's padding rows take no slot",
+            "parallel=ep": "parallel=ep: is of transformers",
+            "device_map=auto": "device_map=auto: is of transformers",
+            "attention=eager": "attention=eager: is of transformers",
+            "max_num_batched_tokens=null": "max_num_batched_tokens=null: decides which tokens",
+            "max_num_batched_tokens=15": "must be at least batch_size=64, which is max_num_seqs",
+            "method=baseline batch_size=auto": "is max_num_seqs under",
+            "model=zoo_llava_olmoe tasks=mme": "mme: asks about images",
+        }.items()
+    },
+    **({} if find_spec("vllm") else {"backend=vllm": "pip install 'capmoe-serve[vllm]'"}),
+    "backend=sglang": "choose one of transformers, vllm",
+    # Models.
+    "device=cuda:99 tasks=obqa": "device=cuda:99: not usable here",
+    "model.pretrained=zoo:mixtral_s9 model.name=x tasks=obqa": "train mixtral_s9",
     # Shares.
     **{f"shard={word}": f"shard={word}: must be i/n" for word in ("3/2", "x", "1/0")},
     "'shard=\"1/\u0663\"'": "must be i/n",  # a digit of another script
     # Forecasts.
     "plan=maybe": FLAG,
     "-m hydra.sweeper.max_batch_size=0 gamma=1.0,2.0": "hydra.sweeper.max_batch_size=0: must be",
-    "grid.plan=[true]": "key=plan",
     # Sweeps.
-    "-m model=tiny_olmoe,nope": "model=nope: choose one of",
     "-m shard=3/2 gamma=1.0,2.0": "shard=3/2",
     **{
         f"-m '{word}'": f"{word}: must be a range of 1 to 100000 values"
@@ -242,7 +228,7 @@ METHODS: dict[str, str] = {
     "budget=0.05": "budget=0.05: is of gamma=adaptive",
     "gamma=adaptive budget=1": "budget=1: must be a number above 0 and below 1",
     "gamma=adaptive budget=0.1 budget_of=tokens": "budget_of=tokens: choose one of",
-    "'layer_gammas=[1.0,2.0]' gamma=adaptive budget=0.1": "gamma=adaptive chooses them",
+    "backend=vllm gamma=adaptive budget=0.2": "needs a calibration",
     "method=sere k0=0": "k0=0: with SERE every token keeps its best expert",
     "method=sere gamma=adaptive budget=0.1": "method 'sere' has no capacity factor",
     "method=sere min_similarity=-0.1": "min_similarity=-0.1: must be a number of at least",
@@ -260,13 +246,10 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "tabel2": "did you mean 'table2'",
         "": "required",
         "table2 --out file": f"--out=file: {WRITE}",
-        "table2 --out ''": "--out=: must be a path",
         "table2 --published v3": "--published=v3",
-        "table2 --nope": "--nope",
         "table2 profile.seeds=5": "profile.seeds=5: must be a list",
         "table2 --bench nowhere": "--bench=nowhere: no such directory",
         "table2 profile=tiny profile=zoo": "profile is set before",
-        "table2 experiment=table1": "experiment=table1",
         "table1 profile=real tasks=obqa": "tasks=obqa: tasks is set by the experiment's grid",
         "table10 profile.name=../evil": "profile.name=../evil",
         "table2 limit=0": "limit=0",
@@ -277,41 +260,32 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 model.name=mine": "model.name=mine: model is set by the experiment's grid",
         "table3_v1": "choose one of",
         "table3 --published v1": "version=v1: choose one of v2",
-        "tabel3 --published all": "did you mean 'table3'",
         "table4 profile.images=[]": "profile=zoo: has no model for this experiment; choose",
     },
     "figure": {
         "fig99": "fig99",
-        "fig3": "figure=fig3: choose one of all, fig1",
         "fig1,fgi2": "did you mean 'fig2'",
         "fig16 profile.figures.models=[zoo_olmoe]": "fig16: shows model 4 of the profile",
         "fig12 parts.curve.tasks=[rt]": "parts.curve.tasks=rt: did you mean 'rte'",
         "": "required",
         "fig7 --out file": f"--out=file: {WRITE}",
         "fig7 --formats bmp": "--formats=bmp",
-        "fig7 experiment=table1": "experiment=table1",
         "fig7": "fig7",
     },
     "train": {
         "": "NAME: takes one model",
-        "olmoe mixtral": "NAME: takes one model",
         "olmoe --seed 0 1": "NAME: takes one model",
         "olmoe --card --origins": "not allowed with",
-        "nope": "name=nope",
         "olmo": "did you mean 'olmoe'",
         "olmoe_s٣": "name=olmoe_s٣",
-        "olmoe_s01": "name=olmoe_s01",
         "../evil --card": "name=../evil",
         "olmoe --steps 0": f"--steps=0: {WHOLE}",
-        "olmoe --threads 1e9": "--threads=1e9",
         "olmoe --seed 4294967296": "--seed=4294967296",
         "olmoe --out file": f"--out=file: {WRITE}",
-        "olmoe --out new --work file": f"--work=file: {WRITE}",
         "olmoe --card --out file": WRITE,
         "olmoe --card --out nowhere": "nowhere",
         "olmoe --origins": "not upcycled",
         "--origins --out record.json --steps 1": "record.json",
-        "--origins --out new.json --work file": WRITE,
     },
 }
 _RUN = "run --model capmoe --tasks piqa --model_args"
@@ -321,7 +295,6 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=x,method=score": "gamma: method 'score' needs",
     f"{_RUN} pretrained=x,method=score,gamma=True": "gamma=true",
     f"{_RUN} pretrained=x,gamma=1": "gamma: has no effect without a method; add method=score",
-    f'{_RUN} \'{{"pretrained": "x", "gamma": 1.0}}\'': "gamma: has no effect without a method",
     "run -M capmoe -t piqa -a pretrained=x gamma=1": "gamma: has no effect without a method",
     "run --config gamma.yaml": "gamma: has no effect without a method; add method=score",
     "run --config hf.yaml": "--model hf: has no gamma",
@@ -331,7 +304,6 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=x,method=score,gamma=1,max_k=no": f"max_k=no: {FLAG}",
     f"{_RUN} pretrained=/no/such,batch_size=4": "batch_size=4: is an option of lm-eval",
     f"{_RUN} pretrained=/no/such": "/no/such",
-    f"{_RUN} pretrained=file": "file",
     f"{_RUN} pretrained=zoo:olmoe": "which lm-eval's command line cannot load",
     f"{_RUN} pretrained=tiny:mixtral,gamma=1.0": "capmoe-eval run model=tiny_mixtral tasks=NAME",
     f"{_RUN} pretrained=zoo:banking77": "capmoe-eval run model=banking77 tasks=NAME",
@@ -344,18 +316,13 @@ LM_EVAL: Mapping[str, str] = {
 }
 
 
-def rows() -> Iterator[Row]:
-    """Yield every row."""
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Yield every command, its words, and what its line must say."""
     run = MAIN | (METHODS if HAS_METHODS else {})
     for command, table in {"run": run, **REPORTS, "lm-eval": LM_EVAL}.items():
         for words, said in table.items():
             if command != "train" or HAS_ZOO:
-                yield Row(command, words, said)
-
-
-def snapshot(place: Path) -> dict[str, int]:
-    """Return every file below a directory, and beside it, with its size."""
-    return {str(path): path.stat().st_size for path in place.parent.rglob("*") if path.is_file()}
+                yield command, words, said
 
 
 def refusal(
@@ -364,14 +331,27 @@ def refusal(
     place: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> str:
-    """Return the one line that a command line is refused with, by status 2, writing nothing."""
-    before = snapshot(place)
+    """Return the one line that a command line is refused with, by status 2, writing nothing.
+
+    lm-eval logs before its line; what it did not expect is in a temporary file.
+    """
+
+    def sizes() -> dict[Path, int]:
+        return {path: path.stat().st_size for path in place.parent.rglob("*") if path.is_file()}
+
+    before = sizes()
     with pytest.raises(SystemExit) as done:
         sys.exit(main(words))  # type: ignore[arg-type]
     out, err = capsys.readouterr()
-    assert (done.value.code, out) == (2, ""), err
-    (line,) = err.splitlines()
+    is_of_lm_eval = "lm-eval" in words[:1]
+    assert (done.value.code, "" if is_of_lm_eval else out) == (2, ""), err
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if line]
+    (line,) = lines[-1:] if is_of_lm_eval else lines
     assert line.startswith("error: ")
     assert len(line) < 2_000
-    assert snapshot(place) == before
+    if is_of_lm_eval:
+        for path in re.findall(r"/\S+/capmoe_eval-[\w-]+\.txt", err):
+            Path(path).unlink()
+    assert sizes() == before
     return line

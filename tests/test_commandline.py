@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -79,13 +78,6 @@ def test_shipped_results_are_finished_and_never_written(shell: Shell) -> None:
     assert {path: path.read_bytes() for path in shipped.rglob("*") if path.is_file()} == before
 
 
-def test_a_sweep_runs_each_cell_once(shell: Shell) -> None:
-    words = ("-m", "gamma=1.0,1.5,2.0", "method=baseline,score", "tasks=obqa", "limit=2")
-    status, out, _ = shell(*words)
-    assert status == 0
-    assert "4 computed, 0 finished before, 0 failed" in out  # the baseline has no γ
-
-
 HEAVY = {"torch", "transformers", "datasets", "lm_eval"}
 """Libraries that take seconds to be imported."""
 PROBE = """
@@ -156,20 +148,6 @@ def test_the_tasks_that_run_programs_are_those_of_the_sandbox() -> None:
     assert (unsafe, PROGRAMS) == (["humaneval"], ("capmoe_humaneval",))
     (task,) = TaskLibrary().get(PROGRAMS[0], ready(data_source("miniworld")))["tasks"].values()
     assert isinstance(task, ProgramTask)
-
-
-def test_a_package_that_is_not_installed_is_one_line(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, package in {"lm_eval": "lm-eval", "PIL": "pillow", "nowhere": "nowhere"}.items():
-        monkeypatch.setattr(
-            commandline, "execute", lambda *_, name=name: importlib.import_module(f"{name}.a")
-        )
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, name, None)
-            status, _, err = shell("tasks=obqa")
-        line = f"error: {name}: is not installed; pip install {package}\n"
-        assert (status, err) == (2, line)
 
 
 @pytest.mark.nightly
@@ -277,21 +255,6 @@ def test_every_shipped_model_composes(name: str) -> None:
     words = [word for word in name.split("_") if word in homes]
     world = "_w8" if "_w8" in name else ""
     assert planned[0].cell.data == (homes[words[-1]] + world if words else "hub")
-
-
-def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Path) -> None:
-    from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
-    tiny_model("mixtral", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "weights")
-    tokenizer.save_pretrained(tmp_path / "weights")
-    words = (
-        *("model=custom", "model.name=mine", "model.pretrained=./weights"),
-        *("tasks=obqa", "limit=2", "data.root=miniworld", "ep_size=4"),
-    )
-    status, out, _ = shell(*words)
-    assert status == 0
-    assert "results/local-custom/mine/obqa/score-g1-ep4-" in out
 
 
 @pytest.mark.slow

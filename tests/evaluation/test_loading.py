@@ -97,25 +97,6 @@ def test_a_record_names_the_commit_of_the_hub_and_none_of_a_directory(
     assert load(checkpoint).origin()["model"]["commit"] is None
 
 
-@pytest.mark.parametrize(
-    ("pretrained", "fields", "device", "line"),
-    [
-        ("tiny:olmo", {}, "cpu", "did you mean 'tiny:olmoe'"),
-        ("tiny:olmoe", {}, "cuda:99", "device=cuda:99: not usable here"),
-        ("./nothing", {}, "cpu", r"model\.pretrained=\./nothing: .*no such dir"),
-        ("tiny:olmoe", {"tokenizer": "./no"}, "cpu", r"model\.tokenizer=\./no"),
-        ("zoo:mixtral_s9", {}, "cpu", "no weights in .*mixtral_s9.*train mixtral_s9"),
-        ("zoo:qwen3_moe", {}, "cpu", "no weights in .*qwen3_moe.*train qwen3_moe"),
-    ],
-)
-def test_what_cannot_be_loaded_gives_one_line(
-    pretrained: str, fields: dict[str, str], device: str, line: str
-) -> None:
-    with pytest.raises(UsageError, match=line) as error:
-        load(pretrained, DeviceConfig(device), **fields)
-    assert "\n" not in str(error.value)
-
-
 def test_a_model_of_a_package_that_is_not_installed_names_it(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,7 +157,10 @@ runpy.run_module(module, run_name="__main__", alter_sys=False)
     ("error", "said"),
     [
         ("raise RuntimeError('boom')", "error: RuntimeError: boom (<string>, line 1); "),
-        ("sys.modules['numpy'] = None; import numpy", "error: numpy: is not installed; "),
+        (
+            "sys.modules['PIL'] = None; import PIL",
+            "error: PIL: is not installed; pip install pillow",
+        ),
         ("raise KeyboardInterrupt", INTERRUPTED),
     ],
 )

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.run import check_backend
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import EngineRun, Record
 from capmoe_eval.report.tables.filled import measured_table
 from tests.records import SERVER, planned, record, write_all
-from tests.satellites import NEEDS_METHODS
 
 VLLM = ("backend=vllm", "model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=[obqa]")
 STATIC = ("model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=[obqa]", "ep_size=1")
@@ -27,31 +24,6 @@ def test_an_engine_has_the_tokens_of_one_rank() -> None:
     assert of("model=zoo_olmoe", "backend=vllm").method.ep_size == 1
     grid = ("++grid.backend=[transformers,vllm]", "++grid.model=[zoo_olmoe]", "tasks=[obqa]")
     assert [plan.cell.method.ep_size for plan in planned(*grid)] == [8, 1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["ep_size=8"], "ep_size=8: an engine has the tokens of one rank"),
-        (["scope=sequence"], "scope=sequence: an engine"),
-        (["count_padding=true"], "count_padding=true: a server's padding rows take no slot"),
-        pytest.param(["gamma=adaptive", "budget=0.2"], "needs a calibration", marks=NEEDS_METHODS),
-        (["parallel=ep"], "parallel=ep: is of transformers"),
-        (["device_map=auto"], "device_map=auto: is of transformers"),
-        (["attention=eager"], "attention=eager: is of transformers"),
-        ([], r"vLLM is not installed; pip install 'capmoe-serve\[vllm\]'"),
-    ],
-)
-def test_what_an_engine_cannot_compute_is_refused_before_anything_is_loaded(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    keys = [word.partition("=")[0] for word in words]
-    kept = [word for word in VLLM if word.partition("=")[0] not in keys]
-    (plan,) = planned(*kept, *words)
-    with pytest.raises(UsageError, match=message) as error:
-        check_backend(plan)
-    assert "\n" not in str(error.value)
 
 
 def test_a_record_of_an_engine_has_its_steps(tmp_path: Path) -> None:

@@ -105,21 +105,3 @@ def test_the_digest_of_a_cell_stays() -> None:
 def test_static_batches_have_no_settings_of_an_engine() -> None:
     same = dataclasses.replace(CELL, max_num_batched_tokens=512)
     assert (same, same.digest, same.identity().keys()) == (CELL, CELL.digest, CELL_KEYS)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"max_num_batched_tokens": None}, "max_num_batched_tokens=null: decides which tokens"),
-        ({"max_num_batched_tokens": 15}, "must be at least batch_size=16, which is max_num_seqs"),
-        ({"method": create_method("baseline"), "batch_size": "auto"}, "is max_num_seqs under"),
-        ({"task": dataclasses.replace(TASK, images=True)}, "obqa: asks about images"),
-        ({"backend": "sglang"}, "choose one of transformers, vllm"),
-    ],
-)
-def test_what_no_engine_computes_is_refused(change: dict[str, Any], message: str) -> None:
-    engine = {"backend": "vllm", "max_num_batched_tokens": 16}
-    dataclasses.replace(CELL, **engine)
-    with pytest.raises(UsageError, match=message) as error:
-        dataclasses.replace(CELL, **engine | change)
-    assert "\n" not in str(error.value)

@@ -82,29 +82,6 @@ def test_each_document_has_the_verdict_on_its_own_program(
     assert counts[-1] == ("programs", 6, 6)
 
 
-@pytest.mark.parametrize(
-    ("words", "path", "line"),
-    [
-        ([], None, r"tasks=humaneval: .*apt install bubblewrap.*allow_code_execution=true"),
-        ([ALLOWED], "nowhere", "not installed; apt install bubblewrap"),
-    ],
-)
-def test_without_the_flag_or_bubblewrap_nothing_is_computed(
-    words: list[str],
-    path: str | None,
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if path is not None:
-        monkeypatch.setenv("PATH", path)
-        programs.sandbox.cache_clear()
-    monkeypatch.setattr(programs, "judge", pytest.fail)
-    with pytest.raises(UsageError, match=line):
-        run([plan(tmp_path, *words)])
-    assert not list(tmp_path.rglob("*.json"))
-
-
 def test_a_task_that_runs_programs_without_a_sandbox_is_refused(
     library: TaskLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
