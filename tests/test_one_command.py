@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,42 +83,6 @@ def test_run_is_the_default_and_a_sweep_is_one_with_m(
 def test_a_mistyped_subcommand_is_named(word: str, close: str) -> None:
     with pytest.raises(UsageError, match=f"subcommand={word}: did you mean '{close}'"):
         main([word])
-
-
-_MODULE = """
-from capmoe_eval.beside import Subcommand
-
-SPEAK = Subcommand("Speak", "say a word", "my_commands:speak")
-
-def speak(words):
-    print("spoken:", *words)
-"""
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package beside the suite, with a subcommand."""
-    (tmp_path / "my_commands.py").write_text(_MODULE)
-    info = tmp_path / "my_commands-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-commands\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[capmoe_eval.commands]\nspeak = my_commands:SPEAK\nrun = my_commands:SPEAK\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    subcommands.cache_clear()
-    yield
-    subcommands.cache_clear()
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_package_brings_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["speak", "a", "word"])
-    assert capsys.readouterr().out == "spoken: a word\n"
-    main(["--help"])
-    assert "Speak\n  speak       say a word\n" in capsys.readouterr().out
-    assert subcommands()["run"].title == "Evaluate"
 
 
 def test_what_an_absent_package_brings_says_which_to_install(

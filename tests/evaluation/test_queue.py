@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
@@ -12,25 +11,23 @@ import pytest
 
 from capmoe_eval.evaluation import run as queue_module
 from capmoe_eval.evaluation.run import Turn, take_turns
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.reservations import Reservation, holder_of, reserve
 from capmoe_eval.routing.registry import create_method
-
-TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
-
-
-def plan(root: Path, model: str, seed: int, **changes: object) -> CellPlan:
-    method = create_method("random", 1.0, seed=seed)
-    cell = Cell(ModelId(model, model, dtype="float32"), method, TASK, 4, 2, "miniworld")
-    made = CellPlan(cell, data_source("miniworld"), root)
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+from tests.records import cell
 
 
-def grid(root: Path, models: str = "ab", seeds: int = 3, **changes: object) -> list[CellPlan]:
-    return [plan(root, model, seed, **changes) for seed in range(seeds) for model in models]
+def grid(root: Path, models: str = "ab", seeds: int = 3, overwrite: bool = False) -> list[CellPlan]:
+    source = data_source("miniworld")
+    return [
+        CellPlan(
+            cell(create_method("random", 1.0, seed=seed), model), source, root, overwrite=overwrite
+        )
+        for seed in range(seeds)
+        for model in models
+    ]
 
 
 def name(turn: Turn) -> str:
@@ -98,14 +95,6 @@ def test_what_another_failed_to_compute_is_computed(tmp_path: Path, text: str | 
     other.take(plans[0])
     computed = drain(take_turns(plans, lambda _: other.end(plans[0], text)))
     assert computed == ["a1", "a2", "(a0)" if text else "a0"]
-
-
-def test_what_a_killed_process_left_holds_nothing(tmp_path: Path) -> None:
-    plans = grid(tmp_path, "a", 2)
-    plans[0].path.parent.mkdir(parents=True)
-    plans[0].path.with_name(f".{plans[0].path.name}.lock").touch()
-    assert drain(take_turns(plans)) == ["a1", "a0"]
-    assert strays(tmp_path) == []
 
 
 def test_a_record_that_appeared_before_the_reservation_is_not_computed(

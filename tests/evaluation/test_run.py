@@ -19,27 +19,21 @@ from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import loading
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
-from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.experiment.cell import Cell, ModelId
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method
 from tests import records
 
-OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
-BASELINE, SCORE = create_method("baseline"), create_method("score", 1.0)
 
-
-def plan(root: Path, method: Method, *, model: str = "tiny:olmoe", **changes: Any) -> CellPlan:
-    name = model.replace(":", "_").replace("/", "_")
-    cell = Cell(ModelId(name, model, dtype="float32"), method, OBQA, 4, 2, "miniworld")
-    made = CellPlan(cell, data_source("miniworld"), root, DeviceConfig("cpu"))
-    return dataclasses.replace(made, **changes)
+def plan(root: Path, method: str, model: str = "tiny_olmoe") -> CellPlan:
+    words = (f"model={model}", f"method={method}", "gamma=1.0", "ep_size=1", "tasks=obqa")
+    more = ("limit=2", "batch_size=4", "device=cpu", f"results_dir={root}")
+    (each,) = records.planned(*words, *more)
+    return each
 
 
 def grid(root: Path) -> list[CellPlan]:
-    return [plan(root, create_method(name, 1.0)) for name in ("baseline", "order", "score")]
+    return [plan(root, name) for name in ("baseline", "order", "score")]
 
 
 @pytest.fixture
@@ -95,10 +89,8 @@ def test_a_model_is_loaded_once_and_gone_before_the_next(tmp_path: Path, wrap: A
     wrap(evaluation, "evaluate", fail_with(error, lambda cell: cell.model.name == "tiny_mixtral"))
     gc.disable()  # what frees the model is no chance
     try:
-        both = (BASELINE, SCORE)
-        summary = run(
-            [plan(tmp_path, m, model=f"tiny:{family}") for m in both for family in FAMILIES]
-        )
+        both = ("baseline", "score")
+        summary = run([plan(tmp_path, name, f"tiny_{f}") for name in both for f in FAMILIES])
     finally:
         gc.enable()
     assert (summary.computed, len(summary.failures), len(loaded)) == (4, 2, 3)
@@ -149,7 +141,7 @@ def test_a_model_that_cannot_be_loaded_is_tried_once(tmp_path: Path, wrap: Any) 
     tried: list[ModelId] = []
     no_memory = fail_with(RuntimeError("no memory"), lambda model: model.name == "tiny_mixtral")
     wrap(loading, "load_lm", lambda model: (tried.append(model), no_memory(model)))
-    large = [plan(tmp_path, method, model="tiny:mixtral") for method in (BASELINE, SCORE)]
+    large = [plan(tmp_path, name, "tiny_mixtral") for name in ("baseline", "score")]
     summary = run([*large, *grid(tmp_path)[:1]])
     reasons = [reason.partition(" (")[0] for _, reason in summary.failures]
     assert reasons == ["RuntimeError: no memory"] * 2

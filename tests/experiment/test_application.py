@@ -181,7 +181,7 @@ def test_every_command_ends_in_one_line(
     (line,) = done.stderr.splitlines()
     assert line.startswith(said)
     assert done.stdout == ""
-    assert done.returncode == {"error: R": 1, "error: n": 2}.get(said[:8], 130)
+    assert done.returncode == {"error: R": 1, "error: P": 2}.get(said[:8], 130)
     files = list(tmp_path.iterdir())
     assert [str(path) in line for path in files] == ([True] if "Runtime" in said else [])
 

@@ -82,10 +82,6 @@ def test_a_task_of_ones_own_runs_under_a_capacity(folder: Path) -> None:
     assert f"{record.stem}.json" in printed
 
 
-def test_there_are_tutorials() -> None:
-    assert len(TUTORIALS) >= 5
-
-
 RUNNABLE = [path for path in TUTORIALS if path.name != "own_method.md"]
 """``tests/routing/test_own_method.py`` runs the other."""
 
