@@ -1,4 +1,4 @@
-"""Every tutorial runs as it stands: its blocks ``sh`` and ``python``, in their order."""
+"""Tutorials and examples run as they stand: their blocks or cells, in their order."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from tests.nightly import nightly_but
 from tests.records import planned
 
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -33,7 +35,7 @@ def blocks(path: Path, *kinds: str) -> list[tuple[str, str]]:
 def execute(script: str, folder: Path) -> str:
     """Run a script of bash with this environment's tools; return what it prints."""
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": tools, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PATH": tools, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
     command = ["bash", "-c", script]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -45,6 +47,7 @@ def execute(script: str, folder: Path) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A directory that is like a checkout for who reads it, and takes what is written."""
+    (tmp_path / "capmoe_eval").symlink_to(ROOT / "capmoe_eval")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "zoo").symlink_to(ROOT / "results" / "zoo")
     return tmp_path
@@ -99,6 +102,25 @@ def test_a_tutorial_runs(name: str, folder: Path) -> None:
             (folder / f"step{number}.py").write_text(text, encoding="utf-8")
         script.append(f"python step{number}.py" if kind == "python" else text)
     execute("\n".join(script), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(script: Path, folder: Path) -> None:
+    assert len(execute(f"python {script}", folder).splitlines()) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_is_kept_without_outputs(notebook: Path, folder: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) >= 4
+    assert not any(cell.get("outputs") for cell in cells)
+    script = folder / "cells.py"
+    script.write_text("\n\n".join(code) + "\nassert len(front) >= 2\n", encoding="utf-8")
+    execute("python cells.py", folder)
+    assert (folder / "front.png").stat().st_size > 10_000
 
 
 def commands(text: str) -> list[list[str]]:
