@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
@@ -29,46 +29,41 @@ from capmoe_benchmarks.options import RANKS
 # Shape suffixes: B sequences, S positions.
 
 
-class TimedMethod(NamedTuple):
-    """A method beside the stock model."""
-
-    method: Method
-    what: str  # it stands for
-    least: float = 0.95  # throughput over that of the stock model
-    # Whether the forward is compared with the method's definition, as the first of a run are.
-    examined: bool = False
-
-
-BASELINE, UNBOUND, SCORE = (
+Side = tuple[Method, str, float]
+"""A method beside the stock model, what the method stands for, and the least throughput over that
+of the stock model."""
+BASELINE, UNBOUND, SCORE, EXPANDED_DROP = (
     create_method("baseline"),
     create_method("score", 1000.0),
     create_method("score", 1.0),
+    create_method("expanded_drop", 1.0, ep_size=RANKS),
 )
 EXPANDED: Final = f"expanded_drop local, γ=1, {RANKS} ranks"
-FORWARD: Final = {
-    "baseline": TimedMethod(BASELINE, "meter and proofs alone", 0.98),
-    "score, γ=1000": TimedMethod(UNBOUND, "a whole decision that drops nothing", 0.98),
-    "score, γ=1": TimedMethod(SCORE, "dropped pairs are not computed", 1.05),
-    "score, γ=1, examined": TimedMethod(
-        SCORE, "the same, compared with the definition", examined=True
-    ),
-    EXPANDED: TimedMethod(
-        create_method("expanded_drop", 1.0, ep_size=RANKS), "free slots are filled again"
-    ),
+EXAMINED: Final = "score, γ=1, examined"
+"""The forward that is compared with the method's definition, as the first of a run are."""
+FORWARD: Final[Mapping[str, Side]] = {
+    "baseline": (BASELINE, "meter and proofs alone", 0.98),
+    "score, γ=1000": (UNBOUND, "a whole decision that drops nothing", 0.98),
+    "score, γ=1": (SCORE, "dropped pairs are not computed", 1.05),
+    EXAMINED: (SCORE, "the same, compared with the definition", 0.95),
+    EXPANDED: (EXPANDED_DROP, "free slots are filled again", 0.95),
 }
-GENERATE: Final = {
-    "baseline": TimedMethod(BASELINE, "meter and proofs alone"),
-    "score, γ=1000": TimedMethod(UNBOUND, "a decision for the prompt that drops nothing"),
+GENERATE: Final[Mapping[str, Side]] = {
+    "baseline": (BASELINE, "meter and proofs alone", 0.95),
+    "score, γ=1000": (UNBOUND, "a decision for the prompt that drops nothing", 0.95),
     **{
-        f"score, γ={gamma:g}": TimedMethod(
-            create_method("score", gamma), "the prompt is under a capacity"
+        f"score, γ={gamma:g}": (
+            create_method("score", gamma),
+            "the prompt is under a capacity",
+            0.95,
         )
         for gamma in (0.5, 1.0, 1.5, 2.0)
     },
-    EXPANDED: TimedMethod(FORWARD[EXPANDED].method, "the same, and free slots are filled again"),
-    "score, γ=1, every step": TimedMethod(
+    EXPANDED: (EXPANDED_DROP, "the same, and free slots are filled again", 0.95),
+    "score, γ=1, every step": (
         create_method("score", 1.0, decode="constrained"),
         "every step is decided, counted and checked",
+        0.95,
     ),
 }
 _MIN_DROP = 0.15  # a speedup is a target only where the method drops at least this share
@@ -95,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
 def measure_forward(
     arguments: argparse.Namespace,
     setting: LayerSetting,
-    sides: Mapping[str, TimedMethod] = FORWARD,
+    sides: Mapping[str, Side] = FORWARD,
 ) -> tuple[list[Target], dict[str, Any]]:
     """Return the targets of the sides, and what else was measured; ``arguments`` has the sizes."""
     model, tokens_BS, peaks = _skewed(setting, arguments)
@@ -125,7 +120,7 @@ def measure_generate(
 @torch.no_grad()
 def _over_stock(
     arguments: argparse.Namespace,
-    sides: Mapping[str, TimedMethod],
+    sides: Mapping[str, Side],
     model: Any,
     work: Callable[[], object],
     what: str,
@@ -140,8 +135,8 @@ def _over_stock(
 
     def under(side: str) -> float:
         # Entering and leaving the wrapper is not timed: an evaluation does it once.
-        with capacity_aware(model, sides[side].method, verify=False) as meter:
-            if not sides[side].examined:
+        with capacity_aware(model, sides[side][0], verify=False) as meter:
+            if side != EXAMINED:
                 meter.examine_nothing()
             spent = timed(work, model.device)
         drops[side] = meter.summary()["drop_rate"]
@@ -154,11 +149,11 @@ def _over_stock(
     targets = [
         Target.of(
             f"{name}: {side} over stock".removeprefix(": "),
-            f"{what.format(side)}: {of.what} ({100 * drops[side]:.1f} % dropped)",
+            f"{what.format(side)}: {why} ({100 * drops[side]:.1f} % dropped)",
             ratio(seconds["stock"], seconds[side]),
-            at_least=of.least if of.least <= 1 or drops[side] >= _MIN_DROP else None,
+            at_least=least if least <= 1 or drops[side] >= _MIN_DROP else None,
         )
-        for side, of in sides.items()
+        for side, (_, why, least) in sides.items()
     ]
     return targets, {"dropped_share": drops, "seconds": seconds}
 

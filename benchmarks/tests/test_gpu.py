@@ -27,7 +27,7 @@ from tests.wrapper.models import make
 
 from capmoe_benchmarks.gpu import checks, command
 from capmoe_benchmarks.gpu.checks import STOCK, host_waits
-from capmoe_benchmarks.gpu.items import GpuSetting, Item
+from capmoe_benchmarks.gpu.items import GpuSetting
 
 FEW = ("decision", "waits", "study-breakdown", "training")
 INSTALLED = ("torch", "transformers", "safetensors", "numpy", "pydantic")
@@ -120,11 +120,11 @@ def test_a_cut_run_loses_one_item_and_goes_on(
         raise RuntimeError("CUDA out of memory")
 
     items = {
-        "first": Item(counted(ran, "first"), 9),
-        "slow": Item(counted(ran, "slow", 3.0), 1),
-        "broken": Item(broken, 9),
-        "cut": Item(cut, 9),
-        "last": Item(counted(ran, "last"), 9),
+        "first": (counted(ran, "first"), 9),
+        "slow": (counted(ran, "slow", 3.0), 1),
+        "broken": (broken, 9),
+        "cut": (cut, 9),
+        "last": (counted(ran, "last"), 9),
     }
     monkeypatch.setattr(command, "ITEMS", items)
     status, content = bench(tmp_path)
@@ -136,7 +136,7 @@ def test_a_cut_run_loses_one_item_and_goes_on(
     assert "CUDA out of memory" in content["items"]["broken"]["why"]
     ran.clear()
     killed = False
-    items["slow"] = replace(items["slow"], limit=9, measure=counted(ran, "slow"))
+    items["slow"] = counted(ran, "slow"), 9
     status, content = bench(tmp_path)
     assert status == 0
     assert ran == ["cut", "last", "slow", "broken"]  # what was given up goes last
@@ -154,7 +154,7 @@ def test_a_cut_run_loses_one_item_and_goes_on(
 def test_a_rehearsal_replaces_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "ITEMS", {"first": Item(counted([], "first"), 9)})
+    monkeypatch.setattr(command, "ITEMS", {"first": (counted([], "first"), 9)})
     _, content = bench(tmp_path)
     (tmp_path / "gpu.json").write_text(json.dumps(content | {"rehearsal": None}))
     assert bench(tmp_path)[0] == 2

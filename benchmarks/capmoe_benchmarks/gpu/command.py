@@ -10,7 +10,7 @@ import platform
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from capmoe_eval.errors import UsageError, check_choice, kind_and_place
 from capmoe_eval.evaluation.provenance import revision
 
 import capmoe_benchmarks
-from capmoe_benchmarks.gpu.items import ITEMS, GpuSetting, Item
+from capmoe_benchmarks.gpu.items import ITEMS, GpuSetting, Measured
 
 REHEARSAL = "rehearsal, no figure of this is about a GPU"
 _SCALE = 32  # of a rehearsal
@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> None:
         key=lambda name: name in results,
     )
     for number, name in enumerate(todo):
-        say(f"gpu: {name}, {number + 1} of {len(todo)}, at most {ITEMS[name].limit} s")
-        results[name] = result = _measured(ITEMS[name], setting, goals=not rehearsal)
+        say(f"gpu: {name}, {number + 1} of {len(todo)}, at most {ITEMS[name][1]} s")
+        results[name] = result = _measured(*ITEMS[name], setting, goals=not rehearsal)
         results = {name: results[name] for name in ITEMS if name in results}
         done = sum(result["state"] == "done" for result in results.values())
         reached = [target for name, of in results.items() for target in _targets(name, of)]
@@ -111,20 +111,22 @@ def _targets(name: str, result: Mapping[str, Any]) -> list[Target]:
     return [replace(target, name=f"{name}: {target.name}") for target in reached]
 
 
-def _measured(item: Item, setting: GpuSetting, *, goals: bool) -> dict[str, Any]:
+def _measured(
+    measure: Callable[[GpuSetting], Measured], limit: int, setting: GpuSetting, *, goals: bool
+) -> dict[str, Any]:
     """Return an item's result: ``done``, ``skipped``, or ``failed``; its targets with their goals.
 
     A rehearsal has none: nothing is met or missed there.
     """
     began = time.perf_counter()
     try:
-        with _limit(item.limit):
-            reached, more = item.measure(setting)
+        with _limit(limit):
+            reached, more = measure(setting)
         if not goals:
             reached = [replace(target, target=None) for target in reached]
         result = {"state": "done", "targets": [target.fields() for target in reached], **more}
     except _TimeUp:
-        result = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
+        result = {"state": "skipped", "why": f"it took longer than {limit} s"}
     except ModuleNotFoundError as error:
         result = {"state": "skipped", "why": f"{error.name} is not installed here"}
     except Exception as error:  # of one item: the others may still show something

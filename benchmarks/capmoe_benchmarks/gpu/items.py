@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from capmoe_bench import decision
-from capmoe_bench.ep.benchmark import JobTimer, plan
+from capmoe_bench.ep.benchmark import plan, time_study
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.links import emulated_link
 from capmoe_bench.ep.skew import skewed_model
@@ -33,8 +32,10 @@ Measured = tuple[list[Target], dict[str, Any]]
 
 _SIDES = {
     **wrapper.FORWARD,
-    f"token_reroute, γ=1, {RANKS} ranks": wrapper.TimedMethod(
-        create_method("token_reroute", 1.0, ep_size=RANKS), "dropped pairs go to other experts"
+    f"token_reroute, γ=1, {RANKS} ranks": (
+        create_method("token_reroute", 1.0, ep_size=RANKS),
+        "dropped pairs go to other experts",
+        0.95,
     ),
 }
 _PEAK = 4.0
@@ -113,8 +114,8 @@ def _waits(setting: GpuSetting) -> Measured:
     run()
     stock = host_waits(run, setting.device).total()
     targets, lines = [], {}
-    for name, side in _SIDES.items():
-        with capacity_aware(model, side.method, verify=False) as meter:
+    for name, (method, _, _) in _SIDES.items():
+        with capacity_aware(model, method, verify=False) as meter:
             meter.examine_nothing()  # as most forwards of a long run
             run()  # what is made once is not counted
             waits = host_waits(run, setting.device)
@@ -134,20 +135,17 @@ def _waits(setting: GpuSetting) -> Measured:
 
 def _study(name: str, setting: GpuSetting) -> Measured:
     """Time a study on emulated ranks, and write its file beside, as ``bench ep`` does."""
-    (study,) = find_studies(name)
     full = setting.scale == 1
+    divisor = 32 if full else 16 * setting.scale**2
+    (study,) = find_studies(name, scale=setting.scale, batch_divisor=divisor)
     arguments = argparse.Namespace(
-        scale=setting.scale,
-        batch_divisor=32 if full else 16 * setting.scale**2,
         repeats=5 if full else 1,
         warmup=1 if full else 0,
-        results=Path("results/zoo"),
         validate=False,
         **dict.fromkeys(("machine", "bandwidth", "latency")),
     )
     link = emulated_link(arguments, setting.device)
-    timer = JobTimer(None, setting.device, setting.dtype, link, arguments)
-    file = timer.file(*plan(study, arguments))
+    file = time_study(study, plan(study, setting.device, setting.dtype), link, arguments)
     more: dict[str, Any] = {"place": study.place, "note": file["note"], "link": str(link)}
     if full:  # a rehearsal's would stand among the figures
         path = setting.out / f"ep-{name}-emulated-gpu.json"
@@ -213,25 +211,16 @@ def _generate(setting: GpuSetting) -> Measured:
     return targets, {**more, **vars(arguments), "tokens_per_second": rates}
 
 
-@dataclass(frozen=True)
-class Item:
-    """One item of the list."""
-
-    measure: Callable[[GpuSetting], Measured]
-    limit: int  # seconds, after which it is given up
-
-
-ITEMS: Mapping[str, Item] = MappingProxyType(
-    {
-        "decisions-float32": Item(partial(_decisions, torch.float32), 60),
-        "decisions-bfloat16": Item(partial(_decisions, torch.bfloat16), 60),
-        "forward-16x512": Item(partial(_forward, 16, 512), 120),
-        "forward-64x128": Item(partial(_forward, 64, 128), 120),
-        "decision": Item(_decision, 60),
-        "waits": Item(_waits, 30),
-        **{f"study-{name}": Item(partial(_study, name), 120) for name in STUDIES},
-        "training": Item(_training, 90),
-        "generate": Item(_generate, 90),
-    }
-)
-"""By name, in the order of their worth. All limits together are less than 25 minutes."""
+ITEMS: Final[Mapping[str, tuple[Callable[[GpuSetting], Measured], int]]] = {
+    "decisions-float32": (partial(_decisions, torch.float32), 60),
+    "decisions-bfloat16": (partial(_decisions, torch.bfloat16), 60),
+    "forward-16x512": (partial(_forward, 16, 512), 120),
+    "forward-64x128": (partial(_forward, 64, 128), 120),
+    "decision": (_decision, 60),
+    "waits": (_waits, 30),
+    **{f"study-{name}": (partial(_study, name), 120) for name in STUDIES},
+    "training": (_training, 90),
+    "generate": (_generate, 90),
+}
+"""What each item measures and the seconds after which the item is given up, in the order of their
+worth. All limits together are less than 25 minutes."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from importlib import import_module, resources
 from string import Template
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import check_choice
@@ -21,26 +20,13 @@ from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_bench.timings import STUDIES
 
 _BENCHMARKS: Final = "capmoe_eval.benchmarks"
-"""The group of entry points, each a :class:`Benchmark`."""
+"""The group of entry points, each a benchmark of another package under its name. The module of an
+entry point is imported for ``--help``, so it must be light."""
 
-
-class Benchmark(NamedTuple):
-    """A benchmark, which other packages declare by entry points ``capmoe_eval.benchmarks``.
-
-    The entry points have the benchmarks' names. Their module is imported for ``--help``, so it must
-    be light.
-    """
-
-    module: str  # whose ``run`` takes the parsed options; imported when it is called
-    first: str  # what it measures
-    more: str  # and how
-    options: Mapping[str, Mapping[str, Any]]  # the arguments of argparse, by option
-
-    def declare(self, parser: ArgumentParser) -> None:
-        """Add the options to a parser."""
-        for name, fields in self.options.items():
-            typed = {"type": getattr(arguments, fields["type"])} if "type" in fields else {}
-            parser.add_argument(name, **{**fields, **typed})
+Benchmark = Mapping[str, Any]
+"""A benchmark as ``options.yaml`` has it: the ``module`` whose ``run`` takes the parsed options,
+imported when it is called; what it measures (``first``) and how (``more``); and by option the
+arguments of argparse."""
 
 
 def benchmarks() -> dict[str, Benchmark]:
@@ -53,7 +39,8 @@ def read_benchmarks(package: str, **words: object) -> dict[str, Benchmark]:
     """Return the benchmarks of a package's ``options.yaml`` by name, words filled in."""
     text = (resources.files(package) / "options.yaml").read_text(encoding="utf-8")
     filled = Template(text).substitute(dtypes=", ".join(DTYPES), **words)
-    return {name: Benchmark(**fields) for name, fields in read_yaml(filled)["benchmarks"].items()}
+    benchmarks: dict[str, Benchmark] = read_yaml(filled)["benchmarks"]
+    return benchmarks
 
 
 def check_names(model: str, tasks: Sequence[str]) -> None:
@@ -73,12 +60,15 @@ def main(words: Sequence[str], choices: Mapping[str, Benchmark] | None = None) -
     parser = arguments.Parser(prog="capmoe-eval bench", description=__doc__)
     parsers = parser.add_subparsers(dest="command", required=True)
     for name, each in choices.items():
-        command = parsers.add_parser(name, help=each.first, description=f"{each.first} {each.more}")
-        each.declare(command)
+        about = f"{each['first']} {each['more']}"
+        command = parsers.add_parser(name, help=each["first"], description=about)
+        for option, fields in each["options"].items():
+            typed = {"type": getattr(arguments, fields["type"])} if "type" in fields else {}
+            command.add_argument(option, **{**fields, **typed})
         command.add_argument(
             "--out", type=arguments.PATH, default=BENCHMARKS, help="directory of the JSON file"
         )
-        command.set_defaults(module=each.module)
+        command.set_defaults(module=each["module"])
     options = parser.parse_args(words)
 
     def measure() -> int:

@@ -16,8 +16,7 @@ from capmoe_eval.routing.registry import create_method
 from torch import Tensor
 
 from capmoe_bench.ep.layer import LayerSetting, decided, find_shape, layer_weights
-from capmoe_bench.ep.skew import Skew
-from capmoe_bench.memory import peak_array_bytes, peak_bytes
+from capmoe_bench.ep.skew import skewed_logits
 from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, say, timed
 from capmoe_bench.timings import Spread, Target
 
@@ -27,7 +26,6 @@ _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
 _GAMMA = 1.0
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
-_CALLS, _MEASURABLE = 20, 0.005  # most calls of a step's decision or layer at a time; seconds
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -37,17 +35,12 @@ def run(arguments: argparse.Namespace) -> None:
             f"tokens={arguments.tokens}: must be a multiple of ranks={arguments.ranks}"
         )
     device, dtype = device_and_dtype(arguments)
-
-    def layers(option: str) -> list[LayerSetting]:
-        shapes = [find_shape(name, option) for name in getattr(arguments, option)]
-        return [LayerSetting(shape, 1, device, dtype) for shape in shapes]
-
-    settings, of_steps = layers("shapes"), layers("step_shapes")
-    for setting in settings:
-        experts_per_rank(setting.shape.n_experts, arguments.ranks, "ranks")
+    shapes = [find_shape(name, "shapes") for name in arguments.shapes]
+    settings = [LayerSetting(shape, 1, device, dtype) for shape in shapes]
+    for shape in shapes:
+        experts_per_rank(shape.n_experts, arguments.ranks, "ranks")
     targets, more = measure(arguments, settings)
-    step_targets, more["steps"] = measure_steps(arguments, of_steps)
-    finish(arguments, device, targets + step_targets, ("tokens", "ranks"), **more)
+    finish(arguments, device, targets, ("tokens", "ranks"), **more)
 
 
 def measure(
@@ -59,84 +52,60 @@ def measure(
     for setting in settings:
         shape, device = setting.shape, setting.device
         say(f"decision: {shape.name}")
-        problem = _Problem(setting, arguments.tokens, arguments.ranks)
-        layer = _layer_seconds(setting, problem.logits_TE, arguments)
+        peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
+        logits_TE = skewed_logits(peak, arguments.tokens, shape.n_experts, shape.top_k).to(device)
+        layer = _layer_seconds(setting, logits_TE, arguments)
         for name, listing in _LISTINGS.items():
-            row = _measure(name, problem, arguments.rounds, device)
-            same = "the same pairs" if row["equal"] else "NOT the same pairs (ties fall otherwise)"
-            about = f"{shape.name}: {name}"
+            decisions = sides(name, logits_TE, shape.top_k, arguments.ranks)
+            timers = {side: partial(timed, work, device) for side, work in decisions.items()}
+            seconds = alternate(timers, rounds=arguments.rounds)
+            kept_TE = kept_map(decisions["ours"](), shape.n_experts)
+            equal = bool((kept_TE == decisions["paper"]().bool()).all())
+            same = "the same pairs" if equal else "NOT the same pairs (ties fall otherwise)"
             targets += [
                 Target.of(
-                    f"{about} of the layer's time",
+                    f"{shape.name}: {name} of the layer's time",
                     "Time of the decision over that of the stock layer",
-                    [spent / layer for spent in row["seconds"]["ours"]],
+                    [spent / layer for spent in seconds["ours"]],
                     at_most=_SHARE.get(device.type),
                     unit="share",
                 ),
                 Target.of(
-                    f"{about} against {listing}",
+                    f"{shape.name}: {name} against {listing}",
                     f"Time of the paper's {listing}, rank by rank, over ours; {same} are kept",
-                    ratio(row["seconds"]["paper"], row["seconds"]["ours"]),
+                    ratio(seconds["paper"], seconds["ours"]),
                     at_least=1.5,
                 ),
-                Target.of(
-                    f"{about}, extra memory",
-                    "Peak of live tensors beyond inputs, result and one index per slot, in score "
-                    "matrices",
-                    [row["extra_matrices"]],
-                    at_most=2.0,
-                ),
             ]
-            details.append({"shape": shape.name, **row, "layer_seconds": layer})
+            about = {"shape": shape.name, "name": name, "equal": equal, "layer_seconds": layer}
+            details.append({**about, "seconds": seconds})
     return targets, {"details": details, "dtype": dtype_name(settings[0].dtype)}
 
 
-def measure_steps(
-    arguments: argparse.Namespace, settings: Sequence[LayerSetting]
-) -> tuple[list[Target], list[dict[str, Any]]]:
-    """Return the decision's share of the layer's time in steps of few tokens, and the seconds.
+def sides(name: str, logits_TE: Tensor, top_k: int, ranks: int) -> dict[str, Callable[[], Any]]:
+    """Return our decision, an :class:`Assignment`, and the listing's final map [T, E].
 
-    Decision and layer are timed in turn, each as the mean of some calls.
+    Both begin with the scores and the top-k of a router and go rank by rank. The listings round
+    down.
     """
-    targets: list[Target] = []
-    rows: list[dict[str, Any]] = []
-    for setting in settings:
-        shape = setting.shape
-        for tokens in arguments.step_tokens:
-            say(f"decision: {shape.name}, a step of {tokens}")
-            problem = _Problem(setting, tokens, arguments.ranks, rounding="ceil")
-            sides: dict[str, Callable[[], object]] = {
-                name: partial(problem.ours, name) for name in _LISTINGS
-            }
-            sides["layer"] = _layer(setting, problem.logits_TE)
-            spent = alternate(
-                {side: partial(_mean, work, setting.device) for side, work in sides.items()},
-                rounds=arguments.rounds,
-            )
-            targets += [
-                Target.of(
-                    f"{shape.name}, step of {tokens}: {name} of the layer",
-                    f"Time of the decision on a step of {tokens} tokens over that of the stock "
-                    "layer",
-                    ratio(spent[name], spent["layer"]),
-                    at_most=0.1,
-                    unit="share",
-                )
-                for name in _LISTINGS
+    n_tokens, n_experts = logits_TE.shape
+    score_TE = logits_TE.softmax(dim=1)
+    topk_TK = score_TE.topk(top_k, dim=1).indices
+    counted = torch.ones(ranks, n_tokens // ranks, dtype=torch.bool)
+    groups = group_tokens(counted, ep_size=ranks).to(logits_TE.device)
+    method = create_method(name, _GAMMA, ep_size=ranks, rounding="floor")
+    local = n_experts // ranks if isinstance(method, ExpandedDrop) else 0
+
+    def paper() -> Tensor:
+        tokens = zip(score_TE.chunk(ranks), topk_TK.chunk(ranks), strict=True)
+        return torch.cat(
+            [
+                paper_map(*of_rank, range(rank * local, (rank + 1) * local))
+                for rank, of_rank in enumerate(tokens)
             ]
-            rows.append({"shape": shape.name, "tokens": tokens, "seconds": spent})
-    return targets, rows
+        )
 
-
-def _mean(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of a call, as the mean of as many as make a time that can be measured."""
-    calls = max(1, min(_CALLS, int(_MEASURABLE / timed(work, device))))
-
-    def repeated() -> None:
-        for _ in range(calls):
-            work()
-
-    return timed(repeated, device) / calls
+    return {"ours": partial(decided, method, Scores(score_TE, topk_TK), groups), "paper": paper}
 
 
 def paper_map(score_TE: Tensor, topk_TK: Tensor, local_ids: Sequence[int] = ()) -> Tensor:
@@ -165,67 +134,6 @@ def kept_map(assignment: Assignment, n_experts: int) -> Tensor:
     return kept_TE.scatter_reduce(1, assignment.index_TS, keep_TS, "amax")
 
 
-class _Problem:
-    """Skewed router logits, their scores and choice, and the tokens of each rank.
-
-    Tokens that the ranks do not share evenly are sequences of one token, as in a decode step. The
-    listings round down.
-    """
-
-    def __init__(
-        self, setting: LayerSetting, tokens: int, ranks: int, rounding: str = "floor"
-    ) -> None:
-        shape, device = setting.shape, setting.device
-        peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
-        self.logits_TE = Skew(peak).logits(tokens, shape.n_experts, shape.top_k).to(device)
-        score_TE = self.logits_TE.softmax(dim=1)
-        self.scores = Scores(score_TE, score_TE.topk(shape.top_k, dim=1).indices)
-        sequences = tokens if tokens % ranks else ranks
-        counted = torch.ones(sequences, tokens // sequences, dtype=torch.bool)
-        self._groups = group_tokens(counted, ep_size=ranks).to(device)
-        self._methods = {
-            name: create_method(name, _GAMMA, ep_size=ranks, rounding=rounding)
-            for name in _LISTINGS
-        }
-
-    def ours(self, name: str) -> Assignment:
-        """Return our assignment."""
-        return decided(self._methods[name], self.scores, self._groups)
-
-    def paper(self, name: str) -> Tensor:
-        """Return the final map [T, E] of the paper's listing, rank by rank."""
-        method, scores = self._methods[name], self.scores
-        ranks, n_experts = method.ep_size, scores.score_TE.shape[1]
-        local = n_experts // ranks if isinstance(method, ExpandedDrop) else 0
-        tokens = zip(scores.score_TE.chunk(ranks), scores.topk_TK.chunk(ranks), strict=True)
-        return torch.cat(
-            [
-                paper_map(*of_rank, range(rank * local, (rank + 1) * local))
-                for rank, of_rank in enumerate(tokens)
-            ]
-        )
-
-
-def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Return the seconds of our decision and the paper's listing, if both agree, and our memory."""
-    decisions = {"ours": problem.ours, "paper": problem.paper}
-    sides = {side: partial(timed, partial(of, name), device) for side, of in decisions.items()}
-    seconds = alternate(sides, rounds=rounds)
-    made: list[Assignment] = []
-    peak = peak_bytes(lambda: made.append(problem.ours(name)))
-    if device.type == "cpu":  # where a decision also has arrays; the two peaks may differ in time
-        peak += peak_array_bytes(partial(problem.ours, name))
-    (result,) = made
-    score_TE = problem.scores.score_TE
-    indices = result.keep_TS.nbytes + 8 * result.keep_TS.numel()  # one order of the slots
-    if result.index_TS is not problem.scores.topk_TK:
-        indices += result.index_TS.nbytes
-    # Memory beyond inputs, result and one index per slot, in score matrices [T, E] of float32.
-    extra = (peak - indices) / score_TE.nbytes
-    equal = bool((kept_map(result, score_TE.shape[1]) == problem.paper(name).bool()).all())
-    return {"name": name, "seconds": seconds, "equal": equal, "extra_matrices": extra}
-
-
 def _layer_seconds(
     setting: LayerSetting, logits_TE: Tensor, arguments: argparse.Namespace
 ) -> float:
@@ -234,27 +142,21 @@ def _layer_seconds(
     On a CPU it is timed with the tokens of one of eight parts, and that times eight: larger
     matrices are no slower per token, so the decision's share is not flattered.
     """
-    device = setting.device
+    shape, device, dtype = setting.shape, setting.device, setting.dtype
     n_tokens = arguments.layer_tokens or arguments.tokens // (8 if device.type == "cpu" else 1)
     n_tokens = max(1, min(n_tokens, arguments.tokens))
-    sides = {"layer": partial(timed, _layer(setting, logits_TE[:n_tokens]), device)}
-    spent = alternate(sides, rounds=arguments.layer_rounds, warmup=1)["layer"]
-    total: float = Spread.of(spent).median * arguments.tokens / n_tokens
-    return total
-
-
-def _layer(setting: LayerSetting, logits_TE: Tensor) -> Callable[[], None]:
-    """Return the stock layer, router and experts, of tokens with some router logits."""
-    shape, device, dtype = setting.shape, setting.device, setting.dtype
     ((experts, _),) = layer_weights(setting, (0,))
     weight_EH = torch.randn(shape.n_experts, shape.hidden, device=device, dtype=dtype)
-    hidden_TH = torch.randn(len(logits_TE), shape.hidden, device=device, dtype=dtype)
+    hidden_TH = torch.randn(n_tokens, shape.hidden, device=device, dtype=dtype)
 
     @torch.no_grad()
     def layer() -> None:
         # The product takes its time; the routing is that of the logits.
         torch.nn.functional.linear(hidden_TH, weight_EH)
-        weight_TK, topk_TK = logits_TE.softmax(dim=1).topk(shape.top_k, dim=1)
+        weight_TK, topk_TK = logits_TE[:n_tokens].softmax(dim=1).topk(shape.top_k, dim=1)
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
-    return layer
+    timers = {"layer": partial(timed, layer, device)}
+    spent = alternate(timers, rounds=arguments.layer_rounds, warmup=1)["layer"]
+    total: float = Spread.of(spent).median * arguments.tokens / n_tokens
+    return total

@@ -430,10 +430,8 @@ def placement(rows: pd.DataFrame) -> Figure:
 
 def _lines(rows: pd.DataFrame, x: str) -> tuple[Figure, Any]:
     """Draw speedup beside the ideal, and how much of its gain is reached, a row for each model."""
-    names = rows["method"].map(method_title) + rows["gamma"].map(
-        lambda at: f", γ = {gamma_text(at)}"
-    )
-    rows = rows.assign(line=names.mask(rows["together"], names + ", popular experts on one rank"))
+    gammas = rows["gamma"].map(lambda at: f", γ = {gamma_text(at)}")
+    rows = rows.assign(line=rows["method"].map(method_title) + gammas)
     looks = d.looks(rows["line"])
     models = list(d.each(rows, "model"))
     canvas, grid = d.canvas(1.9 * len(models) + 0.9, len(models), 2)

@@ -1,4 +1,4 @@
-"""Timing in turn, ratios, what a target says, and live bytes."""
+"""Timing in turn, ratios, and what a target says."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from capmoe_eval.evaluation.provenance import described
 
-from capmoe_bench.memory import peak_array_bytes, peak_bytes
 from capmoe_bench.rounds import CPU, alternate, finish, measured_on, ratio, timed
 from capmoe_bench.timings import Spread, Target
 
@@ -82,23 +80,3 @@ def test_a_miss_is_written_and_is_no_error(
             "met": False,
         }
     ]
-
-
-def test_live_bytes_count_what_is_alive_at_once() -> None:
-    inputs = torch.zeros(1000)
-
-    def work() -> None:
-        first = inputs + 1  # 4000
-        view = first.view(10, 100)[2:]
-        del first
-        second = view * 2  # 4000 + 3200, the view keeps the first
-        del view
-        second.add_(1)
-        third = torch.zeros(100)  # 3200 + 400
-        del second, third
-
-    assert peak_bytes(work) == 7200
-    assert peak_bytes(lambda: inputs.add_(1)) == 0  # nothing is new
-    assert peak_bytes(lambda: [torch.zeros(10) for _ in range(5)]) == 200
-    array_bytes = peak_array_bytes(lambda: np.zeros(1000) + np.zeros(1000))
-    assert 24_000 <= array_bytes < 40_000  # beside it, Python's own objects

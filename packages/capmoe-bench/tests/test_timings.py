@@ -84,7 +84,6 @@ UNMET = {"name": "a", "what": "b", "ratio": files.spread(1.0), "target": 2.0, "m
     ("name", "path", "value", "told"),
     [
         (STUDY, "schema", 1, "it has schema 1, this version of capmoe_eval reads schema 2"),
-        (STUDY, "study", "spedup", "study spedup is none of speedup, granularity"),
         (STUDY, "note", "all fine", "note does not say that it is EMULATED"),
         (STUDY, "runs.0.link.source", None, "source is missing"),
         (STUDY, f"{POINT}.routing.peak", "high", "could not convert string to float: 'high'"),

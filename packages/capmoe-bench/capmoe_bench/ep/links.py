@@ -9,8 +9,6 @@ import torch
 from capmoe_eval.errors import UsageError, check_choice
 from torch import Tensor
 
-_STATED_BYTES = 2  # of a value on a stated machine: bfloat16
-
 
 @dataclass(frozen=True)
 class Link:
@@ -34,61 +32,51 @@ NODE = Link(200e9, 20e-6, "stated")
 """An all-to-all within a node of GPUs."""
 
 
-@dataclass(frozen=True)
-class ReferenceMachine:
-    """A machine whose communication is to be emulated on a slower device."""
-
-    name: str  # for the file
-    flops: float  # operations per second that its experts' kernel reaches in bfloat16
-    bandwidth: float  # bytes per second that a rank sends, and at the same time receives
-    latency: float  # seconds of an exchange of nothing
-
-    @property
-    def balance(self) -> float:
-        """Bytes that it can send in the time of one floating-point operation."""
-        return self.bandwidth / self.flops
-
-    def link(self, rate: float, dtype: torch.dtype, *, width: int, tokens: float) -> Link:
-        """Return a link that leaves communication and computation in the machine's proportion.
-
-        The exchanges take the same share of the experts' time as on the machine at full size and in
-        bfloat16. So the link is as much slower than the machine's as the device is, with three
-        corrections:
-
-        - a row has fewer bytes or more;
-        - an expert's work per row is smaller by the width;
-        - for the latency, the whole work of a layer is smaller.
-
-        Args:
-            rate: Operations per second of the experts on this device, dropless.
-            dtype: Their precision.
-            width: The divisor of the layer's widths.
-            tokens: The divisor of the number of its tokens.
-        """
-        return Link(
-            bandwidth=self.balance * rate * dtype.itemsize / _STATED_BYTES * width,
-            latency=self.latency * self.flops / (rate * width**2 * tokens),
-            source=(
-                f"balance of {self.name}: {self.balance:.3g} bytes per FLOP "
-                f"({self.bandwidth / 1e9:g} GB/s per direction, {self.flops / 1e12:g} TFLOP/s in "
-                f"bfloat16), {1e6 * self.latency:g} µs; here the experts run at {rate / 1e9:.1f} "
-                f"GFLOP/s in {8 * dtype.itemsize} bits, widths are divided by {width}, "
-                f"tokens by {tokens:g}"
-            ),
-        )
+MACHINES = {"h20": ("H20", 120e12), "h100": ("H100 SXM", 600e12)}
+"""Machines whose communication can be emulated on a slower device: title, and the operations per
+second that their experts' kernel reaches in bfloat16. The paper measured on eight H20; an H100
+computes faster over the same link. Peak of dense bfloat16: 148 and 989 TFLOP/s, of which a grouped
+product reaches some 80 and 60 %."""
+_NVLINK = Link(450e9, 20e-6, "NVLink of both; 20 µs is an all-to-all of nothing in NCCL")
 
 
-# NVLink of both: 450 GB/s per direction. Peak of dense bfloat16: 148 and 989 TFLOP/s, of which a
-# grouped product reaches some 80 and 60 %. 20 µs is what an all-to-all of nothing takes in NCCL.
-MACHINES = {
-    "h20": ReferenceMachine("H20", 120e12, 450e9, 20e-6),
-    "h100": ReferenceMachine("H100 SXM", 600e12, 450e9, 20e-6),
-}
-"""The paper measured on eight H20; an H100 computes faster over the same link."""
+def balanced_link(
+    machine: str, rate: float, dtype: torch.dtype, *, width: int, tokens: float
+) -> Link:
+    """Return a link that leaves communication and computation in a machine's proportion.
+
+    The exchanges take the same share of the experts' time as on the machine at full size and in
+    bfloat16. So the link is as much slower than the machine's as the device is, with three
+    corrections:
+
+    - a row has fewer bytes or more;
+    - an expert's work per row is smaller by the width;
+    - for the latency, the whole work of a layer is smaller.
+
+    Args:
+        machine: A key of :data:`MACHINES`.
+        rate: Operations per second of the experts on this device, dropless.
+        dtype: Their precision.
+        width: The divisor of the layer's widths.
+        tokens: The divisor of the number of its tokens.
+    """
+    (title, flops), there = MACHINES[machine], _NVLINK
+    balance = there.bandwidth / flops  # bytes that are sent in the time of one operation
+    return Link(
+        bandwidth=balance * rate * dtype.itemsize / torch.bfloat16.itemsize * width,
+        latency=there.latency * flops / (rate * width**2 * tokens),
+        source=(
+            f"balance of {title}: {balance:.3g} bytes per FLOP "
+            f"({there.bandwidth / 1e9:g} GB/s per direction, {flops / 1e12:g} TFLOP/s in "
+            f"bfloat16), {1e6 * there.latency:g} µs; here the experts run at {rate / 1e9:.1f} "
+            f"GFLOP/s in {8 * dtype.itemsize} bits, widths are divided by {width}, "
+            f"tokens by {tokens:g}"
+        ),
+    )
 
 
-def emulated_link(arguments: argparse.Namespace, device: torch.device) -> Link | ReferenceMachine:
-    """Return the emulated link, or the machine whose balance it shall have."""
+def emulated_link(arguments: argparse.Namespace, device: torch.device) -> Link | str:
+    """Return the emulated link, or the key of the machine whose balance it shall have."""
     options = {"bandwidth": arguments.bandwidth, "latency": arguments.latency}
     stated = {name: value for name, value in options.items() if value is not None}
     if stated and arguments.machine:
@@ -100,6 +88,6 @@ def emulated_link(arguments: argparse.Namespace, device: torch.device) -> Link |
         link = replace(NODE, **stated)
         speed = f"{link.bandwidth / 1e9:g} GB/s per rank and direction, {1e6 * link.latency:g} µs"
         return replace(link, source=f"stated: {speed}")
-    name = arguments.machine or "h20"
+    name: str = arguments.machine or "h20"
     check_choice("machine", name, MACHINES)
-    return MACHINES[name]
+    return name

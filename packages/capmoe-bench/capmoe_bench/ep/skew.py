@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,77 +51,52 @@ def strength(peak: float, peak_at: Callable[[float], float]) -> float:
     return step * bisect_left(range(_STRENGTHS), peak, key=lambda number: peak_at(step * number))
 
 
-@dataclass(frozen=True)
-class Skew:
-    """Popularities with a wanted peak; every layer has its own popular experts."""
+def skewed_logits(peak: float, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
+    """Return router logits [T, E] whose fullest expert has ``peak`` times the mean load.
 
-    peak: float  # the fullest expert's load over the mean; the paper saw 2 to 7 in OLMoE
-    together: bool = False  # the popular experts are on one rank; otherwise they are shuffled
-
-    def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E] of a layer; the first is the one that is timed alone.
-
-        A token's logits are noise plus the experts' popularities, as strong as the peak needs; one
-        that no routing can have is a UsageError.
-        """
-        check_peak(self.peak, n_experts, top_k)
-        generator = torch.Generator().manual_seed(layer)
-        popular_E = popularity(n_experts).flip(0)
-        if not self.together:
-            popular_E = popular_E[torch.randperm(n_experts, generator=generator)]
-        noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
-        sample_TE = noise_TE[:_SAMPLE]
-        factor = strength(self.peak, lambda at: peak_load(sample_TE + at * popular_E, top_k))
-        return noise_TE + factor * popular_E
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of the file that say what was wanted."""
-        return {"source": "peak", "wanted_peak": self.peak, "together": self.together}
+    A token's logits are noise plus the experts' popularities, as strong as the peak needs. Every
+    layer has other popular experts; the first is the one that is timed alone. The paper saw peaks
+    of 2 to 7 in OLMoE; one that no routing can have is a UsageError.
+    """
+    check_peak(peak, n_experts, top_k)
+    generator = torch.Generator().manual_seed(layer)
+    order_E = torch.randperm(n_experts, generator=generator)
+    popular_E = popularity(n_experts).flip(0)[order_E]
+    noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
+    sample_TE = noise_TE[:_SAMPLE]
+    factor = strength(peak, lambda at: peak_load(sample_TE + at * popular_E, top_k))
+    return noise_TE + factor * popular_E
 
 
-@dataclass(frozen=True)
-class RecordedLoads:
-    """Loads that a model's experts have been seen with; a timed layer has as many experts."""
+def logits_of_loads(
+    loads: Sequence[float], n_tokens: int, n_experts: int, top_k: int, layer: int = 0
+) -> Tensor:
+    """Return router logits [T, E] under which the experts' loads have given proportions.
 
-    source: str  # the name of that layer, for the file
-    loads: tuple[tuple[float, ...], ...]  # the load of every expert, for each layer that was seen
-    top_k: int  # experts K per token of that model
-
-    def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E] of a layer; the first is the one that is timed alone.
-
-        A token's logits are noise plus a constant for each expert; the constants are corrected
-        until the shares of the loads are those that were seen. Layers beyond those have the same
-        loads over other experts, shuffled. An expert with more load than tokens is a UsageError.
-        """
-        load_E = torch.tensor(self.loads[layer % len(self.loads)], dtype=torch.float64)
-        if layer >= len(self.loads):
-            shuffler = torch.Generator().manual_seed(layer)
-            load_E = load_E[torch.randperm(n_experts, generator=shuffler)]
-        share_E = load_E / load_E.sum() * top_k  # of the tokens that choose the expert
-        if float(share_E.max()) > 1:
-            raise UsageError(
-                f"load: no top-{top_k} routing can give an expert {share_E.max():.2f} T"
-            )
-        generator = torch.Generator().manual_seed(layer)
-        noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
-        sample_TE = noise_TE[:_SAMPLE]
-        floor = 0.5 / len(sample_TE)
-        target_E = share_E.clamp_min(floor).log()
-        constant_E = torch.zeros(n_experts)
-        for number in range(_ROUNDS):
-            chosen_TK = (sample_TE + constant_E).topk(top_k, dim=1).indices
-            now_E = expert_load(chosen_TK, n_experts).double() / len(sample_TE)
-            step = 0.5 / (1 + number / 40)
-            constant_E += (step * (target_E - now_E.clamp_min(floor).log())).float()
-        return noise_TE + constant_E
-
-    def fields(self) -> dict[str, Any]:
-        """Return the field of the file that says where the loads were seen."""
-        return {"source": self.source}
-
-
-Routing = Skew | RecordedLoads
+    A token's logits are noise plus a constant for each expert; the constants are corrected until
+    the shares of the loads are those of ``loads``. The first layer is the one that is timed alone;
+    later ones have the same loads over other experts, shuffled. An expert with more load than
+    tokens is a UsageError.
+    """
+    load_E = torch.tensor(loads, dtype=torch.float64)
+    if layer:
+        shuffler = torch.Generator().manual_seed(layer)
+        load_E = load_E[torch.randperm(n_experts, generator=shuffler)]
+    share_E = load_E / load_E.sum() * top_k  # of the tokens that choose the expert
+    if float(share_E.max()) > 1:
+        raise UsageError(f"load: no top-{top_k} routing can give an expert {share_E.max():.2f} T")
+    generator = torch.Generator().manual_seed(layer)
+    noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
+    sample_TE = noise_TE[:_SAMPLE]
+    floor = 0.5 / len(sample_TE)
+    target_E = share_E.clamp_min(floor).log()
+    constant_E = torch.zeros(n_experts)
+    for number in range(_ROUNDS):
+        chosen_TK = (sample_TE + constant_E).topk(top_k, dim=1).indices
+        now_E = expert_load(chosen_TK, n_experts).double() / len(sample_TE)
+        step = 0.5 / (1 + number / 40)
+        constant_E += (step * (target_E - now_E.clamp_min(floor).log())).float()
+    return noise_TE + constant_E
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
 from capmoe_eval.experiment.data_file import read_data, read_yaml
@@ -19,7 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from capmoe_bench.timings import STUDIES
 
-FIGURE_1 = "figure 1"
+FIGURE_1: Final = "figure 1"
 """The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
 
 
@@ -42,12 +42,6 @@ class Shape:
             raise UsageError(f"scale={scale}: it must divide the layer's widths ({sizes})")
         return replace(self, **{name: width // scale for name, width in widths.items()})
 
-    def __str__(self) -> str:
-        """Return the sizes in a few words."""
-        shared = f", shared experts of width {self.shared}" if self.shared else ""
-        sizes = f"H={self.hidden} I={self.intermediate} E={self.n_experts} K={self.top_k}"
-        return f"{sizes}{shared}"
-
     @property
     def pair_flops(self) -> int:
         """Floating-point operations of an expert on one token: three products, H × width each."""
@@ -61,9 +55,8 @@ class ModelCase:
     title: str  # as the paper's tables call it
     shape: str  # its layer, a key of ``SHAPES``
     ranks: Positive  # ranks that it is spread over
-    routing: str | None = None  # :data:`FIGURE_1`, the name of a record's model, or None
-    peaks: Sequence[float] = ()  # without a routing: the fullest expert's load over the mean
-    together: bool = False  # one rank has the popular experts
+    routing: Literal["figure 1"] | None = None  # :data:`FIGURE_1`, of 64 experts and top-8
+    peaks: tuple[float, ...] = ()  # without a routing: the fullest expert's load over the mean
     why: str = ""  # the reason for the loads
     share: float = 1.0  # of the study's batch; models whose tokens cost more get fewer
 
@@ -122,23 +115,29 @@ PLANS: Final = tuple(
 """Every study of the paper, in the order of ``--study all``."""
 
 
-def find_studies(name: str) -> tuple[StudyPlan, ...]:
+def find_studies(
+    name: str, *, scale: int | None = None, batch_divisor: int | None = None
+) -> list[StudyPlan]:
     """Return the study of a name or of a user's YAML file, or the paper's for ``all``.
+
+    Widths and batches are divided by ``scale`` and ``batch_divisor`` where they are not None.
 
     Raises:
         UsageError: If there is none, or the file lacks something.
     """
-    if name == "all":
-        return PLANS
     if name.endswith(".yaml"):
         path = Path(name)
         if path.stem in STUDIES:
             raise UsageError(f"study={name}: is named as a study of the paper; rename the file")
         with reading(path, "no study", "capmoe_bench/ep/studies.yaml has studies"):
             try:
-                return (_plan(path.stem, read_yaml(path.read_text(encoding="utf-8"))),)
+                studies = [_plan(path.stem, read_yaml(path.read_text(encoding="utf-8")))]
             except ValidationError as error:
                 raise UsageError(field_problem(error).replace("'[0].", "'")) from error
-    if name not in STUDIES:
+    elif name in ("all", *STUDIES):
+        studies = [study for study in PLANS if name in ("all", study.name)]
+    else:
         raise bad_choice("study", name, ("all", *STUDIES))
-    return tuple(plan for plan in PLANS if plan.name == name)
+    sizes = {"scale": scale, "batch_divisor": batch_divisor}
+    chosen: dict[str, Any] = {key: size for key, size in sizes.items() if size is not None}
+    return [replace(study, **chosen) for study in studies]

@@ -14,9 +14,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,13 +84,10 @@ def _between(begun: Any, ended: Any) -> float:
     return float(ended - begun if isinstance(begun, float) else begun.elapsed_time(ended) / 1e3)
 
 
-class Pass(NamedTuple):
-    """One pass through a layer or a model."""
-
-    # Of every phase and of the ``total``, their sum: a phase lasts from when the last rank finished
-    # the one before to when the last rank finished it.
-    seconds: Mapping[str, float]
-    output: Tensor  # this rank's output (of all ranks, where they are emulated)
+Pass = tuple[dict[str, float], Tensor]
+"""Of one pass through a layer or a model: the seconds of every phase and of the ``total``, their
+sum; and this rank's output (of all ranks, where they are emulated). A phase lasts from when the
+last rank finished the one before to when the last rank finished it."""
 
 
 def from_ends(ends: Mapping[str, float]) -> dict[str, float]:
@@ -113,29 +110,7 @@ def in_step(work: Callable[[Lap], Tensor], world: World, device: torch.device) -
     ends = clock.ends()
     finished = torch.tensor(list(ends.values()), dtype=torch.float64, device=device)
     latest = world.highest(finished).tolist()
-    return Pass(from_ends(dict(zip(ends, latest, strict=True))), output)
-
-
-@dataclass(frozen=True)
-class PairLoad:
-    """The pairs that a method leaves to be sent and computed, over all ranks."""
-
-    kept: int  # pairs that are computed
-    dropped_share: float  # pairs of the tokens' own top-k that are not, as a share of all
-    expert_load: list[int]  # pairs of every expert
-    rank_load: list[int]  # pairs of every rank's experts
-    sent_bytes: int  # leave any rank in the first all-to-all; as many come back
-    fullest_expert: int  # its pairs; of several layers, the sum of each one's own
-    fullest_rank: int  # the same of the rank with most
-
-    @classmethod
-    def summed(cls, loads: Sequence[PairLoad]) -> PairLoad:
-        """Return the load of several layers with as many tokens each."""
-        sums = {
-            name: np.sum([vars(load)[name] for load in loads], axis=0) for name in vars(loads[0])
-        }
-        sums["dropped_share"] /= len(loads)
-        return cls(**{name: value.tolist() for name, value in sums.items()})
+    return from_ends(dict(zip(ends, latest, strict=True))), output
 
 
 class TimedLayer:
@@ -211,7 +186,7 @@ class TimedLayer:
         back = [torch.split(*of_rank) for of_rank in zip(done, received, strict=True)]
         outputs = resume(torch.cat([part[number] for part in back]) for number in numbers)
         spent = [clock.seconds() for clock in clocks]
-        return Pass(self.seconds(spent, pairs_RR), torch.cat(outputs))
+        return self.seconds(spent, pairs_RR), torch.cat(outputs)
 
     def seconds(self, spent: Sequence[Mapping[str, float]], pairs_RR: Tensor) -> dict[str, float]:
         """Return the seconds of phases, given those of each rank and the pairs between ranks."""
@@ -253,8 +228,8 @@ class TimedLayer:
         return totals
 
     @torch.no_grad()
-    def load(self, method: Method) -> PairLoad:
-        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
+    def load(self, method: Method) -> dict[str, Any]:
+        """Return the pairs that the method leaves to be sent and computed, as a study's file."""
         top_k, rows = self.setting.shape.top_k, []
         for rank in self.ranks:
             packed = next(rank.steps(method))
@@ -264,15 +239,17 @@ class TimedLayer:
         sums = (torch.stack(each).sum(dim=0) for each in zip(*rows, strict=True))
         counts_RL, dropped, sent = (self.world or ALONE).totals(*sums)
         expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
-        return PairLoad(
-            kept=sum(expert_load),
-            dropped_share=int(dropped) / (self.ranks[0].groups.n_tokens * top_k),
-            expert_load=expert_load,
-            rank_load=rank_load,
-            sent_bytes=int(sent) * self.setting.row_bytes,
-            fullest_expert=max(expert_load),
-            fullest_rank=max(rank_load),
-        )
+        return {
+            "kept": sum(expert_load),  # pairs that are computed, over all ranks
+            # Pairs of the tokens' own top-k that are not computed, as a share of all.
+            "dropped_share": int(dropped) / (self.ranks[0].groups.n_tokens * top_k),
+            "expert_load": expert_load,  # pairs of every expert
+            "rank_load": rank_load,  # pairs of every rank's experts
+            # What leaves any rank in the first all-to-all; as much comes back.
+            "sent_bytes": int(sent) * self.setting.row_bytes,
+            "fullest_expert": max(expert_load),  # of several layers, the sum of each one's own
+            "fullest_rank": max(rank_load),
+        }
 
 
 class TimedPrefill:
@@ -315,12 +292,14 @@ class TimedPrefill:
         clock = Clock(first.setting.device)
         logits = self._logits("dense", clock.lap)
         dense = clock.seconds()["dense"]
-        moe = sum(layer.run(method).seconds["total"] for layer in self._layers)
-        return Pass({"dense": dense, "moe": moe, "total": dense + moe}, logits)
+        moe = sum(layer.run(method)[0]["total"] for layer in self._layers)
+        return {"dense": dense, "moe": moe, "total": dense + moe}, logits
 
-    def load(self, method: Method) -> PairLoad:
-        """Return the pairs that the method leaves to be sent and computed in all layers."""
-        return PairLoad.summed([layer.load(method) for layer in self._layers])
+    def load(self, method: Method) -> dict[str, Any]:
+        """Return the sums over the layers' loads, and the mean of the dropped shares."""
+        loads = [layer.load(method) for layer in self._layers]
+        sums = {name: np.sum([load[name] for load in loads], axis=0).tolist() for name in loads[0]}
+        return sums | {"dropped_share": sums["dropped_share"] / len(loads)}
 
 
 def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> Link:
@@ -337,7 +316,7 @@ def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> L
                 dist.all_to_all_single(torch.empty_like(sent), sent, group=world.group)
             return sent
 
-        return in_step(exchange, world, device).seconds["exchange"]
+        return in_step(exchange, world, device)[0]["exchange"]
 
     # In turn, so that what disturbs the machine disturbs both.
     pairs = [(seconds(1), seconds(_LINK_ROWS)) for _ in range(repeats + 2)][2:]
