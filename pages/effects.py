@@ -301,7 +301,7 @@ def rests_on() -> str:
     """Return what (k) and (d2) would be on other tasks and on other models."""
     (claim,) = (claim for claim in replication_claims() if claim.id == "k")
     every_task = dataclasses.replace(evidence(), losses=pd.DataFrame(), _effects={})
-    everything = judge(every_task, [claim]).iloc[0]
+    (everything,) = judge(every_task, [claim])
     verdicts = {written.id: written.verdict for written in replication().claims}
     (finding,) = findings("d2")
     families = by_family(finding.models)
@@ -309,7 +309,7 @@ def rests_on() -> str:
     others = fmean(gain for name, gain in families.items() if name != "zoo_mixtral")
     return paragraph(
         f"- (k) is *{verdicts['k']}* because tasks that hardly need experts are left out. "
-        f"On all tasks it would be *{everything['conclusion']}* {everything['of']}.",
+        f"On all tasks it would be *{everything.verdict}* {everything.scope}.",
         rest="  ",
     ) + paragraph(
         f"- (d2) rests on Mixtral: {gains}. Without it the mean is {shown(others, '{:+.2f}')}.",

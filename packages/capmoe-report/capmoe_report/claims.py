@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from capmoe_bench.timings import read_bench
@@ -22,12 +23,10 @@ from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.results import LOCAL, read_results, record_places
 
 from capmoe_report.evidence import Evidence, evidence_of
-from capmoe_report.judge import IN_PRINT, Claim, findings_of, judge, of_claims, paper_claims
+from capmoe_report.judge import IN_PRINT, Claim, judge, paper_claims
 from capmoe_report.records import seen_from
 from capmoe_report.templates import render
-
-if TYPE_CHECKING:
-    import pandas as pd
+from capmoe_report.verdicts import JudgedClaim
 
 _KEYS: Final = ("profile", "results_dir")
 _WORDS: Final = read_data(__package__, "data/words.yaml", dict[str, dict[str, str]])
@@ -70,13 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for line in broken:
             print(f"left out: {line}", file=sys.stderr)
         claims = paper_claims()
-        verdicts = judge(evidence, claims)
+        judged = judge(evidence, claims)
         files = {"claims.html": to_html, "claims.json": to_json}
         with writing("--out", parsed.out):
             for name, written in files.items():
-                write_text(folder / name, written(verdicts, claims, evidence, folder))
+                write_text(folder / name, written(claims, judged, evidence, folder))
         print(f"{len(claims)} claims judged by {n_cells} records of profile {profile}")
-        for heading, count in headings(verdicts):
+        for heading, count in headings(judged):
             print(f"{count:4} {heading}")
         print("written: " + ", ".join(str(folder / name) for name in files))
         return 0
@@ -84,17 +83,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(write))
 
 
-def counts(verdicts: pd.DataFrame) -> dict[str, int]:
+def counts(judged: Sequence[JudgedClaim]) -> dict[str, int]:
     """Return the number of claims with each verdict, 0 included."""
-    words = verdicts.drop_duplicates("claim")["conclusion"].value_counts()
-    return {word: int(words.get(word, 0)) for word in _WORDS["verdicts"]}
+    words = Counter(claim.verdict for claim in judged)
+    return {word: words[word] for word in _WORDS["verdicts"]}
 
 
-def headings(verdicts: pd.DataFrame) -> list[tuple[str, int]]:
+def headings(judged: Sequence[JudgedClaim]) -> list[tuple[str, int]]:
     """Return each verdict with its number of claims, and how many of them are in print alone."""
-    in_print = counts(verdicts[verdicts["of"] == IN_PRINT])
+    in_print = counts([claim for claim in judged if claim.scope == IN_PRINT])
     rows = []
-    for word, count in counts(verdicts).items():
+    for word, count in counts(judged).items():
         part = in_print[word]
         text = f"{word} in print" if part == count else f"{word}, {part} of them in print"
         rows.append((text if part else word, count))
@@ -107,26 +106,24 @@ def profile_note(profile: str) -> str:
 
 
 def to_html(
-    verdicts: pd.DataFrame, claims: Sequence[Claim], evidence: Evidence, folder: Path
+    claims: Sequence[Claim], judged: Sequence[JudgedClaim], evidence: Evidence, folder: Path
 ) -> str:
     """Return the ledger as one page that needs nothing besides: no script, no network.
 
     Args:
-        verdicts: Those on the claims.
         claims: In the order of the paper.
+        judged: The verdicts on them.
         evidence: What they were judged by.
         folder: Where the page is written, from which its links lead to records.
     """
     sections: dict[str, list[Mapping[str, object]]] = {}
-    for claim, rows in of_claims(verdicts, claims):
+    for claim, verdict in zip(claims, judged, strict=True):
         written = {
             "claim": claim,
             "id": re.sub(r"[^A-Za-z0-9-]", "-", claim.id),
-            "verdict": rows["conclusion"].iloc[0],
-            "scope": rows["of"].iloc[0],
-            "decided": findings_of(rows[rows["decides"]]),  # one, or none
-            "measured": rows["effect"].notna().sum(),
-            "checks": list(_checks(rows, folder)),
+            "judged": verdict,
+            "measured": [row for row in verdict.contrasts if row.effect is not None],
+            "checks": list(_checks(verdict, folder)),
         }
         sections.setdefault(claim.section, []).append(written)
     n_cells, broken = len(evidence.results.cells), evidence.broken
@@ -137,7 +134,7 @@ def to_html(
         f"files that could not be read; models: {', '.join(evidence.models) or 'none'}.",
         profile_note(evidence.profile),
     )
-    words = zip(_WORDS["verdicts"].items(), headings(verdicts), strict=True)
+    words = zip(_WORDS["verdicts"].items(), headings(judged), strict=True)
     return render(
         "ledger.html",
         intro=list(filter(None, intro)),
@@ -147,11 +144,9 @@ def to_html(
     )
 
 
-def _checks(rows: pd.DataFrame, folder: Path) -> Iterator[Mapping[str, object]]:
+def _checks(judged: JudgedClaim, folder: Path) -> Iterator[Mapping[str, object]]:
     """Yield origin, text and findings of each check, links to its first records, and their rest."""
-    for _, of_check in rows.groupby((rows["label"] == "").cumsum()):
-        check, *findings = findings_of(of_check)
-        kind = str(of_check["check"].iloc[0])
+    for kind, (check, *findings) in judged.checks:
         paths = [*dict.fromkeys(path for finding in findings for path in finding.records)]
         yield {
             "origin": f"{_WORDS['checks'].get(kind, kind)}, {check.verdict}",
@@ -166,31 +161,36 @@ def _checks(rows: pd.DataFrame, folder: Path) -> Iterator[Mapping[str, object]]:
 
 
 def to_json(
-    verdicts: pd.DataFrame, claims: Sequence[Claim], evidence: Evidence, folder: Path
+    claims: Sequence[Claim], judged: Sequence[JudgedClaim], evidence: Evidence, folder: Path
 ) -> str:
     """Return the ledger as JSON; records are listed once and referred to by their position."""
-    paths = sorted({path for of_row in verdicts["records"] for path in of_row})
+    of_claims = [
+        [(kind, finding) for kind, findings in verdict.checks for finding in findings]
+        for verdict in judged
+    ]
+    paths = sorted({path for rows in of_claims for _, row in rows for path in row.records})
     position = {path: index for index, path in enumerate(paths)}
     written = []
-    for claim, rows in of_claims(verdicts, claims):
-        first = rows.iloc[0]
+    for claim, verdict, rows in zip(claims, judged, of_claims, strict=True):
         findings: list[dict[str, Any]] = []
-        for check, finding in zip(rows["check"], findings_of(rows), strict=True):
+        for kind, finding in rows:
             dumped = finding.model_dump(mode="json", exclude_defaults=True)
             records = [position[path] for path in finding.records]
             rest = {"text": finding.text, "scope": finding.scope, "records": records}
-            findings.append({"check": check, **dumped, **{k: v for k, v in rest.items() if v}})
-        about = {"verdict": first["conclusion"], "scope": first["of"], "findings": findings}
-        fields = claim.model_dump(mode="json", exclude={"checks", "statement", "refuted_by"})
-        decided = rows["label"][rows["decides"]]
-        written.append(fields | about | {"decided_by": next(iter(decided), None)})
+            findings.append({"check": kind, **dumped, **{k: v for k, v in rest.items() if v}})
+        about = {"verdict": verdict.verdict, "scope": verdict.scope, "findings": findings}
+        left_out = {"checks", "statement", "refuted_by", "unit"}
+        fields = claim.model_dump(mode="json", exclude=left_out)
+        stated = {"values": claim.published, "unit": claim.unit} if claim.published else None
+        decided_by = {"decided_by": verdict.decided_by or None}
+        written.append(fields | {"published": stated} | about | decided_by)
     content = {
         "schema": 2,
         "profile": evidence.profile,
         "models": evidence.models,
         "records": [seen_from(folder, path) for path in paths],
         "broken": evidence.broken,
-        "counts": counts(verdicts),
+        "counts": counts(judged),
         "claims": written,
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -6,10 +6,10 @@ that are tested on every model of a profile (``experiment=replicate``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from capmoe_eval.experiment.data_file import read_yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
@@ -21,14 +21,12 @@ from capmoe_report.verdicts import (
     INCONSISTENT,
     ONLY_HERE,
     Finding,
+    JudgedClaim,
     Outcome,
     deciding,
     only_here,
     weigh,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SCOPES: Final[Mapping[str, str]] = {
     "paper": "on the paper's checkpoints",
@@ -61,21 +59,6 @@ _Results = Sequence[tuple[str, Sequence[Finding]]]
 """Of each check of a claim its kind, and its findings: first its own, then what it rests on."""
 
 
-class StatedValue(BaseModel):
-    """A value as the paper states it, or the several of one sentence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    values: tuple[float | str, ...]
-    unit: str = ""
-
-    def __str__(self) -> str:
-        """Return the value with its unit."""
-        text = ", ".join(f"{v:g}" if isinstance(v, float) else v for v in self.values)
-        space = " " if self.unit and self.unit not in "×%" else ""
-        return f"{text}{space}{self.unit}"
-
-
 class Claim(BaseModel):
     """One claim or number of the paper."""
 
@@ -87,7 +70,8 @@ class Claim(BaseModel):
     section: str = ""  # the heading under which it is listed
     quote: Annotated[str, Field(max_length=199)] = ""  # the paper's own words
     kind: Kind = "effect"
-    published: StatedValue | None = None
+    published: tuple[float | str, ...] = ()  # the value as it is stated, or those of a sentence
+    unit: str = ""  # of the published values
     statement: str = ""  # the claim in our words
     refuted_by: str = ""  # the result that would contradict it, in one sentence
     # Tables print it or code does it, and the text does not say it; of the replication, how.
@@ -104,6 +88,13 @@ class Claim(BaseModel):
         """The contrasts of its checks."""
         named = [check["measured"]["contrasts"] for check in self.checks if "measured" in check]
         return tuple(contrast for names in named for contrast in read_contrasts(names))
+
+    @property
+    def stated(self) -> str:
+        """The published values with their unit; empty where there is none."""
+        text = ", ".join(f"{v:g}" if isinstance(v, float) else v for v in self.published)
+        space = " " if self.unit and self.unit not in "×%" else ""
+        return f"{text}{space}{self.unit}"
 
 
 def paper_claims() -> tuple[Claim, ...]:
@@ -126,54 +117,36 @@ def read_claims(text: str) -> tuple[Claim, ...]:
     return TypeAdapter(tuple[Claim, ...]).validate_python(read_yaml(text))
 
 
-COLUMNS: Final = ("claim", "conclusion", "of", "check", "decides", *Finding.model_fields)
-"""The columns of :func:`judge`."""
+def judge(evidence: Evidence, claims: Sequence[Claim]) -> tuple[JudgedClaim, ...]:
+    """Return the verdict on every claim, with every finding behind it.
 
-
-def judge(evidence: Evidence, claims: Sequence[Claim]) -> pd.DataFrame:
-    """Return the verdict on every claim, with every finding behind it: a row a finding.
-
-    - ``claim``: its id; ``conclusion``: the verdict on it, as docs/explanation/verdicts.md has
-      them; ``of``: of what that speaks, such as "at toy scale"
-    - ``check``: the kind of the check that the finding is of
-    - ``decides``: whether the finding decided, or would have but for the paper's own numbers
-    - the fields of :class:`capmoe_report.verdicts.Finding`
-
-    The first row of each check has no label: its verdict is the check's.
+    A verdict has the words of docs/explanation/verdicts.md; its scope says of what it speaks, such
+    as "at toy scale".
     """
-    import pandas as pd
-
     by_id = {claim.id: claim for claim in claims}
-    rows = []
+    judged = []
     for claim in claims:
-        results = [
-            (kind, _check(kind, arguments, claim, by_id, evidence))
+        checks = tuple(
+            (kind, tuple(_check(kind, arguments, claim, by_id, evidence)))
             for check in claim.checks
             for kind, arguments in check.items()
-        ]
-        word, scope = conclude(claim, results, evidence)
-        decided = deciding([finding for _, (_, *rest) in _deciding(results) for finding in rest])
-        rows += [
-            (claim.id, word, scope, kind, finding is decided, *vars(finding).values())
-            for kind, findings in results
-            for finding in findings
-        ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def of_claims(
-    verdicts: pd.DataFrame, claims: Sequence[Claim]
-) -> Iterator[tuple[Claim, pd.DataFrame]]:
-    """Yield each claim with its rows of :func:`judge`."""
-    rows = dict(list(verdicts.groupby("claim", sort=False)))
-    yield from ((claim, rows[claim.id]) for claim in claims)
-
-
-def findings_of(rows: pd.DataFrame) -> list[Finding]:
-    """Return rows of :func:`judge` as findings."""
-    fields = rows[list(Finding.model_fields)].astype(object)
-    present = fields.where(fields.notna(), None)
-    return [Finding.model_validate(row) for row in present.to_dict("records")]
+        )
+        verdict, scope = conclude(claim, checks, evidence)
+        decided = deciding([finding for _, (_, *rest) in _deciding(checks) for finding in rest])
+        how = claim.beyond if isinstance(claim.beyond, str) else ""
+        judged.append(
+            JudgedClaim(
+                **claim.model_dump(include={"id", "place", "statement", "refuted_by"}),
+                beyond=bool(claim.beyond),
+                verdict=verdict,
+                scope=scope,
+                decided_by="" if decided is None else decided.label,
+                note=f"{how} {claim.note}".strip(),
+                contrasts=tuple(finding for _, (_, *rest) in checks for finding in rest),
+                checks=checks,
+            )
+        )
+    return tuple(judged)
 
 
 def _check(
@@ -209,9 +182,9 @@ def _check(
 
 def _agreement(claim: Claim, other: Claim) -> Finding:
     """Return whether two places of the paper state the same value of the same thing."""
-    verdict = Outcome.HOLDS if claim.published == other.published else Outcome.FAILS
+    verdict = Outcome.HOLDS if claim.stated == other.stated else Outcome.FAILS
     first, second = (f"{each.version} {each.place}" for each in (claim, other))
-    text = f"{first} states {claim.published}, {second} {other.published}."
+    text = f"{first} states {claim.stated}, {second} {other.stated}."
     return Finding(verdict=verdict, text=text)
 
 

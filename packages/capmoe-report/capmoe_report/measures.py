@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from capmoe_eval.experiment.data_file import read_data
@@ -77,15 +77,6 @@ class Question(BaseModel):
         return text if self.against is None else f"{text} − {self.against}"
 
 
-class _Values(NamedTuple):
-    """The value of each model, and the files that they are from."""
-
-    by_model: Mapping[str, float]
-    records: Iterable[str]
-    note: str = ""
-    undecided: Collection[str] = ()  # models whose value refutes nothing, wherever it lies
-
-
 def load(raw: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
     """Return what a question of load says: true of every model, of none, or of some.
 
@@ -124,8 +115,9 @@ def _all_of(answers: Iterable[Sequence[Finding]]) -> list[Finding]:
 
 
 def _answer(question: Question, evidence: Evidence) -> list[Finding]:
+    """Return the check of a question, and its finding."""
     counted = _COUNTED.get(question.quantity, _of_cells)(question, evidence)
-    values, label = counted.by_model, str(question)
+    values, label = counted.models, str(question)
     about: dict[str, Any] = {"label": label, "unit": question.unit or question.quantity}
     if not values:
         check = Finding(verdict=Outcome.ABSENT, text=f"No records of: {question}.")
@@ -151,18 +143,25 @@ def _answer(question: Question, evidence: Evidence) -> list[Finding]:
         text = f"{_listed(values)}; asked {asked}, true of {sum(fits)} of {len(fits)} "
         text += f"models{f' ({counted.note})' if counted.note else ''}."
         outcome = unanimous(fits)
-        if outcome is Outcome.FAILS and counted.undecided:
-            outcome = Outcome.UNDECIDED
-    about |= {"effect": fmean(values.values()), "models": values, "note": counted.note}
-    finding = Finding(verdict=outcome, records=tuple(sorted(set(counted.records))), **about)
-    return [Finding(verdict=outcome, text=f"{label}: {text}"), finding]
+        outcome = counted.verdict if outcome is Outcome.FAILS else outcome
+    about |= {"effect": fmean(values.values()), "verdict": outcome}
+    about["records"] = tuple(sorted(set(counted.records)))
+    return [Finding(verdict=outcome, text=f"{label}: {text}"), counted.model_copy(update=about)]
 
 
 def _listed(values: Mapping[str, float]) -> str:
     return ", ".join(f"{model} {value:.3g}" for model, value in values.items()) or "none"
 
 
-def _of_cells(question: Question, evidence: Evidence) -> _Values:
+def _counted(
+    values: Mapping[str, float], records: Iterable[str], note: str = "", *, refutes: bool = True
+) -> Finding:
+    """Return the value of each model, and whether values beyond the bounds refute a claim."""
+    verdict = Outcome.FAILS if refutes else Outcome.UNDECIDED
+    return Finding(verdict=verdict, models=values, records=tuple(records), note=note)
+
+
+def _of_cells(question: Question, evidence: Evidence) -> Finding:
     """Return the mean of a quantity over each model's tasks, for a peak the highest of them."""
     sides = [side for side in (question.of, question.against) if side is not None]
     left_out = evidence.left_out(sides[0], sides[-1])
@@ -176,7 +175,7 @@ def _of_cells(question: Question, evidence: Evidence) -> _Values:
     ]
     picked = [evidence.pick(side, *models) for side in sides]
     if any(cells.empty for cells in picked):
-        return _Values({}, [])
+        return _counted({}, [])
     means = [
         _of_cell(question, cells, evidence.results.layers)
         .groupby([cells["model"], cells["task"]])
@@ -191,7 +190,7 @@ def _of_cells(question: Question, evidence: Evidence) -> _Values:
         for *names, path in cells[["model", "task", "path"]].itertuples(index=False)
         if tuple(names) in of_tasks
     ]
-    return _Values({model: of_models[model] for model in models if model in of_models}, paths)
+    return _counted({model: of_models[model] for model in models if model in of_models}, paths)
 
 
 def _of_cell(question: Question, cells: pd.DataFrame, layers: pd.DataFrame) -> Any:
@@ -210,7 +209,7 @@ def _of_cell(question: Question, cells: pd.DataFrame, layers: pd.DataFrame) -> A
     return values
 
 
-def _text_dropped(question: Question, evidence: Evidence) -> _Values:
+def _text_dropped(question: Question, evidence: Evidence) -> Finding:
     """Return the share of text pairs that are dropped (Appendix C).
 
     The paper speaks of queries of which text is a small part: a model whose queries have a larger
@@ -218,23 +217,23 @@ def _text_dropped(question: Question, evidence: Evidence) -> _Values:
     """
     counted = _of_cells(question, evidence)
     small = sum(figure("fig10_text_pixels_pm0.03")) / sum(figure("fig10_total_pixels_pm0.03"))
-    cells = evidence.pick(question.of, *counted.by_model).set_index("model")
+    cells = evidence.pick(question.of, *counted.models).set_index("model")
     text, image = (cells[f"load.modalities.{name}.tokens"] for name in ("text", "image"))
     shares = dict(text / (text + image))
     texts = ", ".join(f"{model} {share:.1%}" for model, share in shares.items())
     note = f"text is of all tokens: {texts}; Figure 10: {small:.1%}" if texts else ""
-    large = [model for model, share in shares.items() if share > small]
-    return counted._replace(note=note, undecided=large)
+    is_small = all(share <= small for share in shares.values())
+    return _counted(counted.models, counted.records, note, refutes=is_small)
 
 
-def _step_over_noise(question: Question, evidence: Evidence) -> _Values:
+def _step_over_noise(question: Question, evidence: Evidence) -> Finding:
     """Return the step of gate scores from rank K to K+1 over that of a random router (Figure 8).
 
     The step is the logarithm of the scores' ratio. Noise is that of Gaussian router logits whose
     scores fall as fast inside the top-k; it has no cliff behind it either. A step that is smaller
     than the mean step inside the top-k is no cliff, and refutes nothing.
     """
-    values, tails, gentle = {}, {}, set()
+    values, tails, has_cliff = {}, {}, True
     records = evidence.pick(question.of, *evidence.models)
     layers = records[["cell", "model"]].merge(evidence.results.layers, on="cell")
     layers = layers[layers["score_by_rank"].notna() & (layers["top_k"] > 1)]
@@ -248,13 +247,13 @@ def _step_over_noise(question: Question, evidence: Evidence) -> _Values:
             noise = noise_step(of_model["n_experts"].iloc[0], k, max(fall, 1e-3))
             values[str(model)] = step / noise
             tails[str(model)] = math.exp(-step), math.exp(-noise)
-            gentle |= {str(model)} if step < fall else set()
+            has_cliff &= bool(step >= fall)
     ranks = clauses_by_family(tails, "{}, noise {}", ("{:.2f}", "{:.2f}"))
     note = f"score of rank K+1 over that of rank K: {ranks}" if ranks else ""
-    return _Values(values, records["path"], note, gentle)
+    return _counted(values, records["path"], note, refutes=has_cliff)
 
 
-def _answers_changed(question: Question, evidence: Evidence) -> _Values:
+def _answers_changed(question: Question, evidence: Evidence) -> Finding:
     """Return the percent of answers that differ between two compositions of the batches."""
     cells = evidence.pick(question.of, *evidence.models)
     shares: dict[str, list[float]] = {}
@@ -268,10 +267,10 @@ def _answers_changed(question: Question, evidence: Evidence) -> _Values:
         if flips:
             shares.setdefault(model, []).append(fmean(flips))
     values = {model: question.scale * fmean(of_tasks) for model, of_tasks in shares.items()}
-    return _Values(values, cells["path"][cells["model"].isin(shares)])
+    return _counted(values, cells["path"][cells["model"].isin(shares)])
 
 
-def _next_tokens_changed(question: Question, evidence: Evidence) -> _Values:
+def _next_tokens_changed(question: Question, evidence: Evidence) -> Finding:
     """Return the percent of next tokens that the order of a batch's sequences changes.
 
     Judged are batches whose sequences begin with distinct tokens. Of equal gate scores, which
@@ -291,10 +290,10 @@ def _next_tokens_changed(question: Question, evidence: Evidence) -> _Values:
     )
     texts = ", ".join(f"{model} {share:.1f} %" for model, share in alike.items())
     note = f"with prompts as they are, which begin alike: {texts}" if texts else ""
-    return _Values(distinct, [str(evidence.bench.folder / "permutation.json")], note)
+    return _counted(distinct, [str(evidence.bench.folder / "permutation.json")], note)
 
 
-_COUNTED: Final[Mapping[str, Callable[[Question, Evidence], _Values]]] = {
+_COUNTED: Final[Mapping[str, Callable[[Question, Evidence], Finding]]] = {
     "answers_changed": _answers_changed,
     "next_tokens_changed": _next_tokens_changed,
     "step_over_noise": _step_over_noise,

@@ -21,17 +21,11 @@ from capmoe_report.claims import profile_note
 from capmoe_report.contrasts import grouping
 from capmoe_report.effects import by_family
 from capmoe_report.evidence import Evidence, evidence_of, idle_notes
-from capmoe_report.judge import (
-    check_pairs,
-    findings_of,
-    judge,
-    of_claims,
-    replication_claims,
-)
+from capmoe_report.judge import check_pairs, judge, replication_claims
 from capmoe_report.margins import margins
 from capmoe_report.records import RECORDS, line_numbers, paths_of, record_row, to_lines
 from capmoe_report.templates import render
-from capmoe_report.verdicts import LEVEL, ONLY_HERE, JudgedClaim, VerdictFile
+from capmoe_report.verdicts import LEVEL, ONLY_HERE, VerdictFile
 
 CONTRASTS: Final = "contrasts.csv"
 """The numbers of every contrast, beside replication.md."""
@@ -116,20 +110,8 @@ def _judged(cells: Finished, evidence: Evidence) -> VerdictFile:
     """Return the verdicts on the claims; records that do not pair are a UsageError."""
     claims = replication_claims()
     check_pairs(claims, evidence)
-    judged, of_margin = [], dict[str, list[str]]()
-    for claim, rows in of_claims(judge(evidence, claims), claims):
-        word, scope = rows[["conclusion", "of"]].iloc[0]
-        judged.append(
-            JudgedClaim(
-                **claim.model_dump(include={"id", "place", "statement", "refuted_by"}),
-                beyond=bool(claim.beyond),
-                verdict=word,
-                scope=scope,
-                decided_by="".join(rows["label"][rows["decides"]]),
-                note=f"{claim.beyond or ''} {claim.note}".strip(),
-                contrasts=tuple(findings_of(rows[rows["label"] != ""])),
-            )
-        )
+    of_margin: dict[str, list[str]] = {}
+    for claim in claims:
         for margin in {contrast.expect.margin for contrast in claim.contrasts}:
             of_margin.setdefault(margin, []).append(claim.id)
     return VerdictFile(
@@ -143,7 +125,7 @@ def _judged(cells: Finished, evidence: Evidence) -> VerdictFile:
             {**row, "points": round(row["points"], 5), "claims": of_margin.get(name, [])}
             for name, row in margins().items()
         ),
-        claims=tuple(judged),
+        claims=judge(evidence, claims),
         grouping=tuple(grouping(evidence)),
     )
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_bench.timings import DROPLESS, RUN, Bench, bench_command
 from capmoe_bench.timings import EMULATED as KIND
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import gamma_suffix
-from pydantic import BaseModel
 
 from capmoe_report.verdicts import Finding, Outcome, listed
 
@@ -26,48 +25,32 @@ EMULATED: Final = "in direction, emulated"
 _PHASES: Final = ("permute", "dispatch", "return", "experts")  # in the order of findings
 
 
-class Comparison(BaseModel, frozen=True, extra="forbid"):
-    """Times of which some must be higher than others; ``data/speedups.yaml`` has the fields."""
-
-    label: str
-    higher: str
-    lower: str = ""
-    by: tuple[str, ...] = ()
-    where: str = ""
-    of: Literal["speedup", "seconds"] = "speedup"
-
-    def pairs(self, times: pd.DataFrame) -> pd.DataFrame:
-        """Return a row for each comparison, the columns of its lower side with ``_low``.
-
-        ``median``, ``q1`` and ``q3`` are what is compared, ``order`` is where the row stands.
-        """
-        names = {self.of: "median", f"{self.of}_q1": "q1", f"{self.of}_q3": "q3"}
-        times = times.rename(columns=names)
-        pairs = times.query(self.higher)
-        if self.lower:
-            lower = times.query(self.lower).dropna(subset=list(self.by))
-            pairs = pairs.merge(lower, on=list(self.by), suffixes=("", "_low"))
-        else:
-            pairs = pairs.assign(**dict.fromkeys(("median_low", "q1_low", "q3_low"), 1.0))
-        pairs = pairs.query(self.where) if self.where else pairs
-        return pairs.copy().assign(  # a copy is one block of columns again
-            compared=[self.label.format(**row) for row in pairs.to_dict("records")],
-            order=pairs.filter(regex="^series(_low)?$").max(axis="columns"),
-        )
-
-
-class Fact(BaseModel, frozen=True, extra="forbid"):
-    """Comparisons of the times of a study that must all go the same way."""
-
-    study: str
-    says: str
-    comparisons: tuple[Comparison, ...]
-
-
 @cache
-def facts() -> Mapping[str, Fact]:
-    """Return every fact that a claim can name."""
-    return read_data(__package__, "data/speedups.yaml", dict[str, Fact])
+def facts() -> Mapping[str, Mapping[str, Any]]:
+    """Return every fact that a claim can name, as ``speedups.yaml`` has the facts."""
+    return read_data(__package__, "data/speedups.yaml", dict[str, dict[str, Any]])
+
+
+def _pairs(comparison: Mapping[str, Any], times: pd.DataFrame) -> pd.DataFrame:
+    """Return the times of which some must be higher than others: a row for each pair.
+
+    The columns of its lower side end with ``_low``. ``median``, ``q1`` and ``q3`` are what is
+    compared, ``order`` is where the row stands.
+    """
+    of = comparison.get("of", "speedup")  # or "seconds"
+    times = times.rename(columns={of: "median", f"{of}_q1": "q1", f"{of}_q3": "q3"})
+    pairs = times.query(comparison["higher"])
+    if "lower" in comparison:
+        by = comparison["by"]
+        lower = times.query(comparison["lower"]).dropna(subset=by)
+        pairs = pairs.merge(lower, on=by, suffixes=("", "_low"))
+    else:
+        pairs = pairs.assign(**dict.fromkeys(("median_low", "q1_low", "q3_low"), 1.0))
+    pairs = pairs.query(comparison["where"]) if "where" in comparison else pairs
+    return pairs.copy().assign(  # a copy is one block of columns again
+        compared=[comparison["label"].format(**row) for row in pairs.to_dict("records")],
+        order=pairs.filter(regex="^series(_low)?$").max(axis="columns"),
+    )
 
 
 def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
@@ -79,10 +62,10 @@ def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
     import pandas as pd
 
     fact = facts()[raw["fact"]]
-    times = _with_places(bench.best(fact.study))
-    pairs = pd.concat([comparison.pairs(times) for comparison in fact.comparisons])
+    times = _with_places(bench.best(fact["study"]))
+    pairs = pd.concat([_pairs(comparison, times) for comparison in fact["comparisons"]])
     if pairs.empty:
-        text = f"No file of study {fact.study} that says it: {bench_command(fact.study)}."
+        text = f"No file of study {fact['study']} that says it: {bench_command(fact['study'])}."
         return [Finding(verdict=Outcome.ABSENT, text=text)]
     how, is_emulated = _how(pairs), (pairs["kind"] == KIND).any()
     rest, findings, outcomes = list[str](), list[Finding](), list[Outcome]()
@@ -99,7 +82,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
             effect = pair.median / pair.median_low
             findings.append(Finding(verdict=outcomes[-1], effect=effect, **about))
     text = (
-        f"{fact.says} {how[0].upper()}{how[1:]}; quartiles lie apart as said in "
+        f"{fact['says']} {how[0].upper()}{how[1:]}; quartiles lie apart as said in "
         f"{outcomes.count(Outcome.HOLDS)} of {len(pairs)} comparisons{', not in:' if rest else '.'}"
     )
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.UNDECIDED

@@ -56,10 +56,9 @@ _Unwritten = Annotated[str, Field(exclude=True)]
 
 
 class Finding(BaseModel, frozen=True):
-    """A test of a claim: a row of the frame of :func:`capmoe_report.judge.judge`.
+    """A test of a claim, or the check that several tests make up.
 
-    The first row of each check of a claim has no label. Its verdict is that of the check, and its
-    text says how it was reached.
+    A check has no label. Its verdict follows from its tests, and its text says how.
     """
 
     label: str = ""  # what was compared or measured
@@ -137,7 +136,7 @@ def unanimous(fits: Collection[bool]) -> Outcome:
 
 
 class JudgedClaim(BaseModel, frozen=True):
-    """A claim with its verdict, the label of the finding that decided it, and all findings."""
+    """A claim with its verdict, and every finding behind it."""
 
     id: str
     beyond: bool = False  # it goes beyond the paper's text
@@ -145,10 +144,12 @@ class JudgedClaim(BaseModel, frozen=True):
     statement: str = ""
     verdict: str
     scope: str = ""
-    decided_by: str = ""
+    decided_by: str = ""  # the label of the finding that decided, or would but for print
     refuted_by: str = ""
     note: str = ""
-    contrasts: tuple[Finding, ...] = ()
+    contrasts: tuple[Finding, ...] = ()  # the findings of all checks
+    # The kind of each check with its own finding, then those that it rests on; not written.
+    checks: Annotated[tuple[tuple[str, tuple[Finding, ...]], ...], Field(exclude=True)] = ()
 
 
 class Grouping(BaseModel, frozen=True):

@@ -12,6 +12,7 @@ from capmoe_eval.routing.registry import create_method
 
 from capmoe_report.evidence import Evidence, trainings_of
 from capmoe_report.judge import judge, read_claims
+from capmoe_report.verdicts import JudgedClaim
 from tests import records
 
 if TYPE_CHECKING:
@@ -75,11 +76,17 @@ def trainings(
 HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"
 
 
-def verdicts(check: str, material: Evidence) -> pd.DataFrame:
-    """Return the rows of a claim that has one check: the check's, then those of its findings."""
-    return judge(material, read_claims(f"- {HEAD % check}"))
+def judged(check: str, material: Evidence) -> JudgedClaim:
+    """Return a claim that has one check, judged."""
+    (claim,) = judge(material, read_claims(f"- {HEAD % check}"))
+    return claim
 
 
-def label(rows: pd.DataFrame) -> str:
-    """Return the verdict on the first claim with its scope."""
-    return " ".join(rows[["conclusion", "of"]].iloc[0]).strip()
+def label(claim: JudgedClaim) -> str:
+    """Return the verdict on a claim with its scope."""
+    return f"{claim.verdict} {claim.scope}".strip()
+
+
+def texts(claim: JudgedClaim) -> str:
+    """Return what the checks of a claim say."""
+    return " ".join(check.text for _, (check, *_) in claim.checks)

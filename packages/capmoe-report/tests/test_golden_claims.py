@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
 import pytest
 from capmoe_bench.timings import read_bench
 from capmoe_eval.experiment.results import read_results
@@ -21,8 +20,8 @@ from tests.satellites import NEEDS_METHODS
 from capmoe_report.contrasts import Contrast, grouping
 from capmoe_report.effects import by_family
 from capmoe_report.evidence import Evidence, evidence_of
-from capmoe_report.judge import findings_of, judge, paper_claims, replication_claims
-from capmoe_report.verdicts import Finding
+from capmoe_report.judge import judge, paper_claims, replication_claims
+from capmoe_report.verdicts import Finding, JudgedClaim
 from tests.golden import BENCH, RESULTS, framed, read, write
 
 
@@ -86,17 +85,18 @@ def verdicts() -> Iterator[dict[str, Any]]:
     yield from _judged("ledger", judge(material, paper_claims()))
 
 
-def _judged(of: str, frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _judged(of: str, claims: Sequence[JudgedClaim]) -> Iterator[dict[str, Any]]:
     """A row for each claim, of the ledger for each check, and for each finding."""
-    for claim, rows in frame.groupby("claim", sort=False):
-        key = {"of": of, "claim": claim}
-        yield key | {"verdict": rows["conclusion"].iloc[0], "scope": rows["of"].iloc[0]}
-        for check, finding in zip(rows["check"], findings_of(rows), strict=True):
-            source = {"source": check} if of == "ledger" else {}
-            if finding.label and (of == "replication" or finding.effect is not None):
-                yield key | source | _finding(finding)
-            elif source and not finding.label:
-                yield key | source | {"verdict": finding.verdict.name.lower()}
+    for claim in claims:
+        key = {"of": of, "claim": claim.id}
+        yield key | {"verdict": claim.verdict, "scope": claim.scope}
+        for kind, (check, *findings) in claim.checks:
+            source = {"source": kind} if of == "ledger" else {}
+            if source:
+                yield key | source | {"verdict": check.verdict.name.lower()}
+            for finding in findings:
+                if of == "replication" or finding.effect is not None:
+                    yield key | source | _finding(finding)
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

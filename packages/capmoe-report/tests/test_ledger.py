@@ -55,12 +55,12 @@ def test_html_escapes_every_text() -> None:
     contrast: dict[str, Any] = {"model": MODEL, "a": {"method": "score", "gamma": 1.0}}
     contrast |= {"b": {"method": "baseline"}, "expect": "less"}
     entry: dict[str, Any] = dict.fromkeys(("section", "place", "quote", "note"), NASTY)
-    entry |= {"id": "one", "version": "v2", "kind": "effect", "published": {"values": [NASTY]}}
+    entry |= {"id": "one", "version": "v2", "kind": "effect", "published": [NASTY]}
     entry |= {"check": {"measured": {"contrasts": [contrast]}}}
     rows = record("score", 1.0, model=MODEL), record("baseline", model=MODEL)
     material = evidence(*rows, broken=(NASTY,))
     claims = read_claims(json.dumps([entry]))
-    text = to_html(judge(material, claims), claims, material, Path("reports/zoo"))
+    text = to_html(claims, judge(material, claims), material, Path("reports/zoo"))
     assert "<script" not in text
     # Section, place, quote, published value, note and broken file, as they are.
     assert text.count(escape(NASTY)) >= 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from capmoe_eval.experiment.record import Record
@@ -15,9 +15,7 @@ from tests.records import layer, record_of
 from capmoe_report.contrasts import Contrast
 from capmoe_report.evidence import Evidence, Side
 from capmoe_report.judge import Claim, judge, replication_claims
-
-if TYPE_CHECKING:
-    import pandas as pd
+from capmoe_report.verdicts import JudgedClaim
 
 CLAIMS = {claim.id: claim for claim in replication_claims()}
 MODELS = ("zoo_a", "zoo_b", "zoo_c")
@@ -118,12 +116,13 @@ def texts(hold: bool) -> Iterator[Record]:
                 yield made(Side.model_validate(knobs), GOOD, model, load=load)
 
 
-def judged(claim: Claim, records: Iterable[Record], hold: bool = False) -> pd.DataFrame:
+def judged(claim: Claim, records: Iterable[Record], hold: bool = False) -> JudgedClaim:
     peaks = [6.0, 6.1, 6.2], [2.0, 2.1, 2.2]
     material = Evidence(
         "zoo", results_of(records), trainings=trainings(*peaks[:: 1 if hold else -1])
     )
-    return judge(material, [claim])
+    (verdict,) = judge(material, [claim])
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -134,11 +133,11 @@ def test_data_made_to_support_a_claim_or_to_refute_what_it_counts_do_so(
 ) -> None:
     claim = CLAIMS[name]
     made = {"g": routers, "i": companies, "n": texts}.get(name, lambda hold: records(claim, hold))
-    rows = judged(claim, made(hold), hold)
+    verdict = judged(claim, made(hold), hold)
     expected = "confirmed" if hold else "contradicted"
-    assert rows["conclusion"][0] == expected
-    assert (rows["verdict"][rows["decides"]] == expected).all()
-    assert rows["decides"].sum() == 1
+    assert verdict.verdict == expected
+    (decided,) = (row for row in verdict.contrasts if row.label == verdict.decided_by)
+    assert decided.verdict == expected
 
 
 @pytest.mark.parametrize("name", [name for name in CLAIMS if CLAIMS[name].contrasts])
@@ -147,8 +146,8 @@ def test_every_contrast_can_contradict_its_claim(name: str) -> None:
     for contrast in claim.contrasts:
         check = {"measured": {"contrasts": [contrast]}}
         fields = {"id": "x", "place": "", "refuted_by": "It.", "beyond": claim.beyond}
-        rows = judged(Claim.model_validate(fields | {"check": check}), refuting(contrast))
-        assert rows["conclusion"][0] == "contradicted", str(contrast)
+        verdict = judged(Claim.model_validate(fields | {"check": check}), refuting(contrast))
+        assert verdict.verdict == "contradicted", str(contrast)
 
 
 def refuting(contrast: Contrast) -> Iterator[Record]:

@@ -7,7 +7,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import find_row
-from fabricate import HEAD, evidence, label, record, verdicts
+from fabricate import HEAD, evidence, judged, label, record, texts
 
 from capmoe_report.evidence import Evidence
 from capmoe_report.judge import check_pairs, conclude, read_claims, replication_claims
@@ -16,10 +16,6 @@ from capmoe_report.verdicts import Finding, Outcome
 CONTRAST = """{measured: {contrasts: [
   {a: {method: score, gamma: 1.0}, b: {method: random, gamma: 1.0}, expect: %s}]}}"""
 RIGHT, WRONG = [1] * 40, [0] * 40
-
-
-def word(check: str, material: Evidence) -> str:
-    return str(verdicts(check, material)["conclusion"].iloc[0])
 
 
 # Contrasts.
@@ -49,7 +45,7 @@ def test_a_contrast_decides_by_its_interval(
     score: list[float], random: list[float], expect: str, expected: str
 ) -> None:
     found = evidence(record("score", 1.0, score), record("random", 1.0, random))
-    assert word(CONTRAST % expect, found) == expected
+    assert judged(CONTRAST % expect, found).verdict == expected
 
 
 def test_a_task_that_does_not_pair_is_left_out_and_named() -> None:
@@ -57,12 +53,12 @@ def test_a_task_that_does_not_pair_is_left_out_and_named() -> None:
     both = {"obqa_a": [1] * 20}
     unpaired = [record("score", 1.0, both), record("random", 1.0, both | {"obqa_b": [0] * 20})]
     paired = [record(name, 1.0, x, task="rte") for name, x in (("score", RIGHT), ("random", WRONG))]
-    (check, finding) = verdicts(CONTRAST % "greater", evidence(*unpaired, *paired)).itertuples()
-    assert finding.effect == pytest.approx(100)
-    assert "Not paired and left out: zoo_olmoe obqa (other subtasks: obqa_b)." in check.text
-    rows = verdicts(CONTRAST % "greater", evidence(*unpaired))
-    assert label(rows) == "not measured"
-    assert "No records of: score γ=1 − random γ=1" in rows["text"][0]
+    claim = judged(CONTRAST % "greater", evidence(*unpaired, *paired))
+    assert claim.contrasts[0].effect == pytest.approx(100)
+    assert "Not paired and left out: zoo_olmoe obqa (other subtasks: obqa_b)." in texts(claim)
+    claim = judged(CONTRAST % "greater", evidence(*unpaired))
+    assert label(claim) == "not measured"
+    assert "No records of: score γ=1 − random γ=1" in texts(claim)
     with pytest.raises(UsageError, match="task=obqa: records do not pair"):
         check_pairs(replication_claims(), evidence(*unpaired))
 
@@ -75,15 +71,15 @@ def test_contrasts_of_a_claim_are_corrected_for_their_number() -> None:
     single, other = contrast % "random", contrast % "order"
     one = f"{{measured: {{contrasts: [{single}]}}}}"
     two = f"{{measured: {{contrasts: [{single}, {other}]}}}}"
-    assert word(one, evidence(score, others[0])) == "confirmed"
+    assert judged(one, evidence(score, others[0])).verdict == "confirmed"
     for check in (two, one):  # both are of claim (a) of the replication, and have its p
-        rows = verdicts(check, evidence(score, *others))
-        assert label(rows).startswith("not shown")
-        assert rows["p"][1] == pytest.approx(0.0825, abs=1e-4)
+        claim = judged(check, evidence(score, *others))
+        assert claim.verdict == "not shown"
+        assert claim.contrasts[0].p == pytest.approx(0.0825, abs=1e-4)
     # Half of what the claim asks for is no confirmation either.
-    partly = verdicts(two, evidence(score, others[0]))
-    assert label(partly).startswith("not shown")
-    assert "No records of: score γ=1 − order" in partly["text"][0]
+    partly = judged(two, evidence(score, others[0]))
+    assert partly.verdict == "not shown"
+    assert "No records of: score γ=1 − order" in texts(partly)
 
 
 # Loads and invariants.
@@ -138,22 +134,22 @@ PEAK = [record("baseline", load={"peak_before": 3.9})]
 def test_a_load_holds_if_it_does_for_every_model(
     question: str, records: list[Record], expected: str
 ) -> None:
-    rows = verdicts(f"{{load: {{quantity: {question}}}}}", evidence(*records))
-    assert rows["conclusion"][0] == expected
+    claim = judged(f"{{load: {{quantity: {question}}}}}", evidence(*records))
+    assert claim.verdict == expected
     if question == FEWER and expected == "confirmed":
-        assert label(rows) == "confirmed at toy scale"
-        assert rows["effect"][1] == pytest.approx(-0.10)
+        assert label(claim) == "confirmed at toy scale"
+        assert claim.contrasts[0].effect == pytest.approx(-0.10)
     if question == NONE_ADDED and expected == "contradicted":
-        assert "γ=2" in rows["label"][rows["decides"]].item()
+        assert "γ=2" in claim.decided_by
 
 
 def test_one_broken_invariant_is_enough() -> None:
     check = "{invariant: {name: bound_holds}}"
-    assert word(check, evidence(record("score", 1.0))) == "confirmed"
+    assert judged(check, evidence(record("score", 1.0))).verdict == "confirmed"
     broken = record("score", 1.5, broken_invariant="bound_holds")
-    rows = verdicts(check, evidence(record("score", 1.0), broken))
-    assert rows["conclusion"][0] == "contradicted"
-    assert rows["records"][1] == (str(broken.path),)
+    claim = judged(check, evidence(record("score", 1.0), broken))
+    assert claim.verdict == "contradicted"
+    assert claim.contrasts[0].records == (str(broken.path),)
 
 
 # Values of the paper's checkpoints.
@@ -183,8 +179,8 @@ def test_a_whole_table_agrees_if_its_mean_difference_is_known_to_be_small(
         if name in printed
     ]
     material = evidence(*rows, profile="paper")
-    judged = verdicts("{value: {table: 1, method: Baseline}}", material)
-    assert label(judged) == f"{expected} on the paper's checkpoints"
+    claim = judged("{value: {table: 1, method: Baseline}}", material)
+    assert label(claim) == f"{expected} on the paper's checkpoints"
 
 
 # Words from findings.
