@@ -19,13 +19,7 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
             *("experiment=adaptive", "experiment=comparators", "experiment=images_macs"),
             *("experiment=placed", "figure adaptive", "figure comparators"),
             *("figure comparators_decode", "figure comparators_ranks", "figure images_macs"),
-            *(
-                "figure companions",
-                "figure decode",
-                "figure images_position",
-                "figure images_text",
-            ),
-            *("figure pareto", "figure waste"),
+            *("figure decode", "figure images_text"),
         }
     ),
     "capmoe-bench": frozenset(
