@@ -71,11 +71,11 @@ def size_changes() -> str:
     more = {
         title: f"{title} {count} of {len(of_method)}"
         for title, of_method in differences.items()
-        if (count := sum(each.high < 0 for each in of_method))
+        if (count := sum(high < 0 for _, _, high in of_method))
     }
     none = [title for title in differences if title not in more]
     compared = [each for of_method in differences.values() for each in of_method]
-    less = sum(each.low > 0 for each in compared)
+    less = sum(low > 0 for _, low, _ in compared)
     points_of = (f"points, `{name}`" for name in _SIZES)
     return (
         paragraph(

@@ -7,7 +7,7 @@ import functools
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 from capmoe_eval.paper.pairing import Floats, Paired, answered_by_cells, pair
@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 RESAMPLES: Final = 10_000
 _SEED: Final = 20260101
-
-
-class Interval(NamedTuple):
-    """A mean and its 95 % confidence interval."""
-
-    mean: float
-    low: float
-    high: float
+Interval: TypeAlias = tuple[float, float, float]
+"""A mean, and the low and the high end of its 95 % confidence interval."""
 
 
 def interval(differences: Mapping[str, Sequence[float] | Floats]) -> Interval:
@@ -39,7 +33,8 @@ def interval(differences: Mapping[str, Sequence[float] | Floats]) -> Interval:
     means = np.zeros(RESAMPLES)
     for task, values in tasks.items():
         means += resampled_sums(values.round(12), task) / len(values) / len(tasks)
-    return Interval(effect, *np.percentile(means, [2.5, 97.5]).tolist())
+    low, high = np.percentile(means, [2.5, 97.5]).tolist()
+    return effect, low, high
 
 
 def share_of(part: Floats, whole: Floats, task: str) -> Interval:
@@ -58,7 +53,7 @@ def share_of(part: Floats, whole: Floats, task: str) -> Interval:
     shares = np.divide(parts, wholes, out=np.zeros(RESAMPLES), where=positive)
     low = np.percentile(np.where(positive, shares, -np.inf), 2.5, method="lower")
     high = np.percentile(np.where(positive, shares, np.inf), 97.5, method="higher")
-    return Interval(float(part.sum() / whole.sum()), float(low), float(high))
+    return float(part.sum() / whole.sum()), float(low), float(high)
 
 
 def resampled_sums(values: Floats, task: str) -> Floats:

@@ -184,7 +184,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
         return None
     middle = float(np.mean(values))
     half = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Interval(middle, middle - half, middle + half)
+    return middle, middle - half, middle + half
 
 
 def _accuracy(compared: pd.DataFrame) -> Interval | None:

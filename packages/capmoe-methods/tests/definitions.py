@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capmoe_methods.laser import Laser
 from capmoe_methods.macs import MACS
-from capmoe_methods.macs.decision import Weighted, modality_bias, token_weights
+from capmoe_methods.macs.decision import modality_bias, token_weights
 from capmoe_methods.oea import OEA
 from capmoe_methods.sere import SERE
 from capmoe_methods.xshare import XShare
@@ -51,14 +51,14 @@ def kept_by_definition(problem: Problem, method: Method) -> set[Pair]:
     return {(token, expert) for token, expert in zip(*map(list, kept_TE.nonzero()), strict=True)}
 
 
-def _weighted(problem: Problem, method: MACS) -> Weighted:
+def _weighted(problem: Problem, method: MACS) -> tuple[Tensor]:
     """Return the weights of the decision, which the definition of pairs takes as they are."""
     group_T = torch.tensor(problem.group)
     tokens = tuple(group_T.bincount().tolist())
     groups = TokenGroups(torch.arange(len(group_T)), group_T, group_T, tokens, len(group_T))
     image_T, hidden_TH = torch.tensor(problem.image), torch.tensor(problem.hidden)
     unit_T = token_weights(hidden_TH, image_T, groups, method.delta)
-    return Weighted(unit_T, torch.empty(0))
+    return (unit_T,)
 
 
 @calibration("expert_similarity")

@@ -82,7 +82,8 @@ def _share(sources: Sources, *cells: pd.DataFrame) -> Interval | str:
         return whole
     if isinstance(of_steps, str):
         return of_steps
-    if interval({task: whole.units}).low > 0:
+    _, low, _ = interval({task: whole.units})
+    if low > 0:
         return share_of(of_steps.units, whole.units, task)
     return "the damage is not distinguishable from zero"
 

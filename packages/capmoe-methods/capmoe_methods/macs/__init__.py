@@ -107,9 +107,9 @@ class MACS(Capped, Combining):
         from capmoe_methods.macs.decision import assign_weighted, weigh
 
         sizes = {"top_k": scores.topk_TK.shape[1], "n_experts": scores.score_TE.shape[1]}
-        weighted = weigh(self, tokens, layer, **sizes)
-        decided = assign_weighted(scores, self, tokens, weighted)
-        return dataclasses.replace(decided, details=weighted)
+        details = unit_T, limit_GE = weigh(self, tokens, layer, **sizes)
+        decided = assign_weighted(scores, self, tokens, unit_T, limit_GE)
+        return dataclasses.replace(decided, details=details)
 
     def simplest(self) -> Method:
         """Return the baseline without a capacity, and Token Drop where nothing is kept."""

@@ -11,7 +11,6 @@ Weights are whole multiples of 2⁻²⁴, so that sums of them depend on no orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,14 +41,6 @@ UNIT = 1 << 24
 _EPSILON = 1e-6  # added to a standard deviation before it divides
 
 
-@dataclass(frozen=True)
-class Weighted:
-    """The weight of every token and the capacity of every expert, in units of 2⁻²⁴."""
-
-    unit_T: Tensor
-    limit_GE: Tensor
-
-
 def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
     """Return the modality of each expert [E]: 1 visual, -1 text, 0 shared.
 
@@ -66,8 +57,11 @@ def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
 
 def weigh(
     method: MACS, groups: TokenGroups, layer: LayerContext, *, top_k: int, n_experts: int
-) -> Weighted:
-    """Return the weights of tokens and the capacities of experts in one layer's forward."""
+) -> tuple[Tensor, Tensor]:
+    """Return the weights of tokens [T] and the capacities of experts [G, E] in a layer's forward.
+
+    Both are in units of 2⁻²⁴.
+    """
     unit_T = torch.full_like(groups.group_T, UNIT)
     of_images_T = torch.zeros_like(unit_T)
     if layer.image_T is not None:
@@ -79,7 +73,7 @@ def weigh(
     bias_E = layer.calibrated
     if bias_E is None:  # no expert is of a modality
         bias_E = unit_T.new_zeros(n_experts)
-    return Weighted(unit_T, weighted_limits(method, groups, ratio_G, bias_E, top_k))
+    return unit_T, weighted_limits(method, groups, ratio_G, bias_E, top_k)
 
 
 def sum_by_group(value_T: Tensor, groups: TokenGroups) -> Tensor:
@@ -135,28 +129,28 @@ def base_capacity(
 
 
 def assign_weighted(
-    scores: Scores, method: MACS, groups: TokenGroups, weighted: Weighted
+    scores: Scores, method: MACS, groups: TokenGroups, unit_T: Tensor, room_GE: Tensor
 ) -> Assignment:
     """Keep the best-scoring tokens of every expert up to its capacity, and reroute the others.
 
     A pair that overflows moves to its token's best expert of the same rank that is none of the
     token's own and has space for the token; several of a token move to several. Where more arrive
-    than fit, the best-scoring stay, and the others are dropped.
+    than fit, the best-scoring stay, and the others are dropped. ``unit_T`` and ``room_GE`` are the
+    weights and the capacities of :func:`weigh`.
     """
-    topk_TK, room_GE = scores.topk_TK, weighted.limit_GE
-    keep_TK = keep_until_full(
-        scores, groups, weighted, room_GE, topk_TK, torch.ones_like(topk_TK) > 0
-    )
+    topk_TK = scores.topk_TK
+    every_TK = torch.ones_like(topk_TK) > 0
+    keep_TK = keep_until_full(scores, groups, unit_T, room_GE, topk_TK, every_TK)
     if method.reroute == "none":
         return Assignment(topk_TK, keep_TK)
     n_experts = room_GE.shape[1]
-    kept_TK = weighted.unit_T[:, None] * keep_TK
+    kept_TK = unit_T[:, None] * keep_TK
     room_GE = room_GE - bucket_loads(groups.group_T, topk_TK, kept_TK, room_GE.shape)
     # Experts in the order of their ranks, and within a rank in the token's own.
     ranked_TE = ranked_experts(scores)
     local = experts_per_rank(n_experts, method.ep_size)
     by_rank_TE = ranked_TE.gather(1, (ranked_TE // local).argsort(dim=1, stable=True))
-    free_TE = addable(scores) & (room_GE[groups.group_T] >= weighted.unit_T[:, None])
+    free_TE = addable(scores) & (room_GE[groups.group_T] >= unit_T[:, None])
     free_TRL = free_TE.gather(1, by_rank_TE).view(len(topk_TK), method.ep_size, local)
     lost_TR = topk_TK.new_zeros(free_TRL.shape[:2]).scatter_add_(
         1, topk_TK // local, (~keep_TK).long()
@@ -164,14 +158,14 @@ def assign_weighted(
     asked_TRL = free_TRL & (free_TRL.cumsum(dim=2) <= lost_TR[:, :, None])
     asked_TE = torch.empty_like(free_TE).scatter_(1, by_rank_TE, asked_TRL.flatten(1))
     every_TE = torch.arange(n_experts, device=topk_TK.device).expand_as(asked_TE)
-    moved_TE = keep_until_full(scores, groups, weighted, room_GE, every_TE, asked_TE)
+    moved_TE = keep_until_full(scores, groups, unit_T, room_GE, every_TE, asked_TE)
     return assignment(scores, moved_TE.scatter(1, topk_TK, keep_TK))
 
 
 def keep_until_full(
     scores: Scores,
     groups: TokenGroups,
-    weighted: Weighted,
+    unit_T: Tensor,
     room_GE: Tensor,
     index_TS: Tensor,
     valid_TS: Tensor,
@@ -184,7 +178,7 @@ def keep_until_full(
     room_B = torch.nn.functional.pad(room_GE.view(-1), (0, 1), value=-1)
     order_P = best_first(bucket_P, scores.score_TE.gather(1, index_TS).view(-1))
     bucket_P = bucket_P[order_P]
-    unit_P = weighted.unit_T[order_P // index_TS.shape[1]]
+    unit_P = unit_T[order_P // index_TS.shape[1]]
     load_B = unit_P.new_zeros(n_buckets + 1).scatter_add_(0, bucket_P, unit_P)
     before_B = load_B.cumsum(dim=0) - load_B
     fits_P = unit_P.cumsum(dim=0) - before_B[bucket_P] <= room_B[bucket_P]

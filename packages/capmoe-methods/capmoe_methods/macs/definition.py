@@ -18,7 +18,7 @@ _UNIT = 2**24  # the weight of a token of text
 
 def used_weights(tokens: RoutedTokens) -> Array:
     """Return the weights of the tokens that the decision used, in units [T]."""
-    unit_T: Array = tokens.details.unit_T.cpu().numpy()
+    unit_T: Array = tokens.details[0].cpu().numpy()
     return unit_T
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capmoe_methods.calibration import Calibration, Counted, rounded_shares
 from capmoe_methods.macs import MACS
-from capmoe_methods.macs.decision import UNIT, Weighted, modality_bias
+from capmoe_methods.macs.decision import UNIT, modality_bias
 
 # Shape suffixes: T counted tokens, S slots of a token, E experts, G capacity groups.
 
@@ -84,8 +84,7 @@ class WeightBound(Observer):
         """Check one forward of a layer."""
         assignment = event.assignment
         assert assignment is not None
-        weighted: Weighted = assignment.details
-        groups, shape, unit_T = event.groups, event.kept_GE.shape, weighted.unit_T
+        groups, shape, (unit_T, limit_GE) = event.groups, event.kept_GE.shape, assignment.details
         is_called_TA = event.index_TA < shape[1]
         demand_GE, called_GE = (
             bucket_loads(groups.group_T, index_TS.clamp_max(shape[1] - 1), amount_TS, shape)
@@ -94,7 +93,7 @@ class WeightBound(Observer):
                 (event.index_TA, unit_T[:, None] * is_called_TA),
             )
         )
-        limit_GE, image_T = weighted.limit_GE, event.image_T
+        image_T = event.image_T
         is_image_T = torch.zeros_like(unit_T) if image_T is None else image_T.long()
         self.sums[event.number].add(
             **bound_faults(called_GE > limit_GE, (demand_GE > limit_GE).any(), event.dropped),
