@@ -188,13 +188,13 @@ def picture() -> Figure:
 def caption() -> str:
     """Return the sentences below the picture: Token Drop beside the others at γ=1."""
     rows = _costs()
-    rows = rows[rows["gamma"] == 1.0].set_index("method")
-    score = rows.loc["score"]
+    rows = rows[rows["gamma"] == 1.0]
+    (score,) = rows[rows["method"] == "score"].to_dict("records")
     in_bits = signed(score["bits"], score["bits_low"], score["bits_high"], 4)
     others = [
-        f"{metric_title(str(name))} by {shown(bits, '{:+.4f}')}"
-        for name, bits in rows["bits"].sort_values().items()
-        if name != "score"
+        f"{metric_title(row.method)}{' (device level)' if 'device' in row.setting else ''} by "
+        f"{shown(row.bits, '{:+.4f}')}"
+        for row in rows[rows["method"] != "score"].sort_values("bits").itertuples()
     ]
     cells = cells_of(_BASELINE, TEXT)
     return paragraph(
