@@ -19,7 +19,13 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
             *("experiment=adaptive", "experiment=comparators", "experiment=images_macs"),
             *("experiment=placed", "figure adaptive", "figure comparators"),
             *("figure comparators_decode", "figure comparators_ranks", "figure images_macs"),
-            *("figure decode", "figure images_text"),
+            *(
+                "figure companions",
+                "figure decode",
+                "figure images_position",
+                "figure images_text",
+            ),
+            *("figure pareto", "figure waste"),
         }
     ),
     "capmoe-bench": frozenset(

@@ -17,9 +17,10 @@ from tests.golden.test_golden import differences
 from tests.records import calibrated, of_images, record_of
 from tests.report.figures import material
 from tests.report.figures.material import peaked, values
+from tests.report.figures.test_data import loads, of_layers
 
-from capmoe_methods.figures import adaptive, macs
-from capmoe_methods.figures.images import pareto_front
+from capmoe_methods.figures import adaptive, macs, waste
+from capmoe_methods.figures.quality import pareto_front
 
 RIGHT = [1] * 40
 
@@ -139,7 +140,7 @@ def test_adaptive_factors_stand_beside_the_static_ones() -> None:
 def test_the_committed_records_give_the_golden_figures() -> None:
     file = Path(__file__).with_name("figures.csv")
     assert differences(read(file), framed(figures("capmoe_methods"))) == []
-    assert len(drawn(file)) == 7
+    assert len(drawn(file)) == 11
 
 
 points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
@@ -157,3 +158,13 @@ def test_the_front_is_what_a_sweep_by_cost_finds(pairs: list[tuple[int, int]]) -
     rows = pd.DataFrame(pairs, columns=["cost", "quality"])
     is_best = pareto_front(rows, "cost", "quality")
     assert {place for place, best in enumerate(is_best) if best} == front
+
+
+@given(loads, st.sampled_from([0.0, 0.5, 1.0, 5.0, 20.0]))
+def test_the_best_gamma_is_that_of_a_loop(load: list[int], penalty: float) -> None:
+    grid = of_layers([load])
+    best, least = None, float("inf")
+    for gamma, drop, empty in grid.itertuples(index=False):
+        if penalty * drop + empty < least:
+            best, least = gamma, penalty * drop + empty
+    assert waste.best_gamma(grid, penalty) == best

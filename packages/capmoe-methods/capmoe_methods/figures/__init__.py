@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from capmoe_methods.figures import adaptive, comparators, decode, images, macs
+from capmoe_methods.figures import (
+    adaptive,
+    comparators,
+    decode,
+    images,
+    macs,
+    quality,
+    waste,
+)
 
-__all__ = ["adaptive", "comparators", "decode", "images", "macs"]
+__all__ = ["adaptive", "comparators", "decode", "images", "macs", "quality", "waste"]

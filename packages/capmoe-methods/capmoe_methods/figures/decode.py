@@ -34,7 +34,8 @@ def by_mode(sources: Sources) -> pd.DataFrame:
     """
     import pandas as pd
 
-    cells = pd.concat([sources.cells("generation"), sources.cells("generation_unlimited")])
+    limited = sources.cells("generation")
+    cells = pd.concat([limited, sources.cells("generation_unlimited")])
     cells["decode"] = cells["decode"].fillna("unconstrained")
     order = [cells["gamma"], cells["asked"].map([*sources.tasks.values()].index)]
     order += [cells["title"].map([*sources.models.values()].index)]
@@ -65,6 +66,7 @@ def by_mode(sources: Sources) -> pd.DataFrame:
             else:
                 number = by_decode["constrained"].index[0]
                 rows.loc[number, list(_SHARES)] = [100 * value for value in share]
+    sources.notes.extend(_steps(limited))
     return with_interval(rows.reset_index(drop=True), "score")
 
 
@@ -86,6 +88,26 @@ def _share(sources: Sources, *cells: pd.DataFrame) -> Interval | str:
     if low > 0:
         return share_of(of_steps.units, whole.units, task)
     return "the damage is not distinguishable from zero"
+
+
+def _steps(cells: pd.DataFrame) -> list[str]:
+    """Say how many sequences the decode steps had, and what γ was for them after rounding."""
+    live, rounded = "load.decode.live", "load.decode.effective_gamma"
+    if not {live, rounded} <= set(cells):
+        return []
+    steps = cells[cells["gamma"] > 0].dropna(subset=[live, rounded])
+    notes = []
+    for title, same in steps[steps[rounded].astype(float) > 0].groupby("title", sort=False):
+        ends = same.groupby("gamma")[rounded].agg(["min", "max"]).map("{:.2f}".format)
+        texts = [
+            f"{gamma_text(gamma)} is {' to '.join(dict.fromkeys(row))}"
+            for gamma, *row in ends.itertuples()
+        ]
+        notes.append(
+            f"{title}: a decode step has {same[live].min():.1f} to {same[live].max():.1f} live "
+            f"sequences, by cell, for which γ after rounding: {', '.join(texts)}."
+        )
+    return notes
 
 
 @figure(

@@ -1,13 +1,17 @@
-"""What is dropped of images and text, by the modality that is dropped first."""
+"""What is dropped of images and text, by the modality that is dropped first and by place."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.images import told_apart
 from capmoe_eval.report.figures.scores import with_interval
+
+from capmoe_methods.figures.quality import PEAK, front, pareto_front
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +23,15 @@ _PRIORITIES: Final = {
     "text_first": "text first",
     "image_first": "images first",
 }
+"""What is dropped first; each looks the same in every figure."""
 _NO_LIMIT: Final = "no limit"
+_ORDERS: Final = tuple(map(method_title, ("order", "reverse_order", "random")))
+_LOOKS: Final = d.looks([*_PRIORITIES.values(), *_ORDERS], markersize=3.5)
+_LOOKS[method_title("score")] = _LOOKS["no modality first"]  # of the same record
+_BY_PRIORITY: Final[dict[str, Any]] = {
+    "parts": ["images", "images_priority", "images_drops"],
+    "tasks": ["mme"],
+}
 
 
 def by_priority(sources: Sources) -> pd.DataFrame:
@@ -40,12 +52,8 @@ def by_priority(sources: Sources) -> pd.DataFrame:
     of_images = _by_image(sources).groupby("cell", observed=True)["right"]
     for name, values in (("right", of_images.mean()), ("stderr", of_images.sem())):
         rows[name] = 100 * cells["cell"].map(values).astype(float)
-    cell = sources.results.cells.iloc[0]
-    images = (_by_image(sources)["cell"] == cell["cell"]).sum()
-    rows = with_interval(rows, "right").assign(
-        asked=f"{sources.title}, {cell['asked']}: {cell['n']:,} questions to {images:,} images",
-        front=pareto_front(rows, "peak", "right"),
-    )
+    is_best = pareto_front(rows, "peak", "right")
+    rows = with_interval(rows, "right").assign(asked=_asked(sources), front=is_best)
     return rows.reset_index(drop=True)
 
 
@@ -59,21 +67,16 @@ def _by_image(sources: Sources) -> pd.DataFrame:
     return rows.assign(right=rows["right"] * counts / answers)
 
 
-def pareto_front(rows: pd.DataFrame, cost: str, quality: str) -> list[bool]:
-    """Return of each row whether no other beats it.
-
-    A row is beaten by one that costs no more and is no worse, and differs.
-    """
-    points = list(zip(rows[cost], rows[quality], strict=True))
-    return [
-        not any(other != (c, q) and other[0] <= c and other[1] >= q for other in points)
-        for c, q in points
-    ]
+def _asked(sources: Sources) -> str:
+    """Return the model, the task, and how many questions to how many images."""
+    cell = sources.results.cells.iloc[0]
+    images = (_by_image(sources)["cell"] == cell["cell"]).sum()
+    return f"{sources.title}, {cell['asked']}: {cell['n']:,} questions to {images:,} images"
 
 
 @figure(
     "not in the paper", "What is dropped of text and of images, and right answers: {model}",
-    by_priority, parts=["images", "images_priority", "images_drops"], tasks=["mme"],
+    by_priority, **_BY_PRIORITY,
 )  # fmt: skip
 def images_text(rows: pd.DataFrame) -> Figure:
     """On MME under Token Drop, by γ and the modality that is dropped first. Above: the share of the
@@ -84,25 +87,72 @@ def images_text(rows: pd.DataFrame) -> Figure:
     intervals overlap; lines beside it are set apart by 0.03.
     """
     canvas, ((text, image), (right, peak)) = d.canvas(3.9, 2, 2)
-    looks = d.looks(_PRIORITIES.values(), markersize=3.5)
     limited, stock = (rows[(rows["first"] == _NO_LIMIT) == is_stock] for is_stock in (False, True))
     for axes, name in ((text, "text"), (image, "image")):
-        d.lines(axes, limited, "gamma", f"{name}_dropped_percent", "first", looks)
+        d.lines(axes, limited, "gamma", f"{name}_dropped_percent", "first", _LOOKS)
         axes.set(ylabel=f"pairs of {name}\ntokens dropped (%)", ylim=(0, 100))
-    d.lines(right, limited, "gamma", "right", "first", looks)
+    d.lines(right, limited, "gamma", "right", "first", _LOOKS)
     for score in stock["right"]:
         d.rule(right, score, ":", 1.0, _NO_LIMIT)
     for axes in (text, image, right):
         d.gamma_axis(axes, limited["gamma"])
-    best = rows.loc[rows["front"], ["peak", "right"]].sort_values(["peak", "right"])
-    wide = {"color": d.GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round", "zorder": 1}
-    d.line(peak, best, "peak", "right", "Pareto front", **wide)
+    front(peak, rows, "peak", "right")
     for place, (first, same) in enumerate(d.each(rows, "first")):
         apart = same.assign(peak=same["peak"] + 0.03 * (place - 1) * (first != _NO_LIMIT))
-        d.line(peak, apart, "peak", "right", first, **looks.get(first, d.STAR))
-    peak.set_xlabel("mean peak load of an expert\n/ mean load")
+        d.line(peak, apart, "peak", "right", first, **_LOOKS.get(first, d.STAR))
+    peak.set_xlabel(PEAK.replace(" / ", "\n/ "))
     for axes in (right, peak):
         axes.set_ylabel("right answers (%)")
     canvas.suptitle(rows["asked"].iloc[0].replace(": ", ":\n"))
+    d.legend(canvas, 3)
+    return canvas
+
+
+def by_place(sources: Sources) -> pd.DataFrame:
+    """Return the dropped share of an image's tokens by eighths of it, by method and priority."""
+    import pandas as pd
+
+    sides = []
+    orders, priorities = "by what is kept", f"{method_title('score')}, by what is dropped first"
+    bands = "modalities.image.bands"
+    for part, side in (("images_order", orders), ("images_priority", priorities)):
+        cells = sources.cells(part)
+        names = cells["method"].map(method_title)
+        if side == priorities:
+            names = cells["modality"].fillna("uniform").map(_PRIORITIES)
+        layers = told_apart(sources, sources.layers(part), f"{bands}.tokens")
+        layers["line"] = layers["cell"].map(dict(zip(cells["cell"], names, strict=True)))
+        for line, same in d.each(layers, "line"):
+            dropped, tokens = (
+                np.array(same[f"{bands}.{of}"].tolist()) for of in ("dropped", "tokens")
+            )
+            lost = dropped.sum(axis=0)
+            asked = (same["top_k"].to_numpy()[:, None] * tokens).sum(axis=0)
+            share = 100 * np.divide(lost, asked, out=np.full(len(lost), np.nan), where=asked > 0)
+            rows = {"side": side, "line": line, "dropped_percent": share}
+            sides.append(pd.DataFrame(rows | {"eighth": range(1, len(share) + 1)}))
+    gamma = sources.cells("images_order", "images_priority")["gamma"].min()
+    return pd.concat(sides, ignore_index=True).assign(asked=_asked(sources), gamma=gamma)
+
+
+@figure(
+    "not in the paper", "Dropped share of image tokens by their place in the image, γ = 1: {model}",
+    by_place, parts=["images_order", "images_priority"], tasks=["mme"],
+)  # fmt: skip
+def images_position(rows: pd.DataFrame) -> Figure:
+    """Share of the pairs of an image token with an expert of its top-k that are not computed, over
+    all layers, on MME at γ = 1. Eighths are of an image's tokens in their order, from its top to
+    its bottom. Left: by what a full expert keeps, no modality going first. Right: Token Drop, by
+    the modality that is dropped first. Orders run over all sequences that share a rank's capacity,
+    so that an image's place in the batch plays a part, too. Random is one seed.
+    """
+    canvas, grid = d.panels(rows, "side", 2.5, sharey=True)
+    for side, same, axes in grid:
+        d.lines(axes, same, "eighth", "dropped_percent", "line", _LOOKS)
+        axes.set(title=side.replace(", ", ",\n"), xlabel="eighth of an image, from its top")
+        axes.set(ylim=(0, 100), ylabel="pairs of image\ntokens dropped (%)")
+        axes.label_outer()
+    first = rows.iloc[0]
+    canvas.suptitle(first["asked"].replace(": ", ":\n") + gamma_suffix(first["gamma"], ", γ = "))
     d.legend(canvas, 3)
     return canvas
