@@ -20,7 +20,7 @@ from capmoe_bench.prompts import query_prompts, real_checkpoint
 from capmoe_bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_bench.timings import Spread, Target
 from capmoe_eval.errors import EnforcementError, UsageError, bad_choice
-from capmoe_eval.experiment.cell import REAL
+from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS
@@ -268,7 +268,7 @@ def _model(
     ``folder`` takes the checkpoint of random weights.
     """
     if model.startswith(REAL):
-        path = real_checkpoint("models", model)
+        path = Path(checkpoint(model))
         return model, path, "float32", query_prompts(path, arguments.batch, arguments.prompt)
     if model == EMBEDDED:
         return model, WEIGHTS / "olmoe", "float32", _questions(arguments)
