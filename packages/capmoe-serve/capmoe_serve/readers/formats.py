@@ -11,7 +11,7 @@ from typing import Any, Final
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.files import read_bytes
 
-from capmoe_serve.readers.recordings import read_counts, read_csv, read_sglang
+from capmoe_serve.readers.recordings import read_counts, read_sglang
 from capmoe_serve.readers.responses import read_responses
 from capmoe_serve.trace import OWN_ARRAYS, SUFFIX, Trace, check_regular, load_trace
 
@@ -24,8 +24,8 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
 
     Args:
         path: Ours (``.npz``), responses of vLLM or SGLang (``.jsonl``, or a ``.json`` list of
-            them), SGLang's recording (``.pt``, ``.csv``) or counts (``.json``), a directory of its
-            ranks' recordings, or ``example``.
+            them), SGLang's recording (``.pt``) or counts (``.json``), a directory of its ranks'
+            recordings, or ``example``.
         n_experts: Routed experts E of a layer, which responses do not say.
         top_k: Experts K of a token, which SGLang's responses do not say.
 
@@ -39,7 +39,12 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
     elif not path.exists():
         raise UsageError(f"{shown(path)}: no such file or directory; give the path of a trace")
     elif path.is_dir():
-        trace = _in_directory(path, n_experts, top_k)
+        if not (files := sorted(path.glob("*.pt"))):
+            raise UsageError(
+                f"{shown(path)}: is a directory without recordings of SGLang (.pt); give one file, "
+                "and a model's records by --results"
+            )
+        trace = read_sglang(files, n_experts)
     else:
         check_regular(path)
         trace = _in_file(path, n_experts, top_k)
@@ -66,25 +71,8 @@ def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
         return read_counts(content, path)
     if path.suffix == ".pt":
         return read_sglang([path], n_experts)
-    if path.suffix == ".csv":
-        return read_csv([path], n_experts, top_k)
     raise UsageError(
         f"{shown(path)}: not the name of a trace; must be a file that ends in {SUFFIX} (ours), "
-        ".jsonl (responses of vLLM or SGLang, or a .json list of them), .pt, .csv or .json "
+        ".jsonl (responses of vLLM or SGLang, or a .json list of them), .pt or .json "
         f"(SGLang's recordings and counts); for {OWN_ARRAYS}"
-    )
-
-
-def _in_directory(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
-    """Read the recordings of several ranks, which are all the files of their kind there."""
-    for suffix in (".pt", ".csv"):
-        if files := sorted(path.glob(f"*{suffix}")):
-            for file in files:
-                check_regular(file)
-            if suffix == ".pt":
-                return read_sglang(files, n_experts)
-            return read_csv(files, n_experts, top_k)
-    raise UsageError(
-        f"{shown(path)}: is a directory without recordings of SGLang (.pt, .csv); give one file, "
-        "and a model's records by --results"
     )

@@ -14,8 +14,7 @@ those of prompt and answer without the last one (commit 05f70dc5,
 ones are 0 (``routed_experts.py``, commit 024911f2). It is
 
 - in ``meta_info`` of ``/generate``, and of a choice with ``return_meta_info`` (pull request 35323);
-- in ``sglext`` beside ``choices``, of the first choice alone (pull request 17648 and later);
-- in ``sgl_ext`` of each choice before that (pull request 17434).
+- in ``sglext`` beside ``choices``, of the first choice alone (pull request 17648 and later).
 
 With a prefix cache, both return the experts of the whole sequence, read from the cache's slots. How
 many tokens were cached is in ``usage.prompt_tokens_details`` (vLLM only with
@@ -27,18 +26,16 @@ many tokens were cached is in ``usage.prompt_tokens_details`` (vLLM only with
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from capmoe_eval.errors import UsageError, bad_choice, first_line, reading, shown
-from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import check
 from pydantic import NonNegativeInt
 
@@ -47,11 +44,9 @@ from capmoe_serve.trace import Array, Trace, unsigned
 
 ROUTED = "routed_experts"
 """The field of the experts."""
-_BLOCK = 16  # tokens that vLLM's prefix cache keeps together by default
 _TYPES = {"int32": "<i4", "uint16": "<u2", "uint8": "u1"}
-_OF_RESPONSES = {"meta_info", "sglext", "sgl_ext"}
-_OF_CHOICES = {"meta_info", "sglext", "sgl_ext", "matched_stop"}
-"""Fields that SGLang's responses and their choices have, and vLLM's have not."""
+_OF_SGLANG = {"meta_info", "sglext", "matched_stop"}
+"""Fields that SGLang's responses or their choices have, and vLLM's have not."""
 _FLAGS = {
     "vllm": "start the server with --enable-return-routed-experts (since September 2026 it needs "
     "Model Runner V2)",
@@ -61,15 +56,9 @@ _FLAGS = {
 """The way to get experts from each server; "or" joins them where a file has responses of both."""
 
 
-class _Rows(NamedTuple):
-    """The experts of consecutive tokens of a choice."""
-
-    request: int
-    ids: Array  # [tokens, layers, top-k]
-    prompt: int  # the first tokens, as many as may be the prompt's
-    cached: int | None = None  # the first tokens, as many as were cached; None if not said
-    is_one_of_several: bool = False  # cached is the number of one choice, not known of which
-
+Routed: TypeAlias = tuple[int, Array, int | None]
+"""A choice's number, the experts of consecutive tokens [tokens, layers, top-k], and how many of the
+first tokens were cached; None if the response does not say."""
 
 _DAMAGED = (
     *(ValueError, KeyError, TypeError, AttributeError, EOFError),
@@ -98,9 +87,10 @@ def read_responses(path: Path, n_experts: int | None, top_k: int | None = None) 
 
 
 def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
-    read: list[_Rows] = []
+    requests: list[int] = []  # of each part of the tokens
+    parts: list[Array] = []
     bad: list[str] = []
-    n_read = n_requests = 0
+    n_read = n_requests = n_cached = n_unsaid = 0
     models: set[str] = set()
     servers: set[str] = set()
     for place, content in _contents(path, bad):
@@ -108,7 +98,7 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         try:
             response = _unwrapped(content)
             field, of_sglang = "routed_experts: ", _is_of_sglang(response)
-            rows = list(_of_sglang(response, top_k or 1) if of_sglang else _of_vllm(response))
+            routed = list(_of_sglang(response, top_k or 1) if of_sglang else _of_vllm(response))
         except _DAMAGED as error:
             bad.append(f"{place}: {field}{first_line(error)}")
             continue
@@ -120,23 +110,28 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         n_read += 1
         servers.add("sglang" if of_sglang else "vllm")
         models.add(str(response.get("model")))
-        read += [of._replace(request=n_requests + of.request, ids=_narrow(of.ids)) for of in rows]
+        for choice, ids, cached in routed:
+            requests.append(n_requests + choice)
+            parts.append(_narrow(ids[cached or 0 :]))
+            n_cached += cached or 0
+            n_unsaid += cached is None
         n_requests += len(response.get("choices", (response,)))
-    if not read:
+    if not parts:
         if servers:
             flags = " or ".join(_FLAGS[server] for server in sorted(servers))
             raise UsageError(f"no response has routed_experts; {flags}")
         raise UsageError(
             bad[0] if bad else "is empty; give a JSON response of vLLM or SGLang in each line"
         )
-    if len({rows.ids.shape[1:] for rows in read}) > 1:
+    if len({ids.shape[1:] for ids in parts}) > 1:
         raise UsageError("routed_experts: responses differ in layers or top-k; split the file")
-    cached, remark = _cached(path, read)
-    parts = [rows.ids[first:] for rows, first in zip(read, cached, strict=True)]
-    ids, token_T, layers, padding = without_padding(np.concatenate(parts))
+    ids, token_T, layers, remark = without_padding(np.concatenate(parts))
     if "sglang" in servers:
         _check_top_k(ids, n_experts)
-    requests = [rows.request for rows in read]
+    if n_cached:
+        remark += f"; without {n_cached:,} cached tokens of prompts"
+    if n_unsaid:
+        remark += f"; no number of cached tokens in {n_unsaid:,} of {len(parts):,} requests"
     if bad:
         reason = shown(bad[0].partition("; ")[0])
         remark += f"; without {len(bad):,} of {n_read + len(bad):,} responses ({reason})"
@@ -146,50 +141,8 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         request_T=np.repeat(requests, list(map(len, parts)))[token_T],
         layers=tuple(map(str, layers)),
         model=", ".join(sorted(models - {"None"})) or None,
-        source=" and ".join(sorted(servers)) + padding + remark,
+        source=" and ".join(sorted(servers)) + remark,
     )
-
-
-def _cached(path: Path, read: Sequence[_Rows]) -> tuple[list[int], str]:
-    """Return how many first tokens were cached, and that in words to follow the source.
-
-    A choice that computed the prompt which the others found in the cache is not named. So of
-    several choices, those blocks of a prompt count as cached that an earlier request has.
-
-    Where a response has no number, nothing is left out, and repeated prefixes get a warning.
-    """
-    seen: set[bytes] = set()
-    counts, unsaid, remark = [], 0, ""
-    for rows in read:
-        repeated = min(_repeated(rows.ids, seen), rows.prompt)
-        unsaid += repeated if rows.cached is None else 0
-        counts.append(repeated if rows.is_one_of_several and rows.cached else rows.cached or 0)
-    if total := sum(counts):
-        remark = f"; without {total:,} cached tokens of prompts"
-    if unsaid:
-        tokens = sum(len(rows.ids) for rows in read)
-        print_warning(
-            f"{path}: {unsaid:,} of {tokens:,} tokens have the experts of an earlier request's "
-            "prefix, and their responses do not say how many were cached; all are counted. Start "
-            "vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
-        )
-        remark += f"; with {unsaid:,} tokens that may have been cached"
-    return counts, remark
-
-
-def _repeated(ids: Array, seen: set[bytes]) -> int:
-    """Return how many first tokens are those of an earlier call, in whole blocks.
-
-    As a prefix cache finds them; ``seen`` has a digest of each block with all before it.
-    """
-    tokens, digest = 0, b""
-    for end in range(_BLOCK, len(ids) + 1, _BLOCK):
-        block = ids[end - _BLOCK : end]
-        digest = hashlib.sha256(digest + block.tobytes()).digest()
-        if digest in seen and block.max() > 0:  # not of tokens without experts
-            tokens = end
-        seen.add(digest)
-    return tokens
 
 
 def _narrow(ids: Array) -> Array:
@@ -200,29 +153,24 @@ def _narrow(ids: Array) -> Array:
 
 def _is_of_sglang(response: Mapping[str, Any]) -> bool:
     """Return whether SGLang sent a response, by fields that only its responses have."""
-    choices = response.get("choices", [])
-    return bool(
-        _OF_RESPONSES & response.keys() or any(_OF_CHOICES & choice.keys() for choice in choices)
-    )
+    parts = (response, *response.get("choices", []))
+    return any(_OF_SGLANG & part.keys() for part in parts)
 
 
-def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[_Rows]:
+def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[Routed]:
     """Yield the experts of each choice that has some.
 
     Raises:
         UsageError: If the response has another number of experts than its tokens.
     """
     choices = response.get("choices", [response])
-    is_described = False
-    for number, choice in enumerate(choices):
-        meta = choice.get("meta_info") or {}
-        if meta.get(ROUTED):
-            is_described = True
-            yield _by_usage(number, meta, meta, top_k)
-    for part in () if is_described else (response, *choices):
-        extension = part.get("sglext") or part.get("sgl_ext") or {}
-        if not extension.get(ROUTED):
-            continue
+    metas = [choice.get("meta_info") or {} for choice in choices]
+    extension = response.get("sglext") or {}
+    if any(meta.get(ROUTED) for meta in metas):
+        for number, meta in enumerate(metas):
+            if meta.get(ROUTED):
+                yield _by_usage(number, meta, meta, top_k)
+    elif extension.get(ROUTED):
         if len(choices) > 1:
             raise UsageError(
                 f"{len(choices)} choices, and usage has the tokens of all together; send "
@@ -250,7 +198,7 @@ def _check_top_k(ids: Array, n_experts: int) -> None:
         )
 
 
-def _by_usage(choice: int, part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int) -> _Rows:
+def _by_usage(choice: int, part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int) -> Routed:
     name = part.get("routed_experts_dtype") or "int32"
     if name not in _TYPES:
         raise bad_choice("routed_experts_dtype", name, _TYPES)
@@ -266,7 +214,7 @@ def _by_usage(choice: int, part: Mapping[str, Any], usage: Mapping[str, Any], to
             f"− 1) × top_k={top_k}; set --top-k to num_experts_per_tok, and leave "
             "routed_experts_start_len out of the requests"
         )
-    return _Rows(choice, ids.reshape(tokens, -1, top_k), prompt, _cached_tokens(usage, prompt))
+    return choice, ids.reshape(tokens, -1, top_k), _cached_tokens(usage, prompt)
 
 
 def _cached_tokens(usage: Mapping[str, Any], prompt: int) -> int | None:
@@ -281,32 +229,39 @@ def _cached_tokens(usage: Mapping[str, Any], prompt: int) -> int | None:
     return tokens
 
 
-def _of_vllm(response: Mapping[str, Any]) -> Iterator[_Rows]:
+def _of_vllm(response: Mapping[str, Any]) -> Iterator[Routed]:
     """Yield the experts of the prompt and of each choice, or of both together.
 
     They are in ``choices[].routed_experts``: of the generated tokens, with the prompt's in
     ``prompt_routed_experts`` beside ``choices`` (v0.21, lists); or of prompt and answer together
     (later, base64 of an ``.npy``).
+
+    Raises:
+        UsageError: If several choices have cached tokens: their number is that of one choice.
     """
     choices, usage = response["choices"], response.get("usage") or {}
-    is_several = len(choices) > 1
     if (routed := response.get("prompt_routed_experts")) is not None:
         ids = _decoded(routed)
-        yield _Rows(0, ids, len(ids), _cached_tokens(usage, len(ids)), is_several)
+        yield 0, ids, _cached_tokens(usage, len(ids))
     for number, choice in enumerate(choices):
         if choice.get(ROUTED) in (None, [], ""):  # null where the request was aborted
             continue
         ids = _decoded(choice[ROUTED])
         if routed is not None:
-            yield _Rows(number, ids, 0)
+            yield number, ids, 0
             continue
         prompt = check("prompt_tokens", usage.get("prompt_tokens") or len(ids), NonNegativeInt)
         cached = _cached_tokens(usage, prompt)
-        if cached and not is_several:
+        if cached and len(choices) > 1:
+            raise UsageError(
+                f"{len(choices)} choices, and cached_tokens={cached} is of one of them; send "
+                '"n": 1, or start the server with --no-enable-prefix-caching'
+            )
+        if cached:
             # The first tokens are missing where the request had routed_experts_prompt_start.
             missing = prompt + usage.get("completion_tokens", 0) - 1 - len(ids)
             cached = max(cached - max(missing, 0), 0)
-        yield _Rows(number, ids, prompt, cached, is_several)
+        yield number, ids, cached
 
 
 def _decoded(content: Any) -> Array:
