@@ -20,8 +20,6 @@ from capmoe_serve.trace import KINDS, STEP_TOKENS, Trace, in_known_steps, steps_
 if TYPE_CHECKING:
     import pandas as pd
 
-    from capmoe_serve.summary import TraceSummary
-
 _GIVEN_BY_IDS = (
     "From the experts of tokens, or counts, alone: loads, peaks, stragglers, padding, and the drop "
     "rate, which is the same whoever is kept."
@@ -85,11 +83,26 @@ def _command(options: argparse.Namespace) -> int:
     trace = read_trace(options.source, options.experts, options.top_k)
     trace, assumed = in_known_steps(trace, options.step_tokens, options.only)
     ranks = options.ranks or trace.ranks
-    summary = summarise(trace, gammas, ranks=ranks)
-    print(text(trace, summary, ranks, assumed))
+    layers, capacities = summarise(trace, gammas, ranks=ranks)
+    print(text(trace, layers, capacities, ranks, assumed))
     if options.json is not None:
+        loads = (trace.load(layer).sum(axis=0).tolist() for layer in range(trace.n_layers))
+        content = {
+            "source": trace.source,
+            "model": trace.model,
+            "n_experts": trace.n_experts,
+            "top_k": trace.top_k,
+            "ranks": ranks,
+            "tokens": trace.n_tokens,
+            "steps": trace.n_steps,
+            "decode_steps": trace.decode_steps,
+            "assumed_steps": assumed,
+            "layers": json_rows(layers.reset_index()),
+            "capacities": json_rows(capacities.reset_index()),
+            "load": dict(zip(trace.layers, loads, strict=True)),
+        }
         with writing("json", options.json):
-            write_text(options.json, json.dumps(content(trace, summary, ranks, assumed), indent=1))
+            write_text(options.json, json.dumps(content, indent=1))
         print(f"written: {options.json}")
     return 0
 
@@ -102,29 +115,12 @@ def json_rows(frame: pd.DataFrame) -> list[dict[str, object]]:
     return rows
 
 
-def content(
-    trace: Trace, summary: TraceSummary, ranks: int | None, assumed: str | None
-) -> dict[str, object]:
-    """Return a summary, JSON-ready; tables are lists of rows."""
-    loads = (trace.load(layer).sum(axis=0).tolist() for layer in range(trace.n_layers))
-    return {
-        "source": trace.source,
-        "model": trace.model,
-        "n_experts": trace.n_experts,
-        "top_k": trace.top_k,
-        "ranks": ranks,
-        "tokens": trace.n_tokens,
-        "steps": trace.n_steps,
-        "decode_steps": trace.decode_steps,
-        "assumed_steps": assumed,
-        "layers": json_rows(summary.layers.reset_index()),
-        "capacities": json_rows(summary.capacities.reset_index()),
-        "load": dict(zip(trace.layers, loads, strict=True)),
-    }
-
-
 def text(
-    trace: Trace, summary: TraceSummary, ranks: int | None = None, assumed: str | None = None
+    trace: Trace,
+    layers: pd.DataFrame,
+    capacities: pd.DataFrame,
+    ranks: int | None,
+    assumed: str | None,
 ) -> str:
     """Return a summary as lines of text; ``assumed`` says which steps its tokens were put into."""
     from capmoe_serve.summary import ALL
@@ -132,13 +128,13 @@ def text(
     tokens = "" if trace.n_tokens is None else f"{trace.n_tokens:,} tokens, "
     top_k = "" if trace.top_k is None else f", top-{trace.top_k}"
     steps = steps_in_words(trace.n_steps, trace.decode_steps)
-    capacities = summary.capacities.loc[[ALL]].droplevel("layer")
+    capacities = capacities.loc[[ALL]].droplevel("layer")
     shares = [column for column in map(str, capacities) if column != "straggler"]
     capacities[shares] *= 100
     capacities = capacities.rename(columns={name: f"{name} %" for name in shares})
     tables = [
         frame.reset_index().to_string(index=False, float_format="{:.2f}".format, na_rep="–")
-        for frame in (summary.layers.drop(columns="pairs"), capacities)
+        for frame in (layers.drop(columns="pairs"), capacities)
     ]
     lines = [
         f"{trace.model or 'unknown model'} ({trace.source}): {tokens}{steps}, "

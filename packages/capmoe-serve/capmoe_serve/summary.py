@@ -9,7 +9,7 @@ each have one. Copies are there to compute what such a capacity would drop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from capmoe_eval.routing.capacity import capacity
@@ -167,29 +167,20 @@ ALL: Final = "all layers"
 """The row of a summary for all layers together, behind those of each."""
 
 
-class TraceSummary(NamedTuple):
-    """The summary of a trace, a row for each layer and one for :data:`ALL`.
+def summarise(
+    trace: Trace, gammas: Sequence[float] = GAMMAS, *, ranks: int | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Summarise a trace: a row for each layer and one for :data:`ALL`.
 
-    ``layers`` is indexed by ``layer``:
+    The first frame is indexed by ``layer``:
 
     - ``pairs`` of a token and an expert, summed over steps
     - ``expert_mean``, ``expert_max``: load of a step's fullest expert over the mean of that step
     - with ranks, the same of the fullest rank, ``rank_mean`` and ``rank_max``, and ``straggler``:
       load of the fullest rank over the mean load of a rank, both summed over steps
 
-    ``capacities`` is indexed by ``layer`` and ``gamma``, and has the columns of
-    :func:`capmoe_serve.summary.shares`; ``straggler`` is there with ranks that divide the
-    experts. The capacity group is a whole step.
-    """
-
-    layers: pd.DataFrame
-    capacities: pd.DataFrame
-
-
-def summarise(
-    trace: Trace, gammas: Sequence[float] = GAMMAS, *, ranks: int | None = None
-) -> TraceSummary:
-    """Summarise a trace.
+    The second is indexed by ``layer`` and ``gamma``, and has the columns of :func:`shares`;
+    ``straggler`` is there with ranks that divide the experts. The capacity group is a whole step.
 
     ``C = ceil(γ·T·K/E)`` with the T tokens of a step, as :func:`capacity` has it. Where K is not
     known, C is not bounded by T, which changes no drop, only the waste at γ above E/K. Each of the
@@ -225,7 +216,7 @@ def summarise(
     capacities = pd.concat(parts, keys=names, names=["layer"])
     if ranks is None or home.redundant:
         capacities = capacities.drop(columns="straggler")
-    return TraceSummary(pd.DataFrame(rows, pd.Index(names, name="layer")), capacities)
+    return pd.DataFrame(rows, pd.Index(names, name="layer")), capacities
 
 
 def _peaks(what: str, fullest_SL: Array, asked_SL: Array, units: int) -> dict[str, float]:

@@ -114,7 +114,7 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
             requests.append(n_requests + choice)
             parts.append(_narrow(ids[cached or 0 :]))
             n_cached += cached or 0
-            n_unsaid += cached is None
+        n_unsaid += any(cached is None for *_, cached in routed)
         n_requests += len(response.get("choices", (response,)))
     if not parts:
         if servers:
@@ -131,7 +131,7 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
     if n_cached:
         remark += f"; without {n_cached:,} cached tokens of prompts"
     if n_unsaid:
-        remark += f"; no number of cached tokens in {n_unsaid:,} of {len(parts):,} requests"
+        remark += f"; no number of cached tokens in {n_unsaid:,} of {n_read:,} responses"
     if bad:
         reason = shown(bad[0].partition("; ")[0])
         remark += f"; without {len(bad):,} of {n_read + len(bad):,} responses ({reason})"

@@ -37,14 +37,14 @@ def test_every_layer_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     file = tmp_path / "out.json"
     assert status("loads", EXAMPLE, "--json", file) == 0
     trace, content = load_trace(EXAMPLE), json.loads(file.read_text())
-    summary = summarise(trace)
+    _, capacities = summarise(trace)
     assert (content["assumed_steps"], content["decode_steps"]) == (None, 0)
     assert (content["steps"], content["ranks"]) == (trace.n_steps, None)
     assert [layer["layer"] for layer in content["layers"]] == [*trace.layers, ALL]
     assert content["load"][trace.layers[2]] == trace.load(2).sum(axis=0).tolist()
     rows = [row for row in content["capacities"] if row["layer"] == ALL]
     assert [row["gamma"] for row in rows] == list(GAMMAS)
-    assert [row["dropped"] for row in rows] == summary.capacities.loc[ALL, "dropped"].tolist()
+    assert [row["dropped"] for row in rows] == capacities.loc[ALL, "dropped"].tolist()
     assert "Not known without --ranks" in capsys.readouterr().out
     assert status("loads", EXAMPLE, *["--only", "prompts", "--gammas", "1", "--ranks", "5"]) == 0
     assert "5 ranks do not divide 64 experts: 1 of them have" in capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_the_example_has_scores_that_tell_the_methods_apart() -> None:
     assert EXAMPLE.stat().st_size < 600_000
     trace = load_trace(EXAMPLE)
     assert trace.score_TLK is not None
-    at = summarise(trace, (1.0,)).capacities.loc[ALL, 1.0]
+    at = summarise(trace, (1.0,))[1].loc[ALL, 1.0]
     assert at["lost_score"] < 0.8 * at["lost_random"]
 
 

@@ -122,7 +122,7 @@ def golden(name: str, **options: int | None) -> Trace:
     return read_trace(Path(__file__).parent / "responses" / f"{name}.jsonl", 6, **options)
 
 
-UNSAID = "; no number of cached tokens in 1 of 1 requests"
+UNSAID = "; no number of cached tokens in 1 of 1 responses"
 TOP_1 = np.random.default_rng(0).integers(1, 16, (40, 4, 1)).astype("u1")
 BLANK = TOP_1.copy()
 BLANK[:30] = 0
@@ -211,8 +211,8 @@ def test_cached_tokens_are_no_load(server: str, tmp_path: Path) -> None:
     computed = np.concatenate([answers[0], answers[1][32:], answers[2][39:]])
     np.testing.assert_array_equal(trace.expert_TLK, computed)
     assert trace.request_T.tolist() == [0] * 45 + [1] * 13 + [2] * 5
-    left_out = "; without 71 cached tokens of prompts; no number of cached tokens in 1 of "
-    assert trace.source.startswith(server.split(maxsplit=1)[0] + left_out)
+    left_out = "; without 71 cached tokens of prompts; no number of cached tokens in 1 of 3"
+    assert trace.source == f"{server.split(maxsplit=1)[0]}{left_out} responses"
     sent[2] = cached(server, answers[2], 41)
     assert "line 3: routed_experts: cached_tokens=41: the prompt has 40 tokens" in (
         read_trace(lines(tmp_path / "out.jsonl", *sent), 6, 2).source

@@ -37,12 +37,12 @@ def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> Non
     trace = load_trace(
         (tmp_path / "traces" / record.path.relative_to(tmp_path / "results")).with_suffix(".npz")
     )
-    summary = summarise(trace, GAMMA_GRID)
+    layers, capacities = summarise(trace, GAMMA_GRID)
     assert (trace.model, trace.ranks) == (record.model, None)
     assert trace.n_tokens == record.load.tokens
-    assert [*summary.layers.index[:-1]] == [layer.name for layer in record.layers]
+    assert [*layers.index[:-1]] == [layer.name for layer in record.layers]
     for number, counted in enumerate(record.layers):
-        layer, at = summary.layers.iloc[number], summary.capacities.loc[counted.name]
+        layer, at = layers.iloc[number], capacities.loc[counted.name]
         assert trace.load(number).sum(axis=0).tolist() == counted.load_before
         assert layer["expert_max"] == pytest.approx(counted.peak["expert_before"]["max"])
         assert layer["expert_mean"] == pytest.approx(counted.peak["expert_before"]["mean"])

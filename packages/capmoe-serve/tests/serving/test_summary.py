@@ -42,38 +42,39 @@ def traces(draw: st.DrawFn) -> Trace:
 @settings(max_examples=30, deadline=None)
 @given(traces())
 def test_layers_and_all_of_them_are_those_of_the_counts(trace: Trace) -> None:
-    summary = summarise(trace, GAMMAS)
+    layers, capacities = summarise(trace, GAMMAS)
     home = contiguous(trace.n_layers, trace.n_experts, trace.ranks or 1)
     sums = count(trace, GAMMAS, home, "expert")
     for layer, name in enumerate(trace.layers):
         expected = shares(sums.loc[layer], home.ranks)
-        pd.testing.assert_frame_equal(summary.capacities.loc[name], expected)
-        assert summary.layers.loc[name, "pairs"] == sums.loc[layer, "asked"].iloc[0]
-    total = summary.capacities.loc[ALL]
+        pd.testing.assert_frame_equal(capacities.loc[name], expected)
+        assert layers.loc[name, "pairs"] == sums.loc[layer, "asked"].iloc[0]
+    total = capacities.loc[ALL]
     pd.testing.assert_frame_equal(total, shares(sums.groupby("gamma").sum(), home.ranks))
     assert total["dropped"].iloc[0] == 1  # γ=0
     assert total["dropped"].is_monotonic_decreasing
-    without_drops = summary.capacities["straggler"].xs(GAMMAS[-1], level="gamma")
-    assert summary.layers["straggler"].tolist() == pytest.approx(without_drops.tolist())
+    without_drops = capacities["straggler"].xs(GAMMAS[-1], level="gamma")
+    assert layers["straggler"].tolist() == pytest.approx(without_drops.tolist())
 
 
 def test_peaks_are_those_of_a_step_and_not_of_the_sum() -> None:
     # Two steps, each with all its tokens on one expert: in the sum nobody is busier than another.
     ids = np.array([0, 0, 1, 1], dtype=np.uint8)[:, None, None]
     trace = Trace(2, ids, step_T=np.array([0, 0, 1, 1]), ranks=2)
-    summary = summarise(trace)
+    layers, _ = summarise(trace)
     assert trace.loads().sum(axis=0).tolist() == [[2, 2]]
-    assert set(summary.layers.loc["0"].drop("pairs")) == {2.0}
-    assert summarise(Trace(2, ids, ranks=2)).layers.loc["0", "straggler"] == 1.0
+    assert set(layers.loc["0"].drop("pairs")) == {2.0}
+    assert summarise(Trace(2, ids, ranks=2))[0].loc["0", "straggler"] == 1.0
 
 
 def test_ranks_that_do_not_divide_the_experts_have_copies() -> None:
     """As 60 experts and 4 copies on 8 ranks; here expert 0 has a copy behind expert 2."""
     trace = Trace(3, load_SLE=np.array([[[6, 3, 3]]]), top_k=1)
-    uneven, alone = summarise(trace, (0.5,), ranks=2), summarise(trace, (0.5,))
-    assert uneven.layers.loc["0", "straggler"] == 1.0  # 3 of expert 0 on each rank
-    assert list(uneven.capacities) == list(alone.capacities) == ["dropped", "padding"]
-    assert uneven.capacities.equals(alone.capacities)
+    layers, uneven = summarise(trace, (0.5,), ranks=2)
+    _, alone = summarise(trace, (0.5,))
+    assert layers.loc["0", "straggler"] == 1.0  # 3 of expert 0 on each rank
+    assert list(uneven) == list(alone) == ["dropped", "padding"]
+    assert uneven.equals(alone)
 
 
 # Capacities on a trace are what loops count, on any placement.
