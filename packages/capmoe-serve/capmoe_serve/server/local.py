@@ -26,7 +26,6 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers import Proof
 
 from capmoe_serve.server.engine import EngineCapacity
-from capmoe_serve.server.settings import ServerSettings
 
 # Variables that vLLM reads; a user's own values stay.
 DEFAULTS = {
@@ -53,7 +52,7 @@ def import_vllm() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)  # until vLLM sets it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of vLLM's own code
-        install(ServerSettings(create_method("baseline")))
+        install(create_method("baseline"))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def register() -> None:
             return
         from capmoe_serve.server.seam import install
 
-        install(settings)
+        install(*settings)
     except (UsageError, ImportError) as error:
         print(f"capmoe_eval: {error}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -16,12 +16,13 @@ import torch
 from capmoe_eval import __version__
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import check_writable
+from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import expected_moe_layers
 from capmoe_eval.wrapper.seam import Library
 
 from capmoe_serve.server.engine import EngineCapacity
 from capmoe_serve.server.metrics import Metrics, share_metrics
-from capmoe_serve.server.settings import ServerSettings
+from capmoe_serve.server.settings import TRACE_TOKENS
 from capmoe_serve.server.trace import TraceWriter, new_trace_path
 
 TESTED: Final = ("0.32.0",)
@@ -59,14 +60,19 @@ VLLM_LIBRARY: Final = Library(
 """The functions that the plugin calls or wraps."""
 
 
-def install(settings: ServerSettings) -> None:
+def install(method: Method, trace: Path | None = None, trace_tokens: int = TRACE_TOKENS) -> None:
     """Wrap vLLM's functions so that every engine of this process runs under the method.
+
+    Args:
+        method: The method.
+        trace: The directory of the trace; None for no trace.
+        trace_tokens: Tokens of the trace, up to the end of a step.
 
     Raises:
         UsageError: If vLLM is not as expected, or the trace cannot be written.
     """
-    if settings.trace is not None:
-        check_writable("CAPMOE_TRACE", settings.trace)
+    if trace is not None:
+        check_writable("CAPMOE_TRACE", trace)
     VLLM_LIBRARY.check()
     share_metrics()
     from vllm.engine.arg_utils import EngineArgs
@@ -81,7 +87,7 @@ def install(settings: ServerSettings) -> None:
         )
     _wrap(EngineArgs, "create_engine_config", _configured)
     for runner in (CPUModelRunner, GPUModelRunner):
-        _wrap(runner, "load_model", functools.partial(_loaded, settings))
+        _wrap(runner, "load_model", functools.partial(_loaded, method, trace, trace_tokens))
     _wrap(GPUModelRunner, "execute_model", _stepped)
     # By this name `LLM.collective_rpc("capmoe_report")` asks every worker, in whatever process.
     WorkerBase.capmoe_report = lambda worker: worker.model_runner.capmoe.report()
@@ -171,13 +177,30 @@ def check_configuration(config: Any) -> None:
 
 
 def _loaded(
-    settings: ServerSettings, stock: Callable[..., None], runner: Any, *args: Any, **kwargs: Any
+    method: Method,
+    trace: Path | None,
+    trace_tokens: int,
+    stock: Callable[..., None],
+    runner: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
-    """Put the loaded model under the method."""
+    """Put the loaded model under the method, with metrics and the trace."""
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
     stock(runner, *args, **kwargs)
     config = runner.vllm_config.model_config
-    runner.capmoe = EngineCapacity(runner.model, config.hf_config, settings.method, samples=True)
-    _observe(runner.capmoe, settings, config.model)
+    runner.capmoe = EngineCapacity(runner.model, config.hf_config, method, samples=True)
+    meter = runner.capmoe.meter
+    is_first = get_tensor_model_parallel_rank() == 0  # the ranks have the same tokens
+    if is_first:
+        meter.observe(Metrics(meter.layers, method))
+    if is_first and trace is not None:
+        model = config.model
+        name = Path(model).name if Path(model).is_dir() else model
+        path = new_trace_path(trace, model)
+        source = f"vLLM {VLLM_LIBRARY.version}, {method.label}"
+        meter.observe(TraceWriter(path, trace_tokens, meter.layers, model=name, source=source))
     # Every MoE layer becomes one opaque operation of the compiled model, as on GPUs. On a CPU vLLM
     # traces through the layer, and Python of ours would run at tracing alone.
     for layer in runner.model.modules():
@@ -185,23 +208,6 @@ def _loaded(
             shared = layer.shared_experts is not None
             ops = torch.ops.vllm
             layer._forward_entry = ops.moe_forward_shared if shared else ops.moe_forward
-
-
-def _observe(capacity: EngineCapacity, settings: ServerSettings, model: str) -> None:
-    """Attach metrics and the trace; the ranks of tensor parallelism have the same tokens."""
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-    if get_tensor_model_parallel_rank() != 0:
-        return
-    meter = capacity.meter
-    meter.observe(Metrics(meter.layers, meter.method))
-    if settings.trace is not None:
-        name = Path(model).name if Path(model).is_dir() else model
-        path = new_trace_path(settings.trace, model)
-        source = f"vLLM {VLLM_LIBRARY.version}, {meter.method.label}"
-        meter.observe(
-            TraceWriter(path, settings.trace_tokens, meter.layers, model=name, source=source)
-        )
 
 
 def _stepped(

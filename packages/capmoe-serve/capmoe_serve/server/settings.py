@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,8 @@ TRACE_TOKENS = 100_000
 """Tokens of a trace, if ``CAPMOE_TRACE_TOKENS`` does not say otherwise."""
 
 
-@dataclass(frozen=True)
-class ServerSettings:
-    """The settings of one server."""
-
-    method: Method
-    trace: Path | None = None  # the directory of the trace; None for no trace
-    trace_tokens: int = TRACE_TOKENS
-
-
-def read_settings(environment: Mapping[str, str]) -> ServerSettings | None:
-    """Return the settings of a server, or None where ``CAPMOE_METHOD`` is not set.
+def read_settings(environment: Mapping[str, str]) -> tuple[Method, Path | None, int] | None:
+    """Return method, directory and tokens of the trace; None where ``CAPMOE_METHOD`` is not set.
 
     Raises:
         UsageError: For an unknown variable, an invalid value, or a method that a server's step
@@ -76,7 +66,7 @@ def read_settings(environment: Mapping[str, str]) -> ServerSettings | None:
             f"{PREFIX}METHOD={name}: drops nothing in an engine, which has all experts of one "
             f"rank; choose another method, such as {PREFIX}METHOD={TOKEN_DROP}"
         )
-    return ServerSettings(method, None if trace is None else Path(trace), tokens)
+    return method, None if trace is None else Path(trace), tokens
 
 
 def _variable(name: str) -> str:

@@ -18,7 +18,6 @@ from tests.wrapper.architectures import build
 from transformers import PreTrainedModel
 
 from capmoe_serve.server import local
-from capmoe_serve.server.settings import ServerSettings
 
 NEEDS_VLLM = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (capmoe-serve[vllm])"
@@ -55,8 +54,11 @@ def prompts(*lengths: int, vocabulary: int = 97, seed: int = 0) -> list[list[int
 
 
 @contextmanager
-def installed(settings: ServerSettings | None) -> Iterator[None]:
-    """Wrap vLLM's functions as the plugin does, and unwrap them on exit."""
+def installed(method: Method | None, *trace: Any) -> Iterator[None]:
+    """Wrap vLLM's functions as the plugin does, and unwrap them on exit.
+
+    ``trace`` is the directory of a trace, and its tokens.
+    """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -82,8 +84,8 @@ def installed(settings: ServerSettings | None) -> Iterator[None]:
         patch.setattr(WorkerBase, "capmoe_report", None, raising=False)
         # vLLM asks every class of models what it is in a process of its own, which takes 15 s.
         patch.setattr(registry, "_run_in_subprocess", lambda ask: ask())
-        if settings is not None:
-            seam.install(settings)
+        if method is not None:
+            seam.install(method, *trace)
         yield
 
 
@@ -130,7 +132,7 @@ def prompt_logprobs(outputs: Sequence[Any]) -> list[float]:
 
 @contextmanager
 def engine(
-    model: str | Path, method: Method | ServerSettings | None, **options: Any
+    model: str | Path, method: Method | None, *trace: Any, **options: Any
 ) -> Iterator[Engine]:
     """Start an engine under a method, or a stock one, and end it on exit."""
     from vllm import LLM
@@ -144,8 +146,7 @@ def engine(
         "max_model_len": 256,
         "enable_prefix_caching": False,
     }
-    settings = ServerSettings(method) if isinstance(method, Method) else method
-    with installed(settings):
+    with installed(method, *trace):
         started = Engine(LLM(str(model), **defaults | options))
         try:
             yield started

@@ -13,7 +13,6 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from capmoe_serve.server.settings import ServerSettings
 from server.engines import NEEDS_VLLM, installed
 
 MODEL = str(WEIGHTS / "olmoe")
@@ -34,8 +33,7 @@ def configured(model: str = MODEL, **arguments: Any) -> Any:
     """Return the configuration of an engine, under the plugin."""
     from vllm.engine.arg_utils import EngineArgs
 
-    settings = ServerSettings(create_method("score", 1.0))
-    with installed(settings):
+    with installed(create_method("score", 1.0)):
         return EngineArgs(model, skip_tokenizer_init=True, **arguments).create_engine_config()
 
 

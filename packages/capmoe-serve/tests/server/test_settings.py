@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from tests.satellites import NEEDS_METHODS
 
-from capmoe_serve.server.settings import ServerSettings, read_settings
+from capmoe_serve.server.settings import TRACE_TOKENS, read_settings
 
 
-def read(**settings: str) -> ServerSettings | None:
+def read(**settings: str) -> tuple[Method, Path | None, int] | None:
     """Return the settings of an environment with variables by their names without the prefix."""
     variables = {f"CAPMOE_{name.upper()}": value for name, value in settings.items()}
     return read_settings({"PATH": "/bin", **variables})
@@ -24,13 +25,17 @@ def test_the_variables_are_the_knobs_of_a_method() -> None:
         method="expanded_drop", gamma="1.5", candidates="ranked", m="2", protect_topk="true"
     )
     knobs = {"candidates": "ranked", "m": 2, "protect_topk": True}
-    assert settings == ServerSettings(create_method("expanded_drop", 1.5, **knobs))
+    assert settings == (create_method("expanded_drop", 1.5, **knobs), None, TRACE_TOKENS)
     by_layer = read(method="score", gamma="[1.0, 0.5]", trace="there", trace_tokens="7")
-    assert by_layer == ServerSettings(create_method("score", [1.0, 0.5]), Path("there"), 7)
+    assert by_layer == (create_method("score", [1.0, 0.5]), Path("there"), 7)
     for gamma in ("inf", ".inf", "1000"):
         assert read(method="score", gamma=gamma) is not None
-    assert read(method="baseline") == ServerSettings(create_method("baseline"))
-    assert read(method="score", gamma="inf") == ServerSettings(create_method("score", math.inf))
+    assert read(method="baseline") == (create_method("baseline"), None, TRACE_TOKENS)
+    assert read(method="score", gamma="inf") == (
+        create_method("score", math.inf),
+        None,
+        TRACE_TOKENS,
+    )
 
 
 def test_without_a_method_there_is_none() -> None:

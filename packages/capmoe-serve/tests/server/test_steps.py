@@ -17,7 +17,6 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.observers import Observer
 
 from capmoe_serve.server.engine import StepPlan
-from capmoe_serve.server.settings import ServerSettings
 from capmoe_serve.trace import load_trace
 from server.engines import NEEDS_VLLM, Engine, engine, make, prompt_logprobs, prompts
 
@@ -103,9 +102,8 @@ def outcomes(engines: tuple[Engine, dict[str, Tried]]) -> dict[str, Tried]:
 def chunked(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Path]]:
     """An engine that cuts prompts into steps of 24 tokens and mixes steps, and writes a trace."""
     traces = tmp_path_factory.mktemp("traces")
-    settings = ServerSettings(create_method("score", 0.5), traces, TOTAL)
     limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "disable_log_stats": False}
-    with engine(tiny, settings, **limits) as of:
+    with engine(tiny, create_method("score", 0.5), traces, TOTAL, **limits) as of:
         yield of, traces
 
 

@@ -14,7 +14,6 @@ from capmoe_eval.routing.registry import create_method
 
 from capmoe_serve.server import trace as module
 from capmoe_serve.server.seam import install
-from capmoe_serve.server.settings import ServerSettings
 from capmoe_serve.server.trace import TraceWriter, new_trace_path
 from capmoe_serve.trace import Trace, load_trace
 from server.stand_ins import MIXED, E, K, LayerCall, Served
@@ -150,4 +149,4 @@ def test_every_worker_has_a_file_of_its_own_where_files_can_be_written(tmp_path:
     assert all(path.name.startswith("OLMoE-1B-7B-0924_") for path in paths)
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"^CAPMOE_TRACE=[^\n]*file/traces[^\n]*$"):
-        install(ServerSettings(create_method("score", 0.5), tmp_path / "file/traces"))
+        install(create_method("score", 0.5), tmp_path / "file/traces")
