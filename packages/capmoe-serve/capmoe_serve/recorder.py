@@ -31,24 +31,15 @@ class Recorder(Observer):
         self.tokens = 0  # recorded, of all processes
         self.seen = 0  # tokens of the run
         self._limit = limit
-        # Of each forward by its number: an array of each field, and the layers' choices; of those
-        # that run, and of those that have ended.
-        self._open: dict[int, tuple[dict[str, Array], dict[int, tuple[Array, Array]]]] = {}
+        # Of each forward that runs, by its number: each layer's experts and gate scores.
+        self._open: dict[int, dict[int, tuple[Array, Array]]] = {}
         self._parts: list[dict[str, Array]] = []
 
     def begin(self, plan: ForwardPlan) -> None:
-        """Record the number and the kind of a forward, if its tokens are still to be recorded."""
+        """Begin a forward, if its tokens are still to be recorded."""
         self.seen += plan.groups.n_tokens
         if self.tokens < self._limit:
-            self._open[plan.number] = self._described(plan), {}
-
-    def _described(self, plan: ForwardPlan) -> dict[str, Array]:
-        """Return what is recorded of each of a forward's tokens, beside its experts."""
-        n_tokens = len(plan.groups.rows_T)
-        return {
-            "step_T": np.full(n_tokens, plan.number, dtype=np.int32),
-            "decode_T": np.full(n_tokens, plan.decode),
-        }
+            self._open[plan.number] = {}
 
     def wants(self, plan: ForwardPlan) -> bool:
         """Return whether a forward is recorded."""
@@ -60,16 +51,22 @@ class Recorder(Observer):
         n_experts = scores.score_TE.shape[1]
         ids = scores.topk_TK.cpu().numpy().astype(np.min_scalar_type(n_experts - 1))
         gates = scores.score_TE.gather(1, scores.topk_TK).float().cpu().numpy()
-        self._open[event.plan.number][1][event.number] = ids, gates
+        self._open[event.plan.number][event.number] = ids, gates
 
     def end(self, plan: ForwardPlan) -> None:
         """Keep what was recorded of a forward; one that was broken off has no end."""
-        if plan.number not in self._open:
+        if (choices := self._open.pop(plan.number, None)) is None:
             return
-        fields, choices = self._open.pop(plan.number)
         by_layer = [choices[layer] for layer in sorted(choices)]
         ids, gates = (np.stack(each, axis=1) for each in zip(*by_layer, strict=True))
-        self._parts.append({"expert_TLK": ids, "score_TLK": gates, **fields})
+        self._parts.append(
+            {
+                "expert_TLK": ids,
+                "score_TLK": gates,
+                "step_T": np.full(len(ids), plan.number, dtype=np.int32),
+                "decode_T": np.full(len(ids), plan.decode),
+            }
+        )
         self.tokens += plan.groups.n_tokens
 
     def recorded(self) -> dict[str, Array]:

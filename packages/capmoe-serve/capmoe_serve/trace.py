@@ -31,7 +31,7 @@ Kind = Literal["prompts", "decode"]
 """What a step computes: tokens of prompts, or one token for each running request."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-ROWS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
+ROWS = ("expert_TLK", "score_TLK", "step_T", "load_SLE")
 """Arrays with a row for each token, or with counts alone for each step."""
 
 STEP_TOKENS = 2048
@@ -68,7 +68,6 @@ class Trace:
     score_TLK: Array | None = None  # floats: the gate scores of those experts, at least 0
     # Integers: the forward that computed a token, from 0, non-decreasing; None if unknown.
     step_T: Array | None = None
-    request_T: Array | None = None  # integers: the request (or sequence) of a token
     load_SLE: Array | None = None  # integers: pairs of each expert, where no more is known
     decode_S: Array | None = None  # booleans: whether a step is of decoding, not of prompts
     top_k: int | None = None  # experts K per token: those of expert_TLK; None of counts if unknown
@@ -119,13 +118,12 @@ class Trace:
         object.__setattr__(self, "top_k", int(ids.shape[2]))
         if self.score_TLK is not None:
             _check_array("score_TLK", self.score_TLK, "f", *ids.shape)
-        for name in ("step_T", "request_T"):
-            if getattr(self, name) is not None:
-                _check_array(name, getattr(self, name), "ui", len(ids))
-        if step_T is not None and (int(step_T[0]) < 0 or (np.diff(step_T.astype("i8")) < 0).any()):
-            raise UsageError(
-                "step_T: must begin at 0 or above and never fall; sort the tokens by step"
-            )
+        if step_T is not None:
+            _check_array("step_T", step_T, "ui", len(ids))
+            if int(step_T[0]) < 0 or (np.diff(step_T.astype("i8")) < 0).any():
+                raise UsageError(
+                    "step_T: must begin at 0 or above and never fall; sort the tokens by step"
+                )
         for layer in range(ids.shape[1]):
             _check_ids(ids[:, layer], self.n_experts, layer)
             if self.score_TLK is not None:
@@ -134,7 +132,7 @@ class Trace:
     def _check_counts(self) -> None:
         load_SLE = self.load_SLE
         assert load_SLE is not None
-        for name in ("score_TLK", "step_T", "request_T"):
+        for name in ("score_TLK", "step_T"):
             if getattr(self, name) is not None:
                 raise UsageError(f"{name}: belongs to expert_TLK; counts alone have none")
         _check_array("load_SLE", load_SLE, "ui", "steps", "layers", self.n_experts)

@@ -56,9 +56,9 @@ _FLAGS = {
 """The way to get experts from each server; "or" joins them where a file has responses of both."""
 
 
-Routed: TypeAlias = tuple[int, Array, int | None]
-"""A choice's number, the experts of consecutive tokens [tokens, layers, top-k], and how many of the
-first tokens were cached; None if the response does not say."""
+Routed: TypeAlias = tuple[Array, int | None]
+"""The experts of consecutive tokens [tokens, layers, top-k], and how many of the first tokens were
+cached; None if the response does not say."""
 
 _DAMAGED = (
     *(ValueError, KeyError, TypeError, AttributeError, EOFError),
@@ -68,11 +68,11 @@ _DAMAGED = (
 
 
 def read_responses(path: Path, n_experts: int | None, top_k: int | None = None) -> Trace:
-    """Read the experts of the tokens of responses; see the modules of the servers for the fields.
+    """Read the experts of the tokens of responses.
 
-    Each choice is a request; the responses do not say which forward computed a token. The last
-    token of an answer has no experts, since nothing was computed from it. Tokens that a response
-    says were cached are left out, and so are responses that cannot be read; ``source`` counts both.
+    The responses do not say which forward computed a token. The last token of an answer has no
+    experts, since nothing was computed from it. Tokens that a response says were cached are left
+    out, and so are responses that cannot be read; ``source`` counts both.
 
     Raises:
         UsageError: If no response has experts, or E (of SGLang also K) is not given.
@@ -87,10 +87,9 @@ def read_responses(path: Path, n_experts: int | None, top_k: int | None = None) 
 
 
 def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
-    requests: list[int] = []  # of each part of the tokens
     parts: list[Array] = []
     bad: list[str] = []
-    n_read = n_requests = n_cached = n_unsaid = 0
+    n_read = n_cached = n_unsaid = 0
     models: set[str] = set()
     servers: set[str] = set()
     for place, content in _contents(path, bad):
@@ -110,12 +109,10 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         n_read += 1
         servers.add("sglang" if of_sglang else "vllm")
         models.add(str(response.get("model")))
-        for choice, ids, cached in routed:
-            requests.append(n_requests + choice)
+        for ids, cached in routed:
             parts.append(_narrow(ids[cached or 0 :]))
             n_cached += cached or 0
-        n_unsaid += any(cached is None for *_, cached in routed)
-        n_requests += len(response.get("choices", (response,)))
+        n_unsaid += any(cached is None for _, cached in routed)
     if not parts:
         if servers:
             flags = " or ".join(_FLAGS[server] for server in sorted(servers))
@@ -125,7 +122,7 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         )
     if len({ids.shape[1:] for ids in parts}) > 1:
         raise UsageError("routed_experts: responses differ in layers or top-k; split the file")
-    ids, token_T, layers, remark = without_padding(np.concatenate(parts))
+    ids, _, layers, remark = without_padding(np.concatenate(parts))
     if "sglang" in servers:
         _check_top_k(ids, n_experts)
     if n_cached:
@@ -138,7 +135,6 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
     return Trace(
         n_experts=n_experts,
         expert_TLK=unsigned(ids),
-        request_T=np.repeat(requests, list(map(len, parts)))[token_T],
         layers=tuple(map(str, layers)),
         model=", ".join(sorted(models - {"None"})) or None,
         source=" and ".join(sorted(servers)) + remark,
@@ -167,16 +163,14 @@ def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[Routed]:
     metas = [choice.get("meta_info") or {} for choice in choices]
     extension = response.get("sglext") or {}
     if any(meta.get(ROUTED) for meta in metas):
-        for number, meta in enumerate(metas):
-            if meta.get(ROUTED):
-                yield _by_usage(number, meta, meta, top_k)
+        yield from (_by_usage(meta, meta, top_k) for meta in metas if meta.get(ROUTED))
     elif extension.get(ROUTED):
         if len(choices) > 1:
             raise UsageError(
                 f"{len(choices)} choices, and usage has the tokens of all together; send "
                 '"return_meta_info": true, or "n": 1'
             )
-        yield _by_usage(0, extension, response["usage"], top_k)
+        yield _by_usage(extension, response["usage"], top_k)
 
 
 def _check_top_k(ids: Array, n_experts: int) -> None:
@@ -198,7 +192,7 @@ def _check_top_k(ids: Array, n_experts: int) -> None:
         )
 
 
-def _by_usage(choice: int, part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int) -> Routed:
+def _by_usage(part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int) -> Routed:
     name = part.get("routed_experts_dtype") or "int32"
     if name not in _TYPES:
         raise bad_choice("routed_experts_dtype", name, _TYPES)
@@ -214,7 +208,7 @@ def _by_usage(choice: int, part: Mapping[str, Any], usage: Mapping[str, Any], to
             f"− 1) × top_k={top_k}; set --top-k to num_experts_per_tok, and leave "
             "routed_experts_start_len out of the requests"
         )
-    return choice, ids.reshape(tokens, -1, top_k), _cached_tokens(usage, prompt)
+    return ids.reshape(tokens, -1, top_k), _cached_tokens(usage, prompt)
 
 
 def _cached_tokens(usage: Mapping[str, Any], prompt: int) -> int | None:
@@ -242,13 +236,13 @@ def _of_vllm(response: Mapping[str, Any]) -> Iterator[Routed]:
     choices, usage = response["choices"], response.get("usage") or {}
     if (routed := response.get("prompt_routed_experts")) is not None:
         ids = _decoded(routed)
-        yield 0, ids, _cached_tokens(usage, len(ids))
-    for number, choice in enumerate(choices):
+        yield ids, _cached_tokens(usage, len(ids))
+    for choice in choices:
         if choice.get(ROUTED) in (None, [], ""):  # null where the request was aborted
             continue
         ids = _decoded(choice[ROUTED])
         if routed is not None:
-            yield number, ids, 0
+            yield ids, 0
             continue
         prompt = check("prompt_tokens", usage.get("prompt_tokens") or len(ids), NonNegativeInt)
         cached = _cached_tokens(usage, prompt)
@@ -261,7 +255,7 @@ def _of_vllm(response: Mapping[str, Any]) -> Iterator[Routed]:
             # The first tokens are missing where the request had routed_experts_prompt_start.
             missing = prompt + usage.get("completion_tokens", 0) - 1 - len(ids)
             cached = max(cached - max(missing, 0), 0)
-        yield number, ids, cached
+        yield ids, cached
 
 
 def _decoded(content: Any) -> Array:

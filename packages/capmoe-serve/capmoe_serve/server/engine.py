@@ -58,23 +58,17 @@ class StepRows:
         behind_N = np.arange(self.n_rows) + np.repeat(computed - before - prompt, scheduled)
         return torch.from_numpy(behind_N >= 0)
 
-    @cached_property
-    def request_N(self) -> Tensor:
-        """The number of each row's request among those of the step."""
-        return torch.repeat_interleave(torch.tensor(self.scheduled, dtype=torch.long))
-
 
 class StepPlan(ForwardPlan):
     """The rows of one step that are under the method together, or those that are not."""
 
     rows_T: Tensor  # places of the rows in the step
     decode_T: Tensor  # True for a row behind the prompt
-    request_T: Tensor  # the request of each row, by its number in ``step``
     step: StepRows
 
     def __init__(self, method: Method, number: int, step: StepRows, rows_T: Tensor) -> None:
         self.step, self.rows_T = step, rows_T
-        self.decode_T, self.request_T = step.decode_N[rows_T], step.request_N[rows_T]
+        self.decode_T = step.decode_N[rows_T]
         decode = bool(self.decode_T.all())
         super().__init__(
             method,
@@ -90,7 +84,9 @@ class StepPlan(ForwardPlan):
     @property
     def live(self) -> Tensor:
         """The number of requests []: the rows of a step are one sequence of the call."""
-        return torch.tensor(len(set(self.request_T.tolist())))
+        scheduled = torch.tensor(self.step.scheduled, dtype=torch.long)
+        request_N = torch.repeat_interleave(scheduled)
+        return torch.tensor(len(request_N[self.rows_T].unique()))
 
     def rows(self, value_N: Tensor) -> Tensor:
         """Return what the plan's rows [T, …] have of the values of every row of the step [N, …]."""

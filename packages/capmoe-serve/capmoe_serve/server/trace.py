@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
 
-from capmoe_serve.recorder import Array, Recorder, trace_fields
+from capmoe_serve.recorder import Recorder, trace_fields
 from capmoe_serve.server.engine import StepPlan, StepRows
 from capmoe_serve.trace import Trace, save_trace
-
-# Shape suffixes: R requests of a step.
 
 
 def new_trace_path(directory: Path, model: str) -> Path:
@@ -48,7 +45,6 @@ class TraceWriter(Recorder):
         self._names = tuple(layer.name for layer in layers)  # the layers would keep the model alive
         self._n_experts = layers[0].n_experts
         self._model, self._source = model, source
-        self._numbers: dict[str, int] = {}  # of the requests by their ids
         self._step: StepRows | None = None
         self._in_file = 0  # tokens
         # Not `atexit`, which a process that was forked by multiprocessing leaves out.
@@ -62,12 +58,6 @@ class TraceWriter(Recorder):
             self._step = plan.step
             self._open.clear()  # of a step that was broken off
         super().begin(plan)
-
-    def _described(self, plan: ForwardPlan) -> dict[str, Array]:
-        assert isinstance(plan, StepPlan)
-        numbers = self._numbers
-        number_R = np.array([numbers.setdefault(of, len(numbers)) for of in plan.step.requests])
-        return super()._described(plan) | {"request_T": number_R[plan.request_T.numpy()]}
 
     def end(self, plan: ForwardPlan) -> None:
         """Keep a plan, and write the trace if it has doubled or the step is the last one."""

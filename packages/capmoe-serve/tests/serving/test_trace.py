@@ -33,7 +33,6 @@ def full() -> Trace:
         SCORES,
         step_T=np.array([0, 0, 2]),
         decode_S=np.array([False, True]),
-        request_T=np.array([0, 1, 0]),
         layers=("a", "b"),
         model="mine",
         source="a test",
@@ -66,7 +65,7 @@ def full() -> Trace:
         ({"expert_TLK": IDS, "step_T": np.array([0, 2, 1])}, "step_T: must begin"),
         ({"expert_TLK": IDS, "step_T": np.array([-1, 0, 1])}, "step_T: must begin"),
         ({"expert_TLK": IDS, "step_T": np.array([0, 1])}, r"step_T: int64 \[2\]; must be integers"),
-        ({"expert_TLK": IDS, "request_T": np.array([0.5, 1, 2])}, "request_T: float64"),
+        ({"expert_TLK": IDS, "step_T": np.array([0.5, 1, 2])}, "step_T: float64"),
         ({"load_SLE": LOADS - [[[0], [1]]]}, r"load_SLE=-1: a count .*\(step 0, layer 1\)"),
         ({"load_SLE": LOADS / 2}, "load_SLE: float64"),
         ({"load_SLE": LOADS, "n_experts": 5}, r"load_SLE: int64 .* \[steps, layers, 5\]"),
@@ -127,7 +126,7 @@ def test_steps_of_one_kind() -> None:
         only = trace.only(kind)  # type: ignore[arg-type]
         np.testing.assert_array_equal(only.loads(), trace.loads()[step : step + 1])
         assert only.decode_steps == step
-        assert len(only.score_TLK) == len(only.request_T) == only.n_tokens
+        assert len(only.score_TLK) == only.n_tokens
         again, assumed = in_known_steps(trace, 1, kind)  # type: ignore[arg-type]
         assert assumed
         assert (again.n_steps, again.decode_steps) == (only.n_tokens, step * 1)
