@@ -86,7 +86,7 @@ class StepPlan(ForwardPlan):
         """The number of requests []: the rows of a step are one sequence of the call."""
         scheduled = torch.tensor(self.step.scheduled, dtype=torch.long)
         request_N = torch.repeat_interleave(scheduled)
-        return torch.tensor(len(request_N[self.rows_T].unique()))
+        return torch.tensor(len(set(request_N[self.rows_T].tolist())))
 
     def rows(self, value_N: Tensor) -> Tensor:
         """Return what the plan's rows [T, …] have of the values of every row of the step [N, …]."""
