@@ -16,11 +16,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError, first_line, shown
-from capmoe_eval.evaluation.run_command import evaluate, print_notes
+from capmoe_eval.evaluation.run_command import evaluate, print_results
 from capmoe_eval.experiment.composition import as_typed, compose_words
 from capmoe_eval.experiment.configuration import CellPlan, plans, share
 from capmoe_eval.experiment.processes import of_submitit
-from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import Count, check
 
 _MOST_JOBS = 100_000  # of a range
@@ -131,21 +130,16 @@ def sweep_jobs(words: Sequence[str]) -> list[list[str]]:
 
 def _report(cells: Sequence[CellPlan]) -> int:
     """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
-    from capmoe_eval.evaluation.progress import RunSummary, summary  # slow to import
+    from capmoe_eval.evaluation.progress import Progress  # slow to import
     from capmoe_eval.experiment.results import read_records
 
     broken: list[str] = []
-    outcome = RunSummary()
+    done = Progress()
     places = (place for plan in cells if (place := plan.stored))
     for number, record in enumerate(read_records(places, broken)):
-        outcome.add(number, record)
-    if outcome.finished:
-        print(summary(outcome.records, outcome.finished))
-    missing = len(cells) - outcome.finished
-    print(f"{outcome.finished} finished, {missing} missing")
-    print_notes(cells)
-    for line in outcome.truncations:
-        print_warning(line)
+        done.add(number, record)
+    missing = len(cells) - done.finished
+    print_results(cells, done, f"{done.finished} finished, {missing} missing")
     for line in broken:
         print(f"left out: {line}", file=sys.stderr)
     return 1 if missing else 0

@@ -9,10 +9,10 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import lm_eval.evaluator
 import numpy as np
@@ -40,15 +40,6 @@ AnyLM: TypeAlias = Any
 """A :class:`~capmoe_eval.evaluation.lm.CapmoeLM`, or what another backend has in its place."""
 
 
-class Applied(NamedTuple):
-    """A method after its calibration."""
-
-    method: Method  # as it runs
-    calibrated: Calibrated  # for the record
-    # What the decisions of each MoE layer need: see `calibrated` of `capacity_aware`.
-    layers: tuple[Tensor, ...] | None = None
-
-
 def evaluate(
     cell: Cell,
     lm: AnyLM,
@@ -57,7 +48,9 @@ def evaluate(
     *,
     root: Path,
     allow_code_execution: bool = False,
-    applied: Applied | None = None,
+    method: Method | None = None,
+    calibrated: Calibrated | None = None,
+    layers: Sequence[Tensor] | None = None,
     observers: Iterable[Observer] = (),
     samples: Path | None = None,
 ) -> Record:
@@ -65,9 +58,11 @@ def evaluate(
 
     One task a call: lm-eval pools the requests of all tasks that it is given into common batches,
     and under a capacity an answer depends on its batch. With ``allow_code_execution``, programs
-    that the model writes run in the sandbox. ``applied`` is the method after its calibration, where
-    it needs one. ``observers`` see the layers' forwards. ``samples`` is the file, written whole,
-    that gets a line of JSON for each document: lm-eval's sample, with the name of its (sub)task.
+    that the model writes run in the sandbox. ``method`` is the cell's after its calibration, where
+    it needs one; ``calibrated`` is that for the record, and ``layers`` what the decisions of each
+    MoE layer need: see ``calibrated`` of ``capacity_aware``. ``observers`` see the layers'
+    forwards. ``samples`` is the file, written whole, that gets a line of JSON for each document:
+    lm-eval's sample, with the name of its (sub)task.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
@@ -83,7 +78,7 @@ def evaluate(
     most_tokens: Any = cell.max_num_batched_tokens  # None without an engine
     lm.set_batches(cell.batch_size, cell.shuffle, most_tokens)
     started = time.perf_counter()
-    meter = lm.route(cell.method) if applied is None else lm.route(applied.method, applied.layers)
+    meter = lm.route(method or cell.method, layers)
     for observer in observers:
         meter.observe(observer)
     try:
@@ -137,8 +132,8 @@ def evaluate(
     }
     if (code := method_source(cell.method)) is not None:
         content["capmoe"]["provenance"]["method_source"] = code
-    if applied is not None:
-        content["capmoe"]["calibration"] = applied.calibrated.model_dump()
+    if calibrated is not None:
+        content["capmoe"]["calibration"] = calibrated.model_dump()
     if (composition := getattr(lm, "composition", None)) is not None:
         content["capmoe"]["server"] = composition()
     if programs:

@@ -1,4 +1,4 @@
-"""Show the progress of a run while cells are computed, and its results in the end."""
+"""Count and show the cells of a run while they are computed, and its results in the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TextIO
 
 from tqdm import tqdm
@@ -40,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Shows a run: a line for each cell that ends, and how far the running one is.
+    """Counts and shows a run: a line for each cell that ends, and how far the running one is.
 
     On a terminal a bar with total and time left is redrawn below the lines. Elsewhere it is a line
     at most every :data:`EVERY` seconds.
@@ -50,6 +49,12 @@ class Progress:
 
     def __init__(self, total: int = 0, stream: TextIO | None = None) -> None:
         self.total = total
+        self.finished = 0  # cells that are finished, whoever computed them
+        self.computed = 0  # cells that this run computed
+        self.by_others = 0  # cells that other processes computed meanwhile
+        self.failures: list[tuple[str, str]] = []  # (cell, reason)
+        self.truncations: dict[str, None] = {}  # a line for each task and model
+        self._first: dict[int, Record] = {}  # by the number of the plan
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
         self._started = self._shown = time.monotonic()
@@ -114,18 +119,60 @@ class Progress:
         else:
             self._print(bar)
 
-    def finish(self, record: Record) -> None:
-        """Print the running cell's result."""
+    def add(self, number: int, record: Record) -> None:
+        """Count a finished cell; of a hundred thousand records not all can be kept."""
+        self.finished += 1
+        if (cut := record.truncated) is not None and cut.documents:
+            line = (
+                f"{record.task} on {record.model}: prompts of {cut.documents} of {record.n} "
+                f"documents are truncated, by up to {cut.tokens} tokens on the left, to fit the "
+                f"model's {cut.max_length}; choose fewer examples "
+                f"(tasks.{record.task}.fewshot=N), or a model or model.max_length that takes more"
+            )
+            self.truncations[line] = None
+        self._first[number] = record
+        if len(self._first) > SHOWN:
+            del self._first[max(self._first)]
+
+    def summary(self) -> str:
+        """Return a table in text of the first records: score, capacity, drop rate, peak load.
+
+        ``effective γ`` is the applied capacity over the mean load, empty without a capacity.
+        ``peak`` is the highest load of an expert over the mean load, in any layer and forward,
+        before and after drops.
+        """
+        records = self.records
+        lines = [aligned([_row(record) for record in records], _NUMBERS)]
+        if self.finished > len(records):
+            lines.append(f"… and {self.finished - len(records)} more records")
+        units = [score_unit(record.cell.task.metric) for record in records]
+        lines.append(f"score: in {' or '.join(dict.fromkeys(units))}; {_LEGEND}")
+        return "\n".join(lines)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the first finished cells, as planned: all, or as many as are shown."""
+        return [self._first[number] for number in sorted(self._first)]
+
+    def finish(self, number: int, record: Record, *, by_other: bool) -> None:
+        """Count and print a cell that this run, or another process, has computed."""
         metric = record.cell.task.metric
         spread = "" if record.stderr is None else f" ± {score_text(metric, record.stderr)}"
-        self.end(
-            record.cell,
+        result = (
             f"{score_text(metric, record.value)}{spread}, "
-            f"dropped {100 * record.load.drop_rate:.1f} %, {record.provenance.seconds:.1f} s",
+            f"dropped {100 * record.load.drop_rate:.1f} %, {record.provenance.seconds:.1f} s"
         )
+        self.computed += not by_other
+        self.by_others += by_other
+        self._end(record.cell, "computed by another process" if by_other else result)
+        self.add(number, record)
 
-    def end(self, cell: Cell, result: str) -> None:
-        """Print what became of a cell."""
+    def fail(self, cell: Cell, reason: str) -> None:
+        """Note and print that a cell failed, and why."""
+        self.failures.append((str(cell), reason))
+        self._end(cell, f"FAILED: {reason}")
+
+    def _end(self, cell: Cell, result: str) -> None:
         place = self._place()
         self._done += 1
         left = f", {seconds} left" if (seconds := self._time_left()) else ""
@@ -147,53 +194,6 @@ class Progress:
         self.close()
         self._shown = time.monotonic()
         print(_ERASE if self._is_terminal else "", line, sep="", file=self._stream, flush=True)
-
-
-@dataclass
-class RunSummary:
-    """The result of a run."""
-
-    finished: int = 0  # cells that are finished, whoever computed them
-    computed: int = 0  # cells that this run computed
-    by_others: int = 0  # cells that other processes computed meanwhile
-    failures: list[tuple[str, str]] = field(default_factory=list)  # (cell, reason)
-    truncations: dict[str, None] = field(default_factory=dict)  # a line for each task and model
-    _first: dict[int, Record] = field(default_factory=dict)  # by the number of the plan
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of the first finished cells, as planned: all, or as many as are shown."""
-        return [self._first[number] for number in sorted(self._first)]
-
-    def add(self, number: int, record: Record) -> None:
-        """Count a finished cell; of a hundred thousand records not all can be kept."""
-        self.finished += 1
-        if (cut := record.truncated) is not None and cut.documents:
-            line = (
-                f"{record.task} on {record.model}: prompts of {cut.documents} of {record.n} "
-                f"documents are truncated, by up to {cut.tokens} tokens on the left, to fit the "
-                f"model's {cut.max_length}; choose fewer examples "
-                f"(tasks.{record.task}.fewshot=N), or a model or model.max_length that takes more"
-            )
-            self.truncations[line] = None
-        self._first[number] = record
-        if len(self._first) > SHOWN:
-            del self._first[max(self._first)]
-
-
-def summary(records: Sequence[Record], number: int) -> str:
-    """Return a table in text of the first of some records: score, capacity, drop rate, peak load.
-
-    ``effective γ`` is the applied capacity over the mean load, empty without a capacity. ``peak``
-    is the highest load of an expert over the mean load, in any layer and forward, before and after
-    drops.
-    """
-    lines = [aligned([_row(record) for record in records], _NUMBERS)]
-    if number > len(records):
-        lines.append(f"… and {number - len(records)} more records")
-    units = [score_unit(record.cell.task.metric) for record in records]
-    lines.append(f"score: in {' or '.join(dict.fromkeys(units))}; {_LEGEND}")
-    return "\n".join(lines)
 
 
 def aligned(rows: Sequence[Mapping[str, str]], numbers: Collection[str]) -> str:

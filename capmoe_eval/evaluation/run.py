@@ -25,7 +25,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,7 +39,7 @@ from capmoe_eval.errors import (
     unwritable,
     writing,
 )
-from capmoe_eval.evaluation.progress import Progress, RunSummary
+from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.experiment.cell import (
     HUB_NAME,
@@ -60,7 +59,6 @@ from capmoe_eval.experiment.packs import record_bytes
 from capmoe_eval.experiment.processes import adopt_srun, of_submitit, process_count, process_rank
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.reservations import (
-    Reservation,
     holder_of,
     release_all,
     reserve,
@@ -80,15 +78,6 @@ POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A cell whose turn it is."""
-
-    plan: CellPlan
-    reservation: Reservation | None = None  # None where this process does not write the record
-    finished: bool = False  # whether another process has written the record
-
-
 def loads(plan: CellPlan) -> tuple[object, ...]:
     """Return what cells have in common for which a model is loaded once."""
     return plan.cell.model, plan.cell.backend, plan.placement
@@ -96,8 +85,8 @@ def loads(plan: CellPlan) -> tuple[object, ...]:
 
 def take_turns(
     plans: Sequence[CellPlan], waiting: Callable[[Counter[str]], None] = lambda _: None
-) -> Generator[Turn]:
-    """Yield each cell once: to compute, reserved for this process, or finished by another.
+) -> Generator[tuple[CellPlan, bool]]:
+    """Yield each cell once, with whether another process has finished it; others are reserved.
 
     The cells of a model come one after the other. The next model is the one of which other
     processes compute the fewest cells at that moment, so processes that start together load
@@ -140,7 +129,7 @@ def take_turns(
             is_idle = False
             del left[loads(plan)][plan.path]
             with reservation or nullcontext():
-                yield Turn(plan, None if finished else reservation, finished)
+                yield plan, finished
             if not finished:
                 loaded = loads(plan)
                 break
@@ -154,13 +143,13 @@ def _content(plan: CellPlan) -> bytes | None:
     return None if plan.stored is None else record_bytes(plan.stored[0])
 
 
-def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> RunSummary:
+def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> Progress:
     """Compute every planned cell whose record is missing and that no other process computes.
 
     Everything that can be checked without a model is checked first, so that a long run does not
     stop half-way because of a typing error. Cells of one model run together, and each model is
     loaded once. The run ends when all records are there, whoever computed them.
-    ``progress`` is the display; a new one on standard error by default.
+    ``progress`` counts and shows the cells; a new one on standard error by default. It is returned.
 
     Raises:
         UsageError: For an unwritable results directory, a file there that is not a whole record, or
@@ -172,22 +161,18 @@ def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> RunSumma
         check_backend(plan)
         check_processes(plan)
     plans = with_documents(plans)
-    summary = RunSummary()
     progress = progress or Progress(stream=io.StringIO() if process_rank() else None)
     with reserving(plans), closing(progress):
-        job = _prepare(plans, summary, progress)
-        if job is not None:
-            numbers = {plan.path: number for number, plan in enumerate(plans)}
-            with closing(job.turns()) as turns:
-                for record in job.records(turns):
-                    summary.add(numbers[record.path], record)
-    return summary
+        missing, world = _missing(plans, progress)
+        if missing:
+            _Computation(plans, missing, world, progress).run()
+    return progress
 
 
-def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress) -> _Job | None:
-    """Read the finished records, and refuse what can be refused without a model.
+def _missing(plans: Sequence[CellPlan], progress: Progress) -> tuple[list[CellPlan], World | None]:
+    """Count the finished records, and return the other cells.
 
-    Return what is to be computed, or None if all cells are finished.
+    With them comes the group of processes that compute every cell together, if there is one.
     """
     absent: list[int] = []
     for number, plan in enumerate(plans):
@@ -195,56 +180,71 @@ def _prepare(plans: Sequence[CellPlan], summary: RunSummary, progress: Progress)
         if record is None:
             absent.append(number)
         else:
-            summary.add(number, record)
+            progress.add(number, record)
     check_kept(plans, {plans[number].path for number in absent})
     devices = [plan.placement.device for plan in plans if plan.placement.parallel == "ep"]
-    world: World | None = None  # the processes that compute every cell together
+    world: World | None = None
     if devices:
         from capmoe_eval.evaluation.loading import chosen_device, join
 
         _, world = join(chosen_device(devices[0]))
         world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
-    missing = [plans[number] for number in (absent if world is None else world.tell(absent))]
-    if not missing:
-        return None
-    for root in sorted({plan.root for plan in missing}):
-        check_writable("results_dir", root)
-    progress.total = len(missing)
-    progress.stage("importing torch, transformers and lm-eval, and reading the tasks …")
-    refused = refusals(missing)
-    if len(refused) == len(missing):
-        raise next(iter(refused.values()))
-    allowed = [plan for plan in missing if plan.path not in refused]
-    library = task_library(allowed)
-    for line in cautions(allowed, library):
-        progress.warn(line)
-    job = _Job(allowed, library, world, progress, summary)
-    for plan in missing:
-        if plan.path in refused:
-            job.fail(plan, str(refused[plan.path]))
-    return job
+    return [plans[number] for number in (absent if world is None else world.tell(absent))], world
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Computation:
     """The cells that a run computes, and what all of them need."""
 
-    plans: Sequence[CellPlan]
-    library: TaskLibrary
-    world: World | None
-    progress: Progress
-    summary: RunSummary  # receives counts and failures
-    # The models and tasks whose inputs were compared with those of the directory's records.
-    _compared: set[object] = dataclasses.field(default_factory=set)
+    def __init__(
+        self,
+        plans: Sequence[CellPlan],
+        missing: Sequence[CellPlan],
+        world: World | None,
+        progress: Progress,
+    ) -> None:
+        """Refuse what can be refused of the missing cells without a model."""
+        self.numbers = {plan.path: number for number, plan in enumerate(plans)}
+        self.world, self.progress = world, progress
+        # The models and tasks whose inputs were compared with those of the directory's records.
+        self.compared: set[object] = set()
+        for root in sorted({plan.root for plan in missing}):
+            check_writable("results_dir", root)
+        progress.total = len(missing)
+        progress.stage("importing torch, transformers and lm-eval, and reading the tasks …")
+        refused = refusals(missing)
+        if len(refused) == len(missing):
+            raise next(iter(refused.values()))
+        self.plans = [plan for plan in missing if plan.path not in refused]
+        self.library = task_library(self.plans)
+        for line in cautions(self.plans, self.library):
+            progress.warn(line)
+        for plan in missing:
+            if plan.path in refused:
+                progress.fail(plan.cell, str(refused[plan.path]))
 
-    def turns(self) -> Generator[Turn]:
+    def run(self) -> None:
+        """Compute the cells whose turn it is, model by model."""
+        import torch
+
+        threads = torch.get_num_threads()
+        with closing(self._turns()) as turns:
+            for _, cells in itertools.groupby(turns, key=lambda turn: loads(turn[0])):
+                torch.set_num_threads(threads)  # the model before may have changed it
+                self._compute_cells(cells)
+                gc.collect()  # only reference cycles still hold the model
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+        torch.set_num_threads(threads)
+
+    def _turns(self) -> Generator[tuple[CellPlan, bool]]:
         """Yield the cells' turns; of several ranks the first alone reserves, and tells them."""
         world = self.world
         tell = (lambda _: None) if world is None else world.tell
         if world is not None and world.rank:
+            plans = {self.numbers[plan.path]: plan for plan in self.plans}
             while (number := tell(None)) is not None:
                 if number >= 0:
-                    yield Turn(self.plans[number])
+                    yield plans[number], False
             return
 
         def waiting(cells: Counter[str]) -> None:
@@ -252,38 +252,24 @@ class _Job:
             self.progress.print_once(f"waiting for {names} to compute what is left")
             tell(-1)  # the others would give up after half an hour without a word
 
-        numbers = {plan.path: number for number, plan in enumerate(self.plans)}
-        for turn in take_turns(self.plans, waiting):
-            if not turn.finished:
-                tell(numbers[turn.plan.path])
-            yield turn
+        for plan, is_finished in take_turns(self.plans, waiting):
+            if not is_finished:
+                tell(self.numbers[plan.path])
+            yield plan, is_finished
         tell(None)
 
-    def records(self, turns: Iterable[Turn]) -> Iterator[Record]:
-        """Compute the cells whose turn it is, model by model, and yield the record of each."""
-        import torch
-
-        threads = torch.get_num_threads()
-        for _, cells in itertools.groupby(turns, key=lambda turn: loads(turn.plan)):
-            torch.set_num_threads(threads)  # the model before may have changed it
-            yield from self._of_one_model(cells)
-            gc.collect()  # only reference cycles still hold the model
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        torch.set_num_threads(threads)
-
-    def _of_one_model(self, turns: Iterable[Turn]) -> Iterator[Record]:
+    def _compute_cells(self, turns: Iterable[tuple[CellPlan, bool]]) -> None:
+        """Compute the cells of one model."""
         lm: AnyLM | None = None
         unloadable: str | None = None  # the reason; no other cell can be computed without the model
-        for turn in turns:
-            plan = turn.plan
-            if unloadable is not None and not turn.finished:
-                self.fail(plan, unloadable)
+        for plan, is_finished in turns:
+            if unloadable is not None and not is_finished:
+                self.progress.fail(plan.cell, unloadable)
                 continue
             try:
-                if not turn.finished:
+                if not is_finished:
                     lm = lm or self._load(plan)
-                    record = self._compute(turn, lm)
+                    record = self._compute(plan, lm)
                 elif (written := finished_record(plan)) is not None:
                     record = written
                 else:
@@ -295,22 +281,14 @@ class _Job:
                     raise unwritable("results_dir", plan.root, error) from error
                 if self._is_ended_by(error, plan, loaded=lm is not None):
                     raise
-                if lm is None and not turn.finished:
-                    unloadable = _one_line(error)
-                self.fail(plan, _one_line(error))
+                reason = kind_and_place(error)
+                if isinstance(error, UsageError):
+                    reason = " ".join(str(error).split())
+                if lm is None and not is_finished:
+                    unloadable = reason
+                self.progress.fail(plan.cell, reason)
                 continue
-            if turn.finished:
-                self.summary.by_others += 1
-                self.progress.end(plan.cell, "computed by another process")
-            else:
-                self.summary.computed += 1
-                self.progress.finish(record)
-            yield record
-
-    def fail(self, plan: CellPlan, reason: str) -> None:
-        """Note that a cell failed, and why."""
-        self.progress.end(plan.cell, f"FAILED: {reason}")
-        self.summary.failures.append((str(plan.cell), reason))
+            self.progress.finish(self.numbers[plan.path], record, by_other=is_finished)
 
     def _load(self, plan: CellPlan) -> AnyLM:
         """Load the model of a cell, and compare it with that of the finished records."""
@@ -322,19 +300,18 @@ class _Job:
         lm.on_progress = self.progress.advance
         return lm
 
-    def _compute(self, turn: Turn, lm: AnyLM) -> Record:
-        """Compute a cell and write its record."""
+    def _compute(self, plan: CellPlan, lm: AnyLM) -> Record:
+        """Compute a cell; the first rank, or the only process, writes its record."""
         from capmoe_eval.evaluation import evaluate
 
-        plan = turn.plan
         self._compare(plan, lm)
         self.progress.start(plan.cell)
+        is_writer = self.world is None or not self.world.rank
+        method, calibrated, layers = plan.cell.method, None, None
         # The package that registers a kind of calibration reads it, or measures the stock model.
-        kind = plan.cell.method.calibration
-        applied = None
-        if kind is not None:
+        if (kind := method.calibration) is not None:
             calibration = pkgutil.resolve_name(calibrations()[kind])
-            applied = calibration.apply(plan, lm, self.progress.warn)
+            method, calibrated, layers = calibration.apply(plan, lm, self.progress.warn)
         observers = [of.observer() for of in plan.observers]
         record = evaluate.evaluate(
             plan.cell,
@@ -343,25 +320,27 @@ class _Job:
             plan.source,
             root=plan.root,
             allow_code_execution=plan.allow_code_execution,
-            applied=applied,
+            method=method,
+            calibrated=calibrated,
+            layers=layers,
             observers=observers,
-            samples=None if turn.reservation is None else plan.samples,
+            samples=plan.samples if is_writer else None,
         )
         # Before the record, which says that the cell is finished.
         for of, observer in zip(plan.observers, observers, strict=True):
             of.write(plan, lm.meter, observer)
-        if turn.reservation is not None:
+        if is_writer:
             record.write()
         return record
 
     def _compare(self, plan: CellPlan, lm: AnyLM) -> None:
         """Compare weights and documents with those of the directory's records, once for a task."""
         key = plan.root, plan.source, plan.cell.task, loads(plan)
-        if key not in self._compared:
+        if key not in self.compared:
             fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
             origin = {**lm.origin(), "data_fingerprint": fingerprint}
             check_inputs(plan.root, plan.cell, origin)
-            self._compared.add(key)
+            self.compared.add(key)
 
     def _is_ended_by(self, error: Exception, plan: CellPlan, *, loaded: bool) -> bool:
         """Return whether the run cannot go on after the error of one cell."""
@@ -373,14 +352,10 @@ class _Job:
             isinstance(error, UnwritableError)  # no further cell could be written either
             or of_submitit(error)  # it comes with a signal, at any moment
             or bool(os.environ.get("CAPMOE_DEBUG"))
-            or (mistake and alike and not self.summary.computed)  # all cells would fail alike
+            or (mistake and alike and not self.progress.computed)  # all cells would fail alike
             # Under parallel=ep the other processes wait for this one: end them all.
             or (plan.placement.parallel == "ep" and not (mistake and loaded))
         )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) if isinstance(error, UsageError) else kind_and_place(error)
 
 
 def check_backend(plan: CellPlan) -> None:

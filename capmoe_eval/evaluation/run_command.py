@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -42,6 +42,9 @@ from capmoe_eval.experiment.settings import GROUPS
 from capmoe_eval.results.packing import pack_idle
 from capmoe_eval.routing.registry import knobs, method_class, method_names, methods_in_words
 
+if TYPE_CHECKING:
+    from capmoe_eval.evaluation.progress import Progress
+
 _COMMON: Final = (
     *("model", "tasks", "experiment", "profile", "method", "gamma", "ep_size", "batch_size"),
     *("limit", "data.root", "dtype", "device", "results_dir", "plan"),
@@ -57,44 +60,43 @@ def execute(plans: Sequence[CellPlan]) -> int:
     """
     # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from capmoe_eval.evaluation.progress import summary
     from capmoe_eval.evaluation.run import run
 
-    outcome = run(plans)
-    if outcome.computed and not process_rank():
+    done = run(plans)
+    if done.computed and not process_rank():
         for root in sorted({plan.root for plan in plans}):
             pack_idle(root)
     if process_rank() and any(plan.placement.parallel == "ep" for plan in plans):
-        return 1 if outcome.failures else 0  # rank 0 prints
-    if outcome.finished:
-        print(summary(outcome.records, outcome.finished))
-        skipped = outcome.finished - outcome.computed - outcome.by_others
-        failed = len(outcome.failures)
-        others = f"{outcome.by_others} by other processes, " if outcome.by_others else ""
-        print(f"{outcome.computed} computed, {others}{skipped} finished before, {failed} failed")
-    print_notes(plans)
-    for line in outcome.truncations:
-        print_warning(line)
-    for cell, reason in outcome.failures:
+        return 1 if done.failures else 0  # rank 0 prints
+    skipped = done.finished - done.computed - done.by_others
+    others = f"{done.by_others} by other processes, " if done.by_others else ""
+    counts = f"{done.computed} computed, {others}{skipped} finished before"
+    print_results(plans, done, f"{counts}, {len(done.failures)} failed")
+    for cell, reason in done.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
-    if outcome.failures:
+    if done.failures:
         print(
             "The same command computes the failed cells again, and no others; CAPMOE_DEBUG=1 stops "
             "at the first failure with its traceback.",
             file=sys.stderr,
         )
-    if any(reason.startswith(EnforcementError.__name__) for _, reason in outcome.failures):
+    if any(reason.startswith(EnforcementError.__name__) for _, reason in done.failures):
         print(
             "An invariant is broken: mend the method, or report it (docs/reference/errors.md).",
             file=sys.stderr,
         )
-    return 1 if outcome.failures else 0
+    return 1 if done.failures else 0
 
 
-def print_notes(plans: Sequence[CellPlan]) -> None:
-    """Print the cautions about the models' numbers."""
+def print_results(plans: Sequence[CellPlan], done: Progress, counts: str) -> None:
+    """Print the results of the plans, the counts, and the cautions about the models' numbers."""
+    if done.finished:
+        print(done.summary())
+    print(counts)
     for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
         print(f"Note: {note}")
+    for line in done.truncations:
+        print_warning(line)
 
 
 def evaluate(jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.evaluation import run as queue_module
-from capmoe_eval.evaluation.run import Turn, take_turns
+from capmoe_eval.evaluation.run import take_turns
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.files import write_text
@@ -30,18 +30,18 @@ def grid(root: Path, models: str = "ab", seeds: int = 3, overwrite: bool = False
     ]
 
 
-def name(turn: Turn) -> str:
-    return f"{turn.plan.cell.model.name}{turn.plan.cell.method.setting('seed')}"
+def name(plan: CellPlan) -> str:
+    return f"{plan.cell.model.name}{plan.cell.method.setting('seed')}"
 
 
-def drain(turns: Iterable[Turn]) -> list[str]:
+def drain(turns: Iterable[tuple[CellPlan, bool]]) -> list[str]:
     """Compute all; finished cells are in brackets."""
     said = []
-    for turn in turns:
-        if not turn.finished:
-            assert turn.reservation is not None
-            write_text(turn.plan.path, "ours")
-        said.append(f"({name(turn)})" if turn.finished else name(turn))
+    for plan, is_finished in turns:
+        if not is_finished:
+            assert reserve(plan.path) is None, "it is reserved"
+            write_text(plan.path, "ours")
+        said.append(f"({name(plan)})" if is_finished else name(plan))
     return said
 
 
@@ -82,7 +82,7 @@ def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
 
     other.take(plans[1])
     holder = holder_of(plans[1].path)
-    assert [(name(turn), turn.finished) for turn in take_turns(plans, waiting)] == [
+    assert [(name(plan), finished) for plan, finished in take_turns(plans, waiting)] == [
         *(("a0", False), ("a2", False), ("a1", True)),
     ]
     assert waited == [{holder: 1}] * 3
@@ -115,11 +115,11 @@ def test_processes_spread_over_the_models(tmp_path: Path) -> None:
     plans, first, second = grid(tmp_path, "abc"), Other(), Other()
     first.take(plans[0])
     with closing(take_turns(plans)) as turns:
-        assert name(next(turns)) == "b0"
+        assert name(next(turns)[0]) == "b0"
         second.take(plans[2])
-        assert name(next(turns)) == "b1", "a loaded model stays"
+        assert name(next(turns)[0]) == "b1", "a loaded model stays"
     with closing(take_turns(plans)) as turns:
-        assert name(next(turns)) == "b0", "fewest of b are being computed: none"
+        assert name(next(turns)[0]) == "b0", "fewest of b are being computed: none"
     for at, other in ((0, first), (2, second)):
         other.end(plans[at], None)
 

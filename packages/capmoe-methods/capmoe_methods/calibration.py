@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from capmoe_eval.errors import UsageError, field_problem, writing
-from capmoe_eval.evaluation.evaluate import Applied, requests
+from capmoe_eval.evaluation.evaluate import requests
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.evaluation.tasks import TaskLibrary
@@ -46,6 +46,8 @@ from torch import Tensor
 
 Counted: TypeAlias = Sequence[Mapping[str, Any]]
 """What a meter reports of each layer."""
+Applied: TypeAlias = tuple[Method, Calibrated, Sequence[Tensor] | None]
+"""A method as it runs, its calibration for the record, and what each layer's decisions need."""
 SCHEMA: Final = 1
 DOCUMENTS: Final = 128
 """Documents of a calibration; of a task with parts, as many of each as make up about that many."""
@@ -129,9 +131,8 @@ class Calibration(Part, ABC):
         """Return what the decisions of each MoE layer need, by a method."""
 
     def applied(self, method: Method, file: str) -> Applied:
-        """Return a method as it runs by this calibration, whose path below the results is given."""
-        calibrated = Calibrated(file=file, checksum=self.checksum)
-        return Applied(method, calibrated, self.needed(method))
+        """Return what becomes of a method, by the calibration's path below the results."""
+        return method, Calibrated(file=file, checksum=self.checksum), self.needed(method)
 
     @classmethod
     def identity_of(cls, cell: Cell) -> dict[str, Any]:

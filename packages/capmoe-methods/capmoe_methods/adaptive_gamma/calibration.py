@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 import torch
-from capmoe_eval.evaluation.evaluate import Applied
 from capmoe_eval.experiment.record import Amount, ChosenFactors
 from capmoe_eval.routing.buckets import best_first
 from capmoe_eval.routing.capacity import CapacityFactor, experts_per_rank
@@ -23,7 +22,7 @@ from pydantic import Field
 
 from capmoe_methods.adaptive_gamma import AdaptiveFactor
 from capmoe_methods.adaptive_gamma.choice import choose, grid
-from capmoe_methods.calibration import Calibration, Counted, rounded_shares
+from capmoe_methods.calibration import Applied, Calibration, Counted, rounded_shares
 
 # Shape suffixes: T counted tokens, K = top-k, L layers, X capacity factors, G capacity groups,
 # U units that have a capacity (experts, or devices), P = T·K pairs.
@@ -143,4 +142,4 @@ class FactorCurves(Calibration):
             straggler=straggler,
         )
         # By layer even where all are equal, so that a record says each layer's γ.
-        return Applied(method.at(CapacityFactor(tuple(gammas))), factors)
+        return method.at(CapacityFactor(tuple(gammas))), factors, None
