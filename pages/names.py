@@ -10,7 +10,7 @@ from typing import Any, Final
 from capmoe_report.evidence import Evidence, dev_losses
 
 from capmoe_eval.experiment.composition import load_option, options
-from capmoe_eval.experiment.configuration import finished
+from capmoe_eval.experiment.configuration import finished, planned
 from capmoe_eval.results.frames import Results, results_of
 from capmoe_eval.zoo import WEIGHTS
 from pages import ROOT
@@ -27,8 +27,8 @@ FAMILIES: Final = {
 def results(*commands: str) -> Results:
     """Return the committed results of the cells that command lines name."""
     common = ["profile=zoo", f"results_dir={ROOT}/results/zoo"]
-    asked = (finished([*command.split(), *common]).records for command in commands)
-    return results_of(itertools.chain(*asked))
+    plans = (planned([*command.split(), *common])[1] for command in commands)
+    return results_of(itertools.chain.from_iterable(finished(each)[0] for each in plans))
 
 
 @cache

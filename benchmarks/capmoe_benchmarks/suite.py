@@ -19,7 +19,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.experiment.composition import composed
-from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig, plans
+from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.zoo.hub import ready
 
 from capmoe_benchmarks.options import GAMMAS
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         say("suite: saving the model and the tasks for plain lm-eval")
         planned = plans(composed([f"model={arguments.model}", tasks]))
-        lm = load_lm(planned[0].cell.model, DeviceConfig("cpu"))
+        lm = load_lm(planned[0].cell.model, "cpu")
         for part in (lm.model, lm.tokenizer):  # as any Hugging Face model, for lm-eval's loader
             part.save_pretrained(f"{scratch}/model")
         names = _save_tasks(planned, Path(scratch, "tasks"))

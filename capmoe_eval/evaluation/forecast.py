@@ -100,8 +100,8 @@ def recorded_seconds(plan: CellPlan) -> list[float]:
     from capmoe_eval.evaluation.loading import chosen_device
     from capmoe_eval.evaluation.provenance import described
 
-    device = described(chosen_device(plan.placement.device))
-    threads = plan.placement.threads or torch.get_num_threads()
+    device = described(chosen_device(plan.device))
+    threads = plan.threads or torch.get_num_threads()
     model, task = plan.cell.model.name, plan.cell.task.name
     return [
         record.provenance.seconds / record.n

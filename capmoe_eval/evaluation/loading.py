@@ -22,7 +22,6 @@ from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.lm import CapmoeLM, CapmoeMultimodalLM
 from capmoe_eval.evaluation.seam import LM_EVAL
 from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
-from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.names import base_name
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo import WEIGHTS
@@ -47,21 +46,32 @@ if TYPE_CHECKING:
     from capmoe_eval.wrapper.ranks import World
 
 
-def load_lm(model: ModelId, placement: DeviceConfig, batch_size: int = 1) -> CapmoeLM:
+def load_lm(
+    model: ModelId,
+    device: str = "auto",
+    batch_size: int = 1,
+    *,
+    device_map: str | None = None,
+    threads: int | None = None,
+    parallel: str = "none",
+) -> CapmoeLM:
     """Load a model as lm-eval's ``capmoe``, without a capacity yet.
 
-    A model that reads images becomes a ``capmoe-multimodal``, for tasks of text as well.
+    A model that reads images becomes a ``capmoe-multimodal``, for tasks of text as well. The other
+    arguments are those of a :class:`~capmoe_eval.experiment.configuration.CellPlan`.
 
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
     LM_EVAL.check()
-    device = chosen_device(placement.device)
-    if placement.threads is not None:
-        torch.set_num_threads(placement.threads)
+    place = chosen_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
     reader = reader_of(model)
-    load = _spread if placement.parallel == "ep" else whole_model
-    loaded = load(model, placement, reader, device)
+    if parallel == "ep":
+        loaded = _spread(model, reader, place)
+    else:
+        loaded = whole_model(model, reader, place, device_map)
     if model.attention is not None:
         try:
             loaded.set_attn_implementation(model.attention)
@@ -96,7 +106,7 @@ def weightless(model: ModelId) -> Any:
     """
     reader = reader_of(model)
     if model.pretrained.startswith((ZOO, TINY)):
-        return whole_model(model, DeviceConfig(), reader, torch.device("meta"))
+        return whole_model(model, reader, torch.device("meta"))
     config, kind = model_config(model), _class(reader)
     with one_line("model.pretrained", model.pretrained), torch.device("meta"):
         return kind.from_config(config, dtype=getattr(torch, model.dtype))
@@ -124,13 +134,13 @@ def model_config(model: ModelId) -> PretrainedConfig:
     return tiny_config("olmoe" if name == TINY_LLAVA else name, vocab_size=2)
 
 
-def _spread(model: ModelId, placement: DeviceConfig, reader: Any, device: torch.device) -> Any:
+def _spread(model: ModelId, reader: Any, device: torch.device) -> Any:
     """Return this process's part of a model: its experts, and its sequences of every batch."""
     from capmoe_eval.wrapper.parallel import distributed_config, shard_experts, split_batches
 
     device, world = join(device)
     if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
-        loaded = whole_model(model, placement, reader, device)
+        loaded = whole_model(model, reader, device)
         shard_experts(loaded, device.type)
     else:
         loaded = _pretrained(model, reader, distributed_config=distributed_config(world.size))
@@ -168,10 +178,12 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def whole_model(model: ModelId, placement: DeviceConfig, reader: Any, device: torch.device) -> Any:
+def whole_model(
+    model: ModelId, reader: Any, device: torch.device, device_map: str | None = None
+) -> Any:
     """Return a model whose experts are not spread over processes."""
     if not model.pretrained.startswith((ZOO, TINY)):
-        return _pretrained(model, reader, device_map=placement.device_map or {"": device})
+        return _pretrained(model, reader, device_map=device_map or {"": device})
     model_config(model)  # refuses a name that no embedded model has
     name, dtype = model.pretrained.partition(":")[2], getattr(torch, model.dtype)
     if model.pretrained.startswith(ZOO):

@@ -80,7 +80,8 @@ POLL: Final = 1.0
 
 def loads(plan: CellPlan) -> tuple[object, ...]:
     """Return what cells have in common for which a model is loaded once."""
-    return plan.cell.model, plan.cell.backend, plan.placement
+    devices = plan.device, plan.device_map, plan.threads, plan.parallel
+    return plan.cell.model, plan.cell.backend, *devices
 
 
 def take_turns(
@@ -182,7 +183,7 @@ def _missing(plans: Sequence[CellPlan], progress: Progress) -> tuple[list[CellPl
         else:
             progress.add(number, record)
     check_kept(plans, {plans[number].path for number in absent})
-    devices = [plan.placement.device for plan in plans if plan.placement.parallel == "ep"]
+    devices = [plan.device for plan in plans if plan.parallel == "ep"]
     world: World | None = None
     if devices:
         from capmoe_eval.evaluation.loading import chosen_device, join
@@ -354,7 +355,7 @@ class _Computation:
             or bool(os.environ.get("CAPMOE_DEBUG"))
             or (mistake and alike and not self.progress.computed)  # all cells would fail alike
             # Under parallel=ep the other processes wait for this one: end them all.
-            or (plan.placement.parallel == "ep" and not (mistake and loaded))
+            or (plan.parallel == "ep" and not (mistake and loaded))
         )
 
 
@@ -378,7 +379,13 @@ def load_lm(plan: CellPlan) -> AnyLM:
         return backend.load_lm(plan)
     from capmoe_eval.evaluation import loading
 
-    return loading.load_lm(plan.cell.model, plan.placement)
+    return loading.load_lm(
+        plan.cell.model,
+        plan.device,
+        device_map=plan.device_map,
+        threads=plan.threads,
+        parallel=plan.parallel,
+    )
 
 
 def _backend(plan: CellPlan) -> Any | None:
@@ -400,7 +407,7 @@ def check_processes(plan: CellPlan) -> None:
     Raises:
         UsageError: With the command that works.
     """
-    if plan.placement.parallel != "ep":
+    if plan.parallel != "ep":
         return
     adopt_srun()
     ranks, started = plan.cell.method.ep_size, process_count()
@@ -411,9 +418,9 @@ def check_processes(plan: CellPlan) -> None:
             f"{ranks} -m capmoe_eval … parallel=ep ep_size={ranks}, or with srun --ntasks {ranks} "
             f"capmoe-eval run … parallel=ep ep_size={ranks}"
         )
-    if plan.placement.device_map is not None:
+    if plan.device_map is not None:
         raise UsageError(
-            f"device_map={plan.placement.device_map}: under parallel=ep every process has one "
+            f"device_map={plan.device_map}: under parallel=ep every process has one "
             "device; set device_map=null"
         )
 
@@ -683,7 +690,7 @@ def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
     lines = [
         f"device_map={device_map}: torch {torch.__version__} sees no GPU here; the model is "
         "computed on the CPU"
-        for device_map in dict.fromkeys(p.placement.device_map for p in plans)
+        for device_map in dict.fromkeys(p.device_map for p in plans)
         if device_map is not None and not torch.accelerator.is_available()
     ]
     for task, source, limit in dict.fromkeys((p.cell.task, p.source, p.cell.limit) for p in plans):

@@ -66,7 +66,7 @@ def execute(plans: Sequence[CellPlan]) -> int:
     if done.computed and not process_rank():
         for root in sorted({plan.root for plan in plans}):
             pack_idle(root)
-    if process_rank() and any(plan.placement.parallel == "ep" for plan in plans):
+    if process_rank() and any(plan.parallel == "ep" for plan in plans):
         return 1 if done.failures else 0  # rank 0 prints
     skipped = done.finished - done.computed - done.by_others
     others = f"{done.by_others} by other processes, " if done.by_others else ""

@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +47,10 @@ from capmoe_eval.routing.registry import create_method, knobs, without_effect
 LEFT_OUT = "left out"
 """The beginning of a note on a record that cannot be read."""
 _GRIDS = ("grid", "parts")
-_OPTIONS = ("overwrite", "allow_code_execution", "log_samples")
-
-
-@dataclass(frozen=True)
-class DeviceConfig:
-    """Device and processes of a model."""
-
-    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1, …
-    # How to spread a large model, as transformers says it (auto, balanced); None for one device.
-    device_map: str | None = None
-    threads: int | None = None  # CPU threads of torch; None for its own choice
-    # none, or ep: over the processes that torchrun started, each with E/R experts and its own
-    # sequences of every batch
-    parallel: str = "none"
+_OPTIONS = (
+    *("device", "device_map", "threads", "parallel"),
+    *("overwrite", "allow_code_execution", "log_samples"),
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,13 @@ class CellPlan:
     cell: Cell
     source: DataSource  # of its documents
     root: Path  # the results directory
-    placement: DeviceConfig = DeviceConfig()
+    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1, …
+    # How to spread a large model, as transformers says it (auto, balanced); None for one device.
+    device_map: str | None = None
+    threads: int | None = None  # CPU threads of torch; None for its own choice
+    # none, or ep: over the processes that torchrun started, each with E/R experts and its own
+    # sequences of every batch
+    parallel: str = "none"
     overwrite: bool = False  # a finished cell is computed again
     allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
     log_samples: bool = False  # keep prompts, answers and targets in a file beside the record
@@ -272,41 +268,25 @@ def plans_at(points: Iterable[Mapping[str, Any]]) -> list[CellPlan]:
     return list(plan_by_digest.values())
 
 
-def planned(overrides: Sequence[str]) -> list[CellPlan]:
-    """Return the plans of the experiment that a command line names; errors as :func:`finished`."""
-    check_overrides(composed(overrides), overrides)
-    return list(_planned(tuple(overrides)))
+def planned(overrides: Sequence[str]) -> tuple[DictConfig, list[CellPlan]]:
+    """Return the configuration of a command line and its plans, one per cell.
 
-
-# A report asks for each of its experiments several times.
-@functools.lru_cache(maxsize=64)
-def _planned(overrides: tuple[str, ...]) -> list[CellPlan]:
-    return plans(composed(overrides))
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The records of an experiment that are there."""
-
-    config: DictConfig
-    plans: list[CellPlan]  # of all cells of the experiment
-    records: list[Record]  # of those that are finished, in the plans' order
-    broken: list[str]  # a note for each file that cannot be read
-    notes: list[str]  # the cautions about the models' numbers
-
-
-def finished(overrides: Sequence[str]) -> Finished:
-    """Return what is finished of the experiment that a command line names.
-
-    Args:
-        overrides: As for ``capmoe-eval run``, for example ``experiment=table2``. A value that
-            cannot be is a UsageError, an unknown key a HydraException.
+    ``overrides`` are as for ``capmoe-eval run``, for example ``experiment=table2``. A value that
+    cannot be is a UsageError, an unknown key a HydraException.
     """
-    config, cells = composed(overrides), planned(overrides)
+    config = composed(overrides)
+    check_overrides(config, overrides)
+    return config, plans(config)
+
+
+def finished(plans: Sequence[CellPlan]) -> tuple[list[Record], list[str]]:
+    """Return the records of the plans that are finished, in their order, and notes on all plans.
+
+    These are the cautions about the models' numbers, then a line for each file that cannot be read.
+    """
     broken: list[str] = []
-    records = read_records((place for plan in cells if (place := plan.stored)), broken)
-    notes = [f"{LEFT_OUT}: {line}" for line in broken]
-    return Finished(config, cells, records, notes, model_notes(cells))
+    records = read_records((place for plan in plans if (place := plan.stored)), broken)
+    return records, [*model_notes(plans), *(f"{LEFT_OUT}: {line}" for line in broken)]
 
 
 def refuse_experiment(overrides: Sequence[str]) -> None:
@@ -358,8 +338,5 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
         root=Path(config["results_dir"]).expanduser(),  # where a YAML file has it
         observers=chosen_observers(config),
         note=model["note"],
-        placement=DeviceConfig(
-            **{field.name: config[field.name] for field in fields(DeviceConfig)}
-        ),
         **{key: config[key] for key in _OPTIONS},
     )

@@ -23,7 +23,6 @@ from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option
-from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.paper.pairing import Paired, pair
@@ -62,7 +61,7 @@ def cell(name: str, method: Method = SCORE, **changes: Any) -> Cell:
 
 @pytest.fixture(scope="module")
 def lm() -> CapmoeLM:
-    return load_lm(TINY, DeviceConfig("cpu"), 4)
+    return load_lm(TINY, "cpu", 4)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +165,7 @@ def alone(source: DataSource) -> dict[str, dict[str, Any]]:
     """Each cell's record where nothing ran before it."""
 
     def compute(asked: Cell) -> Record:
-        lm = load_lm(TINY, DeviceConfig("cpu"), 1)
+        lm = load_lm(TINY, "cpu", 1)
         return evaluate(asked, lm, TaskLibrary(), source, root=Path("x"))
 
     return {asked.digest: content(compute(asked)) for asked in CELLS}
@@ -249,7 +248,7 @@ def test_value_and_standard_error_are_over_the_documents(run: Any) -> None:
 def real(real_hub: Path, real_tokenizer: Path) -> tuple[CapmoeLM, HFLM, DataSource]:
     """A tiny OLMoE with OLMoE's tokenizer, as ours and as lm-eval's."""
     model = dataclasses.replace(TINY, tokenizer=str(real_tokenizer), max_length=3072)
-    ours = load_lm(model, DeviceConfig("cpu"), 4)
+    ours = load_lm(model, "cpu", 4)
     stock = HFLM(ours.model, tokenizer=ours.tokenizer, batch_size=4, max_length=3072)
     return ours, stock, data_source(str(real_hub))
 

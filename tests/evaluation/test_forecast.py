@@ -10,7 +10,7 @@ import pytest
 from capmoe_eval.evaluation.forecast import forecast, recorded_seconds
 from capmoe_eval.evaluation.loading import load_lm, weightless
 from capmoe_eval.evaluation.run import run, with_documents
-from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
+from capmoe_eval.experiment.configuration import CellPlan
 from tests import records
 
 
@@ -34,7 +34,7 @@ def test_a_forecast_has_the_documents_and_the_weights_of_what_is_missing(
     assert rows["obqa"][2:4] == ["1", "3"]
     assert rows["zero_shot_mix"][2:4] == ["2", str(2 * 3 * 4)]
     assert all(weight.is_meta for weight in weightless(cell.model).parameters())
-    loaded = load_lm(cell.model, DeviceConfig("cpu"), 1).model
+    loaded = load_lm(cell.model, "cpu", 1).model
     size = sum(p.numel() * p.element_size() for p in loaded.parameters()) / 2**30
     assert f"{name}: {size:.2f} GiB of weights" in text
 
@@ -49,7 +49,7 @@ def test_its_times_are_of_like_records_alone(tmp_path: Path) -> None:
     ):
         other = dataclasses.replace(plan, cell=dataclasses.replace(plan.cell, **change))
         assert recorded_seconds(other) == []
-    assert recorded_seconds(dataclasses.replace(plan, placement=DeviceConfig(threads=7))) == []
+    assert recorded_seconds(dataclasses.replace(plan, threads=7)) == []
     plan.path.with_name("damaged.json").write_text("{")  # another cell's, which no run reads
     assert len(recorded_seconds(plan)) == 1
     text = forecast(small("tasks=[obqa,piqa]", "gamma=2.0", f"results_dir={tmp_path}"))

@@ -17,14 +17,12 @@ from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.provenance import reader_hash
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.tiny import TINY_LLAVA, tiny_llava, tiny_processor
 from tests.records import planned
 
-CPU = DeviceConfig("cpu")
 LLAVA = ModelId("tiny_llava", f"tiny:{TINY_LLAVA}", dtype="float32")
 COLOURS = ["red", "green", "blue", "white", "black"]
 QUESTIONS = [
@@ -131,7 +129,7 @@ def test_a_saved_model_is_loaded_by_the_suite_and_by_lm_eval(tmp_path: Path) -> 
     ours.release()
     ours.model.save_pretrained(tmp_path)
     ours.processor.save_pretrained(tmp_path)
-    loaded: Any = load_lm(ModelId("mine", str(tmp_path), dtype="float32"), CPU, 3)
+    loaded: Any = load_lm(ModelId("mine", str(tmp_path), dtype="float32"), "cpu", 3)
     named = CapmoeMultimodalLM(str(tmp_path), batch_size=3, device="cpu", dtype="float32")
     assert reader_hash(loaded.reader) == reader_hash(named.reader)
     texts = []

@@ -24,16 +24,15 @@ from capmoe_eval.evaluation.provenance import (
     weights_hash,
 )
 from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from tests.conftest import Shell
 
-CPU = DeviceConfig("cpu")
 
-
-def load(pretrained: object, device: DeviceConfig = CPU, **fields: Any) -> CapmoeLM:
+def load(
+    pretrained: object, device: str = "cpu", device_map: str | None = None, **fields: Any
+) -> CapmoeLM:
     fields = {"dtype": "float32", **fields}
-    return load_lm(ModelId("mine", str(pretrained), **fields), device, 1)
+    return load_lm(ModelId("mine", str(pretrained), **fields), device, device_map=device_map)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def copied(checkpoint: Path, tmp_path: Path) -> Path:
 def test_a_local_checkpoint_is_the_model_that_was_saved(
     checkpoint: Path, device_map: str | None
 ) -> None:
-    loaded = load(checkpoint, DeviceConfig("cpu", device_map))
+    loaded = load(checkpoint, device_map=device_map)
     embedded = load("tiny:mixtral")
     assert weights_hash(loaded.model) == weights_hash(embedded.model)
     tokens = torch.arange(2, 22).view(2, 10)

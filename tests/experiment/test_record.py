@@ -214,7 +214,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
         "validation, not 0; delete it to compute it anew"
     )
     assert broken(root) == [line]
-    assert finished(words).broken == [f"left out: {line}"]
+    assert finished(plans)[1][-1] == f"left out: {line}"
     with pytest.warns(UserWarning) as warnings:
         frame = capmoe_eval.load_frame(root)
     assert [str(warning.message) for warning in warnings] == [f"left out: {line}"]

@@ -34,11 +34,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def cells(*words: str) -> list[Cell]:
-    return [plan.cell for plan in planned([*COMMON, *words])]
+    return [plan.cell for plan in planned([*COMMON, *words])[1]]
 
 
 def test_a_file_is_a_task_beside_others_and_its_settings_can_be_changed() -> None:
-    _, mine = plans = planned([*COMMON, "tasks=[obqa,animals.yaml]"])
+    _, mine = plans = planned([*COMMON, "tasks=[obqa,animals.yaml]"])[1]
     assert [plan.cell.task.name for plan in plans] == ["obqa", "my_animals"]
     task = mine.cell.task
     assert (task.lm_eval, task.dataset, task.metric) == ("my_animals", "json", "acc_norm")

@@ -12,10 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.composition import composed, load_option
+from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
-    Finished,
     finished,
     planned,
     profile_name,
@@ -65,8 +64,8 @@ def cell_config(overrides: Sequence[str]) -> DictConfig:
     """
     refuse_experiment(overrides)
     words = [word for word in overrides if not word.startswith(GRIDS)]
-    planned(words)
-    return composed(words)
+    config, _ = planned(words)
+    return config
 
 
 def measured_table(
@@ -89,29 +88,33 @@ def measured_table(
             filled, config = settings_table(layout), cell_config(overrides)
         case PaperTable(name="table8"):
             refuse_experiment(overrides)
-            cells = finished([f"experiment={QUERIES}", *overrides])
-            filled, config = query_table(layout, cells.records), cells.config
+            config, plans = planned([f"experiment={QUERIES}", *overrides])
+            records, _ = finished(plans)
+            filled = query_table(layout, records)
         case Layout():
             refuse_experiment(overrides)
-            cells = finished([f"experiment={key}", *overrides])
-            filled, config = _results_table(layout, cells, overrides), cells.config
+            config, plans = planned([f"experiment={key}", *overrides])
+            filled = _results_table(layout, config, plans, overrides)
             if config.grid.model is None:  # a model of the command line has its own profile
                 filled.attrs["folder"] = str(config.model.profile)
     filled.attrs.setdefault("folder", profile_name(config))
     return filled
 
 
-def _results_table(layout: Layout, cells: Finished, overrides: Sequence[str]) -> pd.DataFrame:
+def _results_table(
+    layout: Layout, config: DictConfig, plans: Sequence[CellPlan], overrides: Sequence[str]
+) -> pd.DataFrame:
     """Return a table filled with the finished records of its experiment."""
     from capmoe_eval.results.frames import results_of
 
     fills = [word for word in overrides if not word.startswith((*GRIDS, "profile=", "plan="))]
-    slots = _slots(cells.config, layout.key)
-    layout = _as_planned(layout, slots, cells.plans)
-    results = results_of(cells.records, layout.metrics)
-    filled = table(results, layout, slots, fills, list(cells.config.profile.seeds))
-    filled.attrs["notes"] += [*cells.notes, *cells.broken]
-    if (backend := str(cells.config.backend)) != "transformers":
+    slots = _slots(config, layout.key)
+    layout = _as_planned(layout, slots, plans)
+    records, notes = finished(plans)
+    results = results_of(records, layout.metrics)
+    filled = table(results, layout, slots, fills, list(config.profile.seeds))
+    filled.attrs["notes"] += notes
+    if (backend := str(config.backend)) != "transformers":
         filled.attrs["name"] += f"_{backend}"
         filled.attrs["caption"] += f" Evaluated in the steps of an engine (backend={backend})."
     return filled

@@ -53,7 +53,7 @@ def _of_model(model: str, arguments: argparse.Namespace) -> Iterator[dict[str, A
     ranks = int(load_option("model", model).ep_size)
     words = [f"model={model}", f"tasks=[{','.join(arguments.tasks)}]", "method=baseline"]
     planned = plans(composed([*words, "device=cpu"]))
-    lm, library = load_lm(planned[0].cell.model, planned[0].placement), TaskLibrary()
+    lm, library = load_lm(planned[0].cell.model, planned[0].device), TaskLibrary()
     assert isinstance(lm.model, nn.Module)
     methods = [
         create_method("baseline", None),

@@ -14,7 +14,7 @@ from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
-from capmoe_eval.experiment.configuration import CellPlan, DeviceConfig
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import ChosenFactors, Record, read_record
@@ -89,7 +89,7 @@ def plan(root: Path, kind: str, settings: dict[str, Any]) -> CellPlan:
     if kind == "modalities":
         model, task, data = LLAVA, MME, "pictures"
     cell = Cell(model, create_method(**settings), task, 4, 4, data)
-    return CellPlan(cell, data_source(data), root, DeviceConfig("cpu"))
+    return CellPlan(cell, data_source(data), root, "cpu")
 
 
 @pytest.fixture(scope="module")

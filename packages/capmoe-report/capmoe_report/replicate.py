@@ -11,7 +11,13 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser, report_options
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.configuration import Finished, finished, profile_name, refuse_experiment
+from capmoe_eval.experiment.configuration import (
+    CellPlan,
+    finished,
+    planned,
+    profile_name,
+    refuse_experiment,
+)
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
@@ -46,30 +52,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def report() -> int:
         refuse_experiment(parsed.overrides)
-        cells = finished(["experiment=replicate", *parsed.overrides])
-        profile = profile_name(cells.config)
-        if not cells.records:
+        config, plans = planned(["experiment=replicate", *parsed.overrides])
+        profile = profile_name(config)
+        records, notes = finished(plans)
+        if not records:
             raise UsageError(
                 f"profile={profile}: no finished evaluation of experiment=replicate; run "
                 f"`capmoe-eval run experiment=replicate {' '.join(parsed.overrides)}` first"
             )
-        results = parsed.results or cells.plans[0].root
+        results = parsed.results or plans[0].root
         check_writable("--results", results)
         check_writable("--out", parsed.out)
-        models = frozenset(plan.cell.model.name for plan in cells.plans)
-        evidence = evidence_of(profile, _alike(cells), models)
-        file = _judged(cells, evidence)
+        models = frozenset(plan.cell.model.name for plan in plans)
+        evidence = evidence_of(profile, _alike(plans, records), models)
+        file = _judged(evidence, missing=len(plans) - len(records), notes=notes)
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
         folder = parsed.out / profile
         named = [(claim.id, finding) for claim in file.claims for finding in claim.contrasts]
         named += [(row.label, gap) for row in file.grouping for gap in row.gaps]
-        records = [
+        rows = [
             record_row(name, finding.label, finding.effect, finding.records, folder)
             for name, finding in named
             if finding.effect is not None and finding.records
         ]
-        lines = line_numbers(records)
+        lines = line_numbers(rows)
         file = VerdictFile.model_validate_json(file.to_json())  # with its digits
         from capmoe_report.picture import draw, draw_gaps, to_png
 
@@ -78,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file=file,
             profile_note=profile_note(profile),
             lines=lines,
-            used=len({path for row in records for path in paths_of(row)}),
+            used=len({path for row in rows for path in paths_of(row)}),
             only_here=ONLY_HERE,
         )
         written = {
             "replication.md": text.encode(),
             CONTRASTS: _to_csv(file, lines).encode(),
-            RECORDS: to_lines(records).encode(),
+            RECORDS: to_lines(rows).encode(),
             "replication.png": to_png(draw(file)),
         }
         if len(file.grouping) > 1:
@@ -96,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if file.missing:
             words = " ".join(["experiment=replicate", *parsed.overrides])
             print(
-                f"{file.missing} of {len(cells.plans)} evaluations are missing; compute them: "
+                f"{file.missing} of {len(plans)} evaluations are missing; compute them: "
                 f"capmoe-eval run {words}"
             )
         paths = results / VERDICTS, *(folder / name for name in written)
@@ -106,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(report))
 
 
-def _judged(cells: Finished, evidence: Evidence) -> VerdictFile:
+def _judged(evidence: Evidence, missing: int, notes: Sequence[str]) -> VerdictFile:
     """Return the verdicts on the claims; records that do not pair are a UsageError."""
     claims = replication_claims()
     check_pairs(claims, evidence)
@@ -118,8 +125,8 @@ def _judged(cells: Finished, evidence: Evidence) -> VerdictFile:
         profile=evidence.profile,
         models=evidence.models,
         records=len(evidence.results.cells),
-        missing=len(cells.plans) - len(cells.records),
-        notes=(*cells.notes, *idle_notes(evidence.losses), *cells.broken),
+        missing=missing,
+        notes=(*notes, *idle_notes(evidence.losses)),
         level=LEVEL,
         margins=tuple(
             {**row, "points": round(row["points"], 5), "claims": of_margin.get(name, [])}
@@ -162,7 +169,7 @@ def _to_csv(file: VerdictFile, lines: Mapping[tuple[str, str], int]) -> str:
     return text
 
 
-def _alike(cells: Finished) -> tuple[Record, ...]:
+def _alike(plans: Sequence[CellPlan], records: Sequence[Record]) -> tuple[Record, ...]:
     """Return all records of the experiment's models and documents, whatever made them.
 
     The ledger compares the same ones. The experiment's own come first.
@@ -171,7 +178,7 @@ def _alike(cells: Finished) -> tuple[Record, ...]:
     def setting(cell: Cell) -> str:
         return repr((cell.model, cell.limit, cell.data, cell.eval_seed))
 
-    asked = {setting(plan.cell) for plan in cells.plans}
-    results = read_results(cells.plans[0].root, [])
-    records = {record.path: record for record in (*cells.records, *results)}
-    return tuple(record for record in records.values() if setting(record.cell) in asked)
+    asked = {setting(plan.cell) for plan in plans}
+    results = read_results(plans[0].root, [])
+    record_by_path = {record.path: record for record in (*records, *results)}
+    return tuple(record for record in record_by_path.values() if setting(record.cell) in asked)

@@ -238,7 +238,7 @@ def _table_plans(overrides: Sequence[str]) -> list[CellPlan]:
     """Return the plans of all tables that a command line can have."""
     layouts = [layout for layout in TABLES if isinstance(layout, Layout)]
     parts = [_attempt(partial(planned, [f"experiment={x.key}", *overrides])) for x in layouts]
-    return [plan for part in parts if not isinstance(part, str) for plan in part]
+    return [plan for part in parts if not isinstance(part, str) for plan in part[1]]
 
 
 def _row(record: Record, link: Callable[[Path], str]) -> dict[str, Any]:

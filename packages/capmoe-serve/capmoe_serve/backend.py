@@ -21,11 +21,11 @@ def check(plan: CellPlan) -> None:
     Raises:
         UsageError: The line says what to change, or how vLLM is installed.
     """
-    cell, placement = plan.cell, plan.placement
+    cell = plan.cell
     check_method(cell.method)
     refusals = {
-        "parallel": (placement.parallel, "none"),
-        "device_map": (placement.device_map, None),
+        "parallel": (plan.parallel, "none"),
+        "device_map": (plan.device_map, None),
         "attention": (cell.model.attention, None),
     }
     for name, (value, only) in refusals.items():
@@ -57,4 +57,4 @@ def load_lm(plan: CellPlan) -> CapmoeVllmLM:
     import_vllm()  # before lm-eval does, which does not set vLLM's variables
     from capmoe_serve.lm import load_engine
 
-    return load_engine(plan.cell, plan.placement)
+    return load_engine(plan.cell, plan.device, plan.threads)

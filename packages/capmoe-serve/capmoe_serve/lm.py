@@ -20,7 +20,6 @@ from capmoe_eval.evaluation.lm import Document, OnProgress, documents, note_trun
 from capmoe_eval.evaluation.loading import quiet_libraries, reader_of, whole_model
 from capmoe_eval.evaluation.provenance import now, provenance
 from capmoe_eval.experiment.cell import TINY, ZOO, Cell, ModelId
-from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers import Observer
@@ -262,7 +261,7 @@ class CapmoeVllmLM(VLLM):
         return outputs
 
 
-def load_engine(cell: Cell, placement: DeviceConfig) -> CapmoeVllmLM:
+def load_engine(cell: Cell, device: str, threads: int | None) -> CapmoeVllmLM:
     """Load a cell's model into an engine of this process, without a capacity yet.
 
     Before, transformers loads the model once on the CPU: the hash of its weights says that the
@@ -272,8 +271,8 @@ def load_engine(cell: Cell, placement: DeviceConfig) -> CapmoeVllmLM:
         UsageError: If it cannot be loaded; the line says what to do.
     """
     quiet_libraries()
-    if placement.threads is not None:
-        torch.set_num_threads(placement.threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     model = cell.model
     reader = reader_of(model)
     if isinstance(reader, ProcessorMixin):
@@ -281,7 +280,7 @@ def load_engine(cell: Cell, placement: DeviceConfig) -> CapmoeVllmLM:
             f"model={model.name}: reads images, and backend=vllm evaluates models of text; choose "
             "another model, or backend=transformers"
         )
-    loaded = whole_model(model, DeviceConfig(), reader, torch.device("cpu"))
+    loaded = whole_model(model, reader, torch.device("cpu"))
     origin = provenance(loaded, reader)
     directory = tempfile.TemporaryDirectory(prefix="capmoe-")
     checkpoint = _checkpoint(model, loaded, Path(directory.name))
@@ -289,9 +288,9 @@ def load_engine(cell: Cell, placement: DeviceConfig) -> CapmoeVllmLM:
     del loaded
     lm = CapmoeVllmLM(checkpoint, directory, cell, reader, origin)
     kind = lm.model.llm_engine.vllm_config.device_config.device_type
-    if placement.device not in ("auto", kind):
+    if device not in ("auto", kind):
         raise UsageError(
-            f"device={placement.device}: this vLLM runs on {kind}; leave device out "
+            f"device={device}: this vLLM runs on {kind}; leave device out "
             "(CUDA_VISIBLE_DEVICES chooses among GPUs)"
         )
     return lm

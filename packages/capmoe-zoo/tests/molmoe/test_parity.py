@@ -14,7 +14,6 @@ import torch
 from capmoe_eval.evaluation.lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.experiment.configuration import DeviceConfig
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor
 from capmoe_eval.wrapper.session import capacity_aware
 from PIL import Image
@@ -193,7 +192,7 @@ def test_a_checkpoint_that_is_saved_from_here_is_loaded_again(model: Any, tmp_pa
 def test_it_generates_and_what_it_generates_is_text(
     directory: Path, processor: Any, cache: dict[str, str]
 ) -> None:
-    lm = load_lm(ModelId("molmoe", str(directory), dtype="float32"), DeviceConfig("cpu"), 2)
+    lm = load_lm(ModelId("molmoe", str(directory), dtype="float32"), "cpu", 2)
     assert isinstance(lm, CapmoeMultimodalLM)
     assert len(lm.generate_until(requests()[:2])) == 2
     lm.release()
