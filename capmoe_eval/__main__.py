@@ -8,41 +8,46 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Final
+from typing import Final, TypeAlias
 
-from capmoe_eval.beside import Subcommand, check_installed, load_entry_points
+from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.application import run_command, run_program
 
 PROGRAM: Final = "capmoe-eval"
 
+Subcommand: TypeAlias = tuple[str, str, str]
+"""The title under which ``--help`` lists a subcommand, its summary, and ``module:function``, which
+is imported when the subcommand is called, with the words after its name.
 
-_COMMANDS: Final = "capmoe_eval.commands"
-"""The group of entry points, each a :class:`~capmoe_eval.beside.Subcommand`."""
+Other packages declare theirs by entry points of the group ``capmoe_eval.commands``, whose names are
+those of the subcommands. Their module is imported for ``--help``, so it must be light."""
 _EVALUATE: Final = "Evaluate"
 _REPORT: Final = "Report on finished results"
 _MAINTAIN: Final = "Maintain"
 _OF_SUITE: Final[Mapping[str, Subcommand]] = {
-    "run": Subcommand(
+    "run": (
         _EVALUATE,
         "evaluate a model under a method: gamma=1.0 method=score",
         "capmoe_eval.evaluation.run_command:main",
     ),
-    "sweep": Subcommand(
+    "sweep": (
         _EVALUATE,
         "evaluate every combination: gamma=1.0,1.5 method=score,order",
         "capmoe_eval.evaluation.run_command:sweep",
     ),
-    "lm-eval": Subcommand(
+    "lm-eval": (
         _EVALUATE,
         "lm-eval's own command line, with the model types capmoe and capmoe-multimodal",
         "capmoe_eval.evaluation.lm_eval_command:main",
     ),
-    "table": Subcommand(
-        _REPORT, "render a table of the paper: table2", "capmoe_eval.report.tables.command:main"
+    "table": (
+        _REPORT,
+        "render a table of the paper: table2",
+        "capmoe_eval.report.tables.command:main",
     ),
-    "figure": Subcommand(_REPORT, "draw a figure: fig7", "capmoe_eval.report.figures.command:main"),
-    "pack": Subcommand(
+    "figure": (_REPORT, "draw a figure: fig7", "capmoe_eval.report.figures.command:main"),
+    "pack": (
         _MAINTAIN,
         "pack finished records, or export them to Parquet",
         "capmoe_eval.results.packing:main",
@@ -53,7 +58,7 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
 @functools.cache
 def subcommands() -> Mapping[str, Subcommand]:
     """Return every subcommand by its name; an installed package replaces none of the suite's."""
-    others = load_entry_points(_COMMANDS)
+    others = load_entry_points("capmoe_eval.commands")
     return {**_OF_SUITE, **{name: each for name, each in others.items() if name not in _OF_SUITE}}
 
 
@@ -90,8 +95,8 @@ def main(words: Sequence[str] | None = None) -> int | None:
 
         if status := run_command(lambda: check_words(words)):
             return status
-    chosen = _OF_SUITE.get(first) or subcommands()[first]
-    result: int | None = resolve_name(chosen.function)(words)
+    *_, function = _OF_SUITE.get(first) or subcommands()[first]
+    result: int | None = resolve_name(function)(words)
     return result
 
 
@@ -104,12 +109,10 @@ def _with_home(word: str) -> str:
 
 
 def _help() -> str:
-    lines = [_HELP]
-    every = subcommands()
-    for title in dict.fromkeys(each.title for each in every.values()):
-        group = {name: each for name, each in every.items() if each.title == title}
-        lines += [title, *(f"  {name:10}  {each.summary}" for name, each in group.items()), ""]
-    return "\n".join(lines).rstrip() + "\n" + _MORE.rstrip()
+    groups: dict[str, str] = {}
+    for name, (title, summary, _) in subcommands().items():
+        groups[title] = f"{groups.get(title, title)}\n  {name:10}  {summary}"
+    return "\n\n".join([_HELP.rstrip(), *groups.values(), _MORE.strip()])
 
 
 def program() -> None:

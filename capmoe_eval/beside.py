@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, first_line
 
@@ -45,18 +45,6 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "capmoe-benchmarks": frozenset({"bench forward", "bench generate", "bench gpu", "bench suite"}),
 }
 """What each package brings: settings, their values, figures, tables, subcommands and benchmarks."""
-
-
-class Subcommand(NamedTuple):
-    """A subcommand of ``capmoe-eval``.
-
-    Other packages declare theirs by entry points of the group ``capmoe_eval.commands``, whose names
-    are those of the subcommands. Their module is imported for ``--help``, so it must be light.
-    """
-
-    title: str  # under which --help lists it
-    summary: str
-    function: str  # "module:function", imported when it is called with the words after the name
 
 
 def check_installed(setting: str) -> None:

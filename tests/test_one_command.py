@@ -18,8 +18,8 @@ from pages import ROOT, pages
 def test_the_help_has_each_subcommand_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     lines = capsys.readouterr().out.splitlines()
-    for title in {each.title for each in subcommands().values()}:
-        group = [name for name, each in subcommands().items() if each.title == title]
+    for title in {title for title, _, _ in subcommands().values()}:
+        group = [name for name, (of, *_) in subcommands().items() if of == title]
         first = lines.index(title) + 1
         assert [line.split()[0] for line in lines[first : first + len(group)]] == group
 

@@ -4,7 +4,7 @@ The protocols are those of lmms-eval (``lmms_eval/tasks/``: ``mme/utils.py``,
 ``mmbench/mmbench_evals.py``, ``seedbench/utils.py``) and of VLMEvalKit (``vlmeval/dataset/``:
 ``MME_rating`` of ``utils/yorn.py``, ``image_mcq.py``). A document of lm-eval is one question.
 ``acc`` is its own score, by which two runs can be compared question by question. The other scores
-are of several questions: lm-eval collects an :class:`Answer` of each, and its results hold the
+are of several questions: lm-eval collects an :data:`Answer` of each, and its results hold the
 score and, as a metric of its own, the standard error.
 
 Answers are read by fixed rules without a judge, of which the paper states none. The rules follow
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from lm_eval.api.metrics import mean_stderr
@@ -62,12 +62,9 @@ DIMENSIONS = {
 RESAMPLES, SEED = 1000, 0
 
 
-class Answer(NamedTuple):
-    """A scored answer."""
-
-    category: str  # that it counts for
-    unit: str  # the picture (MME) or question (MMBench) that it shares with others
-    right: float  # 1.0 if it is right, else 0.0
+Answer: TypeAlias = tuple[str, str, float]
+"""A scored answer: the category that it counts for, the picture (MME) or question (MMBench) that it
+shares with others, and 1.0 if it is right, else 0.0."""
 
 
 def yes_or_no(answer: str) -> str | None:
@@ -105,7 +102,7 @@ def mme_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any
     """Return the scores of a question of MME: ``acc``, its category's, and its part's."""
     right = float(yes_or_no(results[0]) == doc["answer"].strip().lower())
     category = doc["category"]
-    answer = Answer(category, doc["question_id"], right)
+    answer = category, doc["question_id"], right
     parts = [part for part, categories in MME.items() if category in categories]
     return {"acc": right} | _with_errors([category, *parts], answer)
 
@@ -114,7 +111,7 @@ def mmbench_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str,
     """Return the scores of a rotation of MMBench: ``acc``, ``circular``, and its capability's."""
     right = float(option(results[0], options(doc, "ABCD")) == doc["answer"])
     capability = CAPABILITIES[doc["L2-category"]]
-    answer = Answer(capability, str(doc["index"] % ROTATION), right)
+    answer = capability, str(doc["index"] % ROTATION), right
     return {"acc": right} | _with_errors(["circular", capability], answer)
 
 
@@ -187,8 +184,8 @@ def mme_stderr(answers: Sequence[Answer]) -> float:
 def _pictures(answers: Sequence[Answer]) -> list[Any]:
     """Return for each category the answers to its pictures [N, D]; nan where there are fewer."""
     categories: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for answer in answers:
-        categories[answer.category][answer.unit].append(answer.right)
+    for category, picture, right in answers:
+        categories[category][picture].append(right)
     arrays = []
     for pictures in categories.values():
         right_ND = np.full((len(pictures), max(map(len, pictures.values()))), np.nan)

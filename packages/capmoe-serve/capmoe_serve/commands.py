@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from capmoe_eval.beside import Subcommand
-
-ADVISE: Final = Subcommand(
-    "Serve", "recommend a capacity for a deployment, or none", "capmoe_serve.advise:main"
+ADVISE: Final = (
+    "Serve",
+    "recommend a capacity for a deployment, or none",
+    "capmoe_serve.advise:main",
 )
-LOADS: Final = Subcommand(
-    "Serve", "summarise the expert loads of a server's trace", "capmoe_serve.loads:main"
+LOADS: Final = (
+    "Serve",
+    "summarise the expert loads of a server's trace",
+    "capmoe_serve.loads:main",
 )

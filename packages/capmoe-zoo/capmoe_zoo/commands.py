@@ -2,8 +2,4 @@
 
 from __future__ import annotations
 
-from capmoe_eval.beside import Subcommand
-
-TRAIN = Subcommand(
-    "Evaluate", "train an embedded model from its recipe", "capmoe_zoo.embedded.command:main"
-)
+TRAIN = ("Evaluate", "train an embedded model from its recipe", "capmoe_zoo.embedded.command:main")

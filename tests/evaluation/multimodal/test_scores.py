@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capmoe_eval.evaluation.multimodal import scores
-from capmoe_eval.evaluation.multimodal.scores import Answer, first_word, option, yes_or_no
+from capmoe_eval.evaluation.multimodal.scores import first_word, option, yes_or_no
 
 COLORS = {"A": "red", "B": "dark blue", "C": "blue", "D": "a cat"}
 READ = {
@@ -58,18 +58,18 @@ def test_an_answer_is_read_by_its_rule(reads, answer, value):
 
 def by_a_loop(answers):
     total = 0.0
-    for category in {answer.category for answer in answers}:
-        answered = [answer for answer in answers if answer.category == category]
-        units = {answer.unit for answer in answered}
-        whole = sum(all(a.right for a in answered if a.unit == unit) for unit in units)
-        total += 100 * sum(a.right for a in answered) / len(answered) + 100 * whole / len(units)
+    for category in {category for category, _, _ in answers}:
+        answered = [(unit, right) for of, unit, right in answers if of == category]
+        units = {unit for unit, _ in answered}
+        whole = sum(all(right for of, right in answered if of == unit) for unit in units)
+        share = sum(right for _, right in answered) / len(answered)
+        total += 100 * share + 100 * whole / len(units)
     return total
 
 
 @given(
     st.lists(
-        st.builds(
-            Answer,
+        st.tuples(
             st.sampled_from(["color", "scene"]),
             st.sampled_from("123"),
             st.sampled_from([0.0, 1.0]),
@@ -88,13 +88,13 @@ def test_the_standard_error_of_mme_is_of_pictures():
     answers = []
     for picture in range(200):
         seen = chance.random() < 0.7  # both answers to a picture depend on one cause
-        answers += [Answer("color", str(picture), float(seen))] * 2
-    each = [200 * answer.right for answer in answers[::2]]
+        answers += [("color", str(picture), float(seen))] * 2
+    each = [200 * right for _, _, right in answers[::2]]
     expected = np.std(each) / math.sqrt(200)
     assert scores.mme_stderr(answers) == pytest.approx(expected, rel=0.1)
     assert scores.mme_stderr(answers) == scores.mme_stderr(answers)
     # Two categories of the same answers: independent, so that the variances add.
-    twice = [*answers, *(answer._replace(category="scene") for answer in answers)]
+    twice = [*answers, *(("scene", *answer) for _, *answer in answers)]
     assert scores.mme_stderr(twice) == pytest.approx(math.sqrt(2) * expected, rel=0.1)
 
 
@@ -104,7 +104,7 @@ def test_a_question_of_mme():
     names = ["acc", "color", "perception", "color_stderr", "perception_stderr"]
     assert list(metrics) == names  # each error after its score, see _with_errors
     assert metrics["acc"] == 1.0
-    assert metrics["color"] == Answer("color", "color/1.bmp", 1.0)
+    assert metrics["color"] == ("color", "color/1.bmp", 1.0)
     assert scores.mme_results(doc, ["maybe"])["acc"] == 0.0
     cognition = scores.mme_results({**doc, "category": "code_reasoning"}, ["No"])
     assert "cognition" in cognition
@@ -123,7 +123,7 @@ def test_a_question_of_mmbench_is_right_if_every_rotation_is():
     assert [scored["acc"] for scored in (*right, wrong)] == [1.0, 1.0, 0.0]
     assert scores.circular_score([scored["circular"] for scored in right]) == 1.0
     assert scores.circular_score([scored["RR"] for scored in (*right, wrong)]) == 0.0
-    others = [Answer("RR", str(unit), float(unit < 3)) for unit in range(3)]
+    others = [("RR", str(unit), float(unit < 3)) for unit in range(3)]
     together = [*(scored["RR"] for scored in (*right, wrong)), *others]
     assert scores.circular_score(together) == pytest.approx(3 / 4)
     assert scores.circular_stderr(together) == pytest.approx(math.sqrt(3 / 4 * 1 / 4 / 3))
