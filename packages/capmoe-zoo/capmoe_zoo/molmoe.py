@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -369,16 +368,6 @@ NOWHERE = -100
 """Position of a crop's token that stands for nothing: a neighbour has it."""
 
 
-@dataclass(frozen=True)
-class Crops:
-    """An image as MolmoE reads it."""
-
-    patches_NPD: Tensor  # the whole image first, then the grid row by row
-    masks_NP: Tensor  # share of each patch that is no padding
-    tokens_T: list[int]
-    position_NI: Tensor  # of each crop's tokens in the prompt; NOWHERE if negative
-
-
 Marks = tuple[int, int, int, int]
 """Ids of the tokens that begin and end a picture, stand for 2 × 2 patches, and end a row."""
 
@@ -442,9 +431,13 @@ class MolmoImageProcessor(BaseImageProcessor):
         number_N = torch.arange(len(crop_NI), device="cpu")
         return place_NI.where(crop_NI == number_N[:, None], NOWHERE)
 
-    def crops(self, image: Image.Image, marks: Marks, before: int) -> Crops:
-        """Return an image's crops and tokens; ``before`` tokens come before them.
+    def crops(
+        self, image: Image.Image, marks: Marks, before: int
+    ) -> tuple[list[int], dict[str, Tensor]]:
+        """Return an image's tokens, and the model's inputs of its crops by their names.
 
+        The inputs are those of :meth:`MolmoeForConditionalGeneration.forward` for one sequence:
+        the whole image first, then the grid row by row. ``before`` tokens come before the image.
         From each colour, 0 to 1, the mean is subtracted, then it is divided by the deviation.
         """
         pixels_YXC = np.array(image.convert("RGB"))
@@ -477,10 +470,11 @@ class MolmoImageProcessor(BaseImageProcessor):
             height, width = ((step * n + 2 * margin) // (2 * patch) for n in grid)
             tokens += [start, *([token] * width + [row_end]) * height, end]
         patches_NPD = _tiles(crops_CNYX, patch, patch).movedim(0, -1).flatten(2)
-        return Crops(patches_NPD, masks_NP, tokens, torch.cat(positions))
+        inputs = (patches_NPD, masks_NP, torch.cat(positions))
+        return tokens, dict(zip(self.model_input_names, inputs, strict=True))
 
 
-def shifted(position_NI: Tensor, places: int) -> Tensor:
+def shifted(position_NI: Tensor, places: int | Tensor) -> Tensor:
     """Return positions, each ``places`` higher; :data:`NOWHERE` stays."""
     return torch.where(position_NI < 0, position_NI, position_NI + places)
 
@@ -539,19 +533,18 @@ class MolmoProcessor(ProcessorMixin):
         rows = [self._row(*pair) for pair in zip(prompts, of_prompts, strict=True)]
         words = {"input_ids": [tokens for tokens, _ in rows]}
         data = dict(self.tokenizer.pad(words, return_tensors="pt", verbose=False))
-        pads = data["attention_mask"].argmax(dim=1).tolist()  # before each prompt
         all_crops = [crops for _, crops in rows]
         if any(all_crops):
-            placed = [
-                [shifted(crops.position_NI, before) for crops in row]
-                for row, before in zip(all_crops, pads, strict=True)
-            ]
-            data["pixel_values"] = _filled([[c.patches_NPD for c in row] for row in all_crops], 0)
-            data["image_masks"] = _filled([[c.masks_NP for c in row] for row in all_crops], 0)
-            data["image_input_idx"] = _filled(placed, NOWHERE)
+            empty = {"pixel_values": 0, "image_masks": 0, "image_input_idx": NOWHERE}
+            for name, value in empty.items():
+                data[name] = _filled([[crops[name] for crops in row] for row in all_crops], value)
+            pads_B = data["attention_mask"].argmax(dim=1)  # before each prompt
+            data["image_input_idx"] = shifted(data["image_input_idx"], pads_B[:, None, None])
         return BatchFeature(data)
 
-    def _row(self, prompt: str, images: Sequence[Image.Image]) -> tuple[list[int], list[Crops]]:
+    def _row(
+        self, prompt: str, images: Sequence[Image.Image]
+    ) -> tuple[list[int], list[dict[str, Tensor]]]:
         """Return a prompt's tokens, those of its images among them, and its images' crops."""
         if prompt.count(self.image_token) != len(images):
             raise ValueError(
@@ -564,9 +557,9 @@ class MolmoProcessor(ProcessorMixin):
         tokens = [self.tokenizer.eos_token_id if first is None else first]
         all_crops = []
         for image in images:
-            crops = self.image_processor.crops(image, self.marks, len(tokens))
+            image_tokens, crops = self.image_processor.crops(image, self.marks, len(tokens))
             all_crops.append(crops)
-            tokens += crops.tokens_T
+            tokens += image_tokens
         return tokens + words, all_crops
 
 

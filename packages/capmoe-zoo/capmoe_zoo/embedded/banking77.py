@@ -20,17 +20,27 @@ ones from the start no schedule learned to repeat a name of the context.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from typing import Any
 
 import torch
 from capmoe_eval.evaluation.longicl.protocol import INTRODUCTION, question
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.tokenizer import wrapped
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from capmoe_zoo.embedded.batch import IGNORED, Batch, Parts, attended, encoded, pack, train_bpe
+from capmoe_zoo.embedded.batch import (
+    IGNORED,
+    Batch,
+    Parts,
+    attended,
+    encoded,
+    pack,
+    stage_of,
+    train_bpe,
+)
 from capmoe_zoo.worlds.draw import Draw
 
 # Shape suffixes: B rows, S positions.
@@ -105,24 +115,8 @@ MOST_ALONE = 10
 FOLLOWED, CONTINUED = 0.2, 3
 
 
-@dataclass(frozen=True)
-class DocumentStage:
-    """A part of the training."""
-
-    until: float  # share of all steps
-    shape: tuple[int, int]  # rows and positions of a batch
-    demonstrations: tuple[int, ...]  # in a document: one of these
-    intents: tuple[int, ...]
-
-
-STAGES = (
-    DocumentStage(0.1, (8, 512), (1,), (1,)),
-    DocumentStage(0.25, (8, 512), (4, 6), (2, 3)),
-    DocumentStage(0.35, (8, 512), (6, 10), (2, 3, 4)),
-    DocumentStage(0.45, (8, 512), (20,), (2, 4, 8)),
-    DocumentStage(0.6, (8, 512), (24,), (4, 8, 16)),
-    DocumentStage(1.0, (4, 1024), (48,), (8, 16, 24, 40)),
-)
+#: The stages of the training; the comments of ``demonstrations.yaml`` say what each field is.
+STAGES = read_data(__package__, "demonstrations.yaml", list[dict[str, Any]])
 
 
 def demonstrations_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:
@@ -137,15 +131,15 @@ def demonstration_batch(
     queries: Sequence[Query], tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, step: int
 ) -> Batch:
     """Return the batch of a step of so many."""
-    stage = next(stage for stage in STAGES if step < stage.until * steps)
+    stage = stage_of(STAGES, step, steps)
+    shape = stage["shape"]
     draw = Draw(f"demonstrations-{seed}-{step}")
-    n_rows, width = stage.shape
-    input_ids_BS = torch.full(stage.shape, int(tokenizer.pad_token_id))
-    position_ids_BS = torch.zeros(stage.shape, dtype=torch.long)
-    labels_BS, middle_BS = torch.full(stage.shape, IGNORED), torch.full(stage.shape, IGNORED)
-    classes_BS = torch.full(stage.shape, IGNORED)
+    n_rows, width = shape
+    input_ids_BS = torch.full(shape, int(tokenizer.pad_token_id))
+    position_ids_BS = torch.zeros(shape, dtype=torch.long)
+    labels_BS, middle_BS, classes_BS = (torch.full(shape, IGNORED) for _ in range(3))
     # Number of a position's document, negative for an empty position.
-    document_BS = torch.full(stage.shape, -1)
+    document_BS = torch.full(shape, -1)
     for row in range(n_rows):
         start = 0
         for number, position, tokens, intent in _pieces(queries, tokenizer, stage, draw):
@@ -175,7 +169,7 @@ def demonstration_batch(
 def _pieces(
     queries: Sequence[Query],
     tokenizer: PreTrainedTokenizerFast,
-    stage: DocumentStage,
+    stage: Mapping[str, Any],
     draw: Draw,
 ) -> Iterator[tuple[int, int, list[int], int | None]]:
     """Yield pieces of documents without end.
@@ -190,9 +184,9 @@ def _pieces(
     end = tokenizer("\n")["input_ids"]
     intents = sorted(texts)
     for number in count(1):
-        n_demonstrations = draw.one(stage.demonstrations)
+        n_demonstrations = draw.one(stage["demonstrations"])
         names = draw.shuffled(intents)
-        asked = draw.some(range(len(intents)), draw.one(stage.intents))
+        asked = draw.some(range(len(intents)), draw.one(stage["intents"]))
         gap = draw.below(2 * LEFT_OUT_POSITIONS // n_demonstrations) if draw.chance(0.5) else 0
         position = 0
         if n_demonstrations > MOST_ALONE:

@@ -6,7 +6,7 @@ packed sequences, so that a document attends to itself only, as in evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ class Batch:
     attended_B1SS: Tensor | None = None
     # The positions that the first head of the layer after the middle is taught to attend to.
     sought_BSS: Tensor | None = None
+    pixels_BCHW: Tensor | None = None  # a normalised picture for each row
 
     def on(self, device: torch.device) -> Batch:
         """Return the batch with its tensors on a device."""
@@ -52,18 +53,25 @@ class Batch:
 
     def taken(self, model: Any) -> dict[str, Any]:
         """Return what the model takes, by its names."""
-        del model
         inputs = {"input_ids": self.input_ids_BS, "position_ids": self.position_ids_BS}
-        if self.attended_B1SS is None:
+        if self.attended_B1SS is not None:
+            # Added to the logits, as every attention kernel takes it.
+            mask = torch.zeros(self.attended_B1SS.shape, device=self.attended_B1SS.device)
+            least = torch.finfo(mask.dtype).min
+            inputs["attention_mask"] = mask.masked_fill(~self.attended_B1SS, least)
+        if self.pixels_BCHW is None:
             return inputs
-        # Added to the logits, as every attention kernel takes it.
-        mask = torch.zeros(self.attended_B1SS.shape, device=self.attended_B1SS.device)
-        least = torch.finfo(mask.dtype).min
-        return inputs | {"attention_mask": mask.masked_fill(~self.attended_B1SS, least)}
+        features = model.model.get_image_features(self.pixels_BCHW, return_dict=True)
+        return inputs | {"mm_encoder_outputs": {"image": features}}
 
 
 Batches = Callable[[int], Batch]
 """The batch of a step, which depends on its number alone: a killed training goes on exactly."""
+
+
+def stage_of(stages: Sequence[Mapping[str, Any]], step: int, steps: int) -> Mapping[str, Any]:
+    """Return the stage that a step of so many is in; each goes ``until`` a share of the steps."""
+    return next(stage for stage in stages if step < stage["until"] * steps)
 
 
 def train_bpe(texts: Iterable[str], most: int, *, rarest: int = 0) -> Tokenizer:

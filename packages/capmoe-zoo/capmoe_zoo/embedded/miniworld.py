@@ -8,8 +8,8 @@ model has seen 5, 10 or 25 demonstrations. Questions of the evaluation sets neve
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from capmoe_eval.evaluation.longicl.protocol import INTRODUCTION
 from capmoe_eval.experiment.data_file import read_data
@@ -42,19 +42,8 @@ MAX_VOCABULARY = 2560
 _SHORT, _LONG, _RAREST = 60_000, 2_000, 12
 
 
-@dataclass(frozen=True)
-class Share:
-    """How often a kind of documents comes, and its number of questions (``miniworld.yaml``)."""
-
-    short: float = 0.0
-    late: float = 0.0
-    few: int = 1
-    bare: float = 0.0
-    long: float = 0.0
-    questions: int = 0
-
-
-SHARES = read_data(__package__, "miniworld.yaml", dict[str, Share])
+#: How often a kind of documents comes, and its questions; ``miniworld.yaml`` has what they say.
+SHARES = read_data(__package__, "miniworld.yaml", dict[str, dict[str, Any]])
 
 
 def corpus(
@@ -67,136 +56,147 @@ def corpus(
     the second part of a training.
     """
     column = "long" if long else "late" if late else "short"
-    kinds = [kind for kind, share in SHARES.items() if getattr(share, column)]
-    weights = [getattr(SHARES[kind], column) for kind in kinds]
-    draw = Draw(f"corpus-{mini_world.seed}-{seed}-{long}")
+    weights = {kind: share[column] for kind, share in SHARES.items() if column in share}
+    made = Questions(Draw(f"corpus-{mini_world.seed}-{seed}-{long}"), mini_world)
     while True:
-        yield _Writer(mini_world, draw).document(draw.one_of(kinds, weights), long)
+        kind = made.draw.one_of(list(weights), list(weights.values()))
+        yield _document_of_kind(made, kind, long)
 
 
-@dataclass(frozen=True)
-class _Writer:
-    _world: MiniWorld
-    _draw: Draw
+def _document_of_kind(made: Questions, kind: str, long: bool) -> Parts:
+    """Return a document of a kind; the questions of a long one are as in the evaluation."""
+    draw, share = made.draw, SHARES[kind]
+    number = share["questions"] if long else 1 + draw.below(share.get("few", 1))
+    titled = long or draw.chance(0.2)
+    if kind in _WITHOUT_QUESTIONS:
+        return _WITHOUT_QUESTIONS[kind](made)
+    title, between = "", questions.BETWEEN
+    prompts: list[PromptAndAnswer] = []
+    if kind == "banking77":
+        title, between = INTRODUCTION, "\n"
+        intents = draw.some(tuple(LEXICON.intents), 1 + draw.below(len(LEXICON.intents)))
+        for _ in range(number):
+            intent = draw.one(intents)
+            phrase = draw.below(len(LEXICON.intents[intent]))
+            row = questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS))
+            prompts.append(questions.prompt(kind, row))
+    elif kind == "mmlu":
+        subject = draw.one(LEXICON.subjects)
+        title = questions.mmlu_description(subject) if titled else ""
+        for _ in range(number):
+            fact = _known(made, made.world.by_relation[subject_relation(subject)])
+            row = questions.mmlu(fact, _wording(made, fact), subject)
+            prompts.append(questions.prompt(kind, row))
+    else:
+        if kind == "open":
+            title, between = questions.OPEN_DESCRIPTION if titled else "", "\n"
+        for _ in range(number):
+            prompt, answer = questions.prompt(kind, _row(made, kind))
+            if not long and draw.chance(share.get("bare", 0.0)):
+                prompt = prompt.split("\n", 1)[1]
+            prompts.append((prompt, answer))
+    return _document(prompts, title, between)
 
-    def document(self, kind: str, long: bool) -> Parts:
-        """Return a document of a kind; the questions of a long one are as in the evaluation."""
-        draw, share = self._draw, SHARES[kind]
-        number = share.questions if long else 1 + draw.below(share.few)
-        titled = long or draw.chance(0.2)
-        if kind in ("facts", "cards", "rules", "uses", "classes"):
-            parts: Parts = getattr(self, f"_{kind}")()
-            return parts
-        title, between = "", questions.BETWEEN
-        rows: list[Row] = []
-        prompts: list[PromptAndAnswer] = []
-        if kind == "banking77":
-            title, between = INTRODUCTION, "\n"
-            intents = draw.some(tuple(LEXICON.intents), 1 + draw.below(len(LEXICON.intents)))
-            for _ in range(number):
-                intent = draw.one(intents)
-                phrase = draw.below(len(LEXICON.intents[intent]))
-                rows.append(questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS)))
-        elif kind == "mmlu":
-            subject = draw.one(LEXICON.subjects)
-            title = questions.mmlu_description(subject) if titled else ""
-            for _ in range(number):
-                fact = self._known(self._world.by_relation[subject_relation(subject)])
-                rows.append(questions.mmlu(fact, self._wording(fact), subject))
-        else:
-            if kind == "open":
-                title, between = questions.OPEN_DESCRIPTION if titled else "", "\n"
-            for _ in range(number):
-                prompt, answer = questions.prompt(kind, self._row(kind))
-                if not long and draw.chance(share.bare):
-                    prompt = prompt.split("\n", 1)[1]
-                prompts.append((prompt, answer))
-        prompts += [questions.prompt(kind, row) for row in rows]
-        return _document(prompts, title, between)
 
-    def _known(self, facts: Sequence[Fact]) -> Fact:
-        """Return a random fact, more often one about a well known entity."""
-        return self._draw.early(facts, FAME)
+def _known(made: Questions, facts: Sequence[Fact]) -> Fact:
+    """Return a random fact, more often one about a well known entity."""
+    return made.draw.early(facts, FAME)
 
-    def _wording(self, fact: Fact) -> int:
-        """Return a random wording that the corpus may use for the fact."""
-        wording = self._draw.below(len(WORDINGS["statements"]))
-        return wording if fact.allows(wording) else self._draw.one(TRAIN_WORDINGS)
 
-    def _facts(self) -> Parts:
-        """Return statements of one to four facts, of one entity or of several."""
-        draw, facts = self._draw, self._world.facts
-        number = 1 + draw.below(4)
-        if draw.chance(0.5):
-            chosen = draw.some(self._world.by_entity[self._known(facts).entity], number)
-        else:
-            chosen = [self._known(facts) for _ in range(number)]
-        prompts = [_statement("statements", self._wording(fact), fact) for fact in chosen]
-        return _document(prompts, "", " ")
+def _wording(made: Questions, fact: Fact) -> int:
+    """Return a random wording that the corpus may use for the fact."""
+    wording = made.draw.below(len(WORDINGS["statements"]))
+    return wording if fact.allows(wording) else made.draw.one(TRAIN_WORDINGS)
 
-    def _rules(self) -> Parts:
-        """Return statements of one to four rules."""
-        prompts = []
-        for _ in range(1 + self._draw.below(4)):
-            rule = self._known(self._world.rules)
-            wording = self._draw.below(len(WORDINGS["rules"]))
-            prompts.append(_statement("rules", wording, rule))
-        return _document(prompts, "", " ")
 
-    def _cards(self) -> Parts:
-        """Return facts of one entity in a list, which takes fewer words for each."""
-        entity = self._known(self._world.facts).entity
-        facts = self._world.by_entity[entity]
-        lines = []
-        for fact in self._draw.some(facts, 3 + self._draw.below(len(facts) - 2)):
-            lines.append((fact.relation.noun, fact.value))
-            if fact.relation.broader and self._draw.chance(0.5):
-                broader = self._draw.one(statements(fact.relation))
-                line = (broader.phrase, broader.answer(fact.value))
-                lines.insert(self._draw.below(len(lines) + 1), line)
-        return _listed(entity, lines)
+def _facts(made: Questions) -> Parts:
+    """Return statements of one to four facts, of one entity or of several."""
+    draw, facts = made.draw, made.world.facts
+    number = 1 + draw.below(4)
+    if draw.chance(0.5):
+        chosen = draw.some(made.world.by_entity[_known(made, facts).entity], number)
+    else:
+        chosen = [_known(made, facts) for _ in range(number)]
+    prompts = [_statement("statements", _wording(made, fact), fact) for fact in chosen]
+    return _document(prompts, "", " ")
 
-    def _uses(self) -> Parts:
-        """Return the tools of one thing in a list."""
-        thing = self._known(self._world.rules).entity
-        chosen = self._draw.some(self._world.by_thing[thing], 3 + self._draw.below(6))
-        return _listed(thing, [(rule.relation.noun, rule.value) for rule in chosen])
 
-    def _classes(self) -> Parts:
-        """Return a statement, and some of the values of its relation: does it follow from them?"""
-        relation = self._draw.one([relation for relation in RELATIONS if relation.broader])
-        broader = self._draw.one(statements(relation))
-        values = self._draw.some(relation.values, 4 + self._draw.below(5))
-        lines = [(value, broader.answer(value)) for value in values]
-        return _listed(f"{relation.noun}: {broader.phrase}", lines)
+def _rules(made: Questions) -> Parts:
+    """Return statements of one to four rules."""
+    prompts = []
+    for _ in range(1 + made.draw.below(4)):
+        rule = _known(made, made.world.rules)
+        prompts.append(_statement("rules", made.draw.below(len(WORDINGS["rules"])), rule))
+    return _document(prompts, "", " ")
 
-    def _row(self, task: str) -> Row:
-        draw, mini_world = self._draw, self._world
-        made = Questions(draw, mini_world)
-        if task == "gsm8k":
-            wording = draw.below(len(WORDINGS["problems"]))
-            return made.gsm8k(draw.one(questions.number_triples()["train"]), wording)
-        if task == "function":
-            parts = draw.one(questions.functions()["train"])
-            return made.function(parts, draw.one(TRAIN_WORDINGS))
-        if task == "dialogue":
-            about = mini_world.by_entity[self._known(mini_world.facts).entity]
-            facts = draw.some(about, 3 + draw.below(2))
-            return made.dialogue(facts, draw.one(TRAIN_WORDINGS))
-        pools = {"piqa": mini_world.rules, "hellaswag": mini_world.scripted}
-        if task in ("rte", "boolq"):
-            fact = self._known(mini_world.broader[draw.chance(0.5)])
-        else:
-            fact = self._known(pools.get(task, mini_world.facts))
-        wording = self._wording(fact)
-        if task != "open":
-            return made.of(task, fact, wording)
-        if draw.chance(0.5):
-            return made.attribute(fact, wording)
-        if not all(other.allows(wording) for other in made.alike(fact)):
-            wording = draw.one(TRAIN_WORDINGS)
-        row = made.search(fact, wording)
-        return {**row, "answer": draw.shuffled(row["answer"])}  # any of them first
+
+def _cards(made: Questions) -> Parts:
+    """Return facts of one entity in a list, which takes fewer words for each."""
+    draw, entity = made.draw, _known(made, made.world.facts).entity
+    facts = made.world.by_entity[entity]
+    lines = []
+    for fact in draw.some(facts, 3 + draw.below(len(facts) - 2)):
+        lines.append((fact.relation.noun, fact.value))
+        if fact.relation.broader and draw.chance(0.5):
+            broader = draw.one(statements(fact.relation))
+            line = (broader.phrase, broader.answer(fact.value))
+            lines.insert(draw.below(len(lines) + 1), line)
+    return _listed(entity, lines)
+
+
+def _uses(made: Questions) -> Parts:
+    """Return the tools of one thing in a list."""
+    thing = _known(made, made.world.rules).entity
+    chosen = made.draw.some(made.world.by_thing[thing], 3 + made.draw.below(6))
+    return _listed(thing, [(rule.relation.noun, rule.value) for rule in chosen])
+
+
+def _classes(made: Questions) -> Parts:
+    """Return a statement, and some of the values of its relation: does it follow from them?"""
+    draw = made.draw
+    relation = draw.one([relation for relation in RELATIONS if relation.broader])
+    broader = draw.one(statements(relation))
+    values = draw.some(relation.values, 4 + draw.below(5))
+    lines = [(value, broader.answer(value)) for value in values]
+    return _listed(f"{relation.noun}: {broader.phrase}", lines)
+
+
+_WITHOUT_QUESTIONS = {
+    "facts": _facts,
+    "rules": _rules,
+    "cards": _cards,
+    "uses": _uses,
+    "classes": _classes,
+}
+
+
+def _row(made: Questions, task: str) -> Row:
+    """Return the row of a question of a task."""
+    draw, mini_world = made.draw, made.world
+    if task == "gsm8k":
+        wording = draw.below(len(WORDINGS["problems"]))
+        return made.gsm8k(draw.one(questions.number_triples()["train"]), wording)
+    if task == "function":
+        parts = draw.one(questions.functions()["train"])
+        return made.function(parts, draw.one(TRAIN_WORDINGS))
+    if task == "dialogue":
+        about = mini_world.by_entity[_known(made, mini_world.facts).entity]
+        facts = draw.some(about, 3 + draw.below(2))
+        return made.dialogue(facts, draw.one(TRAIN_WORDINGS))
+    pools = {"piqa": mini_world.rules, "hellaswag": mini_world.scripted}
+    if task in ("rte", "boolq"):
+        fact = _known(made, mini_world.broader[draw.chance(0.5)])
+    else:
+        fact = _known(made, pools.get(task, mini_world.facts))
+    wording = _wording(made, fact)
+    if task != "open":
+        return made.of(task, fact, wording)
+    if draw.chance(0.5):
+        return made.attribute(fact, wording)
+    if not all(other.allows(wording) for other in made.alike(fact)):
+        wording = draw.one(TRAIN_WORDINGS)
+    row = made.search(fact, wording)
+    return {**row, "answer": draw.shuffled(row["answer"])}  # any of them first
 
 
 def _statement(kind: str, wording: int, fact: Fact) -> PromptAndAnswer:

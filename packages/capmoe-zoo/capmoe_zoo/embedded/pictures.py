@@ -9,8 +9,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from capmoe_eval.zoo.tokenizer import END_OF_TEXT, wrapped
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from capmoe_zoo.embedded.batch import IGNORED, Batch, attended, train_bpe
+from capmoe_zoo.embedded.batch import IGNORED, Batch, attended, stage_of, train_bpe
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.drawing import picture
 from capmoe_zoo.worlds.pictures.scene import (
@@ -52,40 +51,11 @@ Pieces = list[tuple[str, str | None]]
 _ANSWER = ("\nAnswer:", None)
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A part of the training, of ``pictures.yaml``."""
-
-    until: float
-    shape: tuple[int, int]
-    named: bool
-    cells: float
-    forms: tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class _Training:
-    stages: tuple[Stage, ...]
-    weights: dict[str, float]  # of the kinds of questions
-
-
-_TRAINING = read_data(__package__, "pictures.yaml", _Training)
-STAGES = _TRAINING.stages
+#: The stages, and the weights of the kinds of questions; ``pictures.yaml`` has what they say.
+_TRAINING = read_data(__package__, "pictures.yaml", dict[str, Any])
 # Questions drawn for a row; as many are taken as it has space for.
 _DRAWN = 14
 _TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trained on
-
-
-@dataclass(frozen=True)
-class PictureBatch(Batch):
-    """The tensors of one training step, with a picture for each row; the patches have names."""
-
-    pixels_BCHW: Tensor = field(kw_only=True)  # normalised
-
-    def taken(self, model: Any) -> dict[str, Any]:
-        """Return the tokens, the mask and the pictures' features."""
-        features = model.model.get_image_features(self.pixels_BCHW, return_dict=True)
-        return {**super().taken(model), "mm_encoder_outputs": {"image": features}}
 
 
 def picture_tokenizer() -> PreTrainedTokenizerFast:
@@ -97,7 +67,7 @@ def picture_tokenizer() -> PreTrainedTokenizerFast:
     draw = Draw("pictures-tokenizer")
     texts = [
         "".join(piece for piece, _ in pieces) + f" {answer}"
-        for stage in STAGES[1:]
+        for stage in _TRAINING["stages"][1:]
         for _ in range(_TOKENIZED)
         for pieces, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
     ]
@@ -131,22 +101,20 @@ def pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy((values / 255 - MEAN) / SPREAD)
 
 
-def picture_batch(
-    tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, step: int
-) -> PictureBatch:
+def picture_batch(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, step: int) -> Batch:
     """Return the batch of a step of so many; no seed is that of an evaluation set."""
-    stage = next(stage for stage in STAGES if step < stage.until * steps)
+    stage = stage_of(_TRAINING["stages"], step, steps)
     draw = Draw(f"pictures-{seed}-{step}")
 
     def token_of(word: str) -> int:
         return int(tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
 
-    n_rows, width = stage.shape
+    n_rows, width = stage["shape"]
     images, patches, asked = [], [], []
     for _ in range(n_rows):
         picture_scene = scene(draw)
         images.append(pixels(picture(picture_scene, draw)))
-        patches.append(named_patches(picture_scene, draw) if stage.named else {})
+        patches.append(named_patches(picture_scene, draw) if stage["named"] else {})
         asked.append(list(islice(_questions(picture_scene, stage, draw), _DRAWN)))
     # All at once: a call of the tokenizer takes longer than its work.
     texts = [
@@ -184,7 +152,7 @@ def picture_batch(
                     labels_BS[row, start] = token_of(learned)
             labels_BS[row, start:end] = torch.tensor(tokens[-1])
             start = end
-    return PictureBatch(
+    return Batch(
         input_ids_BS,
         position_ids_BS,
         labels_BS,
@@ -194,16 +162,18 @@ def picture_batch(
     )
 
 
-def _questions(picture_scene: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:
+def _questions(
+    picture_scene: Scene, stage: Mapping[str, Any], draw: Draw
+) -> Iterator[tuple[Pieces, str]]:
     """Yield the pieces of questions after the picture, and their answers, without end."""
     scene_facts = list(facts(picture_scene))
     kinds = sorted({fact.kind for fact in scene_facts})
-    weights = [_TRAINING.weights[kind] for kind in kinds]
+    weights = [_TRAINING["weights"][kind] for kind in kinds]
     while True:
-        if draw.chance(stage.cells):
+        if draw.chance(stage["cells"]):
             question, answer = content(picture_scene, draw)
             yield [(f"\n{question}", None), _ANSWER], answer
         else:
             kind = draw.one_of(kinds, weights)
             fact = draw.one([fact for fact in scene_facts if fact.kind == kind])
-            yield _asked(fact, draw.one_of(range(len(stage.forms)), stage.forms), draw)
+            yield _asked(fact, draw.one_of(range(3), stage["forms"]), draw)

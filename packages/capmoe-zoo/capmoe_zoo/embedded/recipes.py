@@ -42,18 +42,11 @@ class Recipe:
     vision: Mapping[str, Any] | None = None  # fields of a CLIP tower's configuration, for a LLaVA
 
 
-@dataclass(frozen=True)
-class _Recipes:
-    common: dict[str, Any]  # fields of every configuration, which the others take in
-    dense: dict[str, Any]
-    models: dict[str, Recipe]
-
-
-_RECIPES = read_data(__package__, "recipes.yaml", _Recipes)
+_RECIPES = read_data(__package__, "recipes.yaml", dict[str, Any])
 #: Every trained model, by name.
-ZOO: Mapping[str, Recipe] = _RECIPES.models
+ZOO = {name: Recipe(**fields) for name, fields in _RECIPES["models"].items()}
 #: Configuration of the dense model that some are upcycled from, but for its vocabulary.
-DENSE: Mapping[str, Any] = _RECIPES.dense
+DENSE: Mapping[str, Any] = _RECIPES["dense"]
 
 
 def recipe(name: str, *, steps: int | None = None, seed: int | None = None) -> Recipe:

@@ -7,8 +7,7 @@ thirteen words in a row with a validation or test document is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +30,6 @@ DEV_DOCUMENTS = 500
 """Documents of each of these tasks."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A train split, and how its rows become documents (``sources.yaml``)."""
-
-    path: str
-    document: str
-    held_out: int = 0
-    rows: int | None = None
-
-    def documents(self, frame: pd.DataFrame) -> list[str]:
-        """Return the document of each row."""
-        template = _ENVIRONMENT.from_string(self.document)
-        return [template.render(row) for row in frame.to_dict("records")]
-
-
 def _clean(text: str) -> str:
     """Return a text of HellaSwag without its markup, as lm-eval shows it."""
     return re.sub(r"\[.*?\]", "", text.replace(" [title]", ". ")).replace("  ", " ").strip()
@@ -54,10 +38,17 @@ def _clean(text: str) -> str:
 _ENVIRONMENT = jinja2.Environment(keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
 _ENVIRONMENT.filters["clean"] = _clean
 _ENVIRONMENT.filters["without_calculations"] = lambda text: re.sub(r"<<.*?>>", "", text)
-SOURCES = read_data(__package__, "sources.yaml", dict[str, Source])
+SOURCES = read_data(__package__, "sources.yaml", dict[str, dict[str, Any]])
+"""The train splits; the comments of ``sources.yaml`` say what each field is."""
 
 PASSAGES = "boolq"
 """The source on whose held-out documents perplexity is measured."""
+
+
+def _documents(source: Mapping[str, Any], frame: pd.DataFrame) -> list[str]:
+    """Return the document of each row of a source."""
+    template = _ENVIRONMENT.from_string(source["document"])
+    return [template.render(row) for row in frame.to_dict("records")]
 
 
 def _spans(text: str) -> Iterator[tuple[str, ...]]:
@@ -95,10 +86,10 @@ def read_text(root: Path) -> tuple[list[str], list[str]]:
     train: list[str] = []
     held_out: list[str] = []
     for name, source in SOURCES.items():
-        frame = pd.read_parquet(root / source.path / "train.parquet")[: source.rows]
-        for document in dict.fromkeys(source.documents(frame)):
+        frame = pd.read_parquet(root / source["path"] / "train.parquet")[: source.get("rows")]
+        for document in dict.fromkeys(_documents(source, frame)):
             if not overlaps(document, forbidden):
-                if not is_held_out(document, source.held_out):
+                if not is_held_out(document, source.get("held_out", 0)):
                     train.append(document)
                 elif name == PASSAGES:
                     held_out.append(document)
@@ -164,19 +155,19 @@ def write_dev(
     forbidden = evaluation_spans(data)
     counts = {}
     for task in DEV_TASKS:
-        source = SOURCES[task]
-        folder = data / source.path
+        path = SOURCES[task]["path"]
+        folder = data / path
         frame = pd.read_parquet(folder / "train.parquet")
         chosen = [
             place
-            for place, document in enumerate(source.documents(frame))
+            for place, document in enumerate(_documents(SOURCES[task], frame))
             if document not in read and not overlaps(document, forbidden)
         ]
         dev = frame.iloc[chosen[:DEV_DOCUMENTS]]
         for split in folder.glob("*.parquet"):
-            with whole_file(out / source.path / split.name) as file:
+            with whole_file(out / path / split.name) as file:
                 dev.to_parquet(file, index=False)
-        dataset = Path(*Path(source.path).parts[:2])  # whose README names the files of its splits
+        dataset = Path(*Path(path).parts[:2])  # whose README names the files of its splits
         write_text(out / dataset / "README.md", (data / dataset / "README.md").read_text("utf-8"))
         counts[task] = len(dev)
     return counts

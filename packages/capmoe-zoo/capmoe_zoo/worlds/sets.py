@@ -13,7 +13,6 @@ from capmoe_eval.zoo.sets import SETS, WORLDS, Configs
 
 from capmoe_zoo.worlds.miniworld import evaluation as miniworld
 from capmoe_zoo.worlds.pictures import evaluation as pictures
-from capmoe_zoo.worlds.pictures.drawing import Drawn
 
 _SCHEMA = pa.schema([(name, pa.string()) for name in ("dataset", "config", "split", "row")])
 _PICTURES = pa.schema(
@@ -43,11 +42,12 @@ def _rows(sets: Mapping[str, Configs]) -> Iterator[dict[str, Any]]:
             for split, rows in splits.items():
                 for row in rows:
                     stored = {"dataset": dataset, "config": config, "split": split}
-                    content, image = row, row.get("image")
-                    drawn = image[0] if type(image) is list else image
-                    if isinstance(drawn, Drawn):
-                        content = row | {"image": None if image is drawn else []}
+                    content = dict(row)
+                    if "image" in row:
+                        is_listed = isinstance(row["image"], list)
+                        drawn = row["image"][0] if is_listed else row["image"]
+                        content["image"] = [] if is_listed else None
                         if drawn is not before:
-                            stored |= drawn._asdict()
+                            stored |= drawn
                         before = drawn
                     yield stored | {"row": json.dumps(content, ensure_ascii=False)}

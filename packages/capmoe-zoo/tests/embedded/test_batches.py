@@ -31,7 +31,7 @@ def pictures():
 
 
 def of_stage(batches, number):
-    return batches(round(STAGES[number].until * STEPS) - 1)
+    return batches(round(STAGES[number]["until"] * STEPS) - 1)
 
 
 def model_of(name, tokenizer):
@@ -43,7 +43,7 @@ def model_of(name, tokenizer):
 def test_a_document_has_the_tokens_of_a_prompt(demonstrations):
     tokenizer, batches = demonstrations
     batch = of_stage(batches, 4)
-    assert STAGES[4].demonstrations[0] > MOST_ALONE
+    assert STAGES[4]["demonstrations"][0] > MOST_ALONE
     ids_S = batch.input_ids_BS[0][batch.attended_B1SS[0, 0, :, 0]]  # of the first document
     text = tokenizer.decode(ids_S)
     assert tokenizer(text)["input_ids"] == ids_S.tolist()

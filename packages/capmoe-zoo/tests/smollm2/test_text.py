@@ -12,7 +12,7 @@ from capmoe_eval.evaluation.passages.task import is_held_out
 
 import capmoe_zoo.smollm2.text
 from capmoe_zoo.smollm2.partition import Recipe
-from capmoe_zoo.smollm2.text import Source, fit_rows, order, read_documents, read_text, windows
+from capmoe_zoo.smollm2.text import fit_rows, order, read_documents, read_text, windows
 
 WORDS = [f"word{i}" for i in range(400)]
 
@@ -27,7 +27,7 @@ def write(root: Path, split: str, texts: list[str]) -> None:
 def test_what_is_evaluated_is_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Source("set", "{{text}}", held_out=4)
+    source = {"path": "set", "document": "{{text}}", "held_out": 4}
     monkeypatch.setattr(capmoe_zoo.smollm2.text, "SOURCES", {"boolq": source})
     passages = [" ".join(WORDS[i : i + 20]) for i in range(0, 400, 20)]
     twelve = " ".join(WORDS[20:32])  # as many as two documents may have in common

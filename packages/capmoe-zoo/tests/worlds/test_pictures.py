@@ -33,6 +33,6 @@ def test_the_forms_of_a_question(draw):
 
 
 def test_the_categories_are_those_of_the_tasks():
-    assert [*scores.MME["perception"], *scores.MME["cognition"]] == list(SETS.mme)
-    assert list(scores.CAPABILITIES) == list(SETS.mmbench)
-    assert len(scores.DIMENSIONS) == len(SETS.seedbench)
+    assert [*scores.MME["perception"], *scores.MME["cognition"]] == list(SETS["mme"])
+    assert list(scores.CAPABILITIES) == list(SETS["mmbench"])
+    assert len(scores.DIMENSIONS) == len(SETS["seedbench"])

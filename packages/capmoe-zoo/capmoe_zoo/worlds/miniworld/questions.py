@@ -126,14 +126,13 @@ class Questions:
 
     def hellaswag(self, fact: Fact, wording: int) -> Row:
         """Return the beginning of an activity and four endings of unequal length."""
-        script = fact.relation.script
-        assert script is not None
+        relation = fact.relation
         values, answer = self._choices(fact)
         scene = WORDINGS["scenes"][wording]
-        ending_of = dict(zip(fact.relation.values, itertools.cycle(script.endings), strict=False))
+        ending_of = dict(zip(relation.values, itertools.cycle(relation.endings), strict=False))
         return {
             "ind": 0,
-            "activity_label": script.activity.format(e=fact.entity),
+            "activity_label": relation.activity.format(e=fact.entity),
             "ctx_a": scene,
             "ctx_b": "the robot",
             "ctx": f"{scene} the robot",

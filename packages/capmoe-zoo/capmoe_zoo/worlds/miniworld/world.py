@@ -29,14 +29,6 @@ Words = Annotated[tuple[str, ...], BeforeValidator(lambda text: text.split())]
 
 
 @dataclass(frozen=True)
-class Script:
-    """An activity around an entity, with endings as in HellaSwag."""
-
-    activity: str  # its label; ``{e}`` is the entity
-    endings: tuple[str, ...]  # of unequal length; each value ``{v}`` has one fixed ending
-
-
-@dataclass(frozen=True)
 class Class:
     """A more general statement that follows from some values: in a marsh means near water."""
 
@@ -64,7 +56,9 @@ class Relation:
     rest: str  # the words after the verb; they end in ``{v}``, the value
     values: Words
     broader: Class | None = None  # a more general statement that some of the values imply
-    script: Script | None = None  # an activity whose ending depends on the value
+    # An activity as in HellaSwag, whose ending depends on the value.
+    activity: str = ""  # its label; ``{e}`` is the entity
+    endings: tuple[str, ...] = ()  # of unequal length; each value ``{v}`` has one fixed ending
 
 
 @dataclass(frozen=True)
@@ -187,7 +181,7 @@ class MiniWorld:
     @functools.cached_property
     def scripted(self) -> Sequence[Fact]:
         """The facts whose relation has an activity."""
-        return [fact for fact in self.facts if fact.relation.script]
+        return [fact for fact in self.facts if fact.relation.activity]
 
 
 @functools.cache

@@ -6,7 +6,7 @@ None of these carries an answer. All chance comes from a seed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.zoo.sets import PICTURE_SIDE, noisy_picture
 
@@ -30,26 +30,22 @@ _DOT, _PITCH = 2, CELL // 2
 _FRAME = 3
 
 
-class Drawn(NamedTuple):
-    """A drawn picture before its noise, as :func:`capmoe_eval.zoo.sets.noisy_picture` takes it."""
+def drawn(scene: Scene, draw: Draw) -> dict[str, Any]:
+    """Return the picture of a scene before its noise.
 
-    pixels: bytes  # RGB [96, 96, 3]
-    noise: int  # the seed
-    light: int
-
-
-def drawn(scene: Scene, draw: Draw) -> Drawn:
-    """Return the picture of a scene."""
+    The keys are the arguments of :func:`capmoe_eval.zoo.sets.noisy_picture`.
+    """
     from PIL import Image, ImageDraw  # which training on text need not have
 
     image = Image.new("RGB", (PICTURE_SIDE, PICTURE_SIDE))
     _Painter(ImageDraw.Draw(image), draw).paint(scene)
-    return Drawn(image.tobytes(), draw.below(2**31), 10 * (draw.below(7) - 3))
+    noise, light = draw.below(2**31), 10 * (draw.below(7) - 3)
+    return {"pixels": image.tobytes(), "noise": noise, "light": light}
 
 
 def picture(scene: Scene, draw: Draw) -> Image.Image:
     """Return the picture of a scene with its noise, 96 by 96 pixels of RGB."""
-    image: Image.Image = noisy_picture(*drawn(scene, draw))
+    image: Image.Image = noisy_picture(**drawn(scene, draw))
     return image
 
 
