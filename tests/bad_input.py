@@ -273,19 +273,17 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "fig7": "fig7",
     },
     "train": {
-        "": "NAME: takes one model",
-        "olmoe --seed 0 1": "NAME: takes one model",
+        "": "required",
         "olmoe --card --origins": "not allowed with",
         "olmo": "did you mean 'olmoe'",
         "olmoe_s٣": "name=olmoe_s٣",
         "../evil --card": "name=../evil",
         "olmoe --steps 0": f"--steps=0: {WHOLE}",
-        "olmoe --seed 4294967296": "--seed=4294967296",
         "olmoe --out file": f"--out=file: {WRITE}",
         "olmoe --card --out file": WRITE,
         "olmoe --card --out nowhere": "nowhere",
         "olmoe --origins": "not upcycled",
-        "--origins --out record.json --steps 1": "record.json",
+        "mixtral --origins --out record.json --steps 9": "record.json",
     },
 }
 _RUN = "run --model capmoe --tasks piqa --model_args"

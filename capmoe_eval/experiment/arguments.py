@@ -12,7 +12,7 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.application import refuse
-from capmoe_eval.experiment.cell import NumpySeed, Threads
+from capmoe_eval.experiment.cell import Threads
 from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.routing.capacity import parse_factor
 from capmoe_eval.routing.knobs import LARGEST, Count, check
@@ -110,7 +110,6 @@ COUNT = _typed(Count)
 EXPERTS = _typed(Annotated[int, Field(ge=1, le=2**12)])
 TOKENS = _typed(Annotated[int, Field(ge=1, le=2**40)])
 INDEX = _typed(Annotated[int, Field(ge=0, le=LARGEST)])
-SEED = _typed(NumpySeed)
 THREADS = _typed(Threads)
 POSITIVE = _typed(Annotated[float, Field(gt=0)])
 SECONDS = _typed(Annotated[float, Field(ge=0)])  # of the benchmarks' options.yaml, by its name
@@ -120,7 +119,7 @@ GAMMA = _gamma
 PATH = _path
 FOLDER = _folder
 _METAVARS: Final[Mapping[object, str]] = {
-    **dict.fromkeys((COUNT, EXPERTS, TOKENS, INDEX, SEED, THREADS), "N"),
+    **dict.fromkeys((COUNT, EXPERTS, TOKENS, INDEX, THREADS), "N"),
     **dict.fromkeys((POSITIVE, SECONDS, POINTS, SHARE), "X"),
     **{GAMMA: "GAMMA", PATH: "PATH", FOLDER: "PATH"},
 }

@@ -177,8 +177,7 @@ def _speedups(file: Mapping[str, Any]) -> list[Target]:
 
 def _training(setting: GpuSetting) -> Measured:
     """Time some steps of a recipe, without those in which everything is made."""
-    from capmoe_zoo.embedded.recipes import recipe
-    from capmoe_zoo.embedded.train import build
+    from capmoe_zoo.embedded.train import build, recipe
 
     first, last = (20, 300) if setting.scale == 1 else (1, 2)
     seconds = []

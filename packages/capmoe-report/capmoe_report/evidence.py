@@ -326,7 +326,7 @@ def read_trainings(profile: str) -> pd.DataFrame:
     """
     if profile != "zoo" or not TRAININGS.is_file():
         return trainings_of([])
-    fix = "delete it, or make it anew with `capmoe-eval train --origins`"
+    fix = "delete it, or make it anew with `capmoe-eval train NAME --origins`"
     with reading(TRAININGS, "not a whole file of trainings", fix):
         return trainings_of(json.loads(read_bytes(TRAININGS))["trainings"])
 

@@ -13,8 +13,7 @@ from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 from capmoe_zoo.embedded.miniworld import train_tokenizer
-from capmoe_zoo.embedded.recipes import recipe
-from capmoe_zoo.embedded.train import data_of
+from capmoe_zoo.embedded.train import data_of, recipe
 from capmoe_zoo.worlds.miniworld.world import world
 
 STEPS = 20

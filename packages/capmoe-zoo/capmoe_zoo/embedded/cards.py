@@ -11,7 +11,6 @@ total number of steps and the seeds are the same; only the initial weights diffe
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import read_bytes, write_text
-from capmoe_eval.experiment.names import base_name
+from capmoe_eval.experiment.names import base_name, split_seed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -40,10 +39,16 @@ from capmoe_eval.zoo.checkpoints import trained_reader
 from capmoe_eval.zoo.hub import embedded_hub
 from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.sets import WORLDS
-from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
-from capmoe_zoo.embedded import recipes
-from capmoe_zoo.embedded.train import build
+from capmoe_zoo.embedded.train import (
+    ZOO,
+    Recipe,
+    build,
+    corpus_seed,
+    data_of,
+    model_class,
+    recipe,
+)
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED
 
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -60,7 +65,7 @@ STUDIED = ("openbookqa", "boolq", "arc_challenge")
 STUDIED_DOCUMENTS = 60
 
 
-def tasks_of(chosen: recipes.Recipe) -> list[TaskId]:
+def tasks_of(chosen: Recipe) -> list[TaskId]:
     """Return the tasks that a card measures: those of the model's world, by lm-eval's names."""
     names = ("table2",) if chosen.data == "miniworld" else ("mme", "mmbench", "seedbench")
     options = [option for name in names for option in load_option("tasks", name).values()]
@@ -70,7 +75,7 @@ def tasks_of(chosen: recipes.Recipe) -> list[TaskId]:
 
 def write(
     name: str,
-    chosen: recipes.Recipe,
+    chosen: Recipe,
     directory: Path,
     losses: Sequence[float] = (),
     *,
@@ -86,7 +91,7 @@ def write(
     before: dict[str, Any] = {}
     if not losses or file.is_file():
         before = json.loads(read_bytes(file))
-    model = load_checkpoint(directory, kind=recipes.model_class(chosen), dtype=torch.float32)
+    model = load_checkpoint(directory, kind=model_class(chosen), dtype=torch.float32)
     card = {
         "name": name,
         "class": type(model).__name__,
@@ -97,7 +102,7 @@ def write(
     if losses:
         card["training"] = {
             "world_seed": chosen.world if chosen.data == "miniworld" else None,
-            "corpus_seed": recipes.corpus_seed(chosen.seed),
+            "corpus_seed": corpus_seed(chosen.seed),
             "seed": chosen.seed,
             "steps": chosen.steps,
             **({"restart": chosen.restart} if chosen.restart else {}),
@@ -132,7 +137,7 @@ def write(
 
 
 def _measured(
-    name: str, chosen: recipes.Recipe, model: Any, reader: Any, say: Callable[[str], None]
+    name: str, chosen: Recipe, model: Any, reader: Any, say: Callable[[str], None]
 ) -> dict[str, Any]:
     methods = {
         "baseline": create_method("baseline"),
@@ -179,7 +184,7 @@ def measure(
         For each task its ``value`` in percent, the score of each document (``right``), lm-eval's
         other ``scores``, and the ``layers`` of the meter's report.
     """
-    chosen = recipes.recipe(name)
+    chosen = recipe(name)
     world = chosen.data if chosen.world == WORLD_SEED else f"miniworld_w{chosen.world}"
     source = DataSource(world, embedded_hub(world, "dev"))
     batch_size = _option(name).batch_size
@@ -223,43 +228,40 @@ def peaks(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def compare_origins(
-    names: Sequence[str],
-    seeds: Sequence[int],
-    steps: int,
+    name: str,
+    chosen: Recipe,
     out: Path,
     *,
     work: Path,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Train and measure the models that a file lacks; it is written after each training.
+    """Train a model by its recipe from scratch and upcycled, and add its balance to a JSON file.
 
-    Each of the ``names`` is trained with each seed from scratch and upcycled, in as many ``steps``,
-    those of an upcycled model's dense model included. ``out`` is the file, ``work`` the directory
-    of the checkpoints, and ``say`` takes progress lines.
+    Both take the steps of the recipe, those of an upcycled model's dense model included. ``out`` is
+    the file, in which a training that it has stays. ``work`` is the directory of the checkpoints,
+    and ``say`` takes progress lines.
 
     Raises:
-        UsageError: If a model is unknown or not upcycled in the zoo, or ``out`` is another file.
+        UsageError: If the model is not upcycled in the zoo, or ``out`` is another file.
         OSError: If the file cannot be written.
     """
-    for name in names:
-        if not recipes.recipe(name).dense_steps:
-            upcycled = [key for key, recipe in recipes.ZOO.items() if recipe.dense_steps]
-            raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
+    if not chosen.dense_steps:
+        upcycled = [key for key, recipe in ZOO.items() if recipe.dense_steps]
+        raise UsageError(f"name={name}: not upcycled; choose among {', '.join(upcycled)}")
     trainings: list[dict[str, Any]] = []
     if out.is_file():
         with reading(out, "no file of trainings", "choose another --out"):
             trainings = json.loads(read_bytes(out))["trainings"]
-    tasks = [task for task in tasks_of(recipes.ZOO["olmoe"]) if task.name in STUDIED]
-    for name, seed, origin in itertools.product(names, seeds, ("scratch", "upcycled")):
-        training = {"name": name, "origin": origin, "seed": seed, "steps": steps}
+    in_world, _ = split_seed(name)
+    reader, _ = data_of(chosen, chosen.steps)
+    tasks = [task for task in tasks_of(chosen) if task.name in STUDIED]
+    for origin, dense_steps in (("scratch", 0), ("upcycled", chosen.dense_steps)):
+        training = {"name": in_world, "origin": origin, "seed": chosen.seed, "steps": chosen.steps}
         if any(training.items() <= made.items() for made in trainings):
             continue
-        say(f"{name}, {origin}, seed {seed}")
-        chosen = recipes.recipe(name, steps=steps, seed=seed)
-        if origin == "scratch":
-            chosen = replace(chosen, dense_steps=0)
-        model, losses = build(name, chosen, work, say=say)
-        reader, baseline = miniworld_tokenizer(), create_method("baseline")
+        say(f"{name}, {origin}")
+        model, losses = build(name, replace(chosen, dense_steps=dense_steps), work, say=say)
+        baseline = create_method("baseline")
         results = measure(name, model, baseline, reader, tasks, limit=STUDIED_DOCUMENTS)
         numbers = {
             "loss": _final(losses),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import COUNT, PATH, SEED, THREADS, Parser
+from capmoe_eval.experiment.arguments import COUNT, PATH, THREADS, Parser
 from capmoe_eval.experiment.datasource import users_cache
 from capmoe_eval.experiment.files import check_file, check_writable
 
@@ -21,11 +21,7 @@ say = functools.partial(print, flush=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, or measure what is trained, and return the exit status."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars of every subtask
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if not options.origins and (len(options.names) != 1 or len(options.seed or ()) > 1):
-        parser.error("NAME: takes one model and one seed; --origins takes several")
-    return run_command(functools.partial(_origins if options.origins else _train, options))
+    return run_command(functools.partial(_train, _parser().parse_args(arguments)))
 
 
 def _parser() -> Parser:
@@ -35,8 +31,7 @@ def _parser() -> Parser:
         "its scores. The same command continues a killed training.",
     )
     parser.add_argument(
-        "names",
-        nargs="*",
+        "name",
         metavar="NAME",
         help="an embedded model: olmoe, mixtral, …; olmoe_s3 is olmoe with training seed 3",
     )
@@ -49,13 +44,10 @@ def _parser() -> Parser:
     kind.add_argument(
         "--origins",
         action="store_true",
-        help="train models (default: qwen2_moe mixtral) upcycled and from scratch with seeds "
-        "(default: 0 1 2), 1000 steps each, and compare the balance of their routing",
+        help="train the model from scratch and upcycled, and add the balance of both routings to a "
+        "file",
     )
     parser.add_argument("--steps", type=COUNT, help="training steps (default: the recipe's)")
-    parser.add_argument(
-        "--seed", nargs="+", type=SEED, help="seed of weights and corpus (default: the recipe's)"
-    )
     parser.add_argument(
         "--out",
         type=PATH,
@@ -78,17 +70,22 @@ def _train(options: argparse.Namespace) -> None:
     from capmoe_eval.zoo import WEIGHTS
 
     from capmoe_zoo.embedded import cards, train
-    from capmoe_zoo.embedded.recipes import recipe
 
-    (name,), (seed,) = options.names, options.seed or [None]
-    chosen = recipe(name, steps=options.steps, seed=seed)
+    torch.set_num_threads(options.threads)
+    name = options.name
+    chosen = train.recipe(name, steps=options.steps)
+    if options.origins:
+        out = options.out or Path("results/training_seeds.json")
+        check_file("--out", out)
+        check_writable("--work", options.work)
+        cards.compare_origins(name, chosen, out, work=options.work, say=say)
+        return
     directory = options.out or WEIGHTS / name
     check_writable("--out", directory)
     if options.card:
         cards.write(name, chosen, directory, say=say)
         say(f"written: {directory / 'card.json'}, {directory / 'README.md'}")
         return
-    torch.set_num_threads(options.threads)
     check_writable("--work", options.work)
     model, losses = train.build(name, chosen, options.work, say=say)
     with writing("--out", directory):
@@ -101,16 +98,3 @@ def _train(options: argparse.Namespace) -> None:
     words = f"model={model} model.name=mine model.pretrained={shlex.quote(source)} gamma=1.0"
     say(f"written: {directory}")
     say(f"evaluate it: capmoe-eval run {words} results_dir=results/mine")
-
-
-def _origins(options: argparse.Namespace) -> None:
-    import torch
-
-    from capmoe_zoo.embedded import cards
-
-    torch.set_num_threads(options.threads)
-    names, seeds = options.names or ("qwen2_moe", "mixtral"), options.seed or (0, 1, 2)
-    out = options.out or Path("results/training_seeds.json")
-    check_file("--out", out)
-    check_writable("--work", options.work)
-    cards.compare_origins(names, seeds, options.steps or 1000, out, work=options.work, say=say)

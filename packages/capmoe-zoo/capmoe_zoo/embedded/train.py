@@ -3,6 +3,9 @@
 ``capmoe-eval train <name>`` runs it. A killed training continues from its last checkpoint and ends
 with the same weights.
 
+Beside the next token, data may label states in the middle of the model, and may teach one head what
+to attend to (``Batch``).
+
 A dense model is upcycled into a Mixture-of-Experts model in one of two ways. As in Mixtral, every
 expert is a copy of the dense MLP. As in Qwen1.5-MoE, the shared expert is a part of the MLP, and
 each other part goes to several routed experts. Noise makes the copies different.
@@ -12,18 +15,27 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from capmoe_eval.errors import bad_choice
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.files import write_bytes, write_text
+from capmoe_eval.experiment.names import split_seed, split_world
+from capmoe_eval.zoo.llava import llava_config
+from capmoe_eval.zoo.tiny import tiny_config
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer, wrapped
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -37,16 +49,84 @@ from capmoe_zoo.embedded.banking77 import (
     query_batch,
     train_split,
 )
-from capmoe_zoo.embedded.batch import Batches
-from capmoe_zoo.embedded.loss import Middle, batch_loss
+from capmoe_zoo.embedded.batch import IGNORED, Batch, Batches
 from capmoe_zoo.embedded.miniworld import corpus_batch, train_tokenizer
 from capmoe_zoo.embedded.pictures import picture_batch, picture_tokenizer
-from capmoe_zoo.embedded.recipes import DENSE, Recipe, configuration, corpus_seed, model_class
 from capmoe_zoo.training import take_steps
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
 # Sorts tokens by expert; on a CPU it trains 1.2 times as fast as the loop over experts.
 TRAINING_KERNEL = "grouped_mm"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The recipe of one model of the zoo."""
+
+    family: str  # one of TINY_FAMILIES
+    changes: Mapping[str, Any]  # fields of the configuration that differ from the tiny model's
+    steps: int = 2400  # in all
+    dense_steps: int = 0  # of the dense model that it is upcycled from; 0 for training from scratch
+    noise: float = 0.5  # on upcycled experts, as a share of their own standard deviation
+    rate: float = 3e-3  # highest learning rate
+    warmup: int = 100  # steps of linear rise; a cosine then falls to a fiftieth of ``rate``
+    restart: int = 0  # the step at which the learning rate rises and falls a second time
+    decay: float = 0.05  # of weights
+    aux: float = 1e-5  # coefficient of the routers' auxiliary loss
+    middle: int | None = None  # the layer after which states are labelled, too; 0: before the first
+    classes: int = 0  # number of the classes among these labels
+    seed: int = 0  # of the first weights and of the corpus
+    data: Literal["miniworld", "banking77", "demonstrations", "pictures"] = "miniworld"
+    world: int = WORLD_SEED  # the seed of the mini-world
+    vision: Mapping[str, Any] | None = None  # fields of a CLIP tower's configuration, for a LLaVA
+
+
+_RECIPES = read_data(__package__, "recipes.yaml", dict[str, Any])
+#: Every trained model, by name.
+ZOO = {name: Recipe(**fields) for name, fields in _RECIPES["models"].items()}
+#: Configuration of the dense model that some are upcycled from, but for its vocabulary.
+DENSE: Mapping[str, Any] = _RECIPES["dense"]
+
+
+def recipe(name: str, *, steps: int | None = None) -> Recipe:
+    """Return a recipe by its name, and with other steps if they are given.
+
+    ``olmoe_s1`` is ``olmoe`` with another training seed, ``olmoe_w8_s1`` also in the mini-world of
+    seed 8. A name that is unknown is a UsageError.
+    """
+    in_world, seed = split_seed(name)
+    model, world_seed = split_world(in_world)
+    if model not in ZOO or (world_seed is not None and ZOO[model].data != "miniworld"):
+        raise bad_choice("name", name, tuple(ZOO))
+    chosen = ZOO[model]
+    changes: dict[str, Any] = {
+        "world": world_seed,
+        "seed": seed,
+        "steps": steps,
+        "dense_steps": steps and chosen.dense_steps * steps // chosen.steps,
+    }
+    return replace(chosen, **{key: value for key, value in changes.items() if value is not None})
+
+
+def configuration(chosen: Recipe, vocab_size: int) -> PretrainedConfig:
+    """Return the configuration of a model that is trained by a recipe.
+
+    The last token of a model with a tower stands for a part of a picture.
+    """
+    text = tiny_config(chosen.family, vocab_size, **chosen.changes)
+    if chosen.vision is None:
+        return text
+    return llava_config(text, chosen.vision, image_token_id=vocab_size - 1)
+
+
+def corpus_seed(seed: int) -> int:
+    """Return the corpus seed that belongs to a seed of the weights."""
+    return 1 + 1000 * seed
+
+
+def model_class(chosen: Recipe) -> Any:
+    """Return the class of transformers that makes and loads the model of a recipe."""
+    return AutoModelForImageTextToText if chosen.vision else AutoModelForCausalLM
 
 
 def build(
@@ -132,6 +212,106 @@ def save(model: PreTrainedModel, chosen: Recipe, directory: Path) -> None:
     if (chosen.data, chosen.world) != ("miniworld", WORLD_SEED):
         tokenizer, _ = data_of(chosen, chosen.steps)
         write_text(directory / "tokenizer.json", tokenizer.backend_tokenizer.to_str(pretty=True))
+
+
+class Middle(nn.Module):
+    """Read the states after a layer in the middle, where they have labels.
+
+    A label is a token, which is read as from the last layer, or a class. The layer that reads
+    classes is trained along and is no part of the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, layer: int, classes: int = 0) -> None:
+        super().__init__()
+        self.layer = layer
+        self.reader: nn.Module = nn.Identity()
+        if classes:
+            size = model.config.get_text_config().hidden_size
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(0)
+                self.reader = nn.Sequential(nn.RMSNorm(size), nn.Linear(size, classes))
+            self.reader.to(model.device)
+
+    def loss(self, model: PreTrainedModel, states_BSH: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of tokens and classes."""
+        loss = states_BSH.new_zeros(())
+        if batch.middle_BS is not None:
+            last = nn.Sequential(model.get_decoder().norm, model.lm_head)
+            loss = loss + _read(last, states_BSH, batch.middle_BS)
+        if batch.classes_BS is not None:
+            loss = loss + _read(self.reader, states_BSH, batch.classes_BS)
+        return loss
+
+
+def batch_loss(
+    model: PreTrainedModel, batch: Batch, aux: float, middle: Middle | None = None
+) -> Tensor:
+    """Return the loss of a batch: cross-entropy of its labels, and the auxiliary loss.
+
+    States in the middle are read, too, where they have labels. The classes' own loss computes
+    logits of every position, six times as many as have a label.
+    The auxiliary loss is that of Switch Transformer, E · Σ (share of the assignments · mean
+    probability), averaged over the layers, as the families were trained with. (transformers counts
+    all layers as one, and DeepSeek-V2's class has none.) Pads do not count.
+    """
+    taught = middle.layer if middle is not None and batch.sought_BSS is not None else None
+    with _attention_of(model, taught) as attention:
+        output = model.model(
+            **batch.taken(model),
+            use_cache=False,
+            output_hidden_states=middle is not None,
+            **({"output_router_logits": True} if aux > 0 else {}),
+        )
+    loss = _read(model.lm_head, output.last_hidden_state[:, :-1], batch.labels_BS[:, 1:])
+    if middle is not None:
+        loss = loss + middle.loss(model, output.hidden_states[middle.layer], batch)
+    if attention and batch.sought_BSS is not None and batch.sought_BSS.any():
+        # How far the head misses the positions that it is to attend to: −log of their share.
+        share_BS = (attention[0][:, 0] * batch.sought_BSS).sum(-1)
+        share_N = share_BS[batch.sought_BSS.any(-1)]
+        loss = loss - share_N.clamp_min(1e-9).log().mean()
+    if aux > 0:
+        real_N = (batch.input_ids_BS != model.config.pad_token_id).flatten()
+        top_k = int(model.config.num_experts_per_tok)
+        losses = [_imbalance(gate[real_N], top_k) for gate in output.router_logits]
+        loss = loss + aux * torch.stack(losses).mean()
+    return loss
+
+
+def _read(reader: nn.Module, states_BSH: Tensor, labels_BS: Tensor) -> Tensor:
+    """Return the cross-entropy of the labels of states; 0 where none has a label."""
+    labelled_BS = labels_BS != IGNORED
+    if not labelled_BS.any():
+        return states_BSH.new_zeros(())
+    return functional.cross_entropy(reader(states_BSH[labelled_BS]), labels_BS[labelled_BS])
+
+
+@contextmanager
+def _attention_of(model: PreTrainedModel, layer: int | None) -> Iterator[list[Tensor]]:
+    """Collect the attention [B, heads, S, S] of a layer, which only the eager kernel returns."""
+    if layer is None:
+        yield []
+        return
+    attention = model.get_decoder().layers[layer].self_attn
+    config = attention.config
+    attention.config = copy(config)
+    attention.config._attn_implementation = "eager"
+    collected: list[Tensor] = []
+    hook = attention.register_forward_hook(lambda _module, _inputs, out: collected.append(out[1]))
+    try:
+        yield collected
+    finally:
+        hook.remove()
+        attention.config = config
+
+
+def _imbalance(logits_NE: Tensor, top_k: int) -> Tensor:
+    """Return the auxiliary loss of a layer: 1 at balance, at most E/K."""
+    n_experts = logits_NE.shape[1]
+    probabilities_NE = logits_NE.softmax(-1)
+    chosen = probabilities_NE.detach().topk(top_k).indices.flatten()
+    share_E = chosen.bincount(minlength=n_experts) / len(chosen)
+    return n_experts * (share_E * probabilities_NE.mean(0)).sum()
 
 
 def train(

@@ -9,10 +9,16 @@ from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
 
 from capmoe_zoo.embedded.banking77 import MOST_ALONE, STAGES
 from capmoe_zoo.embedded.batch import IGNORED
-from capmoe_zoo.embedded.loss import Middle, batch_loss
 from capmoe_zoo.embedded.pictures import pixels
-from capmoe_zoo.embedded.recipes import configuration, model_class, recipe
-from capmoe_zoo.embedded.train import data_of, fresh
+from capmoe_zoo.embedded.train import (
+    Middle,
+    batch_loss,
+    configuration,
+    data_of,
+    fresh,
+    model_class,
+    recipe,
+)
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.drawing import picture
 from capmoe_zoo.worlds.pictures.scene import scene

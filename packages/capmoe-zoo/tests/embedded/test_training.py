@@ -20,14 +20,25 @@ from tests.nightly import nightly_but
 from tests.rounding import tolerance
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from capmoe_zoo.embedded import cards, recipes
-from capmoe_zoo.embedded.loss import batch_loss
+from capmoe_zoo.embedded import cards
 from capmoe_zoo.embedded.miniworld import corpus_batch
-from capmoe_zoo.embedded.train import build, rate_at, save, train, upcycle
+from capmoe_zoo.embedded.train import (
+    DENSE,
+    ZOO,
+    Recipe,
+    batch_loss,
+    build,
+    configuration,
+    rate_at,
+    recipe,
+    save,
+    train,
+    upcycle,
+)
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
-SHIPPED = [name for name in recipes.ZOO if (WEIGHTS / name / "model.safetensors").is_file()]
-MEASURED = [name for name in SHIPPED if recipes.ZOO[name].data in WORLDS]
+SHIPPED = [name for name in ZOO if (WEIGHTS / name / "model.safetensors").is_file()]
+MEASURED = [name for name in SHIPPED if ZOO[name].data in WORLDS]
 FURTHER = sorted(path.name for path in WEIGHTS.glob("*_s*"))
 
 
@@ -57,7 +68,7 @@ def quiet(_line):
 
 def by(**changes):
     """Return a recipe for what is trained here; its family and its data say nothing."""
-    return recipes.Recipe("olmoe", {}, **changes)
+    return Recipe("olmoe", {}, **changes)
 
 
 def test_the_auxiliary_loss_is_part_of_the_loss(batches):
@@ -113,7 +124,7 @@ def test_a_rate_that_begins_again_is_that_of_two_trainings():
 
 def dense(width):
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes = {**recipes.DENSE, **small, "num_key_value_heads": 2, "intermediate_size": width}
+    sizes = {**DENSE, **small, "num_key_value_heads": 2, "intermediate_size": width}
     config = MistralConfig(vocab_size=len(miniworld_tokenizer()), **sizes)
     torch.manual_seed(1)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -147,19 +158,19 @@ def test_an_upcycled_qwen_shares_the_neurons_out():
 
 
 def test_a_name_may_have_a_world_and_a_training_seed():
-    changed = recipes.recipe("olmoe_w8_s3")
+    changed = recipe("olmoe_w8_s3")
     assert (changed.world, changed.seed) == (8, 3)
-    assert replace(changed, world=WORLD_SEED, seed=0) == recipes.recipe("olmoe")
+    assert replace(changed, world=WORLD_SEED, seed=0) == recipe("olmoe")
     with pytest.raises(UsageError, match="name=llava_olmoe_w8: choose one of olmoe"):
-        recipes.recipe("llava_olmoe_w8")
+        recipe("llava_olmoe_w8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", nightly_but(("olmoe",), [*sorted(recipes.ZOO.keys() - {"banking77"}), "olmoe_w8_s3"])
+    "name", nightly_but(("olmoe",), [*sorted(ZOO.keys() - {"banking77"}), "olmoe_w8_s3"])
 )
 def test_the_recipes_train(name, tmp_path):
-    chosen = recipes.recipe(name, steps=4)
+    chosen = recipe(name, steps=4)
     model, losses = build(name, chosen, tmp_path, say=quiet)
     assert len(losses) == 4
     save(model, chosen, tmp_path / "weights")
@@ -178,16 +189,16 @@ def plain(config):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_model_was_made_by_its_recipe(name):
     vocabulary = len(trained_reader(WEIGHTS / name, pictures=False))
-    made = recipes.configuration(recipes.recipe(name), vocabulary)
+    made = configuration(recipe(name), vocabulary)
     assert plain(trained_config(name)) == plain(made)
 
 
-@pytest.mark.parametrize("name", [*recipes.ZOO, *FURTHER])
+@pytest.mark.parametrize("name", [*ZOO, *FURTHER])
 def test_a_card_is_of_a_training_by_the_recipe(name):
     trained = json.loads((WEIGHTS / name / "card.json").read_text())["training"]
-    assert trained["steps"] == recipes.recipe(name).steps
-    assert trained.get("restart", 0) == recipes.recipe(name).restart
-    assert trained["seed"] == recipes.recipe(name).seed
+    assert trained["steps"] == recipe(name).steps
+    assert trained.get("restart", 0) == recipe(name).restart
+    assert trained["seed"] == recipe(name).seed
 
 
 @pytest.mark.slow
@@ -197,7 +208,7 @@ def test_a_shipped_model_is_as_its_card_says(name):
     model = trained_model(name, dtype=torch.float32)
     assert sum(parameter.numel() for parameter in model.parameters()) == said["parameters"]
     quick = ("openbookqa", "piqa", "boolq", "mme", "seedbench")
-    chosen = recipes.recipe(name)
+    chosen = recipe(name)
     tasks = [task for task in cards.tasks_of(chosen) if task.name in quick]
     reader = trained_reader(WEIGHTS / name, pictures=chosen.data == "pictures")
     baseline = create_method("baseline")
@@ -211,13 +222,13 @@ def test_a_shipped_model_is_as_its_card_says(name):
 def test_a_study_trains_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "STUDIED_DOCUMENTS", 2)
     monkeypatch.setattr(cards, "STUDIED", ("openbookqa",))
-    out = tmp_path / "seeds.json"
+    name, chosen, out = "mixtral_s3", recipe("mixtral_s3", steps=8), tmp_path / "seeds.json"
     lines: list[str] = []
-    cards.compare_origins(["mixtral"], [3], 8, out, work=tmp_path, say=lines.append)
+    cards.compare_origins(name, chosen, out, work=tmp_path, say=lines.append)
     trainings = json.loads(out.read_text())["trainings"]
-    assert [(t["origin"], t["seed"], t["steps"]) for t in trainings] == [
-        ("scratch", 3, 8),
-        ("upcycled", 3, 8),
+    assert [[t[key] for key in ("name", "origin", "seed", "steps")] for t in trainings] == [
+        ["mixtral", "scratch", 3, 8],
+        ["mixtral", "upcycled", 3, 8],
     ]
     assert trainings[0]["loss"] != trainings[1]["loss"]
     for training in trainings:
@@ -225,5 +236,5 @@ def test_a_study_trains_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
         assert all(1.0 <= peak <= 4.0 for peak in training["peaks"])  # E/K is 4
     assert any(line.startswith("dense:") for line in lines)
     lines.clear()
-    cards.compare_origins(["mixtral"], [3], 8, out, work=tmp_path, say=lines.append)
+    cards.compare_origins(name, chosen, out, work=tmp_path, say=lines.append)
     assert lines == []
