@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
 from capmoe_eval.paper.printed import figure as printed_figure
 from capmoe_eval.paper.printed import published_note
@@ -89,21 +88,15 @@ class Study(Sources):
     times: pd.DataFrame
 
 
-def of_study(
-    spec: Spec, plans: FigurePlans, folder: Path, *, study: str, models: tuple[str, ...] = ()
-) -> Study:
-    """Return the runs of a figure; a file that cannot be read is left out and named in a note.
+def of_study(_spec: Spec, plans: FigurePlans, folder: Path, *, study: str) -> Study:
+    """Return the runs of a study's figure, from the files of a directory.
 
-    Args:
-        spec: The figure.
-        plans: Those of the command line, which name the profile.
-        folder: The directory of the files.
-        study: Its name.
-        models: Those that there should be; empty where any will do.
+    A file that cannot be read is left out and named in a note. ``plans`` name the profile.
     """
     bench = read_bench(folder, study)
     times = bench.best(study)
     lacking = [study] if times.empty else []
+    models = _DEPLOYED if study == "speedup" else ()
     if models:  # any other shape is not of this figure
         names = times["model"].map(deployment)
         lacking = [name for name in models if name not in set(names)]
@@ -153,20 +146,18 @@ def _method_name(row: pd.Series[Any]) -> str:
     return name if row["granularity"] == "expert" else f"{name}, {row['granularity']} level"
 
 
-def _first_points(study: Study) -> pd.DataFrame:
-    """Return the times at each run's first point, which is shown; note the number of others."""
-    rows = study.times
-    for (_, _, title), points in rows.groupby([*RUN, "model"], sort=False)["point"]:
-        if others := points.max():
-            noun = "point is" if others == 1 else "points are"
-            study.notes.append(f"{title}: {others} further {noun} not shown.")
-    return rows[rows["point"] == 0]
+def _figure(
+    study: str, place: str, title: str, data: Callable[[Any], pd.DataFrame]
+) -> Callable[[Callable[[pd.DataFrame], Figure]], Spec]:
+    """Declare a figure of a study."""
+    gathered = functools.partial(of_study, study=study)
+    return figure(place, f"{title} ({{kind}})", data, words=_SPREAD, gather=gathered)
 
 
 def _gains(study: Study) -> pd.DataFrame:
-    """Return the speedups at first points, of layers and prefills, with what the paper prints."""
+    """Return the speedups of layers and prefills, with what the paper prints."""
     study.notes.append(_PRINT_NOTE)
-    rows = _first_points(study)
+    rows = study.times
     rows = rows[(rows["phase"] == "total") & (rows["method"] != DROPLESS)]
     printed: Any = [printed_speedup(row) for _, row in rows.iterrows()]
     return rows[[*_COLUMNS]].assign(paper=printed).astype({"paper": float})
@@ -202,10 +193,7 @@ def of_layers(study: Study) -> pd.DataFrame:
     return _gains(study).query("part == 'layer'")
 
 
-@figure(
-    "Figure 4", "Speedup of one MoE layer under expert parallelism ({kind})", of_layers,
-    words=_SPREAD, gather=functools.partial(of_study, study="speedup", models=_DEPLOYED),
-)  # fmt: skip
+@_figure("speedup", "Figure 4", "Speedup of one MoE layer under expert parallelism", of_layers)
 def fig4(rows: pd.DataFrame) -> Figure:
     """Speedup of one MoE layer, the first of the prefill's in fig5, over the same layer without a
     capacity, by γ and method; bars stand on 1. {spread} Line: what the fullest rank's number of
@@ -215,37 +203,21 @@ def fig4(rows: pd.DataFrame) -> Figure:
 
 
 def of_prefills(study: Study) -> pd.DataFrame:
-    """Return the speedup of a prefill of each model, beside one layer's; UsageError without any."""
+    """Return the speedup of a prefill of each model, beside one layer's."""
     rows = _gains(study)
     layer, prefill = (rows[rows["part"] == part] for part in ("layer", "prefill"))
-    if prefill.empty:
-        raise UsageError("fig5: no run of study speedup has a prefill; measure it with prefill")
-    without = d.places(layer["model"]).keys() - set(prefill["model"])
-    study.notes.extend(f"{title}: its run has no prefill." for title in without)
     keys = ["model", "method_name", "gamma"]
     names = {"speedup": "layer", "ideal": "layer_ideal"}
-    rows = prefill.merge(layer[[*keys, *names]].rename(columns=names), "left", keys)
-    faster = rows[rows["speedup"] > rows["layer"].clip(lower=1.0)]
-    for title, same in d.each(faster, "model"):
-        which = ", ".join(
-            f"{row['method_name']}{gamma_suffix(row['gamma'])} {row['speedup']:.2f} against "
-            f"{row['layer']:.2f} (ideal {row['ideal']:.2f} against {row['layer_ideal']:.2f})"
-            for _, row in same.iterrows()
-        )
-        study.notes.append(f"{title}: the prefill gains more than its first layer: {which}.")
-    return rows
+    return prefill.merge(layer[[*keys, *names]].rename(columns=names), "left", keys)
 
 
-@figure(
-    "Figure 5", "Speedup of a whole prefill under expert parallelism ({kind})", of_prefills,
-    words=_SPREAD, gather=functools.partial(of_study, study="speedup", models=_DEPLOYED),
-)  # fmt: skip
+@_figure("speedup", "Figure 5", "Speedup of a whole prefill under expert parallelism", of_prefills)
 def fig5(rows: pd.DataFrame) -> Figure:
     """Speedup of the prefill of a model over the same model without a capacity: attention, norms,
     embeddings and head between its MoE layers; bars stand on 1. {spread} Dotted line: the first of
     its MoE layers alone (fig4). What lies between the layers gains nothing, so a prefill should
     gain less than its layers. A bar beyond its dotted line has other layers, with routings of their
-    own, whose fullest rank is relieved more than the first's; the notes give the ideal of both.
+    own, whose fullest rank is relieved more than the first's; the data have the ideal of both.
     Star: the paper's end-to-end speedup, printed for one γ of each model.
     """
     # The ideal is of the experts' time alone, not of what lies between the layers.
@@ -308,7 +280,7 @@ def _how(row: pd.Series[Any]) -> str:
 def phases_of_layers(study: Study) -> pd.DataFrame:
     """Return milliseconds of the phases of one layer, dropless first, then by falling γ."""
     study.notes.append(published_note("figure6"))
-    rows = _first_points(study).query("part == 'layer'")
+    rows = study.times.query("part == 'layer'")
     rows = rows.assign(phase=rows["phase"].map(_BARS | {"total": _WHOLE}).fillna("other"))
     bars = list(dict.fromkeys([*_BARS.values(), "other", _WHOLE]))
     by = ["model", "label"]
@@ -324,12 +296,7 @@ def phases_of_layers(study: Study) -> pd.DataFrame:
     return rows.assign(**{end: rows[end].where(rows["phase"] == _WHOLE) for end in ends})
 
 
-@figure(
-    "Figure 6",
-    "Where the time of an MoE layer goes ({kind})",
-    phases_of_layers,
-    gather=functools.partial(of_study, study="breakdown"),
-)
+@_figure("breakdown", "Figure 6", "Where the time of an MoE layer goes", phases_of_layers)
 def fig6(rows: pd.DataFrame) -> Figure:
     """Milliseconds of each phase of one MoE layer on the slowest rank, medians, without a capacity
     and by γ. Gate: router and decision; all-to-all: there and back. Diamond: the whole layer, with
@@ -366,10 +333,12 @@ def of_granularities(study: Study) -> pd.DataFrame:
     return rows.assign(ideal=rows["ideal"].where(rows["part"] == "layer"))
 
 
-@figure(
-    "§5.2 (text)", "Speedup with a capacity of each expert or of each device ({kind})",
-    of_granularities, words=_SPREAD, gather=functools.partial(of_study, study="granularity"),
-)  # fmt: skip
+@_figure(
+    "granularity",
+    "§5.2 (text)",
+    "Speedup with a capacity of each expert or of each device",
+    of_granularities,
+)
 def granularity(rows: pd.DataFrame) -> Figure:
     """Speedup of Expanded Drop over no capacity, of one MoE layer and of a prefill, when a capacity
     bounds each expert, or the sum over a device's; bars stand on 1. {spread} Line: the ideal. Star:
@@ -378,27 +347,20 @@ def granularity(rows: pd.DataFrame) -> Figure:
     return _speedup_bars(rows.assign(bounds="capacity of each " + rows["granularity"]), "bounds")
 
 
-def by_peak(study: Study) -> pd.DataFrame:
-    """Return speedup, ideal and the share of it that is reached, by method, γ and peak load."""
-    return _reached(study, study.times, "peak")
-
-
-def by_experts_per_rank(study: Study) -> pd.DataFrame:
-    """Return speedup, ideal and the share of it that is reached, by method, γ and placement."""
-    return _reached(study, study.times.query("point == 0"), "experts_per_rank")
-
-
-def _reached(study: Study, rows: pd.DataFrame, by: str) -> pd.DataFrame:
+def _reached(study: Study, by: str) -> pd.DataFrame:
+    """Return speedup, ideal and the share of it that is reached, by method, γ and a column."""
     study.notes.append(_IDEAL_NOTE)
-    rows = rows.query("phase == 'total' and part == 'layer'").dropna(subset="gamma")
+    rows = study.times.query("phase == 'total' and part == 'layer'").dropna(subset="gamma")
     rows = rows.sort_values(by, kind="stable")[[*_COLUMNS]]
     return rows.assign(reached_percent=100 * rows.pop("reached"))
 
 
-@figure(
-    "not in the paper", "Speedup by peak load, beside the ideal ({kind})", by_peak, words=_SPREAD,
-    gather=functools.partial(of_study, study="skew"),
-)  # fmt: skip
+def by_peak(study: Study) -> pd.DataFrame:
+    """Return speedups of layers by the fullest expert's load over the mean."""
+    return _reached(study, "peak")
+
+
+@_figure("skew", "not in the paper", "Speedup by peak load, beside the ideal", by_peak)
 def skew(rows: pd.DataFrame) -> Figure:
     """Speedup of one MoE layer by the fullest expert's load over the mean, the ideal (dotted), and
     how much of the ideal gain was reached. {spread}
@@ -409,10 +371,12 @@ def skew(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-@figure(
-    "not in the paper", "Speedup by experts per rank ({kind})", by_experts_per_rank,
-    words=_SPREAD, gather=functools.partial(of_study, study="placement"),
-)  # fmt: skip
+def by_experts_per_rank(study: Study) -> pd.DataFrame:
+    """Return speedups of layers by the number of experts of a rank."""
+    return _reached(study, "experts_per_rank")
+
+
+@_figure("placement", "not in the paper", "Speedup by experts per rank", by_experts_per_rank)
 def placement(rows: pd.DataFrame) -> Figure:
     """One model's experts over more or fewer ranks: speedup of one MoE layer, the ideal (dotted),
     and how much of the ideal gain was reached. The load of several experts on a rank evens out, and

@@ -119,7 +119,7 @@ REFUSED = {
     "ep --scale 0": "--scale=0",
     "ep --batch-divisor 0": "--batch-divisor=0",
     "ep --study nope": "study=nope",
-    "ep --study skew --scale 3": "scale=3: it must divide the layer's widths",
+    "ep --study skew --scale 3": "scale=3: it must divide the layer's widths (hidden 2048, ",
     "ep": "--study",
     "ep --study nowhere.yaml": "nowhere.yaml: no study",
     "ep --study gamma.yaml": "gamma.yaml: no study",

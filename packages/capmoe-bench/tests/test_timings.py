@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,41 +18,6 @@ def test_the_committed_measurements_are_whole() -> None:
     bench = read_bench(files.BENCH)
     assert bench.broken == ()
     assert (*bench.evaluations,) == EVALUATIONS
-
-
-def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
-    content = files.committed("speedup")
-    path = files.write(tmp_path, content)
-    times = read_bench(tmp_path).timings
-    for name in ("study", "kind", "scale", "why", "date", "dtype"):
-        assert set(times[name]) == {content[name]}, name
-    assert set(times["path"]) == {str(path)}
-    runs = times.drop_duplicates("run")
-    for name in ("model", "ranks", "experts_per_rank"):
-        assert runs[name].tolist() == [run[name] for run in content["runs"]], name
-    point = content["runs"][0]["points"][0]
-    layer = times.query("run == 0 and part == 'layer'")
-    for name in ("batch", "prompt", "place", "tokens_per_rank"):
-        assert layer[name].iloc[0] == point[name], name
-    assert layer["peak"].iloc[0] == point["routing"]["peak"]
-    whole = layer[layer["phase"] == "total"].to_dict("records")
-    assert [row["label"] for row in whole] == [timing["method"] for timing in point["timings"]]
-    assert whole[0]["method"] == "dropless"
-    for row, timing in zip(whole[1:], point["timings"][1:], strict=True):
-        label = {name: row[name] for name in ("gamma", "granularity", "candidates")}
-        assert label | {"name": row["method"]} == timing["label"]
-        for name, spread in (
-            ("speedup", timing["speedup"]),
-            ("seconds", timing["seconds"]["total"]),
-        ):
-            ends = {"median": row[name], "low": row[f"{name}_q1"], "high": row[f"{name}_q3"]}
-            assert ends == spread
-        assert row["ideal"] == timing["ideal_rank"]
-        reached = math.nan if timing["reached"] is None else timing["reached"]
-        assert row["reached"] == pytest.approx(reached, abs=0.0, nan_ok=True)
-    gate = layer.query("phase == 'gate'")["seconds"].tolist()
-    assert gate == [timing["seconds"]["gate"]["median"] for timing in point["timings"]]
-    assert set(times.query("part == 'prefill'")["layers"]) == {point["prefill"]["layers"]}
 
 
 def test_errors_of_a_validation(tmp_path: Path) -> None:
