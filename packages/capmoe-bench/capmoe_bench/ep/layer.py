@@ -84,18 +84,6 @@ def random_model(setting: LayerSetting, *, layers: int, vocabulary: int, head: i
     return model.to(setting.dtype).eval().requires_grad_(False)
 
 
-def random_experts(setting: LayerSetting, rank: int) -> nn.Module:
-    """Return a rank's E/R experts: transformers' own module, with random weights."""
-    shape = setting.shape
-    config = OlmoeConfig(
-        num_experts=experts_per_rank(shape.n_experts, setting.ranks, "ranks"),
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-    )
-    config._experts_implementation = "grouped_mm"
-    return _random_weights(OlmoeExperts, config, setting, rank)
-
-
 def _random_weights(
     kind: Callable[[Any], nn.Module], config: Any, setting: LayerSetting, seed: int
 ) -> nn.Module:
@@ -112,12 +100,21 @@ def _random_weights(
 
 @lru_cache(maxsize=1)  # a study times many routings of one layer
 def layer_weights(setting: LayerSetting, ranks: tuple[int, ...]) -> list[Weights]:
-    """Return the weights of some ranks; all ranks have the same shared experts."""
+    """Return random weights of some ranks, in the modules of transformers.
+
+    They are the E/R experts of a rank and the shared experts, which all ranks have.
+    """
     shape, shared = setting.shape, None
+    config = OlmoeConfig(
+        num_experts=experts_per_rank(shape.n_experts, setting.ranks, "ranks"),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+    )
+    config._experts_implementation = "grouped_mm"
     if shape.shared:
-        config = Phi3Config(hidden_size=shape.hidden, intermediate_size=shape.shared)
-        shared = _random_weights(Phi3MLP, config, setting, 0)
-    return [(random_experts(setting, rank), shared) for rank in ranks]
+        gated = Phi3Config(hidden_size=shape.hidden, intermediate_size=shape.shared)
+        shared = _random_weights(Phi3MLP, gated, setting, 0)
+    return [(_random_weights(OlmoeExperts, config, setting, rank), shared) for rank in ranks]
 
 
 def decided(method: Method, scores: Scores, groups: TokenGroups, **about: Any) -> Assignment:

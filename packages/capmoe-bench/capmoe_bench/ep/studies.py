@@ -8,17 +8,19 @@ attention, shared and routed experts; batches are divided by a factor of their o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
 from capmoe_eval.experiment.data_file import read_data, read_yaml
 from capmoe_eval.experiment.record import Count, Positive
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from capmoe_bench.timings import STUDIES
 
+_STRICT: Final = ConfigDict(extra="forbid")
 FIGURE_1: Final = "figure 1"
 """The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
 
@@ -48,7 +50,7 @@ class Shape:
         return 6 * self.hidden * self.intermediate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class ModelCase:
     """A model of the paper, where it ran, and how unevenly its experts are taken to be loaded."""
 
@@ -66,7 +68,7 @@ class ModelCase:
             raise ValueError("it has neither routing nor peaks")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Workload:
     """A batch."""
 
@@ -80,7 +82,7 @@ class Workload:
         return self.sequences * self.prompt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class StudyPlan:
     """A place of the paper, or what a user asks about, and what is timed for it."""
 
@@ -95,16 +97,12 @@ class StudyPlan:
     scale: Positive = 4  # the divisor of widths and prompts, where ``--scale`` gives none
 
 
-# In a tuple, since a bare dataclass takes no configuration.
-_PLAN: Final = TypeAdapter(tuple[StudyPlan], config=ConfigDict(extra="forbid"))
-
-
 def _plan(name: str, content: Mapping[str, Any]) -> StudyPlan:
     """Return a study as its file has it, with a method for each of its γ."""
     methods = [
         {**knobs, "gamma": gamma} for knobs in content["methods"] for gamma in knobs["gamma"]
     ]
-    return _PLAN.validate_python(({**content, "name": name, "methods": methods},))[0]
+    return StudyPlan(**{**content, "name": name, "methods": methods})
 
 
 _CONTENT: Final = read_data(__package__, "studies.yaml", dict[str, Any])
@@ -133,7 +131,7 @@ def find_studies(
             try:
                 studies = [_plan(path.stem, read_yaml(path.read_text(encoding="utf-8")))]
             except ValidationError as error:
-                raise UsageError(field_problem(error).replace("'[0].", "'")) from error
+                raise UsageError(field_problem(error)) from error
     elif name in ("all", *STUDIES):
         studies = [study for study in PLANS if name in ("all", study.name)]
     else:
