@@ -89,8 +89,6 @@ def _decision(setting: GpuSetting) -> Measured:
     arguments = argparse.Namespace(
         tokens=RANKS * setting.less(16384 // RANKS),
         ranks=RANKS,
-        layer_tokens=None,
-        layer_rounds=3,
         rounds=setting.rounds["rounds"],
     )
     layers = [setting.layer(name) for name in _DECISION]

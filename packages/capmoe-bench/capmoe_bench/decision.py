@@ -25,6 +25,7 @@ from capmoe_bench.timings import Spread, Target
 _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
 _GAMMA = 1.0
+_LAYER_ROUNDS = 3
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
 
 
@@ -54,7 +55,7 @@ def measure(
         say(f"decision: {shape.name}")
         peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
         logits_TE = skewed_logits(peak, arguments.tokens, shape.n_experts, shape.top_k).to(device)
-        layer = _layer_seconds(setting, logits_TE, arguments)
+        layer = _layer_seconds(setting, logits_TE)
         for name, listing in _LISTINGS.items():
             decisions = sides(name, logits_TE, shape.top_k, arguments.ranks)
             timers = {side: partial(timed, work, device) for side, work in decisions.items()}
@@ -134,17 +135,14 @@ def kept_map(assignment: Assignment, n_experts: int) -> Tensor:
     return kept_TE.scatter_reduce(1, assignment.index_TS, keep_TS, "amax")
 
 
-def _layer_seconds(
-    setting: LayerSetting, logits_TE: Tensor, arguments: argparse.Namespace
-) -> float:
+def _layer_seconds(setting: LayerSetting, logits_TE: Tensor) -> float:
     """Return the median time of the stock layer (router and experts), for all T tokens.
 
     On a CPU it is timed with the tokens of one of eight parts, and that times eight: larger
     matrices are no slower per token, so the decision's share is not flattered.
     """
     shape, device, dtype = setting.shape, setting.device, setting.dtype
-    n_tokens = arguments.layer_tokens or arguments.tokens // (8 if device.type == "cpu" else 1)
-    n_tokens = max(1, min(n_tokens, arguments.tokens))
+    n_tokens = max(1, len(logits_TE) // (8 if device.type == "cpu" else 1))
     ((experts, _),) = layer_weights(setting, (0,))
     weight_EH = torch.randn(shape.n_experts, shape.hidden, device=device, dtype=dtype)
     hidden_TH = torch.randn(n_tokens, shape.hidden, device=device, dtype=dtype)
@@ -157,6 +155,6 @@ def _layer_seconds(
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
     timers = {"layer": partial(timed, layer, device)}
-    spent = alternate(timers, rounds=arguments.layer_rounds, warmup=1)["layer"]
-    total: float = Spread.of(spent).median * arguments.tokens / n_tokens
+    spent = alternate(timers, rounds=_LAYER_ROUNDS, warmup=1)["layer"]
+    total: float = Spread.of(spent).median * len(logits_TE) / n_tokens
     return total
