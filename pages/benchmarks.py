@@ -23,16 +23,12 @@ def bench() -> Bench:
     return read_bench(BENCHMARKS)
 
 
-def _evaluation(name: str) -> Any:
-    return bench().evaluations[name]
-
-
 _COLUMNS = ("contiguous", "EPLB", "EPLB+", "LPLB+", "LLEP", "Token Drop γ=2", "Token Drop γ=1")
 
 
 def balancing() -> str:
     """Return straggler factors with and without loss, of prompts and of decode steps."""
-    file = _evaluation("placement")
+    file = bench().evaluations["placement"]
     balances = pd.DataFrame(file["balances"])
     whole = balances[balances["judged_on"] == balances["planned_on"]]
     whole = whole[whole["judged_on"] != "piqa"]  # like winogrande
@@ -104,13 +100,9 @@ def emulation() -> str:
 
 def server_speed() -> str:
     """Return the speed of vLLM under the plugin, as medians and quartiles of ratios."""
-    ratios = {target.name: target.ratio for target in targets(_evaluation("server"))}
-    sides = ("γ=∞", "γ=1", "γ=0.5")
-    rows = []
-    for load in dict.fromkeys(name.split(": ")[0] for name in ratios):
-        cells = [ratios[f"{load}: {side} over stock"] for side in sides]
-        texts = [f"{of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in cells]
-        rows.append([load, *texts, f"{100 * ratios[f'{load}: γ=1, decision'].median:.1f} %"])
+    file, sides = bench().evaluations["server"], ("γ=∞", "γ=1", "γ=0.5")
+    loads = dict.fromkeys(target.name.split(": ")[0] for target in targets(file))
+    rows = [[load, *_ratios(file, load, *sides), _decision(file, load)] for load in loads]
     return table(("model, load", *sides, "decision at γ=1, of a step"), rows)
 
 
@@ -127,7 +119,8 @@ def real_speed() -> str:
         tokens = file["batch"] * (file["prompt"] if load == "prefill" else file["new"])
         rate = tokens / statistics.median(file["seconds"][model]["stock"])
         title = f"{load}: {file['batch']} prompts of {file['prompt']} tokens, {file['new']} new"
-        rows.append([title, f"{rate:.0f}", *_ratios(file, f"{model}: score, ", "γ=1000")])
+        sides = [f"score, {side}" for side in ("γ=1000", *_REAL_SIDES)]
+        rows.append([title, f"{rate:.0f}", *_ratios(file, model, *sides)])
     file = read_bench(BENCHMARKS / "real").evaluations["server"]
     ((model, loads),) = file["models"].items()
     for load, measured in loads.items():
@@ -135,17 +128,23 @@ def real_speed() -> str:
             (file["prompt"], 1) if load == "prefill" else (file["prompt"] // 16, file["new"])
         )
         rate = measured["tokens_per_second"]["stock"]
-        (share,) = (t.ratio for t in targets(file) if t.name == f"{model}, {load}: γ=1, decision")
         title = (
             f"vLLM, {load}: {file['batch']} prompts of {length} tokens, {new} new; the decision is "
-            f"{100 * share.median:.1f} % of a step at γ=1"
+            f"{_decision(file, f'{model}, {load}')} of a step at γ=1"
         )
-        rows.append([title, f"{rate:.0f}", *_ratios(file, f"{model}, {load}: ", "γ=∞")])
+        ratios = _ratios(file, f"{model}, {load}", "γ=∞", *_REAL_SIDES)
+        rows.append([title, f"{rate:.0f}", *ratios])
     return table(head, rows)
 
 
-def _ratios(file: Mapping[str, Any], begin: str, without: str) -> list[str]:
-    """Return tokens per second over those of stock; ``without`` is the γ that drops nothing."""
+def _ratios(file: Mapping[str, Any], load: str, *sides: str) -> list[str]:
+    """Return tokens per second of each side over those of stock, as medians and quartiles."""
     ratios = {target.name: target.ratio for target in targets(file)}
-    cells = [ratios[f"{begin}{side} over stock"] for side in (without, *_REAL_SIDES)]
+    cells = [ratios[f"{load}: {side} over stock"] for side in sides]
     return [f"{of.median:.2f} [{of.low:.2f}, {of.high:.2f}]" for of in cells]
+
+
+def _decision(file: Mapping[str, Any], load: str) -> str:
+    """Return the share of a step that the decision at γ=1 takes."""
+    (share,) = (t.ratio for t in targets(file) if t.name == f"{load}: γ=1, decision")
+    return f"{100 * share.median:.1f} %"

@@ -40,9 +40,14 @@ from pages.names import FAMILIES, card, evidence, results
 
 
 @cache
+def verdicts_in(root: str) -> VerdictFile:
+    """Return the committed verdicts of a directory of results."""
+    return VerdictFile.model_validate_json((ROOT / root / VERDICTS).read_bytes())
+
+
 def replication() -> VerdictFile:
-    """Return the committed verdicts."""
-    return VerdictFile.model_validate_json((ROOT / "results" / "zoo" / VERDICTS).read_bytes())
+    """Return the committed verdicts on the embedded models."""
+    return verdicts_in("results/zoo")
 
 
 def findings(claim: str, label: str = "") -> list[Finding]:

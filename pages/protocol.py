@@ -12,13 +12,12 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from statistics import fmean
-from typing import Any, Final, NamedTuple
+from statistics import NormalDist, fmean
+from typing import Any, Final
 
 from capmoe_report.contrasts import Contrast
 from capmoe_report.effects import Effect, pair_cells, pooled
 from capmoe_report.evidence import Evidence, Side, evidence_of
-from scipy.special import ndtr, ndtri
 
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.data_file import read_yaml
@@ -30,7 +29,6 @@ from pages import ROOT, paragraph, signed, table
 
 YAML: Final = ROOT / "packages/capmoe-report/capmoe_report/data/protocol.yaml"
 BITS: Final = "bits_per_byte"
-_CONTRAST: Final = ("a", "b", "expect")
 
 
 @cache
@@ -39,18 +37,19 @@ def protocol() -> Mapping[str, Any]:
     return dict(read_yaml(YAML.read_text(encoding="utf-8")))
 
 
-def primary(run: str) -> Iterator[tuple[Mapping[str, Any], Contrast]]:
-    """Yield the primary contrasts of a run, as they are written and as contrasts."""
+def primary(run: str) -> Iterator[dict[str, Any]]:
+    """Yield the primary contrasts of a run: the rows of the YAML, each with its ``contrast``."""
     for row in protocol()["primary"][run]:
-        yield row, Contrast.model_validate({key: row[key] for key in _CONTRAST})
+        asked = Contrast.model_validate({key: row[key] for key in ("a", "b", "expect")})
+        yield {**row, "contrast": asked}
 
 
-def in_words(row: Mapping[str, Any], contrast: Contrast) -> tuple[str, str, str]:
+def in_words(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return the claim of a primary contrast, the contrast, and where its effect must lie."""
     secondary = ", secondary" if "secondary" in row else ""
-    expected = str(contrast.expect).replace("-", "−")
+    expected = str(row["contrast"].expect).replace("-", "−")
     expected = expected if row["endpoint"] == "accuracy" else "fewer bits"
-    return f"({row['claim']}){secondary}", str(contrast), expected
+    return f"({row['claim']}){secondary}", str(row["contrast"]), expected
 
 
 def seconds(setting: Mapping[str, Any]) -> float:
@@ -73,68 +72,46 @@ def change(effect: Effect, digits: int = 2, scale: float = 1.0) -> str:
     return signed(*(scale * number for number in (effect.points, *effect.interval())), digits)
 
 
-class Judged(NamedTuple):
-    """A primary contrast of a run with its effect and its verdict."""
-
-    row: Mapping[str, Any]  # as the YAML has it
-    contrast: Contrast
-    effect: Effect
-    p: float  # corrected by Holm; that of a secondary contrast is not
-    verdict: str
+def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> tuple[str, str]:
+    """Return the decidable distance and p of a judged contrast, or dashes where it was not run."""
+    if not row["effect"].documents:
+        return "–", "–"
+    return f"{scale * row['effect'].detectable:.{digits}f}", f"{row['p']:.2g}"
 
 
-def judged(run: str, effect_of: Callable[[Mapping[str, Any], Contrast], Effect]) -> list[Judged]:
-    """Return the primary contrasts of a run, judged.
+def judged(run: str, effect_of: Callable[[Mapping[str, Any]], Effect]) -> list[dict[str, Any]]:
+    """Return the primary contrasts of a run, each with its ``effect``, ``p`` and ``verdict``.
 
     Holm corrects over all primary contrasts but the secondary ones, those without records included
     (p = 1).
     """
-    contrasts = list(primary(run))
-    effects = [effect_of(row, contrast) for row, contrast in contrasts]
-    depths, alone = [], []
-    for (row, contrast), effect in zip(contrasts, effects, strict=True):
+    rows = []
+    for row in primary(run):
+        effect = effect_of(row)
         points = effect.points or 0.0
         # Fewer bits are better: `greater` is asked of the negative difference.
-        depths.append(contrast.expect.depth(-points if row["endpoint"] == BITS else points))
-        alone.append(effect.p(depths[-1]) if effect.documents else 1.0)
-    asked = [place for place, (row, _) in enumerate(contrasts) if "secondary" not in row]
-    corrected = dict(zip(asked, holm([alone[place] for place in asked]), strict=True))
-    results = []
-    for place, (row, contrast) in enumerate(contrasts):
-        p = corrected.get(place, alone[place])
-        verdict = "confirmed" if depths[place] > 0 else "contradicted"
-        verdict = verdict if p < protocol()["level"] else "not shown"
-        verdict = verdict if effects[place].documents else "not run"
-        results.append(Judged(row, contrast, effects[place], p, verdict))
-    return results
-
-
-class Planned(NamedTuple):
-    """What a contrast can decide, in points."""
-
-    error: float
-    worth: float  # of one document of one model
-    level: float
-
-    @property
-    def reach(self) -> float:
-        """The distance from a bound at which a study just decides."""
-        return float(ndtri(1 - self.level / 2)) * self.error + self.worth
-
-    @property
-    def detectable(self) -> float:
-        """The distance from a bound that the wanted share of studies decides."""
-        return self.reach + float(ndtri(protocol()["power_wanted"])) * self.error
-
-    def power(self, depth: float) -> float:
-        """Return the share of studies that decide a truth so many points within a bound."""
-        return float(ndtr((depth - self.reach) / self.error))
+        depth = row["contrast"].expect.depth(-points if row["endpoint"] == BITS else points)
+        p = effect.p(depth) if effect.documents else 1.0
+        rows.append({**row, "effect": effect, "depth": depth, "p": p})
+    corrected = [row for row in rows if "secondary" not in row]
+    for row, p in zip(corrected, holm([row["p"] for row in corrected]), strict=True):
+        row["p"] = p
+    for row in rows:
+        verdict = "confirmed" if row["depth"] > 0 else "contradicted"
+        verdict = verdict if row["p"] < protocol()["level"] else "not shown"
+        row["verdict"] = verdict if row["effect"].documents else "not run"
+    return rows
 
 
 @cache
+def evidence_in(profile: str, root: str) -> Evidence:
+    """Return the evidence of the models of a profile, from all records of a directory."""
+    return evidence_of(profile, read_results(ROOT / root, []))
+
+
 def exploratory() -> Evidence:
-    """Return the evidence of the embedded models."""
-    return evidence_of("zoo", read_results(ROOT / "results" / "zoo", []))
+    """Return the evidence of the embedded models: every record, whatever experiment made it."""
+    return evidence_in("zoo", "results/zoo")
 
 
 def pairs_of(evidence: Evidence, first: Side, second: Side) -> dict[str, dict[str, Paired]]:
@@ -145,56 +122,46 @@ def pairs_of(evidence: Evidence, first: Side, second: Side) -> dict[str, dict[st
     return pair_cells(evidence.results, sides[0], sides[1], idle)[0]
 
 
-def planned(run: str, row: Mapping[str, Any], contrast: Contrast) -> Planned:
-    """Return what a contrast of accuracy can decide, at the level of Holm's first step."""
-    second = contrast.second
+def planned(run: str, row: Mapping[str, Any]) -> NormalDist:
+    """Return what a contrast of accuracy can decide, at the level of Holm's first step.
+
+    The power at a truth so many points within a bound is the value of the distribution function
+    there: a study decides if its effect lies the mean of the distribution within the bound.
+    """
+    first, second = row["contrast"].first, row["contrast"].second
     if second.knobs.get("count_padding"):  # with the exploratory γ; that of equal C has no records
-        second = second.model_copy(update={"gamma": contrast.first.gamma})
-    pairs = pairs_of(exploratory(), contrast.first, second)
-    corrected = sum("secondary" not in each for each in protocol()["primary"][run])
-    level = protocol()["level"] / (1 if "secondary" in row else corrected)
+        second = second.at(first.gamma)
+    pairs = pairs_of(exploratory(), first, second)
     if run == "real":
         variances = [p.units.var() for tasks in pairs.values() for p in tasks.values()]
         sizes = [protocol()["tasks"][task]["documents"] for task in protocol()["sets"]["small"]]
         parts = [fmean(variances) / size / len(sizes) ** 2 for size in sizes]
-        return Planned(100 * math.sqrt(sum(parts)), 100 / len(sizes) / min(sizes), level)
-    first_seeds = {model: tasks for model, tasks in pairs.items() if split_seed(model)[1] is None}
-    if "documents" in row:
-        shared = set.intersection(*(set(tasks) for tasks in first_seeds.values()))
-        first_seeds = {m: {t: tasks[t] for t in shared} for m, tasks in first_seeds.items()}
-    effect = effect_of_pairs(first_seeds)
-    scale = effect.documents / sum(row["documents"].values()) if "documents" in row else 1.0
-    return Planned(effect.error * math.sqrt(scale), effect.worth * scale, level)
-
-
-def equal_capacity() -> float:
-    """Return the mean load of real tokens over that of all positions, in mixed batches."""
-    sides = [
-        Side(method="score", gamma=1.0, batches="mixed", count_padding=pads)
-        for pads in (False, True)
-    ]
-    ratios = []
-    for model in sorted(exploratory().pooled):
-        real, padded = (exploratory().pick(side, model)["load.mean_load"] for side in sides)
-        if len(real) and len(padded):
-            ratios.append(real.mean() / padded.mean())
-    return fmean(ratios)
+        error, worth = 100 * math.sqrt(sum(parts)), 100 / len(sizes) / min(sizes)
+    else:
+        pairs = {model: tasks for model, tasks in pairs.items() if split_seed(model)[1] is None}
+        if "documents" in row:
+            shared = set.intersection(*map(set, pairs.values()))
+            pairs = {m: {task: tasks[task] for task in shared} for m, tasks in pairs.items()}
+        effect = effect_of_pairs(pairs)
+        scale = effect.documents / sum(row["documents"].values()) if "documents" in row else 1.0
+        error, worth = effect.error * math.sqrt(scale), effect.worth * scale
+    corrected = sum("secondary" not in each for each in protocol()["primary"][run])
+    level = protocol()["level"] / (1 if "secondary" in row else corrected)
+    return NormalDist(NormalDist().inv_cdf(1 - level / 2) * error + worth, error)
 
 
 def primary_table(run: str) -> str:
     """Return the primary contrasts of a run with their power."""
     rows = []
-    for row, contrast in primary(run):
+    for row in primary(run):
         cells = ["–", "–"]
         if row["endpoint"] == "accuracy":
-            plan = planned(run, row, contrast)
-            depth = contrast.expect.depth(0.0)
-            inside = not contrast.expect.is_direction and depth > 0
-            cells = [
-                f"{plan.detectable:.2f}",
-                f"{100 * plan.power(depth):.0f} %" if inside else "–",
-            ]
-        rows.append((*in_words(row, contrast), *cells))
+            plan, expected = planned(run, row), row["contrast"].expect
+            depth = expected.depth(0.0)
+            inside = not expected.is_direction and depth > 0
+            decidable = plan.inv_cdf(protocol()["power_wanted"])
+            cells = [f"{decidable:.2f}", f"{100 * plan.cdf(depth):.0f} %" if inside else "–"]
+        rows.append((*in_words(row), *cells))
     head = ("claim", "primary contrast", "expected", "decidable, points", "power at 0")
     return table(head, rows)
 

@@ -5,27 +5,31 @@ All numbers come from the records of ``results/real`` and, of dev documents, ``r
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
-from capmoe_report.contrasts import Contrast
+from capmoe_report.contrasts import printed_gap
 from capmoe_report.effects import Effect, pair_cells
 from capmoe_report.evidence import Side
 
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import metric_title
-from capmoe_eval.paper.layout import ALL_TASKS
-from capmoe_eval.paper.printed import find_row
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import ABSENT, shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
 from pages import DOCS, ROOT, paragraph, signed, table
-from pages.protocol import BITS, change, effect_of_pairs, in_words, judged, protocol
+from pages.protocol import (
+    BITS,
+    change,
+    effect_of_pairs,
+    in_words,
+    judged,
+    numbers_of,
+    protocol,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,24 +38,18 @@ PICTURE: Final = DOCS / "pictures" / "real_text.svg"
 TEXT: Final = "passages_512"
 _TOP_K: Final = 12
 _CHANCE: Final = {"piqa": 0.5, "obqa": 0.25, "arc_c": 0.25, "winogrande": 0.5, "hellaswag": 0.25}
-_PRINTED: Final = {column.task: column.printed or column.heading for column in ALL_TASKS}
-"""The columns of Table 1 by their tasks."""
 _BASELINE: Final = Side(method="baseline")
 
 
 @cache
-def results() -> Results:
-    """Return the test records of the real model."""
-    return _read(ROOT / protocol()["runs"]["real"]["results"])
+def results(root: str = protocol()["runs"]["real"]["results"]) -> Results:
+    """Return the test records of the real model, or those of another directory."""
+    return read(ROOT / root) if (ROOT / root).is_dir() else results_of([])
 
 
-def _read(root: Path) -> Results:
-    return read(root) if root.is_dir() else results_of([])
-
-
-@cache
 def _dev() -> pd.DataFrame:
-    return _read(ROOT / "results" / "real_dev").cells
+    """Return what the unconstrained model answers on dev documents."""
+    return pick(results("results/real_dev").cells, method="baseline")
 
 
 @cache
@@ -60,7 +58,7 @@ def answerable() -> tuple[str, ...]:
 
     On dev documents the unconstrained model is above chance by three standard errors.
     """
-    cells = pick(_dev(), method="baseline").set_index("task")
+    cells = _dev().set_index("task")
     above = cells["value"] - cells.index.map(_CHANCE) > 3 * cells["stderr"]
     return tuple(task for task in protocol()["tasks"] if above.get(task, False))
 
@@ -75,7 +73,7 @@ def dev_scores() -> str:
             f"{100 * _CHANCE[cell.task]:.0f}",
             "yes" if cell.task in answerable() else "no",
         )
-        for cell in pick(_dev(), method="baseline").itertuples()
+        for cell in _dev().itertuples()
     ]
     head = ("task", "dev documents", "right, % ± standard error", "chance, %", "enters")
     return table(head, rows)
@@ -90,27 +88,24 @@ def cells_of(side: Side, *tasks: str) -> pd.DataFrame:
 
 def effect_of(first: Side, second: Side, *tasks: str) -> Effect:
     """Return the effect on the tasks that both sides have, by the protocol's rule ``worth``."""
-    pairs, unpaired = pair_cells(results(), *(cells_of(s, *tasks) for s in (first, second)))
-    return dataclasses.replace(effect_of_pairs(pairs), unpaired=unpaired)
+    sides = (cells_of(side, *tasks) for side in (first, second))
+    return effect_of_pairs(pair_cells(results(), *sides)[0])
 
 
 def verdicts() -> str:
     """Return the primary contrasts with their verdicts."""
     rows = []
-    for each in judged("real", _effect_of_row):
-        scale, digits = (0.01, 4) if each.row["endpoint"] == BITS else (1.0, 2)
-        numbers = "–", "–"
-        if each.effect.documents:
-            numbers = f"{scale * each.effect.detectable:.{digits}f}", f"{each.p:.2g}"
-        words = in_words(each.row, each.contrast)
-        rows.append((*words, change(each.effect, digits, scale), *numbers, each.verdict))
+    for row in judged("real", _effect_of_row):
+        digits, scale = (4, 0.01) if row["endpoint"] == BITS else (2, 1.0)
+        numbers = change(row["effect"], digits, scale), *numbers_of(row, digits, scale)
+        rows.append((*in_words(row), *numbers, row["verdict"]))
     head = ("claim", "primary contrast", "expected", "effect [95 %]", "decidable", "p", "verdict")
     return table(head, rows)
 
 
-def _effect_of_row(row: Mapping[str, Any], contrast: Contrast) -> Effect:
+def _effect_of_row(row: Mapping[str, Any]) -> Effect:
     tasks = (TEXT,) if row["endpoint"] == BITS else answerable()
-    return effect_of(contrast.first, contrast.second, *tasks)
+    return effect_of(row["contrast"].first, row["contrast"].second, *tasks)
 
 
 def _sides() -> list[Side]:
@@ -211,29 +206,27 @@ def caption() -> str:
 def task_scores() -> str:
     """Return the accuracy of every setting on the tasks that enter, beside Table 1's change."""
     tasks = [task for task in answerable() if not cells_of(_BASELINE, task).empty]
-    printed = [_PRINTED[task] for task in tasks if task in _PRINTED]
+    _, columns = printed_gap("score", "baseline", 1.0, tasks)
     rows = []
     for side in _sides():
         scores = [_mean(cells_of(side, task)["value"], 100) for task in tasks]
         if set(scores) != {ABSENT}:
             effect = effect_of(side, _BASELINE, *tasks)
             in_points = "–" if side == _BASELINE else change(effect, 1)
-            in_print = shown(_printed_change(side, printed), "{:+.1f}")
+            in_print = shown(_printed_change(side, tasks), "{:+.1f}")
             rows.append((_name(side), *scores, in_points, in_print))
-    last = f"Table 1, {', '.join(printed)}"
+    last = f"Table 1, {', '.join(columns)}"
     return table(("setting", *tasks, "change [95 %]", last), rows)
 
 
-def _printed_change(side: Side, columns: list[str]) -> float | None:
-    """Return what Table 1 prints for a setting minus its baseline, on some columns."""
-    where = {"table": 1, "method": metric_title(side.method), "gamma": side.gamma}
-    if side.knobs or side == _BASELINE or not columns:
+def _printed_change(side: Side, tasks: list[str]) -> float | None:
+    """Return what Table 1 prints for a setting minus its baseline, on some tasks."""
+    if side.knobs or side == _BASELINE:
         return None
     try:
-        rows = find_row(where), find_row({"table": 1, "method": metric_title("baseline")})
+        return printed_gap(side.method, "baseline", side.gamma, tasks)[0]
     except LookupError:
         return None
-    return sum(rows[0].number(c) - rows[1].number(c) for c in columns) / len(columns)
 
 
 def progress() -> str:
