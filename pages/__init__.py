@@ -11,8 +11,12 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from capmoe_eval.report.texts import shown
+
+if TYPE_CHECKING:
+    from capmoe_report.effects import Effect
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -78,6 +82,13 @@ def signed(mean: float, low: float, high: float, digits: int = 2) -> str:
     pattern = f"{{:+.{digits}f}}"
     numbers = [shown(round(value, digits) + 0.0, pattern) for value in (mean, low, high)]
     return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+
+
+def change(effect: Effect, digits: int = 2, scale: float = 1.0) -> str:
+    """Return an effect with its interval, or a dash where a side has no records."""
+    if effect.points is None:
+        return "–"
+    return signed(*(scale * number for number in (effect.points, *effect.interval())), digits)
 
 
 def span(values: Iterable[float], pattern: str) -> str:

@@ -35,7 +35,7 @@ from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import AVERAGE
 from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import Results, pick, results_of
-from pages import DOCS, ROOT, paragraph, signed, span, table
+from pages import DOCS, ROOT, change, paragraph, signed, span, table
 from pages.names import FAMILIES, card, evidence, results
 
 
@@ -148,10 +148,10 @@ def placed_drops() -> str:
     sides = [pick(compared.cells, gamma=1.0, placement=name) for name in (None, "eplb")]
     shares = (100 * side.groupby("model")["drop_rate"].mean() for side in sides)
     contiguous, eplb = (span(share, "{:.0f}") for share in shares)
-    change = contrast(compared, sides[1], sides[0])
+    changed = contrast(compared, sides[1], sides[0])
     return paragraph(
         f"At γ=1, `placement=eplb` drops {eplb} % of the pairs, contiguous placement "
-        f"{contiguous} %; accuracy changes by {signed(change.points, *change.interval())} points."
+        f"{contiguous} %; accuracy changes by {change(changed)} points."
     )
 
 
@@ -287,17 +287,11 @@ def same_tasks() -> str:
             Side(method=name, gamma=None if name == "baseline" else gamma)
             for name in (first, second)
         )
-        effect = evidence().effect(a, b)
-        assert effect.points is not None
-        printed, columns = printed_gap(first, second, gamma, tasks_of(effect))
+        measured = evidence().effect(a, b)
+        printed, columns = printed_gap(first, second, gamma, tasks_of(measured))
         everything, _ = printed_gap(first, second, gamma, {column.task for column in ALL_TASKS})
-        rows.append(
-            [
-                f"{a} − {b}",
-                *(shown(points, "{:+.1f}") for points in (everything, printed)),
-                signed(effect.points, *effect.interval(), 1),
-            ]
-        )
+        in_print = (shown(points, "{:+.1f}") for points in (everything, printed))
+        rows.append([f"{a} − {b}", *in_print, change(measured, 1)])
     head = ("points of accuracy", "Table 1, its eight tasks", f"Table 1, {', '.join(columns)}")
     return table((*head, "embedded models, the same four"), rows)
 

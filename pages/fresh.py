@@ -14,14 +14,11 @@ from typing import Any, Final
 from capmoe_report.effects import Effect
 from capmoe_report.verdicts import Outcome
 
-from pages import paragraph, table
+from pages import change, paragraph, table
 from pages.effects import replication, verdicts_in
-from pages.names import FAMILIES, card
+from pages.names import FAMILIES, card, evidence_in, exploratory
 from pages.protocol import (
-    change,
     effect_of_pairs,
-    evidence_in,
-    exploratory,
     in_words,
     judged,
     numbers_of,

@@ -14,7 +14,7 @@ from capmoe_report.records import record_row
 
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import shown
-from pages import DOCS, paragraph, signed, span, table
+from pages import DOCS, change, paragraph, span, table
 from pages.effects import anchor, leads, lines_of, replication, tasks_of
 from pages.names import FAMILIES, evidence
 
@@ -35,21 +35,21 @@ _STOCK: Final = Side(method="baseline")
 
 
 @cache
-def change(method: str, gamma: float) -> Effect:
+def effect_of(method: str, gamma: float) -> Effect:
     """Return the points of accuracy that a method changes, against no capacity."""
     return evidence().effect(Side(method=method, gamma=gamma), _STOCK)
 
 
 @cache
 def stragglers(method: str, gamma: float, *, before: bool = False) -> Mapping[str, float]:
-    """Return the fullest rank over the mean load of each family, on the tasks of :func:`change`.
+    """Return the fullest rank over the mean load of each family, on the tasks of :func:`effect_of`.
 
     Before the drops it is that of the router's choice: the stock model has no ranks.
     """
     layers = evidence().results.layers
     peaks = layers.groupby("cell")[f"peak.device_{'before' if before else 'after'}.mean"].mean()
     of_models = {}
-    for model, tasks in change(method, gamma).tasks.items():
+    for model, tasks in effect_of(method, gamma).tasks.items():
         cells = evidence().pick(Side(method=method, gamma=gamma), model)
         of_models[model] = float(peaks[cells["cell"][cells["task"].isin(tasks)]].mean())
     return by_family(of_models)
@@ -60,7 +60,7 @@ def picture() -> Figure:
     canvas, ((cost, gain),) = d.canvas(2.7, 1, 2)
     d.rule(cost, 0, (0, (4, 2)), 0.8, "no capacity")
     for index, (method, title) in enumerate(_TITLES.items()):
-        effects = [change(method, gamma) for gamma in _GAMMAS]
+        effects = [effect_of(method, gamma) for gamma in _GAMMAS]
         look = d.line_look(index, linewidth=1.4, markersize=4)
         shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
         ends = zip(*(effect.interval() for effect in effects), strict=True)
@@ -102,14 +102,14 @@ def _source(*labels: str) -> str:
 
 def caption() -> str:
     """Return the sentences below README's picture."""
-    effect = change("score", 1.0)
+    effect = effect_of("score", 1.0)
     documents = f"{effect.documents:,} questions"
-    others = [-(change(m, 1.0).points or 0.0) for m in _TITLES if m != "score"]
+    others = [-(effect_of(m, 1.0).points or 0.0) for m in _TITLES if m != "score"]
     before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
     families = ", ".join(FAMILIES[name] for name in before)
     drop = f"docs/{_source('score γ=1 − baseline')}"
     rest = f"docs/{_source('reverse order γ=1 − baseline', 'order γ=1 − baseline')}"
-    mean, interval = _points(effect).split(" ", 1)
+    mean, interval = change(effect, 1).split(" ", 1)
     return paragraph(
         f"*{len(effect.models)} tiny trained models ({families}), {documents}. At γ=1 the "
         f"load of the fullest rank falls from [{_mean(before)}]({drop}) to "
@@ -125,13 +125,13 @@ def caption() -> str:
 
 def headline() -> str:
     """Return the four numbers of the overview."""
-    effect = change("score", 1.0)
+    effect = effect_of("score", 1.0)
     before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
     drop = _source("score γ=1 − baseline")
     better = leads(1.0)
     points = [finding.effect or 0.0 for finding in better]
     lines = lines_of("a", *(finding.label for finding in better))
-    mean, interval = _points(effect).split(" ", 1)
+    mean, interval = change(effect, 1).split(" ", 1)
     rows = (
         (
             f"[{_mean(before)} → {_mean(after)}]({drop})",
@@ -159,8 +159,3 @@ def _in_print(effect: Effect) -> str:
 
 def _mean(values: Mapping[str, float]) -> str:
     return shown(statistics.fmean(values.values()), "{:.2f}")
-
-
-def _points(effect: Effect) -> str:
-    assert effect.points is not None
-    return signed(effect.points, *effect.interval(), 1)

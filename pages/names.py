@@ -7,10 +7,11 @@ import json
 from functools import cache
 from typing import Any, Final
 
-from capmoe_report.evidence import Evidence, dev_losses
+from capmoe_report.evidence import Evidence, dev_losses, evidence_of
 
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.configuration import finished, planned
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.results.frames import Results, results_of
 from capmoe_eval.zoo import WEIGHTS
 from pages import ROOT
@@ -33,9 +34,20 @@ def results(*commands: str) -> Results:
 
 @cache
 def evidence() -> Evidence:
-    """Return the committed records that the claims are judged by."""
+    """Return the evidence of the embedded models from the cells of ``experiment=replicate``."""
     compared = results("experiment=replicate")
     return Evidence("zoo", compared, losses=dev_losses(set(compared.cells["model"])))
+
+
+@cache
+def evidence_in(profile: str, root: str) -> Evidence:
+    """Return the evidence of the models of a profile, from all records of a directory."""
+    return evidence_of(profile, read_results(ROOT / root, []))
+
+
+def exploratory() -> Evidence:
+    """Return the evidence of the embedded models: every record, whatever experiment made it."""
+    return evidence_in("zoo", "results/zoo")
 
 
 def card(model: str) -> dict[str, Any]:

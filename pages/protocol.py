@@ -17,15 +17,15 @@ from typing import Any, Final
 
 from capmoe_report.contrasts import Contrast
 from capmoe_report.effects import Effect, pair_cells, pooled
-from capmoe_report.evidence import Evidence, Side, evidence_of
+from capmoe_report.evidence import Evidence, Side
 
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.names import split_seed
-from capmoe_eval.experiment.results import read_results
 from capmoe_eval.paper.pairing import Paired, shares
 from capmoe_eval.paper.statistics import holm
-from pages import ROOT, paragraph, signed, table
+from pages import ROOT, paragraph, table
+from pages.names import exploratory
 
 YAML: Final = ROOT / "packages/capmoe-report/capmoe_report/data/protocol.yaml"
 BITS: Final = "bits_per_byte"
@@ -65,13 +65,6 @@ def effect_of_pairs(pairs: Mapping[str, Mapping[str, Paired]]) -> Effect:
     return dataclasses.replace(pooled(pairs), worth=max(worth, default=0.0))
 
 
-def change(effect: Effect, digits: int = 2, scale: float = 1.0) -> str:
-    """Return an effect with its interval, or a dash where a side has no records."""
-    if effect.points is None:
-        return "–"
-    return signed(*(scale * number for number in (effect.points, *effect.interval())), digits)
-
-
 def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> tuple[str, str]:
     """Return the decidable distance and p of a judged contrast, or dashes where it was not run."""
     if not row["effect"].documents:
@@ -101,17 +94,6 @@ def judged(run: str, effect_of: Callable[[Mapping[str, Any]], Effect]) -> list[d
         verdict = verdict if row["p"] < protocol()["level"] else "not shown"
         row["verdict"] = verdict if row["effect"].documents else "not run"
     return rows
-
-
-@cache
-def evidence_in(profile: str, root: str) -> Evidence:
-    """Return the evidence of the models of a profile, from all records of a directory."""
-    return evidence_of(profile, read_results(ROOT / root, []))
-
-
-def exploratory() -> Evidence:
-    """Return the evidence of the embedded models: every record, whatever experiment made it."""
-    return evidence_in("zoo", "results/zoo")
 
 
 def pairs_of(evidence: Evidence, first: Side, second: Side) -> dict[str, dict[str, Paired]]:

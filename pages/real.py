@@ -20,10 +20,9 @@ from capmoe_eval.experiment.names import metric_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import ABSENT, shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
-from pages import DOCS, ROOT, paragraph, signed, table
+from pages import DOCS, ROOT, change, paragraph, signed, table
 from pages.protocol import (
     BITS,
-    change,
     effect_of_pairs,
     in_words,
     judged,
